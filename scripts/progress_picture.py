@@ -14,8 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from polyfed.reporting.run_picture import run_picture
-from polyfed.reporting.run_state import RunState
+from polyfed.reporting.progress import RunState, run_picture
 from polyfed.runs.events import PROGRESS, follow
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "progress.svg"

@@ -141,7 +141,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("polyfed.reporting.reported.run_figures", lambda records: {})  # takes longer than all the rest
+    monkeypatch.setattr("polyfed.reporting.api.run_figures", lambda records: {})  # takes longer than all the rest
 
     def call(*arguments: object) -> tuple[int, str, str]:
         code = main([str(argument) for argument in arguments])

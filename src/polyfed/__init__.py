@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from polyfed.lab.studies.runner import run_study
     from polyfed.lab.studies.study import Study
     from polyfed.models.encoders.registered import register_module
-    from polyfed.reporting.reported import resume, run
-    from polyfed.reporting.shown import plot, report
+    from polyfed.reporting.api import plot, report, resume, run
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.opened import Run, open_run
@@ -60,12 +59,12 @@ _HOMES = {
     "export_model": "polyfed.export.model",
     "load_model": "polyfed.export.loading",
     "open_run": "polyfed.runs.opened",
-    "plot": "polyfed.reporting.shown",
+    "plot": "polyfed.reporting.api",
     "register_data": "polyfed.data.sources.memory",
     "register_module": "polyfed.models.encoders.registered",
-    "report": "polyfed.reporting.shown",
-    "resume": "polyfed.reporting.reported",
-    "run": "polyfed.reporting.reported",
+    "report": "polyfed.reporting.api",
+    "resume": "polyfed.reporting.api",
+    "run": "polyfed.reporting.api",
     "run_study": "polyfed.lab.studies.runner",
     "Study": "polyfed.lab.studies.study",
 }

@@ -58,7 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What would be run, and where."""
     runs: Started = []
     monkeypatch.setattr(
-        "polyfed.reporting.reported.run", lambda experiment, folder, callbacks: runs.append((folder, experiment))
+        "polyfed.reporting.api.run", lambda experiment, folder, callbacks: runs.append((folder, experiment))
     )
     return runs
 

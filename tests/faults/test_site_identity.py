@@ -19,7 +19,7 @@ from polyfed.core.files import write_atomically
 from polyfed.deploy.engines.flower_node import Node
 from polyfed.deploy.keys import create_keys, read_public
 from polyfed.deploy.node_keys import fingerprint
-from polyfed.reporting.reported import Reports
+from polyfed.reporting.api import Reports
 from polyfed.runs.events import RunComplete
 from polyfed.runs.records import RunRecords
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from polyfed import load_model, open_run
-from polyfed.reporting.outcome import next_steps
+from polyfed.reporting.summary import RunSummary
 from tiny_networks import save
 
 
@@ -51,7 +51,8 @@ def test_every_command_that_a_run_prints_works_from_its_folder_and_from_elsewher
     assert not [name for name, text in texts_below(Path("runs")).items() if str(work).encode() in text]
 
     def printed(folder: Path) -> list[list[str]]:
-        commands = [shlex.split(text) for name, text in next_steps(open_run(folder).records) if name != "compare"]
+        steps = RunSummary(open_run(folder).records).next_steps
+        commands = [shlex.split(text) for name, text in steps if name != "compare"]
         short = [[*words, "--set", "twin.candidates=1"] if "--twin" in words else words for words in commands]
         return [words[1:] for words in short if words[0] == "polyfed"]
 

@@ -7,8 +7,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from polyfed.reporting.run_picture import run_picture
-from polyfed.reporting.run_state import RunState
+from polyfed.reporting.progress import RunState, run_picture
 from polyfed.runs.events import (
     ClientDone,
     ClientStarted,

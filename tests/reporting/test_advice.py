@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.reporting.advice import advice
+from polyfed.reporting.summary import RunSummary
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_run
 
@@ -49,6 +49,6 @@ def teaching(ensemble: float, held_out: float = 50.0) -> dict[str, Any]:
 def test_the_first_condition_that_holds_speaks(tmp_path: Path, lines: list[dict[str, Any]], expected: str) -> None:
     folder = write_run(tmp_path / "run")
     write_lines(folder / "metrics.jsonl", lines)
-    said = advice(RunRecords.load(folder))
+    said = RunSummary(RunRecords.load(folder)).advice
     assert expected in said
     assert bool(said) == bool(expected)

@@ -15,14 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from polyfed.reporting.charts import Chart, FigureSheet
-from polyfed.reporting.curves import spread_chart
+from polyfed.reporting.charts import BarPart, BarRows, Chart, ChartLine, FigureSheet, HeatMap, RoundChart, stacked_chart
 from polyfed.reporting.figures import COLOURS, GREY
 from polyfed.reporting.markup import markdown_templates, resource
-from polyfed.reporting.round_charts import ChartLine, RoundChart, stacked_chart
-from polyfed.reporting.row_charts import BarPart, BarRows, HeatMap
-from polyfed.reporting.traffic import byte_size
-from polyfed.reporting.weights import weight_sheets
+from polyfed.reporting.run_figures import byte_size, spread_chart, weight_sheets
 from polyfed.runs.records import RunRecords
 
 

@@ -16,7 +16,7 @@ from polyfed.reporting.compare import (
     comparison_table,
     draw_comparison,
 )
-from polyfed.reporting.fitted_tables import FittedTable
+from polyfed.reporting.terminal import FittedTable
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
 
@@ -37,10 +37,10 @@ def test_runs_that_differ_by_seed_are_taken_together(runs):
     assert [run.name for run in cream.runs] == ["cream-1", "cream-2", "cream-3"]
     assert (cream.label, avg.label, len(avg.runs)) == ("cream-1", "avg-1", 1)
     finals = [run.last("server")["r1_sum"] for run in cream.runs]
-    figures = {name: spread.mean for name, spread in cream.figures.items()}
+    figures = {name: spread.mean for name, spread in cream.metrics.items()}
     assert figures["server r1_sum final"] == pytest.approx(fmean(finals))
-    assert cream.figures["server r1_sum final"].std == pytest.approx(stdev(finals))
-    assert math.isnan(avg.figures["server r1_sum final"].std)
+    assert cream.metrics["server r1_sum final"].std == pytest.approx(stdev(finals))
+    assert math.isnan(avg.metrics["server r1_sum final"].std)
     assert figures["server r1_sum best"] >= figures["server r1_sum final"]
     accuracies = [[run.last(c)["accuracy"] for c in run.groups["image"] if run.last(c)] for run in cream.runs]
     assert figures["image accuracy"] == pytest.approx(fmean(map(fmean, accuracies)))
@@ -49,7 +49,7 @@ def test_runs_that_differ_by_seed_are_taken_together(runs):
     assert figures["image accuracy disparity"] == pytest.approx(fmean(apart))
     assert figures["MiB"] == pytest.approx(4 * 9 * 4_500_200 / 2**20)
     assert "paired r1_sum" in figures
-    assert "server image_to_text_r@1 final" in compare(runs, "image_to_text_r@1", "validation")[0].figures
+    assert "server image_to_text_r@1 final" in compare(runs, "image_to_text_r@1", "validation")[0].metrics
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_rows_and_tables(runs):
     assert [row[0] for row in table.rows] == ["avg-1", "cream-1"]
     stream = io.StringIO()
     Console(file=stream, width=200).print(FittedTable(table))
-    assert str(cream.figures["server r1_sum final"]) in stream.getvalue()
+    assert str(cream.metrics["server r1_sum final"]) in stream.getvalue()
     # worst clients have a table of their own
     assert not any("worst" in name or "disparity" in name for name in table.columns)
     rows = {row[0]: row[1:] for row in clients_comparison_table([cream, avg]).rows}
     assert next(iter(rows)).startswith("avg-1: ")
     names = ("image accuracy", "image accuracy worst", "image accuracy disparity")
-    assert rows["cream-1: image accuracy"] == tuple(str(cream.figures[name]) for name in names)
+    assert rows["cream-1: image accuracy"] == tuple(str(cream.metrics[name]) for name in names)
     assert len(rows) == 6
     assert comparison_table([]).rows == clients_comparison_table([]).rows == []
 

@@ -8,8 +8,8 @@ import math
 import pytest
 from rich.console import Console
 
-from polyfed.reporting.fitted_tables import FittedTable, column_groups
 from polyfed.reporting.tables import TextTable, count, duration, format_number, mib
+from polyfed.reporting.terminal import FittedTable, column_groups
 
 FIGURE = "50.38 ± 2.32 [79.02]"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyfed.federation.timeline_events import TimelineEvent
-from polyfed.reporting.gantt import Work, gantt_charts
-from polyfed.reporting.plots import run_figures
+from polyfed.reporting.run_figures import Work, gantt_charts, run_figures, work_of
 from polyfed.runs.events import Measured
 from polyfed.runs.records import RunRecords
 
@@ -28,12 +27,12 @@ def test_a_bar_is_a_step_from_when_it_was_asked(tmp_path: Path) -> None:
     measured = [Measured(number, "server", "pace", {"virtual_seconds": at}) for number, at in ((1, 2.0), (2, 3.0))]
     records = RunRecords(tmp_path, measurements=tuple(measured), paced=events)
     (chart,) = gantt_charts(records)
-    assert chart.work == [
+    assert work_of(records) == [
         Work("a", 0.0, 2.0, 1, 1, "fresh"),
         Work("b", 0.0, 3.0, 1, 2, "late"),
         Work("a", 2.0, 7.0, 2, 3, "not used"),
     ]
-    assert (chart.rows, chart.steps) == (["a", "b"], [2.0, 3.0])
+    assert (chart.rows, chart.moments) == (["a", "b"], [2.0, 3.0])
     svg = run_figures(records)["pace"].svg
     assert "b: asked in round 1, 0.00 s; late in round 2, 3.00 s" in svg
 

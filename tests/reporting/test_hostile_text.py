@@ -14,12 +14,11 @@ from rich.text import Text
 import polyfed
 from polyfed.cli.console import warnings_and_signals
 from polyfed.reporting.figures import figure_grid, legend_below, save, styled
-from polyfed.reporting.fitted_tables import FittedTable
-from polyfed.reporting.page import write_html_report
+from polyfed.reporting.page import write_html_report, write_report
 from polyfed.reporting.progress import LiveProgress, PlainProgress
-from polyfed.reporting.report import tables, write_report
+from polyfed.reporting.run_tables import tables
 from polyfed.reporting.tables import TextTable
-from polyfed.reporting.terminal import Terminal
+from polyfed.reporting.terminal import FittedTable, Terminal
 from polyfed.runs.events import Incident, Measured, RoundComplete, RoundStarted, RunComplete, RunStarted
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 
 from polyfed.core.errors import RunError
 from polyfed.reporting.charts import FigureSheet
-from polyfed.reporting.curves import recorded_charts
-from polyfed.reporting.facts import client_kinds
-from polyfed.reporting.overview import page_head
 from polyfed.reporting.page import html_report, write_html_report
+from polyfed.reporting.run_figures import recorded_charts
+from polyfed.reporting.run_tables import client_descriptions
+from polyfed.reporting.summary import RunSummary
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_measured
 
@@ -308,8 +308,8 @@ def test_cards_of_a_sum_say_its_scale_and_those_of_one_client_no_disparity(tmp_p
         f"{d}_positives_per_query": 1.0 for d in ("a_to_b", "b_to_a")
     }
     write_measured(tmp_path, {"server": recalls, "here": {"accuracy": 60.0, "accuracy_of_constant": 90.0}})
-    head = page_head(RunRecords.load(tmp_path))
-    cards = {card.label: (card.value, card.context) for card in head["cards"]}
+    head = RunSummary(RunRecords.load(tmp_path))
+    cards = {card.label: (card.value, card.context) for card in head.cards}
     assert cards["server r1_sum, test"] == ("22.00 of 200 %", "best 22.00 in round 1 · chance 10.00")
     assert cards["clients, accuracy"] == ("60.00 %", "of here alone · chance 90.00")
 
@@ -323,7 +323,7 @@ def test_kinds_of_clients_come_from_the_configuration(tmp_path):
     groups = {"a-00": "a", "a-01": "a", "a-02": "a", "odd": "a", "b-0": "b"}
     held = {name: holding | {"group": group} for name, group in groups.items()}
     (tmp_path / "partition.json").write_text(json.dumps(held))
-    kinds = client_kinds(RunRecords.load(tmp_path))
+    kinds = client_descriptions(RunRecords.load(tmp_path))
     two = {"task": "retrieval", "modalities": "image, text", "architecture": "resnet 8-16 + gru 64"}
     assert kinds == {
         "a-00": two,

@@ -15,9 +15,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polyfed.reporting.charts import sheet_of
-from polyfed.reporting.round_charts import ChartBand, ChartLine, RoundChart, stacked_chart
-from polyfed.reporting.row_charts import BarPart, BarRows, HeatMap
+from polyfed.reporting.charts import (
+    BarPart,
+    BarRows,
+    ChartBand,
+    ChartLine,
+    HeatMap,
+    RoundChart,
+    sheet_of,
+    stacked_chart,
+)
 
 TINY, NEAR = (0.0, -0.0, 5e-324, -5e-324, 1e-310), (2.883861842751503, 2.8838618427515034, 1e16, 1e16 + 2)
 ODD = (*TINY, *NEAR, 1e100, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan)

@@ -14,8 +14,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.sounds import wav
 from polyfed.export.model import export_model
 from polyfed.reporting.gallery import gallery_entry, write_gallery
-from polyfed.reporting.outcome import headline
-from polyfed.reporting.recalls import chance_of, find_recalls
+from polyfed.reporting.metrics import chance_of, find_recalls
+from polyfed.reporting.summary import RunSummary
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from small_federations import four_modalities
@@ -71,7 +71,7 @@ def test_the_gallery_has_sounds_and_rows(finished: Run) -> None:
 @pytest.mark.slow
 def test_the_report_and_its_headline_know_the_galleries(finished: Run) -> None:
     polyfed.report(finished)
-    found = headline(finished.records)
+    found = RunSummary(finished.records).headline
     assert found is not None
     assert not math.isnan(found.chance)
 

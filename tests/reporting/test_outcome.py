@@ -9,18 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from polyfed.reporting.compare import compare
-from polyfed.reporting.headline import clients_headline
-from polyfed.reporting.outcome import (
-    finished_twin,
-    finished_zero_shot,
-    next_steps,
-    outcome,
-    outcome_table,
-    twin_tables,
-    verdict,
-)
-from polyfed.reporting.paired import paired_differences
+from polyfed.reporting.compare import compare, paired_differences
+from polyfed.reporting.summary import RunSummary, finished_twin, finished_zero_shot
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_measured, write_run
 
@@ -46,7 +36,7 @@ def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
     monkeypatch.chdir(tmp_path)
     run_of(Path("runs/twin"), "server_only")
     stream = io.StringIO()
-    Console(file=stream, width=80).print(outcome(run_of(Path("runs/creamfl"), "creamfl")))
+    Console(file=stream, width=80).print(RunSummary(run_of(Path("runs/creamfl"), "creamfl")))
     lines = stream.getvalue().splitlines()
     assert len(lines) <= 30
     text = " ".join(stream.getvalue().split())
@@ -71,9 +61,9 @@ def test_beside_its_twin_a_run_has_the_differences_that_compare_prints(
             lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
             write_lines(run.folder / "metrics.jsonl", [line for line in lines if line["participant"] != "server"])
     twin, mine = (records(run.folder) for run in runs)
-    (found,) = twin_tables(mine)
+    (found,) = RunSummary(mine).twin_tables
     assert found.title == f"Beside {alone}: {algorithm}"
-    printed = {item.figure: item.mean for item in paired_differences(compare([twin, mine]))}
+    printed = {item.metric: item.mean for item in paired_differences(compare([twin, mine]))}
     assert [row[0] for row in found.rows] == figures
     for name, own, other, difference in found.rows:
         assert printed[name] > 5
@@ -120,14 +110,14 @@ def test_better_than_chance_depends_on_the_number_of_test_items(
 ) -> None:
     folder = write_run(tmp_path / "run")
     write_measured(folder, {"server": metrics})
-    assert expected in verdict(records(folder))
+    assert expected in RunSummary(records(folder)).verdict
 
 
 def test_an_interval_that_the_evaluation_kept_decides(tmp_path: Path) -> None:
     folder, metrics = write_run(tmp_path / "run"), {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 150.0}
     line = {"round": 1, "participant": "server", "kind": "test", "metrics": metrics}
     write_lines(folder / "metrics.jsonl", [line | {"intervals": {"accuracy": [30.0, 54.0]}}])
-    assert "is 42.00 %, 95 % interval 30.0 to 54.0, no better than chance" in verdict(records(folder))
+    assert "is 42.00 %, 95 % interval 30.0 to 54.0, no better than chance" in RunSummary(records(folder)).verdict
 
 
 @pytest.mark.parametrize(("test", "expected"), [("all", "no better than chance"), ("dealt", "1.3 times chance")])
@@ -136,7 +126,7 @@ def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str,
     folder = write_run(tmp_path / "run", clients={"image": group})
     one = {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 40.0}
     write_measured(folder, {f"image-{number}": one for number in range(4)})
-    assert expected in verdict(records(folder))
+    assert expected in RunSummary(records(folder)).verdict
 
 
 @pytest.mark.parametrize(
@@ -151,13 +141,13 @@ def test_without_a_server_the_clients_are_judged(tmp_path: Path, values: dict[st
     write_measured(
         folder, {client: {"accuracy": value, "accuracy_of_constant": 25} for client, value in values.items()}
     )
-    assert verdict(records(folder)).startswith(f"{judged} chance (25.00 %), after")
+    assert RunSummary(records(folder)).verdict.startswith(f"{judged} chance (25.00 %), after")
 
 
 def test_a_run_in_which_nobody_was_measured_says_so(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "metrics.jsonl").unlink()
-    assert "nobody was measured" in verdict(records(folder))
+    assert "nobody was measured" in RunSummary(records(folder)).verdict
 
 
 @pytest.mark.parametrize(
@@ -182,7 +172,7 @@ def test_a_run_of_another_federation_seed_or_length_is_no_twin(
 def test_the_baseline_that_is_advised_is_a_twin_that_there_is(
     tmp_path: Path, changes: dict[str, object], kind: str
 ) -> None:
-    steps = dict(next_steps(run_of(tmp_path / "creamfl", "creamfl", **changes)))
+    steps = dict(RunSummary(run_of(tmp_path / "creamfl", "creamfl", **changes)).next_steps)
     folder = tmp_path / "creamfl"
     assert steps["baseline"] == f"polyfed run {folder}/config.yaml --twin {kind} --out {folder}-{kind}"
 
@@ -195,9 +185,9 @@ def test_a_tuned_twin_is_known_by_what_its_method_has_and_can_be_run_with_other_
     twin = run_of(tmp_path / "alone", "server_only", server=server(0.8), clients={}, twin=tuned)
     assert finished_twin(run_of(tmp_path / "creamfl", "creamfl", server=server(0.1)), "server_only") == twin
     assert finished_twin(run_of(tmp_path / "other", "creamfl", server=server(0.8)), "server_only") is None
-    assert twin_tables(twin) == []
-    assert dict(next_steps(twin))["seeds"] == f"polyfed run {tmp_path / 'alone'}/config.yaml --seeds 1,2,3"
-    assert "baseline" not in dict(next_steps(twin))
+    assert RunSummary(twin).twin_tables == []
+    assert dict(RunSummary(twin).next_steps)["seeds"] == f"polyfed run {tmp_path / 'alone'}/config.yaml --seeds 1,2,3"
+    assert "baseline" not in dict(RunSummary(twin).next_steps)
 
 
 ENCODERS = {
@@ -224,18 +214,17 @@ def test_the_sentence_says_whether_a_federation_is_above_its_untouched_encoders(
 ) -> None:
     twin, mine = zero_shot(tmp_path / "untouched", gain), of_towers(tmp_path / "mine", 15.0)
     value = twin.last("server")["text_to_image_r@10"]
-    assert verdict(mine).endswith(f" That {place} the untouched encoders (zero-shot), {value:.2f} %.")
-    (table,) = twin_tables(mine)
+    assert RunSummary(mine).verdict.endswith(f" That {place} the untouched encoders (zero-shot), {value:.2f} %.")
+    (table,) = RunSummary(mine).twin_tables
     assert table.title == "Beside the untouched encoders: untouched"
     ((_, own, other, difference),) = table.rows
     assert float(own) - float(other) == pytest.approx(float(difference), abs=0.02)
     # the twin is no server that trained alone, and is itself beside nothing
     assert finished_twin(mine, "server_only") is None
-    assert (twin_tables(twin), "zero-shot" in verdict(twin), "untouched" in dict(next_steps(twin))) == (
-        [],
-        False,
-        False,
-    )
+    summary = RunSummary(twin)
+    assert summary.twin_tables == []
+    assert "zero-shot" not in summary.verdict
+    assert "untouched" not in dict(summary.next_steps)
 
 
 @pytest.mark.parametrize(
@@ -255,14 +244,14 @@ def test_the_sentence_says_whether_clients_are_above_training_alone(
         write_measured(
             one.folder, {f"image-{k}": {"accuracy": value, "accuracy_of_constant": 25, "n": 50.0} for k in range(2)}
         )
-    assert verdict(records(mine.folder)).endswith(f" {expected}")
-    assert "training alone" not in verdict(records(twin.folder))
+    assert RunSummary(records(mine.folder)).verdict.endswith(f" {expected}")
+    assert "training alone" not in RunSummary(records(twin.folder)).verdict
     server = {"server": {"accuracy": 60.0, "accuracy_of_constant": 25, "n": 500.0}}
     own = {f"image-{k}": {"accuracy": 50.0, "accuracy_of_constant": 25, "n": 50.0} for k in range(2)}
     write_measured(mine.folder, server | own)
     if alone == 80.0:
         expected = "Its clients' accuracy, 50.00, is below training alone (local), 80.00."
-        assert verdict(records(mine.folder)).endswith(f" {expected}")
+        assert RunSummary(records(mine.folder)).verdict.endswith(f" {expected}")
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"data": {"sources": {"shop": {}}}}])
@@ -274,7 +263,7 @@ def test_untouched_encoders_of_another_seed_or_data_stand_beside_nothing(
     assert finished_zero_shot(mine) is None
     folder = tmp_path / "mine"
     expected = f"polyfed run {folder}/config.yaml --twin zero-shot --out {folder}-zero-shot"
-    assert dict(next_steps(mine))["untouched"] == expected
+    assert dict(RunSummary(mine).next_steps)["untouched"] == expected
 
 
 @pytest.mark.parametrize("image", [{"name": "cnn"}, {"projection": "new"}, "cnn"])
@@ -282,7 +271,7 @@ def test_without_a_common_space_no_untouched_encoders_are_advised(tmp_path: Path
     zero_shot(tmp_path / "untouched", 40.0)
     mine = of_towers(tmp_path / "mine", 40.0, image=image)
     assert finished_zero_shot(mine) is None
-    assert "untouched" not in dict(next_steps(mine))
+    assert "untouched" not in dict(RunSummary(mine).next_steps)
 
 
 def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path) -> None:
@@ -294,7 +283,7 @@ def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path)
     assert finished_twin(mine, "server_only") is None
     twin = run_of(tmp_path / "c", "server_only")
     assert finished_twin(mine, "server_only") == twin
-    assert "baseline" not in dict(next_steps(mine))
+    assert "baseline" not in dict(RunSummary(mine).next_steps)
 
 
 def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path: Path) -> None:
@@ -303,13 +292,13 @@ def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path:
     holding = {"source": "s", "split": "train", "items": 1, "samples": 1, "labels": None, "index": [0]}
     held = {f"site{k}": {"group": f"site{k}", **holding} for k in range(40)}
     (folder / "partition.json").write_text(json.dumps(held))
-    rows = outcome_table(records(folder)).rows
+    rows = RunSummary(records(folder)).table.rows
     assert len(rows) == 8
     assert rows[-1][0] == "... more in the report"
 
 
 def test_commands_can_be_typed_as_they_stand(tmp_path: Path) -> None:
-    steps = dict(next_steps(run_of(tmp_path / "my run", "creamfl")))
+    steps = dict(RunSummary(run_of(tmp_path / "my run", "creamfl")).next_steps)
     assert steps["evaluate"] == f"polyfed evaluate '{tmp_path}/my run' --data shop"
     assert steps["export"] == f"polyfed export '{tmp_path}/my run'"
 
@@ -320,6 +309,7 @@ def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) ->
     write_measured(
         folder, {who: {"accuracy": own, "accuracy_of_constant": chance} for who, (own, chance) in known.items()}
     )
-    assert "is 80.00 %, 1.1 times chance (70.00 %)" in verdict(records(folder))
+    assert "is 80.00 %, 1.1 times chance (70.00 %)" in RunSummary(records(folder)).verdict
     write_measured(folder, {"a": {"r1_sum": 20.0, "x_to_y_r@1": 9.0, "y_to_x_r@1": 11.0}}, 13)
-    assert clients_headline(records(folder)).meaning == "The r1_sum of the one client that has it is {} of 200 %"
+    judged = RunSummary(records(folder)).clients_headline
+    assert judged.meaning == "The r1_sum of the one client that has it is {} of 200 %"

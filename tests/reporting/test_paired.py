@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from polyfed.core.errors import ConfigError
-from polyfed.reporting.compare import compare
-from polyfed.reporting.paired import paired_differences, paired_table
+from polyfed.reporting.compare import compare, paired_differences, paired_table
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines
 
@@ -48,7 +47,7 @@ def two(folder: Path, one: dict[int, float], other: dict[int, float]) -> list[Ru
 
 def test_figures_are_those_of_a_paired_t_test(tmp_path: Path) -> None:
     (item,) = paired_differences(compare(two(tmp_path, CREAM, ALONE)))
-    assert (item.comparison.label, item.reference.label, item.figure) == ("cream-3", "alone-0", "server r1_sum, final")
+    assert (item.comparison.label, item.reference.label, item.metric) == ("cream-3", "alone-0", "server r1_sum, final")
     assert item.by_seed == {0: 4.0, 1: 5.5, 2: 0.5, 3: 7.0}
     assert (item.mean, item.smallest) == (4.25, 0.5)
     # deviations -0.25, 1.25, -3.75, 2.75: squares sum up to 23.25
@@ -83,10 +82,10 @@ def test_validation_selects_the_round_where_all_were_validated(tmp_path: Path) -
         run_of(tmp_path / "b", 0, [1.0, 7.0, 3.0], [0.0, 9.0, 1.0], algorithm="b"),
     ]
     (item,) = paired_differences(compare(runs))
-    assert (item.figure, item.by_seed) == ("server r1_sum, selected by validation", {0: 7.0 - 2.0})
+    assert (item.metric, item.by_seed) == ("server r1_sum, selected by validation", {0: 7.0 - 2.0})
     unjudged = run_of(tmp_path / "c", 0, [1.0, 8.0, 4.0], algorithm="c")
     items = paired_differences(compare([*runs, unjudged]))
-    assert [(item.comparison.label, item.figure, item.by_seed[0]) for item in items] == [
+    assert [(item.comparison.label, item.metric, item.by_seed[0]) for item in items] == [
         ("b", "server r1_sum, final", 3.0 - 2.0),
         ("c", "server r1_sum, final", 4.0 - 2.0),
     ]
@@ -98,7 +97,7 @@ def test_groups_are_compared_by_the_mean_of_their_clients(tmp_path: Path) -> Non
         run_of(tmp_path / "b", 0, [3.0], clients={"x": 30.0, "y": 41.0}, algorithm="b"),
     ]
     (item,) = paired_differences(compare(runs))  # only one has a server
-    assert (item.figure, item.by_seed) == ("clients accuracy, final", {0: 35.5 - 15.0})
+    assert (item.metric, item.by_seed) == ("clients accuracy, final", {0: 35.5 - 15.0})
 
 
 def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_what_has_nothing_in_common_is_named_and_without_pairs_there_is_no_table
     table = paired_table(paired_differences(comparisons), comparisons)
     assert len(table.rows) == 1
     assert table.rows[0][1:4:2] == ("4", "2.78")
-    assert table.notes[1] == "No seed, or no figure, in common with the reference: other."
+    assert table.notes[1] == "No seed, or no metric, in common with the reference: other."
     for few in ([], [other], [runs[0], other], [run_of(tmp_path / str(k), None, [1.0], k=k) for k in range(2)]):
         assert paired_table(paired_differences(compare(few)), compare(few)).rows == []
 

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from polyfed.reporting.page import html_report
-from polyfed.reporting.partition_charts import partition_sheet
-from polyfed.reporting.partition_tables import classes_of, column_counts, partition_tables, short_names, sources_of
-from polyfed.reporting.plots import run_figures, save_figures
+from polyfed.reporting.run_figures import partition_sheet, run_figures
+from polyfed.reporting.run_tables import classes_of, column_counts, partition_tables, short_names, sources_of
 from polyfed.runs.records import PartitionEntry, RunRecords
 
 
@@ -95,7 +94,7 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
     (tmp_path / "partition.json").write_text(json.dumps(entries))
     records = RunRecords.load(tmp_path)
     assert records.holdings["r-0"].columns == held["r-0"].columns
-    (path,) = save_figures(run_figures(records), records.folder / "plots")
+    (path,) = [sheet.save(tmp_path / "plot.png") for sheet in run_figures(records).values()]
     with Image.open(path) as image:
         assert image.format == "PNG"
     page = html_report(records)

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from polyfed.reporting.plots import run_figures, save_figures
+from polyfed.reporting.run_figures import run_figures
 from polyfed.runs.records import RunRecords
 
 
@@ -32,8 +32,7 @@ def bars_of(axes: Axes) -> list[Rectangle]:
 
 
 def test_an_empty_run_has_no_plots(tmp_path):
-    assert save_figures(run_figures(RunRecords.load(tmp_path)), tmp_path) == []
-    assert not (tmp_path / "plots").exists()
+    assert run_figures(RunRecords.load(tmp_path)) == {}
 
 
 def test_server_curves_show_the_recorded_values_and_chance(records):

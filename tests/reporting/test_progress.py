@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 from run_states import Now
 
-from polyfed.reporting.progress import LiveProgress, PlainProgress, progress_for, summaries
-from polyfed.reporting.run_state import RunState
+from polyfed.reporting.progress import LiveProgress, PlainProgress, RunState, brief_metrics, progress_for
 from polyfed.runs.events import (
     Callback,
     ClientDone,
@@ -141,7 +140,7 @@ def test_the_clock_of_a_log_is_looked_at_while_nothing_is_told():
     ],
 )
 def test_means_are_over_the_clients_that_have_a_metric_and_say_over_how_many(of_clients, expected):
-    assert summaries({(client, "test"): metrics for client, metrics in of_clients.items()}) == expected
+    assert brief_metrics({(client, "test"): metrics for client, metrics in of_clients.items()}) == expected
 
 
 @pytest.mark.parametrize(

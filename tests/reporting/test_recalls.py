@@ -10,7 +10,7 @@ from torch import nn
 
 from polyfed.data.samples import Samples
 from polyfed.models.model import Model
-from polyfed.reporting.recalls import chance_of, chance_recall, find_recalls, is_context, scale_of
+from polyfed.reporting.metrics import chance_of, chance_recall, find_recalls, is_context, scale_of
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.retrieval import PairRetrieval
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.reporting.client_spread import ClientSpread, client_spreads, lower_is_better
-from polyfed.reporting.report import clients_table, tables, write_report
+from polyfed.reporting.metrics import ClientSpread, client_spreads, lower_is_better
+from polyfed.reporting.page import write_report
+from polyfed.reporting.run_tables import clients_table, tables
 from polyfed.runs.records import RunRecords
 from run_folders import write_measured
 

@@ -8,8 +8,7 @@ import pytest
 
 from polyfed import Experiment, open_run, plot, run
 from polyfed.core.errors import ConfigError
-from polyfed.reporting.charts import FigureSheet
-from polyfed.reporting.round_charts import RoundChart
+from polyfed.reporting.charts import FigureSheet, RoundChart
 from small_federations import Config
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_states import mid_round, screen
 
-from polyfed.reporting.run_state import RunState
+from polyfed.reporting.progress import RunState
 from polyfed.runs.events import RunComplete
 
 

@@ -6,7 +6,7 @@ import math
 
 from run_states import Now, ids, mid_round, play
 
-from polyfed.reporting.run_state import RunState
+from polyfed.reporting.progress import RunState
 from polyfed.runs.events import ClientDone, ClientStarted, Incident, Measured, RoundStarted, RunStarted, StepStarted
 
 
@@ -42,7 +42,7 @@ def test_a_resumed_run_forgets_what_is_done_again():
     state.handle(Incident(5, "text-000", "client_excluded", "late"))
     state.handle(RunStarted("run", 30, 6, done=2))
     assert (state.round, state.clients, state.running) == (2, {}, False)
-    assert list(state.seconds) == [1, 2]
+    assert list(state.complete) == [1, 2]
     assert state.bytes == (2 * 2**20, 2 * 2**21)
     assert state.incidents == {}
     assert list(state.latest()) == []  # of the two latest rounds, which are done again

@@ -13,9 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from polyfed.reporting.sinks.mlflow import MLflow, fit
-from polyfed.reporting.sinks.tensorboard import TensorBoard
-from polyfed.reporting.sinks.wandb import WandB
+from polyfed.reporting.sinks import MLflow, TensorBoard, WandB, fit
 from polyfed.runs.events import RunStarted
 from polyfed.runs.sink import Sink, Trackers
 from sink_rounds import CONFIG, EXPECTED, a_round, complete, sink_run

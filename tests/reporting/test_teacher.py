@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.reporting.teacher import teacher_table
+from polyfed.reporting.run_tables import teacher_table
 from polyfed.runs.opened import open_run
 from run_folders import write_measured, write_run
 

@@ -14,7 +14,7 @@ from polyfed import Experiment, load_model, open_run, resume
 from polyfed.core.errors import DataError
 from polyfed.deploy.settings import SiteConfig
 from polyfed.export.model import export_model
-from polyfed.reporting.reported import run
+from polyfed.reporting.api import run
 from small_federations import Config
 
 

@@ -26,7 +26,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.privacy.accounting import PrivacyCost, epsilon_of, noise_for
 from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.settings import protected_steps
-from polyfed.reporting.reported import run
+from polyfed.reporting.api import run
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.preflight import planned_epsilon
 from polyfed.wire.messages import Request

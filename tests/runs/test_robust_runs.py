@@ -14,7 +14,7 @@ from misbehaving import contents, cut_short, facts, happened
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.robust_replies import RobustReplies
-from polyfed.reporting.reported import run
+from polyfed.reporting.api import run
 from polyfed.runs.opened import Run
 from sessions import first_cohort, prepared
 from small_federations import METHODS, Config, federation_for, sized, three_kinds, topics

@@ -20,7 +20,7 @@ import torch
 import polyfed
 from misbehaving import contents, cut_short
 from polyfed.core.errors import RunError
-from polyfed.reporting.reported import run
+from polyfed.reporting.api import run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from small_federations import Config

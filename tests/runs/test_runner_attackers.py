@@ -14,7 +14,7 @@ from misbehaving import cut_short, happened, lying
 from polyfed import Experiment
 from polyfed.engines.local import LocalEngine
 from polyfed.federation.cohort import each
-from polyfed.reporting.reported import run
+from polyfed.reporting.api import run
 from polyfed.runs.opened import Run
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger

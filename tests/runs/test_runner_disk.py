@@ -14,7 +14,7 @@ import pytest
 import polyfed
 from misbehaving import contents
 from polyfed.core.errors import RunError
-from polyfed.reporting.reported import resume, run
+from polyfed.reporting.api import resume, run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from small_federations import Config
@@ -90,7 +90,7 @@ def test_a_full_disk_at_the_very_end_says_how_to_go_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("polyfed.reporting.reported.write_report", full)
+        patch.setattr("polyfed.reporting.api.write_report", full)
         with pytest.raises(RunError, match="make room and continue with 'polyfed resume"):
             run(Experiment.parse(config), tmp_path / "a")
     assert resume(tmp_path / "a").records.rounds == 3

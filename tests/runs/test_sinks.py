@@ -17,9 +17,7 @@ import polyfed
 from misbehaving import creamfl, failing
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
-from polyfed.reporting.sinks.mlflow import MLflow
-from polyfed.reporting.sinks.tensorboard import TensorBoard
-from polyfed.reporting.sinks.wandb import WandB
+from polyfed.reporting.sinks import MLflow, TensorBoard, WandB
 from polyfed.runs.events import RunStarted
 from polyfed.runs.sink import (
     Record,

@@ -31,7 +31,7 @@ def asking(tiny: Config, algorithm: object, **task: object) -> Config:
 
 @pytest.fixture
 def finished(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.reporting.reported.run_figures", lambda records: {})
+    monkeypatch.setattr("polyfed.reporting.api.run_figures", lambda records: {})
     content = asking(tiny, {"name": "creamfl", "local_epochs": 1, "task": {"order": "joint"}})
     return run(Experiment.load(content), tmp_path / "run").folder
 

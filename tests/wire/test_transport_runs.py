@@ -14,7 +14,7 @@ from crossings import crossed, model, of
 from polyfed import Experiment, run
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy
-from polyfed.reporting.report import traffic_table
+from polyfed.reporting.run_tables import traffic_table
 from polyfed.runs.records import RunRecords
 from polyfed.wire.framing import wire_size
 from polyfed.wire.ledger import Channel, Ledger

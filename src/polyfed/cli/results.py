@@ -85,7 +85,7 @@ def evaluate_command(
     Examples: polyfed evaluate runs/shop-seed0 --data shop --split validation; polyfed evaluate runs/shop-seed0
     --data other-shop --data-dir my-data --column text=title
     """
-    from polyfed.reporting.report import evaluation_tables
+    from polyfed.reporting.run_tables import evaluation_tables
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.evaluation import Target, evaluate_model
 
@@ -120,8 +120,9 @@ def compare_command(
         comparison_rows,
         comparison_table,
         draw_comparison,
+        paired_differences,
+        paired_table,
     )
-    from polyfed.reporting.paired import paired_differences, paired_table
     from polyfed.reporting.terminal import Terminal
 
     comparisons = compare([open_run(folder).records for folder in runs], metric, kind)

@@ -89,8 +89,8 @@ def _free_folder(folder: Path) -> Path:
 
 
 def _run_into(experiment: Experiment, folder: Path) -> None:
+    from polyfed.reporting.api import run
     from polyfed.reporting.progress import FolderLine
-    from polyfed.reporting.reported import run
 
     console = terminal()
     with _shown(console, folder) as display:
@@ -108,7 +108,7 @@ def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:
 
     Example: polyfed resume runs/scenes-demo-seed0
     """
-    from polyfed.reporting.reported import resume
+    from polyfed.reporting.api import resume
 
     # a wrong folder is refused before a display takes the terminal
     deployed = open_run(run, allow_code=allow_code).experiment.run.engine.is_deployed

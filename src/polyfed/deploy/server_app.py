@@ -18,7 +18,7 @@ from polyfed.core.errors import PolyfedError
 from polyfed.core.files import private_files, write_atomically
 from polyfed.core.untrusted import log_plainly
 from polyfed.deploy.engines.flower import within
-from polyfed.reporting.reported import resume, run
+from polyfed.reporting.api import resume, run
 from polyfed.runs.events import PROGRESS, EventLog
 from polyfed.runs.experiment import Experiment
 

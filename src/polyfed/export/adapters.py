@@ -28,8 +28,8 @@ from polyfed.models.adapters.prompts import TENSOR, Prompts, plain_ids, prompts_
 from polyfed.models.encoders.hf import HF, body_of
 from polyfed.models.frozen import Frozen
 from polyfed.models.trunks import NetworkTrunk
-from polyfed.reporting.facts import component, setting
 from polyfed.reporting.markup import markdown_templates
+from polyfed.reporting.summary import component_name, setting
 from polyfed.runs.opened import Run, ServerModel, as_run
 
 _PLAIN = PEFT_NAMES["whole"]
@@ -91,7 +91,7 @@ def _card(run: Run, saved: ServerModel, encoders: Mapping[str, HF]) -> str:
         .render(
             name=run.conditions.name,
             bases={modality: encoder.weights for modality, encoder in encoders.items()},
-            method=component(setting(run.records.config, "algorithm")),
+            method=component_name(setting(run.records.config, "algorithm")),
             rounds=saved.round,
             version=__version__,
             metrics=measured_in(run.records, saved.round),

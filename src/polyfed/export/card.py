@@ -10,10 +10,10 @@ from markupsafe import Markup
 
 from polyfed.core.version import __version__
 from polyfed.export.inputs import Recipe
-from polyfed.reporting.facts import component, setting
 from polyfed.reporting.markup import markdown_templates
+from polyfed.reporting.run_figures import byte_size
+from polyfed.reporting.summary import component_name, setting
 from polyfed.reporting.tables import format_number
-from polyfed.reporting.traffic import byte_size
 from polyfed.runs.records import SERVER, RunRecords
 
 
@@ -25,7 +25,7 @@ def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[
         config: of the export.
         recipes: modality -> how its inputs are prepared.
     """
-    method = component(setting(records.config, "algorithm"))
+    method = component_name(setting(records.config, "algorithm"))
     meta = {
         "library_name": "transformers",
         "pipeline_tag": "feature-extraction",

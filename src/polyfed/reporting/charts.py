@@ -5,15 +5,31 @@ from __future__ import annotations
 import math
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polyfed.core.files import write_atomically
-from polyfed.reporting.figures import COLOURS, GREY, empty_figure, png_bytes, styled, svg_text
+from polyfed.reporting.figures import (
+    COLOURS,
+    GREY,
+    SEQUENTIAL,
+    empty_figure,
+    hover_id,
+    legend_below,
+    png_bytes,
+    show_on_hovering,
+    styled,
+    svg_text,
+    whole_rounds,
+)
 from polyfed.reporting.markup import printable
+from polyfed.reporting.statistics import MOST_DRAWN, finite_values
 from polyfed.reporting.tables import TextTable, format_number
 
 if TYPE_CHECKING:
@@ -158,3 +174,335 @@ def short_name(name: str) -> str:
 def wrapped(text: str, inches: float) -> str:
     """As wide as the axes, at most three lines."""
     return textwrap.fill(printable(text), round(11 * inches), max_lines=3, placeholder=" …")
+
+
+# ---- by round: lines with areas behind them, or bars that stand on each other
+
+
+_MARKED_VALUES = 25  # of more rounds the markers would hide the lines
+_MOST_TABLE_ROUNDS = 200  # rounds in the table of a chart
+
+RoundSeries: TypeAlias = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """Values by round, of which those that are not finite are left out.
+
+    Attributes:
+        label: name in tables and on hovering.
+        values: round -> value.
+        colour: from 1, or 0 for grey.
+        dash: ``solid``, ``dashed`` or ``dotted``.
+        thin: for one of many.
+    """
+
+    label: str
+    values: RoundSeries
+    colour: int = 1
+    dash: str = "solid"
+    thin: bool = False
+
+    @cached_property
+    def finite(self) -> dict[int, float]:
+        return finite_values(self.values)
+
+    def draw(self, axes: Axes) -> None:
+        if self.dash == "dotted" and len(self.finite) == 1:
+            axes.axhline(*self.finite.values(), color=chart_colour(self.colour), linestyle=self.dash, linewidth=1.2)
+            return
+        (line,) = axes.plot(list(self.finite), list(self.finite.values()), color=chart_colour(self.colour))
+        width = 0.8 if self.thin else 1.2 if self.dash == "dotted" else 1.8
+        line.set(linestyle=self.dash, linewidth=width, alpha=0.6 if self.thin else 1)
+        is_main = not self.thin and self.dash != "dotted"
+        if len(self.finite) == 1 or (is_main and len(self.finite) <= _MARKED_VALUES):
+            line.set(marker="o", markersize=4)
+
+
+class ChartBand(NamedTuple):
+    """An area between two finite series of the same rounds."""
+
+    low: RoundSeries
+    high: RoundSeries
+    colour: int = 1
+
+
+@dataclass(frozen=True)
+class RoundChart(Chart):
+    """Lines and bands by round, or bars that stand on each other; false if there is nothing to draw.
+
+    Attributes:
+        unit: of the values.
+        lines: the series; of a stacked chart from the ground upwards.
+        legend: its entries.
+        bands: areas behind the lines.
+        stacked: whether the series are bars, one upon the other, instead of lines.
+    """
+
+    unit: str
+    lines: Sequence[ChartLine]
+    legend: Sequence[LegendEntry] = ()
+    bands: Sequence[ChartBand] = ()
+    stacked: bool = False
+
+    def __bool__(self) -> bool:
+        finite = [value for line in self.lines for value in line.finite.values()]
+        return any(finite) if self.stacked else bool(finite)
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        return sorted({number for line in self.lines for number in line.finite})
+
+    @property
+    def inches(self) -> tuple[float, float]:
+        return 5.0, 3.6
+
+    @property
+    def begins_at_zero(self) -> bool:
+        """Whether the axis does: always, unless the values lie far from it."""
+        series = [line.finite for line in self.lines] + [side for band in self.bands for side in (band.low, band.high)]
+        values = [value for each in series for value in each.values()]
+        low, high = min(values), max(values)
+        return self.stacked or 0 <= low < 0.6 * high or low == high >= 0
+
+    def draw(self, axes: Axes) -> None:
+        if self.stacked:
+            self._draw_bars(axes)
+        else:
+            for line in self.lines:
+                line.draw(axes)
+        for band in self.bands:
+            low, high = list(band.low.values()), list(band.high.values())
+            axes.fill_between(list(band.low), low, high, color=chart_colour(band.colour), alpha=BAND, linewidth=0)
+        axes.set(xlabel="round", ylabel=short_name(self.unit))
+        if len(self.rounds) == 1:  # matplotlib would mark tenths of the round
+            axes.set_xlim(self.rounds[0] - 0.5, self.rounds[0] + 0.5)
+        if self.begins_at_zero:
+            axes.set_ylim(bottom=0)
+        whole_rounds(axes)
+        if self.legend:
+            legend_below(axes, columns=4, handles=[entry.handle() for entry in self.legend])
+        table = self.values_table()
+        for number, *cells in table.rows:
+            shown = [f"{label}: {cell}" for label, cell in zip(table.columns[1:], cells, strict=True) if cell != "-"]
+            left, text = int(number) - self._step / 2, "\n".join([f"round {number}", *shown])
+            show_on_hovering(axes, (left, 0.0, self._step, 1.0), text, axes.get_xaxis_transform())
+
+    def values_table(self) -> TextTable:
+        """The values, of a long run those of every so many rounds."""
+        rows = [
+            # the last round is what everything else in a report is about
+            (str(number), *(value_text(line.finite.get(number, math.nan)) for line in self.lines))
+            for number in sorted({*self.rounds[:: self._step], self.rounds[-1]})
+        ]
+        every = f" (every {self._step} rounds)" if self._step > 1 else ""
+        return TextTable(f"{self.title}, {self.unit}{every}", ("round", *(line.label for line in self.lines)), rows)
+
+    @property
+    def _step(self) -> int:
+        return -(-len(self.rounds) // _MOST_TABLE_ROUNDS)
+
+    def _draw_bars(self, axes: Axes) -> None:
+        below = dict.fromkeys(self.rounds, 0.0)
+        for line in self.lines:
+            bottoms = [below[number] for number in line.finite]
+            axes.bar(list(line.finite), list(line.finite.values()), 0.8, bottoms, color=chart_colour(line.colour))
+            below |= {number: below[number] + value for number, value in line.finite.items()}
+
+
+def stacked_chart(title: str, unit: str, parts: Mapping[str, RoundSeries], first_colour: int = 1) -> RoundChart:
+    """Bars by round, the parts one upon the other from the first at the ground."""
+    lines = [ChartLine(label, part, colour) for colour, (label, part) in enumerate(parts.items(), first_colour)]
+    legend = [LegendEntry(line.label, line.colour, "area") for line in lines] if len(lines) > 1 else []
+    return RoundChart(title, unit, lines, legend, stacked=True)
+
+
+# ---- of named rows: maps of values as colours, and horizontal bars
+
+
+_MOST_CELLS = 500  # that show their values on hovering
+_NAMED_COLUMNS = 30  # up to so many columns of a map have their names below
+_NAMED_ROWS = 60
+_UNNAMED_INCHES = 3.0  # height of more rows than have names
+
+
+@dataclass(frozen=True)
+class HeatMap(Chart):
+    """Values as colours.
+
+    Attributes:
+        rows: name of each row.
+        values: [rows, columns], NaN where there is no value.
+        column: what a column is.
+        columns: name of each column.
+        note: a sentence below.
+        limits: lowest and highest value of the scale, by default those of the values.
+        scale: what stands beside the scale of colours, which is left out if this is empty.
+        labels: [rows, columns], written into the cells; none if empty.
+    """
+
+    rows: Sequence[str]
+    values: NDArray[np.float64]
+    column: str
+    columns: Sequence[str]
+    note: str = ""
+    limits: tuple[float, float] | None = None
+    scale: str = ""
+    labels: Sequence[Sequence[str]] = ()
+
+    @property
+    def inches(self) -> tuple[float, float]:
+        slanted = 0.055 * max(0, max(map(len, self._below.values()), default=0) - 8)
+        width = min(8.0, 2.5 + 0.5 * len(self.columns)) + _inches_of_names(self.rows)
+        return (width if len(self.columns) <= _NAMED_COLUMNS else 5.0), _inches_high(self.rows) + slanted
+
+    @property
+    def row_names(self) -> Sequence[str]:
+        return self.rows
+
+    def draw(self, axes: Axes) -> None:
+        drawn = np.where(np.abs(self.values) <= MOST_DRAWN, self.values, np.nan)
+        low, high = self.limits or ((np.nanmin(drawn), np.nanmax(drawn)) if np.isfinite(drawn).any() else (0.0, 0.0))
+        axes.patch.set(hatch="///", edgecolor="#bbbbbb")  # shows through where there is no value
+        image = axes.imshow(drawn, aspect="auto", interpolation="nearest", cmap=SEQUENTIAL, vmin=low, vmax=high)
+        if self.scale:
+            axes.figure.colorbar(image, ax=axes, label=short_name(self.scale))
+        for number, row in enumerate(self.labels):
+            for column, text in enumerate(row):
+                colour = "black" if drawn[number, column] > low + 0.6 * (high - low) else "white"
+                axes.text(column, number, text, ha="center", va="center", fontsize=7, color=colour)
+        axes.set_xticks(list(self._below), list(self._below.values()), rotation=40, ha="right")
+        _name_rows(axes, self.rows, room=0)
+        axes.set_xlabel("\n".join(filter(None, [self.column, wrapped(self.note, self.inches[0])])))
+        axes.grid(visible=False)
+        _show_values(axes, self.rows, self.columns, drawn)
+
+    @property
+    def _below(self) -> dict[int, str]:
+        """Place -> name of the columns that are named below; of many columns only a few."""
+        step = 1 if len(self.columns) <= _NAMED_COLUMNS else len(self.columns) // 8
+        return {place: short_name(self.columns[place]) for place in range(0, len(self.columns), step)}
+
+
+class BarPart(NamedTuple):
+    """A piece of a bar: how long, what it stands for, its colour, and how strong that is (0 to 1)."""
+
+    value: float
+    label: str
+    colour: int
+    strength: float = 1.0
+
+
+@dataclass(frozen=True)
+class BarRows(Chart):
+    """Horizontal bars on one scale from zero.
+
+    Attributes:
+        rows: heading of a row -> parts of its bar.
+        amounts: heading of a row -> what stands behind the bar.
+        unit: of the lengths, below the axis.
+        legend: its entries.
+    """
+
+    rows: Mapping[str, Sequence[BarPart]]
+    amounts: Mapping[str, str]
+    unit: str = ""
+    legend: Sequence[LegendEntry] = ()
+
+    @property
+    def inches(self) -> tuple[float, float]:
+        return 4.0 + _inches_of_names(self.rows), _inches_high(self.rows)
+
+    @property
+    def row_names(self) -> Sequence[str]:
+        return list(self.rows)
+
+    def draw(self, axes: Axes) -> None:
+        for place, (name, parts) in enumerate(self.rows.items()):
+            left = 0.0
+            for part in parts:
+                (bar,) = axes.barh(place, part.value, left=left, color=chart_colour(part.colour), height=0.7)
+                bar.set(alpha=part.strength, gid=hover_id(f"{name}: {part.label}"))
+                left += part.value
+            behind = self.amounts[name]
+            axes.annotate(behind, (left, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.margins(x=0.35)  # room for the amounts
+        axes.set_xlim(left=0)
+        axes.set_xlabel(self.unit)
+        if self.legend:
+            legend_below(axes, columns=2, handles=[entry.handle() for entry in self.legend])
+        _name_rows(axes, list(self.rows))
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+
+
+def _inches_of_names(rows: Iterable[str]) -> float:
+    """Width that the longest name takes beyond what every chart has room for."""
+    return 0.08 * max(0, max((len(short_name(name)) for name in rows), default=0) - 12)
+
+
+def _inches_high(rows: Sequence[str] | Mapping[str, object]) -> float:
+    return 1.6 + (0.24 * len(rows) if len(rows) <= _NAMED_ROWS else _UNNAMED_INCHES)
+
+
+def _name_rows(axes: Axes, names: Sequence[str], room: float = 0.1) -> None:
+    step = -(-len(names) // _NAMED_ROWS) or 1
+    axes.set_yticks(range(0, len(names), step), [short_name(name) for name in names[::step]])
+    axes.set_ylim(len(names) - 0.5 + room, -0.5 - room)
+
+
+def _show_values(axes: Axes, rows: Sequence[str], columns: Sequence[str], values: NDArray[np.float64]) -> None:
+    """The finite value under the pointer; of many cells the range of their row."""
+    if values.size <= _MOST_CELLS:
+        for (row, column), value in np.ndenumerate(values):
+            text = f"{rows[row]}, {columns[column]}: {value_text(float(value))}"
+            show_on_hovering(axes, (column - 0.5, row - 0.5, 1.0, 1.0), text)
+        return
+    for row, name in enumerate(rows if len(rows) <= _NAMED_ROWS else ()):
+        finite = values[row][np.isfinite(values[row])]
+        ends = f"{value_text(float(finite.min()))} to {value_text(float(finite.max()))}" if finite.size else "-"
+        show_on_hovering(axes, (-0.5, row - 0.5, len(columns), 1.0), f"{name}: {ends}")
+
+
+class GanttBar(NamedTuple):
+    """From when to when something took place in a row, its colour, and what appears on hovering."""
+
+    row: str
+    begun: float
+    ended: float
+    colour: int
+    text: str
+
+
+@dataclass(frozen=True)
+class GanttChart(Chart):
+    """Bars in time, and a line at each of some moments.
+
+    Attributes:
+        rows: names, from above.
+        bars: in the rows.
+        moments: seconds.
+        legend: its entries.
+    """
+
+    rows: Sequence[str]
+    bars: Sequence[GanttBar]
+    moments: Sequence[float]
+    legend: Sequence[LegendEntry]
+
+    @property
+    def inches(self) -> tuple[float, float]:
+        return 12.0, 1.2 + 0.26 * len(self.rows)
+
+    def draw(self, axes: Axes) -> None:
+        for bar in self.bars:
+            row, length = self.rows.index(bar.row), bar.ended - bar.begun
+            (drawn,) = axes.barh(row, length, left=bar.begun, height=0.7, color=chart_colour(bar.colour))
+            drawn.set(edgecolor="white", linewidth=0.6, gid=hover_id(bar.text))
+        for moment in self.moments:
+            axes.axvline(moment, color=chart_colour(7), linewidth=0.5, alpha=0.5)
+        axes.set(xlabel="seconds since the run began", ylim=(len(self.rows) - 0.4, -0.6))
+        axes.set_xlim(left=0)
+        axes.set_yticks(range(len(self.rows)), list(map(short_name, self.rows)))
+        axes.grid(visible=False, axis="y")
+        legend_below(axes, columns=4, handles=[entry.handle() for entry in self.legend])

@@ -1,19 +1,19 @@
-"""Comparison of runs: final and best metrics, bytes and time, with mean and spread over seeds."""
+"""Comparison of runs: final and best metrics, bytes and time over seeds, and differences paired by seed."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.reporting.client_spread import judged_by, main_metric
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
-from polyfed.reporting.statistics import finite_mean, spread_of
+from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric, selected_round
+from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of
 from polyfed.reporting.tables import MIB, TextTable, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-_KINDS = ("test", "validation")
 _LABELS = (("run", "seed"), ("name",), ("description",))  # settings in which runs of one configuration may differ
 _OF_CLIENTS = ("worst", "disparity")
 
@@ -49,7 +48,7 @@ class Comparison:
 
     label: str  # name of the first of the runs
     runs: tuple[RunRecords, ...]
-    figures: Mapping[str, Spread]  # what is compared -> its value over the runs; NaN where no run has it
+    metrics: Mapping[str, Spread]  # what is compared -> its value over the runs; NaN where no run has it
 
 
 def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "test") -> list[Comparison]:
@@ -66,7 +65,7 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
     import pandas as pd
 
     _require_known(runs, metric, kind)
-    figures = pd.DataFrame([_figures(run, metric, kind) for run in runs])
+    values = pd.DataFrame([_compared(run, metric, kind) for run in runs])
     configurations = pd.Series([_configuration(run) for run in runs], dtype=object)
     return [
         Comparison(
@@ -74,13 +73,13 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
             tuple(runs[number] for number in seeds.index),
             {str(name): Spread.of(list(values)) for name, values in seeds.items()},
         )
-        for _, seeds in figures.groupby(configurations, sort=False)
+        for _, seeds in values.groupby(configurations, sort=False)
     ]
 
 
 def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) -> None:
-    if kind not in _KINDS:
-        raise ConfigError(f"--kind {kind}: {nearest(kind, _KINDS)}")
+    if kind not in EVALUATIONS:
+        raise ConfigError(f"--kind {kind}: {nearest(kind, EVALUATIONS)}")
     names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
     if metric is not None and metric not in names:
         raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(names))}")
@@ -98,42 +97,42 @@ def _configuration(run: RunRecords) -> str:
     return json.dumps(config, sort_keys=True, default=str) if run.config else str(run.folder.resolve())
 
 
-def _figures(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
+def _compared(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
     server, groups = judged_by(run, metric, kind)
     best = run.best(SERVER, server, kind)
-    figures = {
+    metrics = {
         f"server {server} final": run.last(SERVER, kind).get(server, math.nan),
         f"server {server} best": best[1] if best else math.nan,
     }
     for group, spread in groups.items():
         name = f"{group} {spread.metric}"
-        figures[name] = spread.mean
+        metrics[name] = spread.mean
         if spread.clients > 1:
-            figures |= {f"{name} worst": spread.worst, f"{name} disparity": spread.disparity}
-    figures |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
-    return {name: value for name, value in figures.items() if not math.isnan(value)}
+            metrics |= {f"{name} worst": spread.worst, f"{name} disparity": spread.disparity}
+    metrics |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 # ---- tables
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Plain rows, for JSON or a data frame: ``<figure>`` is the mean, ``<figure> std`` its spread."""
+    """Plain rows, for JSON or a data frame: ``<metric>`` is the mean, ``<metric> std`` its spread."""
     return [
         {"run": item.label, "seeds": len(item.runs)}
-        | {name: spread.mean for name, spread in item.figures.items()}
-        | {f"{name} std": spread.std for name, spread in item.figures.items()}
+        | {name: spread.mean for name, spread in item.metrics.items()}
+        | {f"{name} std": spread.std for name, spread in item.metrics.items()}
         for item in comparisons
     ]
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
-    """The comparison as a table, the highest first figure at the top."""
-    figures = list(comparisons[0].figures) if comparisons else []
-    of_clients = {f"{name} {extra}" for name in figures for extra in _OF_CLIENTS}
-    names = [name for name in figures if name not in of_clients]
+    """The comparison as a table, the highest first metric at the top."""
+    metrics = list(comparisons[0].metrics) if comparisons else []
+    of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
+    names = [name for name in metrics if name not in of_clients]
     ordered = _ordered(comparisons)
-    body = [(item.label, str(len(item.runs)), *(str(item.figures[name]) for name in names)) for item in ordered]
+    body = [(item.label, str(len(item.runs)), *(str(item.metrics[name]) for name in names)) for item in ordered]
     notes = (
         "± is the standard deviation over runs whose configurations differ only by their seed.",
         "Best: highest over rounds of the metric shown, so it leans upwards; final: after the last round.",
@@ -144,10 +143,10 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
 def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     """Mean, worst client and disparity of each group of several clients, one row a run and group."""
     body = [
-        (f"{item.label}: {name}", str(item.figures[name]), *(str(item.figures[f"{name} {x}"]) for x in _OF_CLIENTS))
+        (f"{item.label}: {name}", str(item.metrics[name]), *(str(item.metrics[f"{name} {x}"]) for x in _OF_CLIENTS))
         for item in _ordered(comparisons)
-        for name in item.figures
-        if f"{name} {_OF_CLIENTS[0]}" in item.figures
+        for name in item.metrics
+        if f"{name} {_OF_CLIENTS[0]}" in item.metrics
     ]
     notes = ("Over the clients of a group: mean, worst client, and highest minus lowest value (disparity).",)
     return TextTable("Clients", ("run: group", "mean", *_OF_CLIENTS), body, notes)
@@ -155,7 +154,7 @@ def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
 
 def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
     def rank(item: Comparison) -> float:
-        first = next(iter(item.figures.values()), Spread(math.nan)).mean
+        first = next(iter(item.metrics.values()), Spread(math.nan)).mean
         return math.inf if math.isnan(first) else -first
 
     return sorted(comparisons, key=rank)
@@ -226,3 +225,132 @@ def _seeds(curves: Iterable[pd.Series[float]]) -> pd.DataFrame:
 
     by_run = pd.concat(curves, axis=1).sort_index()
     return pd.DataFrame({"mean": by_run.mean(axis=1), "std": by_run.std(axis=1).fillna(0.0)})
+
+
+# ---- paired differences over the seeds that both were run with
+
+
+@dataclass(frozen=True)
+class PairedDifference(PairedSample):
+    """One metric of a configuration minus that of the reference, of the seeds that both have a finite value for.
+
+    Attributes:
+        comparison: the configuration.
+        reference: what it is compared with.
+        metric: what is compared.
+    """
+
+    comparison: Comparison
+    reference: Comparison
+    metric: str
+
+    def to_json(self) -> dict[str, Any]:
+        """What a single seed does not have is null."""
+        known = not math.isnan(self.std)
+        return {
+            "figure": self.metric,
+            "against": self.reference.label,
+            "seeds": sorted(self.by_seed),
+            "mean": self.mean,
+            "std": self.std if known else None,
+            "interval_95": list(self.interval) if known else None,
+            "smallest": self.smallest,
+        }
+
+
+def paired_differences(
+    comparisons: Sequence[Comparison], metric: str | None = None, kind: str = "test", against: str | None = None
+) -> list[PairedDifference]:
+    """Each configuration against a reference, for the server and each group of clients, where they share seeds.
+
+    The server's metric is that of the round which validation selects, if all runs that have it were validated, else the
+    final one; a group's is the mean of its clients' last values. Of two runs with one seed the later given counts.
+
+    Args:
+        comparisons: configurations, as ``compare`` gives them.
+        metric: as there.
+        kind: as there.
+        against: name of the reference or of one of its runs; None: the first configuration.
+
+    Raises:
+        ConfigError: no configuration has this name.
+    """
+    if not comparisons:
+        return []
+    reference = _named(comparisons, against)
+    selects = _all_validated([run for item in comparisons for run in item.runs], kind)
+
+    def by_seed(item: Comparison) -> dict[int, dict[str, float]]:
+        seeds = [(run, run.number("seed")) for run in item.runs]
+        return {seed: _paired_metrics(run, metric, kind, selects) for run, seed in seeds if seed is not None}
+
+    others, paired = by_seed(reference), list[PairedDifference]()
+    for item in (item for item in comparisons if item is not reference):
+        differences: dict[str, dict[int, float]] = {}
+        for seed, own in by_seed(item).items():
+            for name in (name for name in own if name in others.get(seed, {})):
+                differences.setdefault(name, {})[seed] = own[name] - others[seed][name]
+        paired += [PairedDifference(seeds, item, reference, name) for name, seeds in differences.items()]
+    return paired
+
+
+def shared_metrics(run: RunRecords, reference: RunRecords, kind: str = "test") -> dict[str, tuple[float, float]]:
+    """What ``paired_differences`` compares of two runs: metric -> value of the run, value of the reference."""
+    selects = _all_validated([run, reference], kind)
+    own, other = (_paired_metrics(one, None, kind, selects) for one in (run, reference))
+    return {name: (own[name], other[name]) for name in own if name in other}
+
+
+def _all_validated(runs: Iterable[RunRecords], kind: str) -> bool:
+    """Whether all whose servers were judged were validated too, so that validation can select a round."""
+    return all(run.metric_names(SERVER, "validation") for run in runs if run.metric_names(SERVER, kind))
+
+
+def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
+    if name is None:
+        return comparisons[0]
+    named = [item for item in comparisons if any(name in (run.name, str(run.folder)) for run in item.runs)]
+    if not named:
+        names = [run.name for item in comparisons for run in item.runs]
+        raise ConfigError(f"--against {name}: no such run here; {nearest(name, names)}")
+    if len(named) > 1:
+        raise ConfigError(f"--against {name}: {len(named)} configurations have a run called so; give its folder")
+    return named[0]
+
+
+def _paired_metrics(run: RunRecords, metric: str | None, kind: str, selects: bool) -> dict[str, float]:
+    server, groups = judged_by(run, metric, kind)
+    series = run.series(SERVER, server, kind)
+    chosen = selected_round(run) if selects else None
+    at = max(series, default=0) if chosen is None else chosen
+    metrics = {f"server {server}, {'selected by validation' if selects else 'final'}": series.get(at, math.nan)}
+    metrics |= {f"{group} {spread.metric}, final": spread.mean for group, spread in groups.items()}
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> TextTable:
+    """The differences as a table, one row a configuration and metric."""
+    against = differences[0].reference.label if differences else ""
+    body = []
+    for item in differences:
+        low, high = item.interval
+        interval = "-" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
+        ends = f"{item.mean:+.2f}", format_number(item.std), interval, f"{item.smallest:+.2f}"
+        body.append((f"{item.comparison.label}: {item.metric}", str(len(item.by_seed)), *ends))
+    columns = ("run: metric", "seeds", "mean", "std", "95 % interval", "smallest")
+    return TextTable(f"Paired differences against {against}", columns, body, tuple(_notes(differences, comparisons)))
+
+
+def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> Iterator[str]:
+    yield (
+        "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest; "
+        "final: after the last round."
+    )
+    shown = {id(part) for item in differences for part in (item.comparison, item.reference)}
+    if apart := [item.label for item in comparisons if id(item) not in shown]:
+        yield f"No seed, or no metric, in common with the reference: {', '.join(apart)}."
+    fewest = min((len(item.by_seed) for item in differences), default=FEWEST_SEEDS)
+    if fewest < 2:
+        yield "One common seed has no spread and no interval: at least two are needed."
+    if fewest < FEWEST_SEEDS:
+        yield f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim."

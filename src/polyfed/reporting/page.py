@@ -1,8 +1,9 @@
-"""The page as a whole: one file that loads nothing, runs nothing, works offline and may be mailed."""
+"""Reports of a run: ``report.md``, and a page that loads nothing, runs nothing, works offline and may be mailed."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,16 +13,21 @@ import yaml
 
 from polyfed.core.files import write_atomically
 from polyfed.reporting.charts import FigureSheet
-from polyfed.reporting.client_table import clients_page_table
-from polyfed.reporting.incidents import timeline
-from polyfed.reporting.markup import html_templates, resource
-from polyfed.reporting.overview import page_head
-from polyfed.reporting.partition_tables import partition_tables
-from polyfed.reporting.plots import RUN_FIGURES, run_figures
-from polyfed.reporting.report import clients_table, server_tables
-from polyfed.reporting.saved_tables import leakage_parts
-from polyfed.reporting.tables import TextTable
-from polyfed.reporting.teacher import teacher_table
+from polyfed.reporting.markup import html_templates, markdown_templates, resource
+from polyfed.reporting.metrics import EVALUATIONS, spreads_json
+from polyfed.reporting.run_figures import RUN_FIGURES, run_figures
+from polyfed.reporting.run_tables import (
+    clients_page_table,
+    clients_table,
+    incidents_table,
+    leakage_tables,
+    partition_tables,
+    server_tables,
+    tables,
+    teacher_table,
+)
+from polyfed.reporting.summary import RunSummary
+from polyfed.reporting.tables import TextTable, duration
 from polyfed.runs.config_files import with_paths
 from polyfed.runs.records import RunRecords
 
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _MOST_CELLS = 15_000  # of a table: a hundred classes of a thousand clients would be most of the page
-_FIGURES = {"", *"0123456789+-"}  # what a figure begins with
+_NUMBERS = {"", *"0123456789+-"}  # what a number begins with
 # text that slipped through as a script would not run, and nothing can be fetched
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
@@ -58,6 +64,30 @@ class PageSection:
 
     def __bool__(self) -> bool:
         return bool(self.figures or self.tables or any(self.folded.values()) or self.text)
+
+
+def write_report(records: RunRecords) -> Path:
+    """Write ``report.md``, and ``client_spread.json`` if clients were measured; returns the former."""
+    from markupsafe import Markup
+
+    seconds = sum(records.seconds.values())
+    took = f" in {duration(seconds)}" if seconds else ""
+    text = (
+        markdown_templates()
+        .get_template("report.md.j2")
+        .render(
+            title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
+            summary=RunSummary(records),
+            tables=[Markup(table.markdown()) for table in tables(records)],
+        )
+    )
+    path = records.folder / "report.md"
+    write_atomically(path, text.encode())
+    if spreads := spreads_json(records):
+        # JSON has no NaN: of a metric that no client has a finite value of, numbers are null
+        content = json.loads(json.dumps(spreads), parse_constant=lambda _: None)
+        write_atomically(records.folder / "client_spread.json", (json.dumps(content, indent=1) + "\n").encode())
+    return path
 
 
 def write_html_report(
@@ -89,8 +119,8 @@ def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | Non
         RunError: environment or arrays of the run are damaged.
     """
     figures = run_figures(records) if figures is None else figures
-    head, sections = page_head(records), _sections(records, figures)
-    return rendered_page("page.html.j2", title=head["title"], head=head, sections=sections, figures=bool(figures))
+    summary, sections = RunSummary(records), _sections(records, figures)
+    return rendered_page("page.html.j2", title=summary.title, head=summary, sections=sections, figures=bool(figures))
 
 
 @functools.cache
@@ -121,38 +151,22 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet]) -> list[P
     def drawn(*names: str) -> list[FigureSheet]:
         return [figures[name] for name in names if name in figures]
 
-    of_server = [table for kind in ("test", "validation") for table in server_tables(records, kind)]
+    servers = [table for kind in EVALUATIONS for table in server_tables(records, kind)]
+    arrays = [sheet for name, sheet in figures.items() if name not in RUN_FIGURES]
+    of_server = {"Tables: final, best, chance": _filled(*servers, teacher_table(records))}
+    of_clients = {"Table: mean, worst client, disparity": _filled(clients_table(records, "test"))}
+    of_partition = {"Tables: sizes, columns, classes": _filled(*partition_tables(records.holdings))}
+    of_leakage = {"Attacks on what clients sent, and on the models": _filled(*leakage_tables(records))}
     sections = [
-        PageSection(
-            "server",
-            "Server",
-            drawn("server", "recorded"),
-            folded={"Tables: final, best, chance": _filled(*of_server, teacher_table(records))},
-        ),
-        PageSection(
-            "curves",
-            "Client curves",
-            drawn("clients"),
-            folded={"Table: mean, worst client, disparity": _filled(clients_table(records, "test"))},
-        ),
-        PageSection(
-            "partition",
-            "Partition",
-            drawn("partition"),
-            folded={"Tables: sizes, columns, classes": _filled(*partition_tables(records.holdings))},
-        ),
+        PageSection("server", "Server", drawn("server", "recorded"), folded=of_server),
+        PageSection("curves", "Client curves", drawn("clients"), folded=of_clients),
+        PageSection("partition", "Partition", drawn("partition"), folded=of_partition),
         PageSection("traffic", "Bytes and time", drawn("traffic", "bytes")),
         PageSection("pace", "Clients in time", drawn("pace")),
-        PageSection(
-            "leakage",
-            "What this run gave away",
-            folded={"Attacks on what clients sent, and on the models": _filled(*leakage_parts(records))},
-        ),
-        PageSection(
-            "weights", "Aggregation weights", [sheet for name, sheet in figures.items() if name not in RUN_FIGURES]
-        ),
+        PageSection("leakage", "What this run gave away", folded=of_leakage),
+        PageSection("weights", "Aggregation weights", arrays),
         PageSection("clients", "Clients", tables=_filled(clients_page_table(records))),
-        PageSection("events", "Events", drawn("events"), _filled(timeline(records))),
+        PageSection("events", "Events", drawn("events"), _filled(incidents_table(records))),
         PageSection("configuration", "Configuration", text=config),
     ]
     return [section for section in sections if section]
@@ -174,4 +188,4 @@ def _shortened(table: TextTable) -> TextTable:
 def _numeric(table: TextTable) -> list[bool]:
     """Whether each column holds figures, which stand at the right."""
     columns = zip(*table.rows, strict=True)
-    return [bool(place) and all(cell[:1] in _FIGURES for cell in cells) for place, cells in enumerate(columns)]
+    return [bool(place) and all(cell[:1] in _NUMBERS for cell in cells) for place, cells in enumerate(columns)]

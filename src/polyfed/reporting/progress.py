@@ -4,30 +4,54 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from threading import Event, RLock, Thread
+from threading import Event as Flag
+from threading import RLock, Thread
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
 
 from polyfed.core.untrusted import plain
-from polyfed.reporting.outcome import outcome_of
-from polyfed.reporting.recalls import is_context
-from polyfed.reporting.run_picture import run_picture
-from polyfed.reporting.run_state import RunState, incident_line
-from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.tables import duration
-from polyfed.runs import events
-from polyfed.runs.events import Callback
+from polyfed.reporting.metrics import PREFERRED, is_context
+from polyfed.reporting.statistics import finite_mean, finite_values
+from polyfed.reporting.summary import RunSummary
+from polyfed.reporting.tables import duration, format_number, mib
+from polyfed.runs.events import (
+    Callback,
+    ClientDone,
+    ClientStarted,
+    Event,
+    Incident,
+    Measured,
+    Metrics,
+    Preparing,
+    RoundComplete,
+    RoundStarted,
+    RunComplete,
+    RunStarted,
+    StepStarted,
+    Working,
+)
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import PACE, SERVER
 
+_WINDOW = 5  # rounds that the estimate of the remaining time looks back
+_KINDS = ("test", "validation", "train")
+_MOST_METRICS, _MOST_INCIDENTS = 8, 4  # of the picture
+_MOST_BRIEF = 4  # metrics of a participant in a line
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
 _SILENCE = 10.0  # seconds without a line, at most
 _LOOK = 0.2  # seconds between two looks at the clock
-_MOST_METRICS = 4  # of a participant, in a line
+_Metric = tuple[str, str, str]  # ``server`` or ``clients``, kind, name
 
 
 def progress_for(console: Console) -> Callback:
@@ -36,103 +60,197 @@ def progress_for(console: Console) -> Callback:
     return LiveProgress(console) if is_live else PlainProgress(console)
 
 
-class FolderLine(Callback):
-    """Prints the run folder when the run begins, and so has passed all checks.
-
-    Args:
-        folder: of the run.
-        console: that the run is shown on; anything else would print into its picture.
-    """
-
-    def __init__(self, folder: Path, console: Console) -> None:
-        self._folder, self._console = folder, console
-
-    def handle(self, event: events.Event) -> None:
-        if isinstance(event, events.RunStarted):
-            _print_line(self._console, f"run folder: {self._folder}")
+# ---- what is known of a run while it goes on
 
 
-class PlainProgress(Callback):
-    """Prints one line for each round and event, and what goes on where none was printed for ten seconds; for log files
-    and pipes."""
+@dataclass
+class RunState(Callback):
+    """Fills itself from events; the same event twice is the same as once."""
 
-    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
-        self._now = now
-        self._state = RunState()
-        self._metrics: dict[tuple[str, str], events.Metrics] = {}  # of the round
-        self._cohort = 0
-        self._part, self._far, self._began, self._due = "", "", now(), math.inf
-        self._lock, self._closed = RLock(), Event()  # what takes long may tell nothing: a thread of its own looks
-        self._watch: Thread | None = None
+    name: str = ""
+    rounds: int = 0  # T, 0 if not known yet
+    round: int = 0  # the current or last one, 0 before the first
+    running: bool = False  # a round has begun and is not complete
+    finished: bool = False  # the run has ended
+    step: str = ""  # that the clients perform
+    clients: dict[str, str] = field(default_factory=dict)  # of this step -> waiting, working, done or excluded
+    work: Working | None = None  # the latest report of somebody's work; that of preparing data names nobody
+    # of the latest two rounds, by participant
+    metrics: dict[_Metric, dict[int, dict[str, float]]] = field(default_factory=dict)
+    complete: dict[int, RoundComplete] = field(default_factory=dict)
+    incidents: dict[Incident, None] = field(default_factory=dict)  # in order
+    clock: Callable[[], float] = time.time
+    _began: float = 0.0
+    _work_began: float = 0.0
+    _at: float | None = None
 
-    def handle(self, event: events.Event) -> None:
-        with self._lock:
-            self._handle(event)
-            if self._watch is None:
-                self._watch = Thread(target=self._look, daemon=True)
-                self._watch.start()
-
-    def close(self) -> None:
-        with self._lock:  # so that no line follows
-            self._closed.set()
-
-    def look(self) -> None:
-        """Say what goes on if that is due: which part, how far, and for how long."""
-        with self._lock:
-            if self._part and self._now() >= self._due:
-                number = f"round {self._state.round}/{self._state.rounds}: " if self._state.rounds else ""
-                self._tell(f"{number}{self._part}{self._far} ... {duration(self._now() - self._began)}")
-
-    def _look(self) -> None:
-        while not self._closed.wait(_LOOK):
-            with self._lock:
-                if not self._closed.is_set():
-                    self.look()
-
-    def _handle(self, event: events.Event) -> None:
-        self._state.handle(event)
+    def handle(self, event: Event) -> None:
         match event:
-            case events.Preparing(what, done, total):
-                self._goes_on(what, done, total)
-            case events.Working(participant, what, done, total):
-                self._goes_on(f"{participant}: {what}", done, total)
-            case events.ClientStarted(client, step):
-                self._goes_on(f"{client}: {step}")
-            case events.RunStarted():
-                self._tell(run_line(event))
-            case events.Incident():
-                self._tell(incident_line(event))
-            case events.RoundStarted(_, cohort):
-                self._metrics, self._cohort = {}, len(cohort)
-            case events.Measured(_, participant, kind, metrics):
-                self._metrics[participant, kind] = metrics
-            case events.RoundComplete(number, seconds) if seconds is not None:
-                self._tell("  ".join(self._round_parts(number, seconds)))
-            case events.RunComplete(folder):
-                self._part = ""
-                self._console.print(outcome_of(folder))
+            case RunStarted(name, rounds, _, done):
+                self.name, self.rounds, self.round, self.running, self.finished = name, rounds, done, False, False
+                self.clients, self.step, self.work = {}, "", None
+                self._forget_after(done)
+            case RoundStarted(number, cohort):
+                self.round, self.running, self.step, self.work = number, True, "", None
+                self.clients, self._began = dict.fromkeys(cohort, "waiting"), self._now()
+            case Incident():
+                self.incidents[event] = None
+                if event.incident == "client_excluded" and self.running and event.round == self.round:
+                    self.clients[event.participant] = "excluded"
+            case Measured():
+                self._measure(event)
+            case RoundComplete(number, seconds) if seconds is not None:  # the state before training has no time
+                self.round, self.running, self.work, self.complete[number] = number, False, None, event
+            case RunComplete():
+                self.running, self.finished, self.work = False, True, None
+            case _:
+                self._follow_work(event)
 
-    def _goes_on(self, part: str, done: int = 0, total: int = 0) -> None:
-        self._far = f": {done:,} of {total:,}" if total else ""
-        if part != self._part:
-            silent_until = self._now() + (_SILENCE if self._state.rounds else _LONG_PREPARATION)
-            self._part, self._began, self._due = part, self._now(), min(self._due, silent_until)
+    def _follow_work(self, event: Event) -> None:
+        match event:
+            case StepStarted(step, clients):
+                self.step, self.work = step, None
+                excluded = {client: status for client, status in self.clients.items() if status == "excluded"}
+                self.clients = dict.fromkeys(clients, "waiting") | excluded
+            case ClientStarted(client, step):
+                self._enter(step)
+                self.clients[client] = "working"
+                self._report(Working(client, step))
+            case ClientDone(client, step):
+                self._enter(step)
+                self.clients[client], self.work = "done", None
+            case Working():
+                self._report(event)
+            case Preparing(what, done, total):
+                self._report(Working("", what, done, total))
 
-    def _tell(self, line: str) -> None:
-        self._due = self._now() + _SILENCE
-        _print_line(self._console, line)
+    def _enter(self, step: str) -> None:
+        """Begin a step that nobody announced: all who are not excluded wait."""
+        if step != self.step:
+            self.handle(StepStarted(step, list(self.clients)))
 
-    def _round_parts(self, number: int, seconds: float) -> Iterator[str]:
-        yield f"round {number}/{self._state.rounds}"
-        yield duration(seconds)
-        replies = self._metrics.get((SERVER, PACE), {}).get("replies", math.inf)  # of all steps, where time is kept
-        excluded = sum(status == "excluded" for status in self._state.clients.values())
-        answered = min(self._cohort - excluded, replies)
-        yield f"{answered:g}/{self._cohort} clients" if self._cohort else "no client is asked"
-        yield from (f"{participant}: {text}" for participant, text in summaries(self._metrics).items())
-        if self._state.left:
-            yield f"{duration(self._state.left)} left"
+    def _report(self, work: Working) -> None:
+        if self.work is None or (self.work.participant, self.work.what) != (work.participant, work.what):
+            self._work_began = self._now()
+        self.work = work
+
+    def _measure(self, event: Measured) -> None:
+        group = SERVER if event.participant == SERVER else "clients"
+        for name, value in event.metrics.items():
+            if not is_context(name):
+                by_round = self.metrics.setdefault((group, event.kind, name), {})
+                by_round.setdefault(event.round, {})[event.participant] = value
+                for number in sorted(by_round)[:-2]:
+                    del by_round[number]
+
+    def _forget_after(self, done: int) -> None:
+        """A resumed run does again what came after its last complete round."""
+        self.complete = {number: event for number, event in self.complete.items() if number <= done}
+        self.incidents = {incident: None for incident in self.incidents if incident.round <= done}
+        for metric, by_round in self.metrics.items():
+            self.metrics[metric] = {number: values for number, values in by_round.items() if number <= done}
+
+    def happened_at(self, when: float) -> None:
+        self._at = when
+
+    def _now(self) -> float:
+        return self.clock() if self._at is None else self._at
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of all complete rounds and of the one that goes on; pauses between processes do not count."""
+        return sum(event.seconds or 0.0 for event in self.complete.values()) + self._spent
+
+    @property
+    def _spent(self) -> float:
+        return max(0.0, self.clock() - self._began) if self.running else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left if the remaining rounds are like the latest; None before the first is complete."""
+        if not self.complete or not self.rounds:
+            return None
+        latest = [self.complete[number].seconds or 0.0 for number in sorted(self.complete)[-_WINDOW:]]
+        a_round = finite_mean(latest)
+        return max(0.0, (self.rounds - self.round + self.running) * a_round - min(self._spent, a_round))
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Up and down."""
+        return sum(event.up for event in self.complete.values()), sum(event.down for event in self.complete.values())
+
+    @property
+    def step_in_words(self) -> str:
+        """How far the clients are with their step."""
+        counts = Counter(self.clients.values())
+        parts = [f"{counts['done']}/{len(self.clients)} clients done"] if self.clients else ["no client is asked"]
+        parts += [f"{counts[status]} {status}" for status in ("working", "excluded") if counts[status]]
+        return ", ".join(parts) + (f" ({self.step})" if self.step else "")
+
+    @property
+    def work_in_words(self) -> str:
+        """Who is at work on what, how far and for how long; empty if nobody reports."""
+        work = self.work
+        if work is None:
+            return ""
+        far = f" {work.done:,} of {work.total:,}" if work.total else ""
+        return f"{work.participant or 'preparing'}: {work.what}{far}, {max(0.0, self.clock() - self._work_began):.0f} s"
+
+    def latest(self) -> Iterator[tuple[_Metric, float, float]]:
+        """Metrics with their last values, of clients the mean, and the change since the round before, if any.
+
+        Tests stand first, then the server, then the main metrics of tasks.
+        """
+
+        def rank(metric: _Metric) -> tuple[int, bool, bool]:
+            group, kind, name = metric
+            return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), group != SERVER, name not in PREFERRED
+
+        for metric in sorted(self.metrics, key=rank):
+            by_round = self.metrics[metric]
+            finite = [finite_values(by_round[number]).values() for number in sorted(by_round)]
+            means = [finite_mean(values) if values else math.nan for values in finite]
+            if means:
+                yield metric, means[-1], means[-1] - means[-2] if len(means) > 1 else math.nan
+
+
+def run_picture(state: RunState) -> Group:
+    """The state as it is now; what others named is text without markup."""
+    return Group(*_picture_parts(state))
+
+
+def _picture_parts(state: RunState) -> Iterator[RenderableType]:
+    moment = "finished" if state.finished else "not begun"
+    if state.rounds and not state.finished:
+        left = "" if state.left is None else f", about {duration(state.left)} left"
+        moment = f"round {state.round} of {state.rounds}, {duration(state.elapsed)} elapsed{left}"
+    yield _line(f"{state.name or 'polyfed'}: {moment}", "bold")
+    if state.rounds:
+        yield Padding(ProgressBar(state.rounds, state.round - state.running), 0)  # with an end of line
+    if state.running:
+        yield _line(state.step_in_words)
+    if state.work_in_words:
+        yield _line(state.work_in_words, "yellow")
+    if state.complete:
+        up, down = map(mib, state.bytes)
+        last = state.complete[max(state.complete)]
+        of_last = f"(last round {mib(last.up)}, {mib(last.down)}); {duration(last.seconds or 0.0)} a round"
+        yield _line(f"{up} MiB up, {down} MiB down {of_last}")
+    numbers = (Column(name, justify="right", overflow="crop") for name in ("value", "change"))
+    metrics = Table(Column("last", overflow="crop"), *numbers, box=None, pad_edge=False)
+    for names, value, change in list(state.latest())[:_MOST_METRICS]:
+        shown = "" if math.isnan(change) else f"{change:+.2f}"
+        metrics.add_row(_line(" ".join(names), "cyan"), format_number(value), shown)
+    if metrics.row_count:
+        yield metrics
+    for incident in list(state.incidents)[-_MOST_INCIDENTS:]:
+        yield _line(incident_line(incident), "yellow")
+
+
+def _line(text: str, style: str = "") -> Text:
+    # neither an ellipsis nor a picture of a control character is ASCII, which may be all that a terminal takes
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return Text(" ".join(shown.split()), style=style, no_wrap=True, overflow="crop")
 
 
 class LiveProgress(Callback):
@@ -151,22 +269,22 @@ class LiveProgress(Callback):
         """Begin to draw; nothing happens if it is drawn already."""
         self._live.start(refresh=True)
 
-    def handle(self, event: events.Event) -> None:
+    def handle(self, event: Event) -> None:
         """Enter the event; print what stays above the picture."""
         with self._lock:
             self._state.handle(event)
         match event:
-            case events.Preparing():
+            case Preparing():
                 self.show()
-            case events.RunStarted():
+            case RunStarted():
                 self.show()
                 _print_line(self._console, run_line(event))
-            case events.Incident():
+            case Incident():
                 _print_line(self._console, incident_line(event), style="yellow")
-            case events.RunComplete(folder):
+            case RunComplete(folder):
                 self._live.transient = True
                 self.close()
-                self._console.print(outcome_of(folder))
+                self._console.print(summary_of(folder))
 
     def happened_at(self, when: float) -> None:
         self._state.happened_at(when)
@@ -179,38 +297,145 @@ class LiveProgress(Callback):
             return run_picture(self._state)
 
 
-def summaries(latest: Mapping[tuple[str, str], events.Metrics]) -> dict[str, str]:
+# ---- lines
+
+
+class PlainProgress(Callback):
+    """Prints one line for each round and event, and what goes on where none was printed for ten seconds; for log files
+    and pipes."""
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._now, self._state = console, now, RunState()
+        self._metrics: dict[tuple[str, str], Metrics] = {}  # of the round
+        self._cohort = 0
+        self._part, self._far, self._began, self._due = "", "", now(), math.inf
+        self._lock, self._closed = RLock(), Flag()  # what takes long may report nothing: a thread of its own looks
+        self._watch: Thread | None = None
+
+    def handle(self, event: Event) -> None:
+        with self._lock:
+            self._state.handle(event)
+            self._handle(event)
+            if self._watch is None:
+                self._watch = Thread(target=self._look_on, daemon=True)
+                self._watch.start()
+
+    def close(self) -> None:
+        with self._lock:  # so that no line follows
+            self._closed.set()
+
+    def _look_on(self) -> None:
+        while not self._closed.wait(_LOOK):
+            with self._lock:
+                if not self._closed.is_set():
+                    self.look()
+
+    def look(self) -> None:
+        """Print what goes on if that is due: which part, how far, and for how long."""
+        with self._lock:
+            if self._part and self._now() >= self._due:
+                number = f"round {self._state.round}/{self._state.rounds}: " if self._state.rounds else ""
+                self._print(f"{number}{self._part}{self._far} ... {duration(self._now() - self._began)}")
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Preparing(what, done, total):
+                self._goes_on(what, done, total)
+            case Working(participant, what, done, total):
+                self._goes_on(f"{participant}: {what}", done, total)
+            case ClientStarted(client, step):
+                self._goes_on(f"{client}: {step}")
+            case RunStarted():
+                self._print(run_line(event))
+            case Incident():
+                self._print(incident_line(event))
+            case RoundStarted(_, cohort):
+                self._metrics, self._cohort = {}, len(cohort)
+            case Measured(_, participant, kind, metrics):
+                self._metrics[participant, kind] = metrics
+            case RoundComplete(number, seconds) if seconds is not None:
+                self._print("  ".join(self._round_parts(number, seconds)))
+            case RunComplete(folder):
+                self._part = ""
+                self._console.print(summary_of(folder))
+
+    def _goes_on(self, part: str, done: int = 0, total: int = 0) -> None:
+        self._far = f": {done:,} of {total:,}" if total else ""
+        if part != self._part:
+            silent_until = self._now() + (_SILENCE if self._state.rounds else _LONG_PREPARATION)
+            self._part, self._began, self._due = part, self._now(), min(self._due, silent_until)
+
+    def _print(self, line: str) -> None:
+        self._due = self._now() + _SILENCE
+        _print_line(self._console, line)
+
+    def _round_parts(self, number: int, seconds: float) -> Iterator[str]:
+        yield f"round {number}/{self._state.rounds}"
+        yield duration(seconds)
+        replies = self._metrics.get((SERVER, PACE), {}).get("replies", math.inf)  # of all steps, where time is kept
+        excluded = sum(status == "excluded" for status in self._state.clients.values())
+        answered = min(self._cohort - excluded, replies)
+        yield f"{answered:g}/{self._cohort} clients" if self._cohort else "no client is asked"
+        yield from (f"{participant}: {text}" for participant, text in brief_metrics(self._metrics).items())
+        if self._state.left:
+            yield f"{duration(self._state.left)} left"
+
+
+class FolderLine(Callback):
+    """Prints the run folder when the run begins, and so has passed all checks.
+
+    Args:
+        folder: of the run.
+        console: that the run is shown on; anything else would print into its picture.
+    """
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        self._folder, self._console = folder, console
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            _print_line(self._console, f"run folder: {self._folder}")
+
+
+def brief_metrics(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
     """One short text for the server and each kind of measurement, and one for all clients together.
 
-    A mean over clients says over how many if not all of those measured have the metric.
+    A mean over clients tells over how many if not all of those measured have the metric.
 
     Args:
         latest: (participant, kind) -> its latest metrics.
     """
     texts: dict[str, str] = {}
-    of_clients: dict[str, list[events.Metrics]] = {}
+    of_clients: dict[str, list[Metrics]] = {}
     for (participant, kind), metrics in latest.items():
         if participant == SERVER:
-            texts[f"{SERVER} {kind}"] = _brief({name: [value] for name, value in metrics.items()}, 1)
+            texts[f"{SERVER} {kind}"] = _brief([metrics])
         else:
             of_clients.setdefault(kind, []).append(metrics)
-    for kind, measured in of_clients.items():
-        names = dict.fromkeys(chain(*measured))
-        values = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
-        texts[f"mean of {len(measured)} clients {kind}"] = _brief(values, len(measured))
-    return texts
+    return texts | {f"mean of {len(each)} clients {kind}": _brief(each) for kind, each in of_clients.items()}
 
 
-def _brief(values: Mapping[str, Sequence[float]], participants: int) -> str:
-    shown = [name for name in values if not is_context(name)][:_MOST_METRICS]
-    counts = {name: f" (of {len(values[name])})" if len(values[name]) < participants else "" for name in shown}
-    return ", ".join(f"{name} {finite_mean(values[name]):.2f}{counts[name]}" for name in shown)
+def _brief(measured: Sequence[Metrics]) -> str:
+    names = [name for name in dict.fromkeys(chain(*measured)) if not is_context(name)][:_MOST_BRIEF]
+    values = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
+    counts = {name: f" (of {len(own)})" if len(own) < len(measured) else "" for name, own in values.items()}
+    return ", ".join(f"{name} {finite_mean(own):.2f}{counts[name]}" for name, own in values.items())
 
 
-def run_line(event: events.RunStarted) -> str:
+def run_line(event: RunStarted) -> str:
     """Name and size of a run that begins."""
     resumed = f", resumed after round {event.done}" if event.done else ""
     return f"{event.name}: {event.rounds} rounds, {event.clients} clients{resumed}"
+
+
+def incident_line(incident: Incident) -> str:
+    """What befell whom."""
+    kind = incident.incident.replace("_", " ")
+    return f"round {incident.round}: {kind}: {incident.participant}: {incident.reason}"
+
+
+def summary_of(folder: Path) -> RunSummary:
+    return RunSummary(open_run(folder).records)
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from polyfed.core.untrusted import markdown
 
 MIB = 2**20
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MOST = 20  # columns of a page
 
 
@@ -65,3 +66,11 @@ def duration(seconds: float) -> str:
     minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"
+
+
+def byte_size(number: float) -> str:
+    """Bytes in the largest unit that leaves at least 1."""
+    power = 0
+    while number >= 1024 and power < len(_UNITS) - 1:
+        number, power = number / 1024, power + 1
+    return f"{number:,.{min(power, 1)}f} {_UNITS[power]}"

@@ -67,7 +67,7 @@ class SinkWriter(ABC):
 
 
 class Sink(Settings):
-    """A tracker that a run reports to. Subclasses live in ``polyfed.reporting.sinks``, one a module."""
+    """A tracker that a run reports to. Subclasses live in ``polyfed.reporting.sinks``."""
 
     home: ClassVar[str] = "polyfed.reporting.sinks"
 

@@ -17,7 +17,7 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw nothing, which takes longer than all the rest; analyses do."""
-    monkeypatch.setattr("polyfed.reporting.reported.run_figures", lambda records: {})
+    monkeypatch.setattr("polyfed.reporting.api.run_figures", lambda records: {})
 
 
 @pytest.fixture

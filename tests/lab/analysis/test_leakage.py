@@ -20,7 +20,7 @@ from polyfed.lab.analysis.leakage.figures import Discrimination
 from polyfed.lab.analysis.leakage.replies import seen_round
 from polyfed.lab.analysis.leakage.report import run_leakage
 from polyfed.lab.analysis.simulated import Simulated
-from polyfed.reporting.report import tables
+from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics
 
 SMALL = AttackPlan(attacks=("membership",), shadows=4, clients=1, samples=60, passes=40)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from polyfed.lab.analysis.drawing import Matrix
-from polyfed.reporting.recalls import find_recalls
+from polyfed.reporting.metrics import find_recalls
 from polyfed.reporting.tables import count
 
 Figures = Mapping[str, Mapping[str, float]]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.federation.population import Population
 from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.reporting.partition_charts import partition_sheet
-from polyfed.reporting.partition_tables import partition_tables
+from polyfed.reporting.run_figures import partition_sheet
+from polyfed.reporting.run_tables import partition_tables
 from polyfed.runs.records import PartitionEntry, RunRecords
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from polyfed.core.errors import PolyfedError, RunError
 from polyfed.core.untrusted import file_json
 from polyfed.lab.studies.cells import MODELS, RECORDS, CellFigures, Places
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.reporting.reported import resume, run
+from polyfed.reporting.api import resume, run
 from polyfed.runs.events import Callback, Callbacks, Event, Preparing
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder

@@ -20,7 +20,7 @@ from polyfed.lab.analysis.leakage.figures import Finding
 from polyfed.lab.analysis.leakage.replies import seen_round
 from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.lab.analysis.simulated import Simulated
-from polyfed.reporting.saved_tables import table_json
+from polyfed.reporting.run_tables import table_json
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.experiment import Experiment
 

@@ -14,8 +14,7 @@ from polyfed.core.settings import require_default
 from polyfed.federation.paces import Sync
 from polyfed.federation.settings import ServerSettings
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.reporting.client_spread import ClientSpread, selected_round
-from polyfed.reporting.recalls import chance_of
+from polyfed.reporting.metrics import ClientSpread, chance_of, selected_round
 from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run

@@ -1,4 +1,4 @@
-"""``polyfed.run`` and ``polyfed.resume``: runs, with plots and pages at the end."""
+"""``polyfed.run``, ``resume``, ``plot`` and ``report``: runs with their reports, and runs as figures and pages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from polyfed.reporting.page import write_html_report
-from polyfed.reporting.plots import run_figures, save_figures
-from polyfed.reporting.report import write_report
+from polyfed.core.errors import ConfigError, nearest
+from polyfed.reporting.charts import FigureSheet, sheet_of
+from polyfed.reporting.page import write_html_report, write_report
+from polyfed.reporting.run_figures import metric_charts, run_figures
 from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
+from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run, continue_run
 from polyfed.runs.tuning import tuned_twin
 
@@ -77,10 +79,45 @@ class Reports(Callback):
     """Writes both reports when a run is complete, and its figures unless ``run.output.plots`` is false."""
 
     def handle(self, event: Event) -> None:
-        """Write them."""
         if isinstance(event, RunComplete):
             records = open_run(event.folder).records
             figures = run_figures(records) if records.section("run").get("output", {}).get("plots", True) else {}
-            save_figures(figures, records.folder / "plots")
+            for name, sheet in figures.items():
+                sheet.save(records.folder / "plots" / f"{name}.png")
             write_report(records)
             write_html_report(records, figures=figures)
+
+
+def plot(run: Run, *names: str) -> FigureSheet:
+    """Figures of a run, with values on hovering in a notebook; ``save`` writes them as PNG.
+
+    Args:
+        run: as ``open_run`` gives it.
+        names: metrics, such as ``r1_sum``, each of the server and of the groups of clients that have it; or one of
+            the figures that the run folder has (``server``, ``clients``, ``partition``, ``traffic``, ...). Without
+            names it is the first of these.
+
+    Raises:
+        ConfigError: the run recorded nothing of that name, or nothing at all.
+    """
+    records = run.records
+    figures = run_figures(records)
+    if len(names) <= 1 and (chosen := names[0] if names else next(iter(figures), "")) in figures:
+        return figures[chosen]
+    charts = []
+    for name in names:
+        own = metric_charts(records, name)
+        if not own:
+            metrics = (metric for one in (SERVER, *records.clients) for metric in records.metric_names(one))
+            valid = dict.fromkeys([*metrics, *figures])
+            raise ConfigError(f"run '{run.name}' has no metric '{name}'; {nearest(name, valid)}")
+        charts += own
+    sheet = sheet_of(f"{run.name}: {', '.join(names)}", charts)
+    if sheet is None:
+        raise ConfigError(f"run '{run.name}' has recorded nothing to plot yet; continue it with polyfed resume")
+    return sheet
+
+
+def report(run: Run, out: Path | str | None = None) -> Path:
+    """Write a run's report as one HTML file, by default ``report.html`` in its folder; returns the path."""
+    return write_html_report(run.records, None if out is None else Path(out))

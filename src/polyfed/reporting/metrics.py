@@ -1,0 +1,268 @@
+"""What a metric depends on and is judged against: recalls with their chance, main metrics, and spreads over clients."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from polyfed.reporting.statistics import finite_mean, finite_values, spread_of
+from polyfed.runs.records import SERVER, RunRecords
+
+_NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
+_GALLERY = re.compile(r"(?P<task>|.+_)gallery_.+")
+# counts and gallery sizes come with the metrics of a task and are told apart by name alone
+_CONTEXT = re.compile(
+    r"(.+_)?gallery_.+|(.+_)?folds(_.+)?|.+_positives_per_query(_.+)?|.+_of_constant|n|items|samples|classes"
+)
+_CONSTANT = "_of_constant"
+
+EVALUATIONS = ("test", "validation")
+"""Kinds of measurements that say how good a model is."""
+PREFERRED = ("r1_sum", "accuracy", "dice")
+"""Metrics that say most, the first first."""
+_EVERYBODY = "all clients"
+
+
+@dataclass(frozen=True)
+class Recall:
+    """One recall: percent of the queries with a positive among the first ``cutoff`` of the gallery.
+
+    Attributes:
+        name: name of the metric.
+        direction: such as ``image to text``.
+        cutoff: K of R@K.
+        protocol: empty, or ``full`` or ``5fold`` where a run reports several.
+        value: percent.
+        gallery: entries that a query is compared with (mean over folds).
+        positives: positives a query (mean).
+        folds: number of folds that the value is a mean of.
+        task: what names of metrics begin with where there are several tasks.
+    """
+
+    name: str
+    direction: str
+    cutoff: int
+    protocol: str
+    value: float
+    gallery: float
+    positives: float
+    folds: float
+    task: str = ""
+
+    @property
+    def label(self) -> str:
+        """Such as ``image to text R@5 (5fold)``."""
+        return f"{self.direction} R@{self.cutoff}{f' ({self.protocol})' if self.protocol else ''}"
+
+    @property
+    def chance(self) -> float:
+        return chance_recall(self.gallery, self.positives, self.cutoff)
+
+    @property
+    def times_chance(self) -> float:
+        """How often the value contains chance; 1 is no better than a random order."""
+        return self.value / self.chance if self.chance else math.nan
+
+
+def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
+    """Percent of queries with a positive among the first ``cutoff`` of a gallery in random order.
+
+    Drawn without replacement: 1 - prod_{i < k} (g - p - i) / (g - i); that is k p / g for k = 1 or p = 1, and
+    less otherwise. NaN where gallery or positives are not known.
+    """
+    if math.isnan(gallery) or math.isnan(positives):
+        return math.nan
+    # fewer negatives than places: one of the first must be a positive, and the product below would be negative
+    if cutoff > gallery - positives:
+        return 100.0
+    return 100.0 * (1.0 - math.prod((gallery - positives - i) / (gallery - i) for i in range(cutoff)))
+
+
+def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
+    """What guessing reaches, in percent; NaN where that is not known.
+
+    For a recall and the sum of the recalls at 1 a random order of the gallery; for all else the best constant
+    prediction on the same test items, as the task reports it.
+    """
+    if f"{metric}{_CONSTANT}" in metrics:
+        return metrics[f"{metric}{_CONSTANT}"]
+    recalls = find_recalls(metrics)
+    if metric.endswith("r1_sum"):
+        return _chance_of_firsts(recalls, metric.removesuffix("r1_sum"))
+    return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
+
+
+def scale_of(metric: str, metrics: Mapping[str, float]) -> float:
+    """The most that a metric in percent can be: 100, or of a sum of recalls at 1 as many times 100 as it sums."""
+    if not metric.endswith("r1_sum"):
+        return 100.0
+    task = metric.removesuffix("r1_sum")
+    return 100.0 * (sum(recall.cutoff == 1 and recall.task == task for recall in find_recalls(metrics)) or 1)
+
+
+def _chance_of_firsts(recalls: Iterable[Recall], task: str) -> float:
+    firsts = [recall.chance for recall in recalls if recall.cutoff == 1 and recall.task == task]
+    return sum(firsts) if firsts else math.nan
+
+
+def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
+    """All recalls among ``metrics``, in their order; gallery and positives are NaN where not given."""
+    recalls = []
+    tasks = {match["task"] for match in map(_GALLERY.fullmatch, metrics) if match}
+    for name, match in ((name, _NAME.fullmatch(name)) for name in metrics):
+        if match is None:
+            continue
+        source, target, suffix = match["source"], match["target"], match["protocol"]
+        task = max((task for task in tasks if source.startswith(task)), key=len, default="")
+        source = source.removeprefix(task)
+        recalls.append(
+            Recall(
+                name=name,
+                direction=f"{source} to {target}",
+                cutoff=int(match["cutoff"]),
+                protocol=suffix.removeprefix("_"),
+                value=metrics[name],
+                gallery=metrics.get(f"{task}gallery_{target}{suffix}", math.nan),
+                positives=metrics.get(f"{task}{source}_to_{target}_positives_per_query{suffix}", math.nan),
+                folds=metrics.get(f"{task}folds{suffix}", math.nan),
+                task=task,
+            )
+        )
+    return recalls
+
+
+def is_context(name: str) -> bool:
+    """Whether a metric says what others depend on (a gallery's size, a count), not how good a model is."""
+    return _CONTEXT.fullmatch(name) is not None
+
+
+def common_chance(metric: str, measured: Sequence[Mapping[str, float]]) -> float:
+    """What guessing reaches, mean over those that were measured; NaN where it is not known of all."""
+    return finite_mean(chance_of(metric, metrics) for metrics in measured) if measured else math.nan
+
+
+def teaching(metrics: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Metrics that instruments of a run give of the clients' ensemble and of the server: name, and both values."""
+    for name, server in metrics.items():
+        ensemble = metrics.get(name.replace("student.", "teacher.", 1))
+        if name.startswith("student.") and ensemble is not None:
+            yield name.partition(".")[2], ensemble, server
+
+
+# ---- what runs are judged by
+
+
+@dataclass(frozen=True)
+class ClientSpread:
+    """One metric over the clients of a group that have a finite value of it; figures are NaN if none has.
+
+    Attributes:
+        group: of the clients.
+        metric: name of the metric.
+        values: client -> its value, finite ones only, in client order.
+        clients: how many the group has.
+    """
+
+    group: str
+    metric: str
+    values: Mapping[str, float]
+    clients: int
+
+    @property
+    def mean(self) -> float:
+        return finite_mean(self.values.values()) if self.values else math.nan
+
+    @property
+    def worst_client(self) -> str:
+        """The client with the worst value, the first of several; empty if none has one."""
+        worst_of = max if lower_is_better(self.metric) else min
+        return worst_of(self.values, key=self.values.__getitem__, default="")
+
+    @property
+    def worst(self) -> float:
+        return self.values.get(self.worst_client, math.nan)
+
+    @property
+    def best(self) -> float:
+        best_of = min if lower_is_better(self.metric) else max
+        return best_of(self.values.values(), default=math.nan)
+
+    @property
+    def disparity(self) -> float:
+        """Highest minus lowest value, 0 for one client."""
+        return abs(self.best - self.worst)
+
+    @property
+    def std(self) -> float:
+        return spread_of(self.values.values(), sample=False)
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("mean", "worst", "worst_client", "best", "disparity", "std")
+        return {"clients": len(self.values)} | {name: getattr(self, name) for name in names}
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric is a loss, of which the highest value is the worst."""
+    return "loss" in metric.split("_")
+
+
+def spread_over(records: RunRecords) -> dict[str, tuple[str, ...]]:
+    """Over whom metrics are summed up: each group; where every client is a group of its own, as sites are, all too."""
+    groups = records.groups
+    # sites of a deployment: a spread over one client each would say nothing
+    alone = len(groups) > 1 and all(len(members) == 1 for members in groups.values())
+    return groups | ({_EVERYBODY: records.clients} if alone and _EVERYBODY not in groups else {})
+
+
+def client_spread(records: RunRecords, group: str, metric: str, kind: str = "test") -> ClientSpread:
+    members = spread_over(records)[group]
+    last = {client: records.last(client, kind).get(metric, math.nan) for client in members}
+    return ClientSpread(group, metric, finite_values(last), len(members))
+
+
+def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSpread]:
+    for group, members in spread_over(records).items():
+        for metric in quality_names([records.last(client, kind) for client in members]):
+            yield client_spread(records, group, metric, kind)
+
+
+def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
+    return [name for name in dict.fromkeys(chain(*measured)) if not is_context(name)]
+
+
+def spreads_json(records: RunRecords) -> dict[str, Any]:
+    """Kind -> group -> metric -> its spread, for the kinds that clients were measured in."""
+    spreads: dict[str, Any] = {}
+    for kind in EVALUATIONS:
+        for spread in client_spreads(records, kind):
+            spreads.setdefault(kind, {}).setdefault(spread.group, {})[spread.metric] = spread.to_json()
+    return spreads
+
+
+def selected_round(records: RunRecords) -> int | None:
+    """The round whose server model validation prefers; None if it was never validated."""
+    best = records.best(SERVER, main_metric(records, [SERVER], "validation"), "validation")
+    return None if best is None else best[0]
+
+
+def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
+    """The metric that says most of some participants, empty if they have none."""
+    names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
+    # dictionaries instead of sets keep the order of the run, so that equal records give equal pages
+    quality = [name for name in names if not is_context(name) and name != "loss"]
+    return next((name for name in PREFERRED if name in names), quality[0] if quality else "")
+
+
+def judged_by(
+    records: RunRecords, metric: str | None = None, kind: str = "test"
+) -> tuple[str, dict[str, ClientSpread]]:
+    """The server's metric, empty if it has none, and the spread of each group of clients; of ``metric`` if given."""
+    groups = {
+        group: client_spread(records, group, metric or main_metric(records, clients, kind), kind)
+        for group, clients in records.groups.items()
+    }
+    return metric or main_metric(records, [SERVER], kind), groups

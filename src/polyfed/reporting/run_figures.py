@@ -1,0 +1,469 @@
+"""Figures of a run, which its report shows and its folder has as PNG files in ``plots/``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from polyfed.federation.timeline_events import REPLIED, STARTED
+from polyfed.reporting.charts import (
+    BarPart,
+    BarRows,
+    Chart,
+    ChartBand,
+    ChartLine,
+    FigureSheet,
+    GanttBar,
+    GanttChart,
+    HeatMap,
+    LegendEntry,
+    RoundChart,
+    RoundSeries,
+    sheet_of,
+    stacked_chart,
+)
+from polyfed.reporting.figures import COLOURS
+from polyfed.reporting.metrics import Recall, chance_of, find_recalls, is_context, main_metric
+from polyfed.reporting.run_tables import (
+    BYTE_DIRECTIONS,
+    Holdings,
+    bytes_by,
+    classes_of,
+    column_counts,
+    partition_groups,
+    short_names,
+    sources_of,
+)
+from polyfed.reporting.statistics import finite_values
+from polyfed.reporting.tables import MIB, byte_size, count, duration, format_number
+from polyfed.runs.records import PACE, SERVER, ClientArray, RunRecords
+
+RUN_FIGURES = ("server", "recorded", "clients", "partition", "traffic", "bytes", "pace", "events")
+"""Those that every run may have; others are of arrays that its method kept."""
+THIN_LINES = 20
+"""Up to so many clients have a line of their own."""
+
+_DASHES = {"test": "solid", "validation": "dashed", "chance": "dotted"}
+_FEW_EVENTS = 8  # are seen at a glance in the table
+_MOST_ROWS = 30  # of bytes by client, step or bundle
+_MOST_STEPS, _MOST_CLIENTS = 600, 60  # of the chart of clients in time
+_USES = {"fresh": 1, "late": 2, "not used": 0}  # of a reply -> its colour there
+_MOST_BARS = 60  # up to so many clients of a group have a bar each
+_WRITTEN_CELLS = 80  # up to here counts fit into the map
+_MOST_COLUMNS = 200  # of a map
+
+
+def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
+    """Name of a figure -> what it shows; what was not recorded is left out.
+
+    Raises:
+        RunError: an array of the run is damaged.
+    """
+    sheets = {
+        "server": sheet_of(f"{records.name}: server", server_charts(records)),
+        "recorded": sheet_of(f"{records.name}: recorded by the method", recorded_charts(records)),
+        "clients": sheet_of(f"{records.name}: clients, test", client_charts(records)),
+        "partition": partition_sheet(records),
+        "traffic": sheet_of(f"{records.name}: communication and time", traffic_charts(records)),
+        "bytes": sheet_of(f"{records.name}: where the bytes went", bytes_bars(records)),
+        "pace": sheet_of(f"{records.name}: clients in time", gantt_charts(records)),
+        "events": sheet_of(f"{records.name}: events", events_charts(records)),
+        **weight_sheets(records),
+    }
+    return {name: sheet for name, sheet in sheets.items() if sheet is not None}
+
+
+# ---- learning curves
+
+
+def server_charts(records: RunRecords) -> list[RoundChart]:
+    """The server's recalls by direction with chance, then its losses and sums, then all other metrics together."""
+    metrics = {**records.last(SERVER, "validation"), **records.last(SERVER, "test")}
+    recalls = find_recalls(metrics)
+    charts = [*_recall_charts(records, metrics, recalls)]
+    together = []
+    for name in metrics:
+        if is_context(name) or name in {recall.name for recall in recalls}:
+            continue
+        # losses and sums have scales of their own; percentages share one chart
+        if "loss" in name or name == "r1_sum":
+            title = "Sum of recalls at 1 (r1_sum)" if name == "r1_sum" else name
+            charts.append(_server_chart(records, title, _unit(name), {name: name}, metrics))
+        else:
+            together.append(name)
+    for start in range(0, len(together), len(COLOURS)):
+        family = together[start : start + len(COLOURS)]
+        charts.append(_server_chart(records, "Other metrics", "%", dict(zip(family, family, strict=True)), metrics))
+    return [chart for chart in charts if chart]
+
+
+def _recall_charts(
+    records: RunRecords, metrics: Mapping[str, float], recalls: Sequence[Recall]
+) -> Iterator[RoundChart]:
+    groups: dict[tuple[str, str], list[Recall]] = {}
+    for recall in recalls:
+        groups.setdefault((recall.direction, recall.protocol), []).append(recall)
+    validation = {recall.name: recall.gallery for recall in find_recalls(records.last(SERVER, "validation"))}
+    for (direction, protocol), members in groups.items():
+        gallery, other = members[0].gallery, validation.get(members[0].name, math.nan)
+        title = f"{direction}{f' ({protocol})' if protocol else ''}, gallery {count(gallery)}"
+        if not math.isnan(other) and other != gallery:  # neither values nor chance can be compared then
+            title += f" (validation {count(other)}; chance is that of test)"
+        labels = {recall.name: f"R@{recall.cutoff}" for recall in members}
+        yield _server_chart(records, title, "recall (%)", labels, metrics)
+
+
+def _server_chart(
+    records: RunRecords, title: str, unit: str, labels: Mapping[str, str], metrics: Mapping[str, float]
+) -> RoundChart:
+    """Metrics of the server, a colour each; how a line is dashed tells test, validation and chance apart."""
+    names = {name: (label, 1 + index % len(COLOURS)) for index, (name, label) in enumerate(labels.items())}
+    lines = [
+        ChartLine(f"{label} {kind}", values, colour, _DASHES[kind])
+        for name, (label, colour) in names.items()
+        for kind in ("test", "validation")
+        if (values := records.series(SERVER, name, kind))
+    ]
+    rounds = sorted({number for line in lines for number in line.values})
+    for name, (label, colour) in names.items():
+        line = ChartLine(f"{label} chance", dict.fromkeys(rounds, chance_of(name, metrics)), colour, "dotted")
+        lines += [line] * bool(line.finite)
+    dashes = {line.dash for line in lines}
+    styles = [LegendEntry(kind, 0, dash) for kind, dash in _DASHES.items() if dash in dashes]
+    return RoundChart(title, unit, lines, [*(LegendEntry(*entry) for entry in names.values()), *styles])
+
+
+def recorded_charts(records: RunRecords) -> list[RoundChart]:
+    """What the method itself recorded of the server as ``<family>.<member>``, one chart a family.
+
+    Of more members than there are colours (losses of many clients) it shows mean and range.
+    """
+    families: dict[str, dict[str, RoundSeries]] = {}
+    for name in records.metric_names(SERVER, "train"):
+        family = name.split(".")[0]
+        families.setdefault(family, {})[name.removeprefix(f"{family}.")] = records.series(SERVER, name, "train")
+    charts = []
+    for family, members in families.items():
+        series = {name: values for name, values in members.items() if any(values.values())}  # a gallery of 0 is none
+        known = [value for values in series.values() for value in values.values()]
+        if len(known) > len(series) and len({*known}) == 1:  # one value in all rounds
+            continue
+        title = family.replace("_", " ")
+        # nobody tells more lines apart than there are colours
+        if len(series) > len(COLOURS):
+            charts.append(spread_chart(title, family, series, 1, carry=False))
+            continue
+        lines = [ChartLine(label, values, colour) for colour, (label, values) in enumerate(series.items(), 1)]
+        legend = [LegendEntry(line.label, line.colour) for line in lines] if len(lines) > 1 else []
+        charts.append(RoundChart(title, family, lines, legend))
+    return [chart for chart in charts if chart]
+
+
+def client_charts(records: RunRecords) -> list[RoundChart]:
+    """The main test metric and the loss of each group of clients."""
+    charts = []
+    for group, clients in records.groups.items():
+        # the main metric is empty where a group has no other than its loss
+        for metric in filter(None, (main_metric(records, clients), "loss")):
+            measured = sum(bool(records.series(client, metric)) for client in clients)
+            title = f"{group}: {metric}, test ({measured} of {len(clients)} clients)"
+            charts.append(_group_chart(records, group, metric, title))
+    return [chart for chart in charts if chart]
+
+
+def metric_charts(records: RunRecords, metric: str) -> list[RoundChart]:
+    """One metric wherever it was measured: of the server by kind, and of each group of clients on its test data."""
+    metrics = {**records.last(SERVER, "validation"), **records.last(SERVER, "test")}
+    charts = [_server_chart(records, f"server: {metric}", _unit(metric), {metric: metric}, metrics)]
+    charts += [_group_chart(records, group, metric, f"{group}: {metric}, test") for group in records.groups]
+    return [chart for chart in charts if chart]
+
+
+def _group_chart(records: RunRecords, group: str, metric: str, title: str) -> RoundChart:
+    series = {client: records.series(client, metric) for client in records.groups[group]}
+    return spread_chart(title, _unit(metric), series, _group_colour(records, group))
+
+
+def spread_chart(
+    title: str,
+    unit: str,
+    series: Mapping[str, RoundSeries],
+    colour: int,
+    reference: ChartLine | None = None,
+    *,
+    carry: bool = True,
+) -> RoundChart:
+    """Mean and range over clients by round, with a thin line for each client if there are few.
+
+    Args:
+        title: of the chart.
+        unit: of the values.
+        series: client -> its values.
+        colour: of mean and range.
+        reference: a line to compare with.
+        carry: of a client that has no value in a round its latest one counts; otherwise it does not count there.
+    """
+    import pandas as pd
+
+    measured = {client: finite for client, values in series.items() if (finite := finite_values(values))}
+    table = pd.DataFrame(list(measured.values()), dtype=float).sort_index(axis="columns")  # [clients, rounds]
+    if carry:
+        # clients are measured when they took part: without their latest values the mean would jump with the cohort
+        table = table.ffill(axis="columns")
+    rounds = [int(number) for number in table.columns]
+    low, mean, high = (
+        dict(zip(rounds, side.tolist(), strict=True)) for side in (table.min(), table.mean(), table.max())
+    )
+    legend = [LegendEntry("mean", colour), LegendEntry("range", colour, "band")]
+    if len(measured) <= THIN_LINES:
+        lines = [ChartLine(client, values, 0, thin=True) for client, values in measured.items()]
+        legend.append(LegendEntry("one client"))
+    else:
+        ends = {"lowest": low, "highest": high}
+        lines = [ChartLine(label, values, colour, thin=True) for label, values in ends.items()]
+    lines.append(ChartLine("mean", mean, colour))
+    if reference is not None:
+        lines.append(reference)
+        legend.append(LegendEntry(reference.label, reference.colour, reference.dash))
+    return RoundChart(title, unit, lines, legend, [ChartBand(low, high, colour)])
+
+
+def _group_colour(records: RunRecords, group: str) -> int:
+    return 1 + list(records.groups).index(group) % len(COLOURS)
+
+
+def _unit(name: str) -> str:
+    return name if "loss" in name else f"{name} (%)"
+
+
+# ---- bytes, time and events
+
+
+def traffic_charts(records: RunRecords) -> list[RoundChart]:
+    sent = {
+        label: {number: total / MIB for number, total in records.bytes_per_round(direction).items()}
+        for direction, label in BYTE_DIRECTIONS.items()
+    }
+    seconds = {"seconds": dict(sorted(records.seconds.items()))}
+    charts = [
+        stacked_chart(f"Sent in each round (in all {records.total_bytes() / MIB:,.1f} MiB)", "MiB", sent),
+        stacked_chart(
+            f"Time of each round (in all {duration(sum(records.seconds.values()))})", "seconds", seconds, first_colour=3
+        ),
+    ]
+    return [chart for chart in charts if chart]
+
+
+def bytes_bars(records: RunRecords) -> list[BarRows]:
+    """MiB by bundle and step, the largest first, and by client in the order of the run; nothing of no bytes."""
+    clients = bytes_by(records, lambda transfer: transfer.client)
+    totals = {
+        "By bundle": _largest(bytes_by(records, lambda sent: f"{sent.bundle} ({sent.dtype or sent.kind})")),
+        "By step": _largest(bytes_by(records, lambda sent: sent.step or "(none)")),
+    }
+    # few clients in the order of the run, as everywhere in a report; of many only the largest matter
+    if len(clients) > _MOST_ROWS:
+        totals[f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}"] = _largest(clients)
+    else:
+        totals["By client"] = {client: clients[client] for client in records.clients if client in clients}
+    legend = [LegendEntry(label, colour, "area") for colour, label in enumerate(BYTE_DIRECTIONS.values(), start=1)]
+    return [
+        BarRows(
+            title,
+            {name: _byte_parts(sent) for name, sent in rows.items()},
+            {name: byte_size(sent.total()) for name, sent in rows.items()},
+            "MiB",
+            legend,
+        )
+        for title, rows in totals.items()
+        if rows
+    ]
+
+
+def _largest(totals: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
+    return dict(sorted(totals.items(), key=lambda item: -item[1].total())[:_MOST_ROWS])
+
+
+def _byte_parts(sent: Counter[str]) -> list[BarPart]:
+    return [
+        BarPart(sent[direction] / MIB, f"{label}: {byte_size(sent[direction])}", colour)
+        for colour, (direction, label) in enumerate(BYTE_DIRECTIONS.items(), start=1)
+    ]
+
+
+def events_charts(records: RunRecords) -> list[RoundChart]:
+    """Events by round, where they are many."""
+    events = sorted(records.events, key=lambda event: event.round)
+    if len(events) <= _FEW_EVENTS:
+        return []
+    # further kinds would share a colour; the table has them all
+    kinds = list(dict.fromkeys(event.incident for event in events))[: len(COLOURS)]
+    counts = {kind: Counter(event.round for event in events if event.incident == kind) for kind in kinds}
+    parts = {kind.replace("_", " "): dict(sorted(by_round.items())) for kind, by_round in counts.items()}
+    return [stacked_chart("Events by round", "events", parts)]
+
+
+# ---- clients in time
+
+
+class Work(NamedTuple):
+    """A step of a client: when it was asked and when it had replied, in which rounds, and what came of it."""
+
+    client: str
+    begun: float
+    ended: float
+    asked: int
+    used: int
+    use: str
+
+
+def gantt_charts(records: RunRecords) -> list[GanttChart]:
+    """The clients of a run in time, none where it had none; of a long run its beginning."""
+    work, known = work_of(records), list(records.holdings)
+    names = {one.client for one in work}
+    clients = [client for client in known if client in names] + sorted(names.difference(known))
+    rows = clients[:_MOST_CLIENTS]
+    shown = [one for one in work if one.client in rows][:_MOST_STEPS]
+    if not shown:
+        return []
+    bars = []
+    for one in shown:
+        begun, ended = f"{format_number(one.begun)} s", f"{format_number(one.ended)} s"
+        text = f"{one.client}: asked in round {one.asked}, {begun}; {one.use} in round {one.used}, {ended}"
+        bars.append(GanttBar(one.client, one.begun, one.ended, _USES[one.use], text))
+    last = max(one.ended for one in shown)
+    steps = [time for time in records.series(SERVER, "virtual_seconds", PACE).values() if time <= last]
+    of_all = "" if len(shown) == len(work) else f" (the first {len(shown):,} of {len(work):,} steps)"
+    legend = (*(LegendEntry(use, colour, "area") for use, colour in _USES.items()), LegendEntry("server step", 7))
+    return [GanttChart(f"Clients at work{of_all}", rows, bars, steps, legend)]
+
+
+def work_of(records: RunRecords) -> list[Work]:
+    work = []
+    begun: dict[tuple[str, int], float] = {}  # of a round with several steps the last
+    for event in records.paced:
+        key = event.client, event.asked
+        if event.event == STARTED:
+            begun[key] = event.seconds
+        elif key in begun:
+            in_time = "fresh" if event.asked == event.round else "late"
+            use = in_time if event.event == REPLIED else "not used"
+            work.append(Work(event.client, begun[key], event.seconds, event.asked, event.round, use))
+    return work
+
+
+# ---- who holds what
+
+
+def partition_sheet(records: RunRecords) -> FigureSheet | None:
+    """One row a group: maps of items by class (where labelled) and by column, and sizes as bars.
+
+    Shares of each client's items by column stand where the class is made of columns. A group of many clients has the
+    map by class alone.
+    """
+    rows: list[list[Chart]] = []
+    for group, held in partition_groups(records.holdings).items():
+        # a site that tells only its sizes has no classes to show
+        charts: list[Chart] = [_class_map(group, held)] if any(holding.labels for holding in held.values()) else []
+        if len(held) <= _MOST_BARS:
+            charts += [_column_map(held)] if any(column_counts(held).values()) else []
+            title = f"{group}: sizes ({', '.join(sources_of(held))})"
+            charts.append(_size_bars(title, held, _group_colour(records, group)))
+        rows += [charts] if charts else []
+    return FigureSheet(f"{records.name}: partition", rows) if rows else None
+
+
+def _class_map(group: str, held: Holdings) -> HeatMap:
+    names = classes_of(held)
+    shown = names[:_MOST_COLUMNS]
+    counts = np.array([[(holding.labels or {}).get(name, 0) for name in shown] for holding in held.values()])
+    note = f"The first {len(shown)} of {len(names)} classes." if len(shown) < len(names) else ""
+    labels = [[f"{count:,}" for count in row] for row in counts.tolist()] if counts.size <= _WRITTEN_CELLS else []
+    columns, title = short_names(shown, held), f"{group}: items by class"
+    return HeatMap(title, list(held), counts.astype(float), "class", columns, note, scale="items", labels=labels)
+
+
+def _column_map(held: Holdings) -> HeatMap:
+    """Per cent of each client's items on a scale from 0 to 100, with the counts where they fit."""
+    counts = list(column_counts(held).values())
+    names = list(counts[0])
+    items = [max(1, holding.items) for holding in held.values()]
+    shares = np.array([[100 * row[name] / total for name in names] for row, total in zip(counts, items, strict=True)])
+    fit = len(names) * len(held) <= _WRITTEN_CELLS
+    labels = [[f"{row[name]:,}" for name in names] for row in counts] if fit else []
+    columns, limits = short_names(names, held), (0.0, 100.0)
+    return HeatMap("by column (0 to 100 %)", list(held), shares, "column", columns, limits=limits, labels=labels)
+
+
+def _size_bars(title: str, held: Holdings, colour: int) -> BarRows:
+    """Samples of each client, those that it holds in addition paler."""
+    rows, amounts = {}, {}
+    for client, holding in held.items():
+        also = int(holding.also["samples"]) if holding.also else 0
+        rows[client] = [BarPart(holding.samples - also, "samples", colour)]
+        if also:
+            rows[client].append(BarPart(also, "samples in addition", colour, 0.45))
+        items = f"{holding.items:,} items, " if holding.items != holding.samples else ""
+        amounts[client] = f"{items}{holding.samples:,}{' samples' if items else ''}"
+    additional = any(holding.also for holding in held.values())
+    legend = [LegendEntry("samples", colour, "area"), LegendEntry("samples in addition", colour, "band")]
+    return BarRows(title, rows, amounts, "samples", legend if additional else ())
+
+
+# ---- aggregation weights by client and public sample
+
+
+def weight_sheets(records: RunRecords) -> dict[str, FigureSheet]:
+    """Name of an array -> its values by client and sample in the last round, and each client's mean by round.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    # an array may name clients that the records do not: they come last, by name
+    rank = {client: number for number, client in enumerate(records.clients)}
+    sheets = {}
+    for name, stored in records.arrays().items():
+        rounds = {number: array for number, array in sorted(stored.items()) if array.values.size}
+        if rounds:
+            present = {client for array in rounds.values() for client in array.clients}
+            clients = sorted(present, key=lambda client: (rank.get(client, len(rank)), client))
+            last = max(rounds)
+            charts = [_weight_map(f"{name}, round {last}", rounds[last], clients), _mean_weights(name, rounds, clients)]
+            sheets[name] = FigureSheet(f"{records.name}: {name}", [charts])
+    return sheets
+
+
+def _weight_map(title: str, array: ClientArray, order: Sequence[str]) -> HeatMap:
+    """Samples are averaged in runs of equal length where they are many."""
+    rows = [client for client in order if client in array.clients]
+    samples = array.values.shape[1]
+    width = -(-samples // _MOST_COLUMNS)
+    starts = np.arange(0, samples, width)
+    # the last run may be shorter, so sums are divided by true lengths
+    means = np.add.reduceat(array.values, starts, axis=1) / np.diff([*starts, samples])
+    columns = [f"{first} to {min(samples, first + width) - 1}" if width > 1 else f"{first}" for first in starts]
+    note = f"Each column is the mean of {width} samples." if width > 1 else ""
+    values = means[[array.clients.index(client) for client in rows]]
+    return HeatMap(title, rows, values, "public sample", columns, note, scale="weight")
+
+
+def _mean_weights(name: str, rounds: Mapping[int, ClientArray], clients: Sequence[str]) -> RoundChart:
+    series: dict[str, dict[int, float]] = {client: {} for client in clients}
+    for number, array in rounds.items():
+        for client, mean in zip(array.clients, array.values.mean(axis=1), strict=True):
+            series[client][number] = float(mean)
+    equal = {number: 1 / len(array.clients) for number, array in rounds.items()}
+    title, reference = f"Mean of {name} by client", ChartLine("equal weights", equal, 0, "dotted")
+    if len(clients) > THIN_LINES:
+        return spread_chart(title, "mean weight", series, 1, reference, carry=False)
+    dashes = ("solid", "dashed", "dotted")
+    lines = [
+        ChartLine(client, values, 1 + index % len(COLOURS), dashes[index // len(COLOURS) % len(dashes)])
+        for index, (client, values) in enumerate(series.items())
+    ]
+    lines.append(reference)
+    return RoundChart(title, "mean weight", lines, [LegendEntry(line.label, line.colour, line.dash) for line in lines])

@@ -1,0 +1,598 @@
+"""What came out of a run: what was reached, against chance and twins, what it took, and what to do next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.untrusted import file_json
+from polyfed.reporting.compare import shared_metrics
+from polyfed.reporting.metrics import (
+    chance_of,
+    common_chance,
+    find_recalls,
+    judged_by,
+    main_metric,
+    scale_of,
+    teaching,
+)
+from polyfed.reporting.statistics import finite_mean
+from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib
+from polyfed.runs.events import Metrics
+from polyfed.runs.opened import open_run
+from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.twins import untouched_server
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SHARES = ("accuracy", "dice")  # in percent, of items or of pixels
+MAIN = (*SHARES, "r1_sum")
+_NORMAL = 1.96  # 95 % of a normal distribution lie within so many deviations
+_MOST_ROWS = 8  # of the table, below its headings
+_TWINS = {SERVER: "server_only", "clients": "local"}
+_SHARED = {
+    "server_only": ("data", "public", "server"),
+    "local": ("data", "public", "clients"),
+}  # what a run has in common with its twin
+
+
+class Card(NamedTuple):
+    """One metric, what it is, and what it must be compared with."""
+
+    label: str
+    value: str
+    context: str = ""
+
+
+class Completion(NamedTuple):
+    """Whether a run is complete: a word or two, its mood (``good``, ``bad`` or ``odd``), and an explanation."""
+
+    shown: str
+    mood: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The one metric that a run is judged by."""
+
+    participant: str  # ``server`` or ``clients``
+    metric: str
+    value: float  # after the last evaluation; of clients the mean over those that have it
+    chance: float  # what guessing reaches, NaN where that is not known
+    meaning: str  # a clause with a place for the value
+    # test items, never their captions, that the value is a share of, NaN where that is not known; of a mean over
+    # clients as many as would deviate as far
+    trials: float = math.nan
+    kept: tuple[float, float] | None = None  # interval over test items that the evaluation kept
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
+        from polyfed.tasks.scores import share_interval  # takes torch, which pages of finished runs do without
+
+        is_share = self.trials > 0 and 0 <= self.value <= 100
+        return self.kept or (share_interval(self.value, self.trials) if is_share else None)
+
+    @property
+    def is_above_chance(self) -> bool:
+        """Whether all of the interval is above chance; without one, whether the value is."""
+        return (self.interval[0] if self.interval else self.value) > self.chance
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What the terminal at the end of a run, ``report.md`` and the page say of it.
+
+    Attributes:
+        records: of the run, finished or not.
+    """
+
+    records: RunRecords
+
+    # ---- what it is judged by
+
+    @cached_property
+    def headline(self) -> Headline | None:
+        """The server's main metric, else the clients'; None if nothing was measured."""
+        records, metrics = self.records, self.records.last(SERVER)
+        if find_recalls(metrics):
+            return self._recall_headline
+        for metric in (name for name in SHARES if name in metrics):
+            meaning = f"The server's {metric} is {{}} %"
+            value, kept = metrics[metric], records.interval(SERVER, metric)
+            return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, _items(metrics), kept)
+        return self.clients_headline
+
+    @property
+    def _recall_headline(self) -> Headline:
+        metrics = self.records.last(SERVER)
+        recalls = find_recalls(metrics)
+        plain = [recall for recall in recalls if not recall.protocol] or recalls
+        # of the first task, and in the second direction: of texts and pictures, a picture for a text
+        best = max((recall for recall in reversed(plain) if recall.task == plain[0].task), key=lambda one: one.cutoff)
+        source, _, target = best.direction.partition(" to ")
+        first = f"the first {best.cutoff} of {count(best.gallery)}"
+        meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
+        # an entry of the smaller gallery is an item, such as a picture with its captions
+        galleries = [metrics.get(f"{best.task}gallery_{side}", math.nan) for side in (source, target)]
+        items = math.nan if best.protocol else min(galleries)
+        kept = self.records.interval(SERVER, best.name)
+        return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)
+
+    @cached_property
+    def clients_headline(self) -> Headline | None:
+        for metric in MAIN:
+            measured = self._measured(self.records.clients, metric)
+            if measured:
+                several, scale = len(measured) > 1, scale_of(metric, measured[0])
+                unit = " %" if scale == 100 else f" of {count(scale)} %"
+                whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
+                meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
+                value = finite_mean(metrics[metric] for metrics in measured)
+                chance = common_chance(metric, measured)
+                return Headline("clients", metric, value, chance, meaning, self._common_trials(metric))
+        return None
+
+    def _measured(self, participants: Sequence[str], metric: str) -> list[Metrics]:
+        """Last metrics of those that have a finite value of one."""
+        last = map(self.records.last, participants)
+        return [metrics for metrics in last if math.isfinite(metrics.get(metric, math.nan))]
+
+    def _common_trials(self, metric: str) -> float:
+        """Items of one client whose share would deviate as far as the mean of the clients' shares does.
+
+        Clients of a source's split that is not dealt out are tested on the same items, which are no further trials.
+        """
+        tested: dict[str, list[float]] = {}
+        for group, clients in self.records.groups.items():
+            settings = self.records.section("clients").get(group) or {}
+            is_shared = settings.get("test_split") is not None and settings.get("test") == "all"
+            split = f"{settings.get('source')} {settings.get('test_split')}"
+            for client in clients:
+                if self._measured([client], metric):
+                    tested.setdefault(split if is_shared else client, []).append(_items(self.records.last(client)))
+        clients_tested = sum(map(len, tested.values()))
+        if not clients_tested:
+            return math.nan
+        return 1 / sum((len(items) / clients_tested) ** 2 / max(items) for items in tested.values())
+
+    # ---- the sentence
+
+    @property
+    def verdict(self) -> str:
+        """What came out, against chance, untouched encoders and training alone, where twins of these are finished."""
+        records, best = self.records, self.headline
+        seconds = sum(records.seconds.values())
+        took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
+        if best is None:
+            return f"{records.name} is finished ({took}); nobody was measured."
+        clauses = [best.meaning.format(format_number(best.value)), *_interval_in_words(best.interval)]
+        if best.chance > 0 and not best.is_above_chance:
+            clauses.append(f"no better than chance ({format_number(best.chance)} %)")
+        elif best.chance > 0:
+            times = best.value / best.chance
+            clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({format_number(best.chance)} %)")
+        return " ".join([", ".join([*clauses, f"after {took}."]), *self._beside_twins(best)])
+
+    def _beside_twins(self, best: Headline) -> Iterator[str]:
+        """Whether a run is above untouched encoders, and above what each client reaches alone."""
+        twin = finished_zero_shot(self.records) if best.participant == SERVER else None
+        untouched = twin.last(SERVER).get(best.metric, math.nan) if twin else math.nan
+        if not math.isnan(untouched):
+            yield _compared(
+                "That", best, untouched, f"the untouched encoders (zero-shot), {format_number(untouched)} %"
+            )
+        own, twin = self.clients_headline, finished_twin(self.records, _TWINS["clients"])
+        alone = RunSummary(twin).clients_headline if own and twin else None
+        if own and alone and own.metric == alone.metric:
+            value = format_number(own.value)
+            subject = "That" if best.participant == own.participant else f"Its clients' {own.metric}, {value},"
+            yield _compared(subject, own, alone.value, f"training alone (local), {format_number(alone.value)}")
+
+    # ---- advice: the first condition that holds speaks
+
+    @property
+    def advice(self) -> str:
+        """What to change first, empty where nothing is to be said."""
+        if (best := self.headline) is None:
+            return ""
+        return _few_items(best) or self._at_chance(best) or self._still_rising(best) or self._poor_teacher()
+
+    def _at_chance(self, best: Headline) -> str:
+        """No better than guessing, though there are items enough."""
+        if not best.value <= best.chance:
+            return ""
+        return (
+            f"nothing was learnt in {self.records.rounds} rounds: try a pretrained encoder (hf), another learning rate "
+            "(training.optimizer.lr), or more rounds."
+        )
+
+    def _still_rising(self, best: Headline) -> str:
+        """The last two evaluations each were the best until then, by validation where there is some."""
+        records = self.records
+        participants = [SERVER] if best.participant == SERVER else list(records.clients)
+        kind = "validation" if records.metric_names(participants[0], "validation") else "test"
+        measured = [series for name in participants if (series := records.series(name, best.metric, kind))]
+        rounds = sorted(set.intersection(*map(set, measured))) if measured else []
+        values = [finite_mean(series[number] for series in measured) for number in rounds]
+        if len(values) < 4 or not max(values[:-2]) < values[-2] < values[-1]:
+            return ""
+        rising = f"{format_number(values[-2])}, then {format_number(values[-1])}"
+        return f"{kind} still rises ({rising}): --rounds {2 * records.rounds} may give more."
+
+    def _poor_teacher(self) -> str:
+        """The ensemble that a server learns from ranks held-out samples worse than the server does."""
+        metrics = self.records.last(SERVER, "train")
+        for metric, ensemble, server in teaching(metrics) if metrics.get("teacher.gallery", 0) else ():
+            if ensemble < server:
+                values = f"{metric} {format_number(ensemble)} against {format_number(server)}"
+                return (
+                    f"the clients' ensemble ranks below the server ({values}): train clients longer "
+                    "(algorithm.local_epochs), align them (algorithm.teacher), or give distillation less weight."
+                )
+        return ""
+
+    # ---- for a terminal
+
+    def __rich__(self) -> RenderableType:
+        """At most 30 lines of 80 columns."""
+        from rich.console import Group
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        from polyfed.reporting.terminal import FittedTable
+
+        sentences = [Text(f"warning: {warning}", style="yellow") for warning in self.records.warnings]
+        sentences.append(Text(self.verdict, style="bold"))
+        if advice := self.advice:
+            sentences.append(Text(f"Advice: {advice}"))
+        steps = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
+        for purpose, command in self.next_steps:
+            steps.add_row(Text(purpose, style="dim"), Text(command))
+        twins = [part for table in self.twin_tables for part in (Text(), FittedTable(table))]
+        return Group(*sentences, FittedTable(self.table), steps, *twins)
+
+    @property
+    def table(self) -> TextTable:
+        """Main metrics of the server and of each group of clients, in at most ten lines."""
+        records = self.records
+        rows = [*self._server_rows(), *self._group_rows()]
+        if len(rows) > _MOST_ROWS:
+            rows = [*rows[: _MOST_ROWS - 1], ("... more in the report", "", "", "")]
+        seconds = sum(records.seconds.values())
+        note = f"{mib(records.total_bytes())} MiB sent, {len(records.clients)} clients"
+        note += (f", {duration(seconds)}" if seconds else "") + f"; {records.replies_in_words}"
+        return TextTable("", ("test", "final", "chance", "best (round)"), rows, (note,))
+
+    def _server_rows(self) -> Iterator[tuple[str, ...]]:
+        metrics = self.records.last(SERVER)
+        labels = {
+            recall.name: f"{recall.direction} R@{recall.cutoff} of {count(recall.gallery)}"
+            for recall in find_recalls(metrics)
+            if recall.cutoff in (1, 10) and not recall.protocol
+        }
+        for metric, label in (labels | {metric: metric for metric in MAIN if metric in metrics}).items():
+            best = self.records.best(SERVER, metric)
+            at_best = f"{format_number(best[1])} ({best[0]})" if best else "-"
+            yield f"server: {label}", *map(format_number, (metrics[metric], chance_of(metric, metrics))), at_best
+
+    def _group_rows(self) -> Iterator[tuple[str, ...]]:
+        for group, spread in judged_by(self.records)[1].items():
+            if spread.metric:
+                chance = common_chance(spread.metric, self._measured(self.records.groups[group], spread.metric))
+                mean = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
+                yield f"{group}{mean}: {spread.metric}", format_number(spread.mean), format_number(chance), "-"
+
+    @property
+    def twin_tables(self) -> list[TextTable]:
+        """What ``polyfed compare`` compares of a run and its twins: own metrics, the twin's, their differences."""
+        best = self.headline
+        if best is None:
+            return []
+        of_server = best.participant == SERVER
+        alone = "the server alone" if of_server else "every client alone"
+        twins = [
+            (alone, "alone", finished_twin(self.records, _TWINS[best.participant])),
+            ("the untouched encoders", "untouched", finished_zero_shot(self.records) if of_server else None),
+        ]
+        return [
+            TextTable(
+                f"Beside {beside}: {twin.name}",
+                ("test, one seed", "here", column, "difference"),
+                [
+                    (name, format_number(own), format_number(other), f"{own - other:+.2f}")
+                    for name, (own, other) in shared_metrics(self.records, twin).items()
+                    if name.startswith(f"{SERVER} ") == of_server
+                ],
+            )
+            for beside, column, twin in twins
+            if twin
+        ]
+
+    @property
+    def next_steps(self) -> Sequence[tuple[str, str]]:
+        """Commands for what one wants next, and where the report is."""
+        records = self.records
+        folder, config = (shlex.quote(str(path)) for path in (records.folder, records.folder / "config.yaml"))
+        server, twin = records.section("server"), records.section("twin")
+        has_model = bool(server) and (records.folder / "models").is_dir()
+        steps = [("report", f"open {shlex.quote(str(records.folder / 'report.html'))}")]
+        if has_model:
+            steps.append(("evaluate", f"polyfed evaluate {folder} --data {shlex.quote(str(server.get('source', '')))}"))
+        steps.append(("compare", f"polyfed compare {folder} OTHER_RUN"))
+        if twin.get("tuned") is not None:
+            steps.append(("seeds", f"polyfed run {config} --seeds 1,2,3"))
+        for purpose, kind in self._missing_twins() if not twin else ():
+            out = shlex.quote(f"{records.folder}-{kind}")
+            steps.append((purpose, f"polyfed run {config} --twin {kind} --out {out}"))
+        if has_model:
+            steps.append(("export", f"polyfed export {folder}"))
+        return steps
+
+    def _missing_twins(self) -> Iterator[tuple[str, str]]:
+        """Purpose and kind of the twins that this run is to be compared with."""
+        records = self.records
+        has_server_only = records.config.get("public") and records.section("server").get("validation_split")
+        baseline = _TWINS[SERVER if has_server_only else "clients"]
+        if records.config and _algorithm(records) != baseline and finished_twin(records, baseline) is None:
+            yield "baseline", baseline.replace("_", "-")
+        if _untouched_server(records) and finished_zero_shot(records) is None:
+            yield "untouched", "zero-shot"
+
+    # ---- for the head of the page
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """Versions, device and state of the code; empty if the run has not written them.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        path = self.records.folder / "environment.json"
+        if not path.exists():
+            return {}
+        try:
+            content = file_json(path.read_text("utf-8"))
+        except ValueError as error:
+            raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
+        if not isinstance(content, dict):
+            raise RunError(
+                f"environment.json holds a {type(content).__name__}, not an object; restore {path} or delete it"
+            )
+        return content
+
+    @property
+    def title(self) -> str:
+        return component_name(setting(self.records.config, "name")) or self.records.name
+
+    @property
+    def description(self) -> str:
+        return component_name(setting(self.records.config, "description"))
+
+    @property
+    def rounds(self) -> tuple[int, int | None]:
+        """Done, and planned."""
+        planned = setting(self.records.config, "run", "rounds")
+        # the setting may be of any type: a page is written for an edited or damaged configuration too
+        return max(self.records.seconds, default=self.records.rounds), planned if isinstance(planned, int) else None
+
+    @property
+    def status(self) -> Completion:
+        done, planned = self.rounds
+        if planned is None:
+            return Completion(f"{done} rounds", "odd")
+        if done >= planned:
+            return Completion("complete", "good")
+        hint = "Killed or interrupted, or still at work when this page was written; polyfed resume continues it."
+        return Completion(f"stopped after round {done} of {planned}", "bad", hint)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        records, (done, planned) = self.records, self.rounds
+        seed = setting(records.config, "run", "seed")
+        seconds = sum(records.seconds.values())
+        facts = {
+            "method": component_name(setting(records.config, "algorithm")),
+            "seed": "" if seed is None else str(seed),
+            "rounds": f"{done} of {planned}" if planned is not None else str(done),
+            "duration": duration(seconds) if seconds else "",
+            "replies": records.replies_in_words.removeprefix("replies: "),
+            "device": str(self.environment.get("device", "")),
+            "run folder": records.name,
+        }
+        return {name: value for name, value in facts.items() if value}
+
+    @property
+    def versions(self) -> TextTable:
+        states = {key: self.environment.get(key) for key in ("python", "platform", "threads", "git")}
+        versions = self.environment.get("versions")
+        rows = [(name, str(value)) for name, value in states.items() if value is not None]
+        rows += [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, Mapping) else []
+        return TextTable("Environment", ("what", "version or state"), rows)
+
+    @property
+    def cards(self) -> list[Card]:
+        """The few metrics that matter most, and what the run took."""
+        return [*self._server_cards(), *self._group_cards(), *self._effort_cards()]
+
+    def _server_cards(self) -> Iterator[Card]:
+        """The server's main metric and recalls at 1, after the last test or else the last validation."""
+        records = self.records
+        # a server without test data may still have validation
+        kind = "test" if records.last(SERVER) else "validation"
+        metrics = records.last(SERVER, kind)
+        main = main_metric(records, [SERVER], kind)
+        for name in [main, *(name for name in metrics if name.endswith("_r@1"))] if main in metrics else []:
+            best = records.best(SERVER, name, kind)
+            context = [f"best {format_number(best[1])} in round {best[0]}"] if best else []
+            context += _chance_in_words(chance_of(name, metrics))
+            context += _interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
+            yield Card(f"server {_label(name)}, {kind}", _value(name, metrics[name], metrics), " · ".join(context))
+
+    def _group_cards(self) -> Iterator[Card]:
+        """The mean of each group of clients that was measured, and its worst client."""
+        for group, spread in judged_by(self.records)[1].items():
+            if not spread.values:
+                continue
+            name, several = spread.metric, len(spread.values) > 1
+            measured = self._measured(self.records.groups[group], name)
+            worst, disparity = map(format_number, (spread.worst, spread.disparity))
+            apart = f"worst {worst} ({spread.worst_client}) · disparity {disparity}"
+            context = [f"{apart} over {len(spread.values)} clients" if several else f"of {spread.worst_client} alone"]
+            context += _chance_in_words(common_chance(name, measured))
+            label = f"{group} clients, mean {_label(name)}" if several else f"{group}, {_label(name)}"
+            yield Card(label, _value(name, spread.mean, measured[0]), " · ".join(context))
+
+    def _effort_cards(self) -> Iterator[Card]:
+        records = self.records
+        if records.transfers:
+            up, down = records.total_bytes("up"), records.total_bytes("down")
+            yield Card("bytes sent", byte_size(up + down), f"up {byte_size(up)} · down {byte_size(down)}")
+        if records.seconds:
+            times = list(records.seconds.values())
+            spread = f"{duration(min(times))} to {duration(max(times))}" if len(times) > 1 else ""
+            yield Card("time a round", duration(fmean(times)), spread)
+        if records.clients:
+            groups = " · ".join(f"{len(members):,} {group}" for group, members in records.groups.items())
+            yield Card("clients", f"{len(records.clients):,}", groups)
+            excluded = records.excluded()
+            # one client may be excluded in many rounds
+            participants = len({event.participant for event in excluded})
+            context = (
+                f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
+            )
+            yield Card("exclusions", f"{len(excluded):,}", context)
+
+
+# ---- words
+
+
+def _few_items(best: Headline) -> str:
+    """A value above chance, by less than its items can tell."""
+    distance = (best.value - best.chance) / 100
+    if not best.trials > 0 or best.is_above_chance or not distance > 0:
+        return ""
+    share = best.value / 100
+    needed = math.ceil((_NORMAL / distance) ** 2 * share * (1 - share))
+    return (
+        f"{count(round(best.trials))} test items cannot tell {format_number(best.value)} % from chance, "
+        f"about {count(max(needed, round(best.trials) + 1))} could: give the test more data."
+    )
+
+
+def _items(metrics: Metrics) -> float:
+    return metrics.get("items", metrics.get("n", math.nan))
+
+
+def _interval_in_words(interval: tuple[float, float] | None) -> list[str]:
+    return [] if interval is None else [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}"]
+
+
+def _chance_in_words(chance: float) -> list[str]:
+    return [f"chance {format_number(chance)}"] if math.isfinite(chance) else []
+
+
+def _compared(subject: str, own: Headline, other: float, shown: str) -> str:
+    """Whether a value is above another, or too near for its interval."""
+    low, high = own.interval or (own.value, own.value)
+    if low <= other <= high:
+        return f"These test items do not tell it from {shown}."
+    return f"{subject} is {'above' if low > other else 'below'} {shown}."
+
+
+def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
+    """In percent; of a sum of recalls with what it can reach."""
+    scale = scale_of(name, metrics)
+    return f"{format_number(value)} %" if scale == 100 else f"{format_number(value)} of {count(scale)} %"
+
+
+def _label(name: str) -> str:
+    return name.replace("_r@", " R@").replace("_to_", " to ")
+
+
+# ---- twins: the same federation without federated learning
+
+
+def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
+    """A finished run beside this one with the same federation, seed and rounds, and this algorithm."""
+    if _algorithm(records) == algorithm or not records.config:
+        return None
+
+    def conditions(each: RunRecords) -> list[Any]:
+        config, run = each.untuned_config, each.section("run")
+        return [*(config.get(part) for part in _SHARED[algorithm]), run.get("seed"), run.get("rounds")]
+
+    return _finished_beside(
+        records,
+        lambda twin: (
+            _algorithm(twin) == algorithm and not _is_zero_shot(twin) and conditions(twin) == conditions(records)
+        ),
+    )
+
+
+def finished_zero_shot(records: RunRecords) -> RunRecords | None:
+    """A finished run beside this one whose server has the same encoders as they come, task, data and seed."""
+    server = _untouched_server(records)
+    if not server:
+        return None
+
+    def is_twin(other: RunRecords) -> bool:
+        is_same = other.config.get("server") == server and other.config.get("data") == records.config.get("data")
+        return _is_zero_shot(other) and is_same and other.number("seed") == records.number("seed")
+
+    return _finished_beside(records, is_twin)
+
+
+def _finished_beside(records: RunRecords, is_twin: Callable[[RunRecords], bool]) -> RunRecords | None:
+    """The first finished run of some kind in the folder that a run's own lies in."""
+    folder = records.folder.resolve()
+    for other in sorted(folder.parent.iterdir()):
+        if other != folder and (other / "report.html").is_file():
+            try:
+                twin = open_run(other).records
+            except RunError:  # some other run is damaged: no reason to spoil the end of this one
+                continue
+            if is_twin(twin):
+                return twin
+    return None
+
+
+def _untouched_server(records: RunRecords) -> dict[str, Any] | None:
+    """Settings of the server of a run's twin zero-shot; None if it is such a twin, or has none."""
+    try:
+        return None if _is_zero_shot(records) else untouched_server(records.section("server"))
+    except ConfigError:
+        return None
+    except (KeyError, TypeError, AttributeError):  # settings that somebody edited: no reason to spoil the end of a run
+        return None
+
+
+def _is_zero_shot(records: RunRecords) -> bool:
+    return records.section("twin").get("kind") == "zero-shot"
+
+
+def _algorithm(records: RunRecords) -> str:
+    return str(records.section("algorithm").get("name", ""))
+
+
+# ---- settings of any form: a run is shown whose configuration was edited or damaged, too
+
+
+def setting(config: Any, *path: str) -> Any:
+    for key in path:
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
+def component_name(value: Any) -> str:
+    """Name of a component, which a configuration gives as a name or as a section with one."""
+    name = setting(value, "name") if isinstance(value, Mapping) else value
+    return name if isinstance(name, str) else ""
