@@ -96,8 +96,7 @@ def _list_type(kind: Any) -> Any:
 
 def _report(run: Any) -> None:
     """The run's own reports show it from now on."""
-    from polyfed.reporting.page import write_html_report
-    from polyfed.reporting.run_tables import write_report
+    from polyfed.reporting.page import write_html_report, write_report
 
     typer.echo(f"written: {write_report(run.records)}")
     typer.echo(f"written: {write_html_report(run.records)}")
