@@ -22,7 +22,6 @@ from polyfed.privacy.policy import Policy, SentField
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings, require_covered
 from polyfed.runs.config_files import merged
 from polyfed.runs.conflicts import Choice, conflicts
-from polyfed.runs.preflight import require_learning_by_fit
 from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 from reference import code, table
@@ -97,11 +96,8 @@ def _against_noise_on_replies(method: Algorithm) -> str:
 
 
 def _against_noise_in_training(method: Algorithm) -> str:
-    def require() -> None:
-        require_learning_by_fit(type(method))
-        require_covered(_SAMPLES, steps_of(method), method.component_name())
-
-    return _refusal(require)
+    against = next(conflicts(Choice(method, privacy=_SAMPLES)), "")
+    return against or _refusal(lambda: require_covered(_SAMPLES, steps_of(method), method.component_name()))
 
 
 def _against_rules(method: Algorithm) -> str:

@@ -137,5 +137,5 @@ def test_a_killed_server_asks_again_who_was_at_work(tmp_path: Path) -> None:
 
 
 def test_virtual_times_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.pace\.clients: a deployment has a real clock"):
+    with pytest.raises(ConfigError, match=r"run\.pace\.clients 'drawn': a deployment has a real clock"):
         polyfed.run(Experiment.parse(erratic({"name": "async", "clients": "drawn"})), tmp_path / "run", quiet=True)

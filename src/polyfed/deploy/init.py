@@ -28,7 +28,6 @@ from polyfed.federation.membership import member_ids
 from polyfed.privacy.clipping import Clipping
 from polyfed.runs.config_files import portable_content
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.preflight import require_real_clock
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
@@ -108,7 +107,8 @@ def _require_no_simulation(experiment: Experiment) -> None:
             )
     if experiment.run.attackers:
         raise ConfigError("run.attackers is for simulations; sites do not attack: leave it out of what is deployed")
-    require_real_clock(experiment.run.pace)
+    if experiment.run.pace.clients is not None:
+        raise ConfigError("run.pace.clients: a deployment has a real clock; leave it out")
 
 
 def admit_site(server: Path, name: str, public_key: Path) -> Path:

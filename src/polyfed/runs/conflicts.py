@@ -3,127 +3,143 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import UnionType
+from typing import Any, Protocol
 
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.algorithms.shared.teacher import Teacher
-from polyfed.core.errors import ConfigError
 from polyfed.federation.attack import Attack
 from polyfed.federation.attacks import Conspiracy
-from polyfed.federation.paces import LatePace, Pace
-from polyfed.privacy.settings import AggregationSettings
+from polyfed.federation.paces import LatePace
+from polyfed.privacy.settings import AggregationSettings, PrivacySettings
+from polyfed.runs.settings import RunSettings
 from polyfed.wire.payload import Prototypes, TensorBundle
 from polyfed.wire.schema import Declared, steps_of
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What an experiment has chosen."""
-
-    method: Algorithm
-    aggregation: AggregationSettings
-    pace: Pace | None = None
-    attackers: Sequence[Attack] = ()
+class Chosen(Protocol):
+    """What features are looked for in: an experiment, or a ``Choice``."""
 
     @property
-    def name(self) -> str:
-        return f"algorithm '{self.method.component_name()}'"
+    def algorithm(self) -> Algorithm: ...
+    @property
+    def aggregation(self) -> AggregationSettings: ...
+    @property
+    def run(self) -> RunSettings: ...
+    @property
+    def privacy(self) -> PrivacySettings | None: ...
 
 
-Feature = Callable[[Choice], str]
+@dataclass(frozen=True)
+class Choice:
+    """The sections of an experiment that conflicts are about."""
+
+    algorithm: Algorithm
+    aggregation: AggregationSettings = field(default_factory=AggregationSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    privacy: PrivacySettings | None = None
+
+
+Feature = Callable[[Chosen], str]
 """What a choice has of a feature, in the words of its settings; empty: nothing."""
 
 
-def late_replies(choice: Choice) -> str:
-    return f"run.pace '{choice.pace.component_name()}'" if isinstance(choice.pace, LatePace) else ""
+def chosen(path: str, unless: str | None = None) -> Feature:
+    """A setting that is not null; of a component, or a text, other than ``unless``."""
+
+    def words(choice: Chosen) -> str:
+        value: Any = choice
+        for key in path.split("."):
+            value = getattr(value, key, None)
+        name = value if isinstance(value, str) else value.component_name() if getattr(value, "home", "") else None
+        if value is None or (unless is not None and name == unless):
+            return ""
+        return path if name is None else f"{path} '{name}'"
+
+    return words
 
 
-def masked_sums(choice: Choice) -> str:
-    rule = choice.aggregation.secure
-    return "" if rule is None else f"aggregation.secure '{rule.component_name()}'"
+def algorithm(has: Callable[[Algorithm], bool]) -> Feature:
+    """A property of methods, whose words are the method's name."""
+
+    def words(choice: Chosen) -> str:
+        return f"algorithm '{choice.algorithm.component_name()}'" if has(choice.algorithm) else ""
+
+    return words
 
 
-def robust_rule(choice: Choice) -> str:
-    rule = choice.aggregation.robust
-    return "" if rule is None else f"aggregation.robust '{rule.component_name()}'"
+virtual_times = chosen("run.pace.clients")
+masked_sums = chosen("aggregation.secure")
+robust_rule = chosen("aggregation.robust")
+clipping = chosen("aggregation.clip")
+sample_noise = chosen("privacy.samples")
+public_samples = chosen("algorithm.public.samples")
+sequential_mean = chosen("algorithm.averaging.mean", unless="exact")
+weighed_by_content = chosen("algorithm.teacher.weights", unless="count")
+alignment = chosen("algorithm.teacher.alignment")
+unasked_clients = algorithm(lambda method: not method.asks_clients)
+one_model_a_round = algorithm(lambda method: method.asks_clients and not method.takes_late_replies)
+nothing_combined = algorithm(lambda method: not returned_bundles(method))
+unsummed_method = algorithm(lambda method: not method.summed)
+# what derives from a class that vouches for it may do more
+unseen_learning = algorithm(lambda method: not vars(type(method)).get("learns_by_fit"))
 
 
-def clipping(choice: Choice) -> str:
-    return "" if choice.aggregation.clip is None else "aggregation.clip"
+def attackers(are: Callable[[Attack], bool]) -> Feature:
+    """Attacks with a property, of which the first is named."""
+
+    def words(choice: Chosen) -> str:
+        return next((f"run.attackers '{one.component_name()}'" for one in choice.run.attackers if are(one)), "")
+
+    return words
 
 
-def conspiracy(choice: Choice) -> str:
-    names = [attack.component_name() for attack in choice.attackers if isinstance(attack, Conspiracy)]
-    return f"run.attackers '{names[0]}'" if names else ""
+any_attack = attackers(lambda attack: True)
+falsified_replies = attackers(lambda attack: attack.falsifies)
+conspiracy = attackers(lambda attack: isinstance(attack, Conspiracy))
 
 
-def falsified_replies(choice: Choice) -> str:
-    names = [attack.component_name() for attack in choice.attackers if attack.falsifies]
-    return f"run.attackers '{names[0]}'" if names else ""
+def late_replies(choice: Chosen) -> str:
+    return f"run.pace '{choice.run.pace.component_name()}'" if isinstance(choice.run.pace, LatePace) else ""
 
 
-def public_samples(choice: Choice) -> str:
-    public = getattr(choice.method, "public", None)
-    return "" if getattr(public, "samples", None) is None else "algorithm.public.samples"
+def deployed(choice: Chosen) -> str:
+    return f"run.engine '{choice.run.engine.component_name()}'" if choice.run.engine.is_deployed else ""
 
 
-def sequential_mean(choice: Choice) -> str:
-    mean = getattr(getattr(choice.method, "averaging", None), "mean", "exact")
-    return "" if mean == "exact" else f"algorithm.averaging.mean '{mean}'"
+def metrics_unsent(choice: Chosen) -> str:
+    return "privacy.metrics 'none'" if choice.privacy and choice.privacy.metrics == "none" else ""
 
 
-def teacher_of(choice: Choice) -> Teacher | None:
-    teacher = getattr(choice.method, "teacher", None)
-    return teacher if isinstance(teacher, Teacher) else None
+def measured_clients(choice: Chosen) -> str:
+    return "" if choice.run.evaluate_clients is False else "run.evaluate_clients"
 
 
-def weighed_by_content(choice: Choice) -> str:
-    name = teacher.weights.component_name() if (teacher := teacher_of(choice)) else "count"
-    return "" if name == "count" else f"algorithm.teacher.weights '{name}'"
-
-
-def alignment(choice: Choice) -> str:
-    return "algorithm.teacher.alignment" if (teacher := teacher_of(choice)) and teacher.alignment else ""
-
-
-def unasked_clients(choice: Choice) -> str:
-    return "" if choice.method.asks_clients else choice.name
-
-
-def one_model_a_round(choice: Choice) -> str:
-    return choice.name if choice.method.asks_clients and not choice.method.takes_late_replies else ""
-
-
-def averaged_changes(choice: Choice) -> str:
-    rule = getattr(choice.method, "averaging", None)
+def averaged_changes(choice: Chosen) -> str:
+    rule = getattr(choice.algorithm, "averaging", None)
     return f"algorithm.averaging '{rule.component_name()}'" if rule is not None and rule.is_of_changes else ""
 
 
-def nothing_combined(choice: Choice) -> str:
-    return "" if returned_bundles(choice.method) else choice.name
-
-
-def unsummed_method(choice: Choice) -> str:
-    return "" if choice.method.summed else f"{choice.name}, as it is set"
-
-
-def single_values(choice: Choice) -> str:
+def single_values(choice: Chosen) -> str:
     """Steps whose replies have more than their sum tells."""
-    for step, schema in steps_of(choice.method).items():
-        weight = choice.method.summed.get(step)
+    method = choice.algorithm
+    for step, schema in steps_of(method).items():
+        weight = method.summed.get(step)
         own = [
             field
             for field, declared in schema.returns.items()
-            if step not in choice.method.summed or (field != weight and not _is_summed(declared))
+            if step not in method.summed or (field != weight and not _is_summed(declared))
         ]
         if schema.kind == "step" and (own or schema.others is not None):
-            return f"{choice.name}, which needs {', '.join(own) or 'scalars'} of each client in its step '{step}'"
+            what = ", ".join(own) or "scalars"
+            return f"algorithm '{method.component_name()}', which needs {what} of each client in its step '{step}'"
     return ""
 
 
 CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
+    (deployed, virtual_times, "a deployment has a real clock; leave the times out"),
+    (deployed, any_attack, "sites do not attack, and are not ours to corrupt; leave the attackers out"),
     (late_replies, unasked_clients, "it asks nobody; set run.pace to sync"),
     (
         late_replies,
@@ -145,45 +161,53 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (masked_sums, weighed_by_content, "it weighs clients by what each sends; choose count"),
     (masked_sums, alignment, "it maps the representations of each client; set it to null"),
     (masked_sums, sequential_mean, "it takes replies one after the other; set it to exact"),
-    (masked_sums, unsummed_method, "it needs each client's reply; choose a method that averages"),
+    (masked_sums, unsummed_method, "as it is set, it needs each client's reply; choose a method that averages"),
     (masked_sums, single_values, "only sums are seen; choose a method that only averages"),
     (masked_sums, robust_rule, "a rule compares single replies; choose one of the two"),
     (masked_sums, clipping, "it looks at each reply; set it to null"),
     (masked_sums, conspiracy, "it changes what was sent; choose an attack of single clients"),
+    (
+        sample_noise,
+        unseen_learning,
+        "its clients may learn of private data beside client.fit, which DP-SGD does not see; choose fedavg, fedet or "
+        "fedmkd, or protect the reply (privacy.reply)",
+    ),
+    (
+        metrics_unsent,
+        measured_clients,
+        "metrics of clients' test samples are sent as they are; set run.evaluate_clients: false, or accept it with "
+        "privacy.metrics: clear",
+    ),
 )
 """In the order in which they are told: what settings change comes before what another method takes."""
 
 
-def conflicts(choice: Choice) -> Iterator[str]:
+def conflicts(choice: Chosen) -> Iterator[str]:
     """What of a choice does not go together, a line each."""
     for one, other, reason in CONFLICTS:
         if (first := one(choice)) and (second := other(choice)):
             yield f"{first} does not go with {second}: {reason}"
 
 
-def require_together(choice: Choice) -> None:
-    """Check that all that is chosen goes together.
-
-    Raises:
-        ConfigError: something does not.
-    """
-    for conflict in conflicts(choice):
-        raise ConfigError(conflict)
-
-
 def returned_bundles(method: Algorithm) -> set[type[TensorBundle]]:
-    """Kinds of tensors that a method's clients send in its rounds."""
-    kinds: set[type[TensorBundle]] = set()
-    for schema in steps_of(method).values():
-        for declared in schema.returns.values() if schema.kind != "fresh" else ():
-            kinds |= {kind for kind in _kinds(declared) if isinstance(kind, type) and issubclass(kind, TensorBundle)}
-    return kinds
+    """Types of tensors that a method's clients send in its rounds."""
+    returned = [
+        part
+        for schema in steps_of(method).values()
+        if schema.kind != "fresh"
+        for declared in schema.returns.values()
+        for part in _parts(declared)
+    ]
+    return {part for part in returned if isinstance(part, type) and issubclass(part, TensorBundle)}
 
 
 def _is_summed(declared: Declared) -> bool:
-    kinds = _kinds(declared)  # prototypes count by class
-    return all(isinstance(kind, type) and issubclass(kind, TensorBundle) and kind is not Prototypes for kind in kinds)
+    # prototypes count by class
+    return all(
+        isinstance(part, type) and issubclass(part, TensorBundle) and part is not Prototypes
+        for part in _parts(declared)
+    )
 
 
-def _kinds(declared: Declared) -> tuple[object, ...]:
+def _parts(declared: Declared) -> tuple[object, ...]:
     return typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)

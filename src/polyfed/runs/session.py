@@ -22,6 +22,7 @@ from polyfed.federation.population import Population
 from polyfed.federation.server import Server
 from polyfed.federation.state import StateStore
 from polyfed.federation.types import Blueprint
+from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
 from polyfed.runs.events import PROGRESS, Callback, Callbacks, EventLog, Measured, Metrics, Recorder, RunComplete
@@ -29,7 +30,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import KEPT, RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Checkpoints, Evaluations, History, Loop
 from polyfed.runs.opened import Run
-from polyfed.runs.preflight import preflight, preflight_clients, prepare_secret, with_conspirators
+from polyfed.runs.preflight import preflight, preflight_clients, with_conspirators
 from polyfed.runs.records import SERVER
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server, collected_blueprints
@@ -141,11 +142,12 @@ class Session:
     def require_sound(self) -> None:
         """Check what can be checked before an engine starts, see ``preflight``; a simulation has its secret then."""
         preflight(self.experiment, self.federation)
-        prepare_secret(self.hosting)
+        if (privacy := self.hosting.spec.privacy) is not None and self.federation.members:
+            PrivacyGuard(privacy, self.hosting.folder / PRIVATE, self.hosting.settings.secret).prepare()
 
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""
-        self.engine = engine = with_conspirators(engine, self.experiment)
+        self.engine = engine = with_conspirators(engine, self.experiment) if self.experiment.run.attackers else engine
         self.server = build_server(
             self.experiment, self.federation, engine.clients(), self._blueprint, self._server_measured
         )

@@ -154,14 +154,6 @@ class RunSettings(Settings):
             raise ValueError(f"output.keep_rounds has {late[0]}, but there are {self.rounds} rounds; leave it out")
         return self
 
-    @model_validator(mode="after")
-    def _simulated_attackers(self) -> Self:
-        if self.attackers and self.engine.is_deployed:
-            raise ValueError(
-                "attackers are for simulations; a deployment's clients are not ours to corrupt: leave it out"
-            )
-        return self
-
 
 class ExperimentSettings(Settings):
     """All that describes a run."""
