@@ -19,8 +19,7 @@ from typing import Any
 import polyfed
 from polyfed import open_run
 from polyfed.core.device import cpu_threads
-from polyfed.lab.analysis.leakage.attacks import AttackPlan
-from polyfed.lab.analysis.leakage.report import run_leakage
+from polyfed.lab.analysis.leakage import Leakage, run_leakage
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.runs.experiment import Experiment
 
@@ -154,7 +153,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"| method | protection | {' | '.join(COLUMNS)} |\n|{' --- |' * (len(COLUMNS) + 2)}")
     for method in options.methods:
-        plan = AttackPlan(attacks=("membership",), shadows=options.shadows, clients=2)
+        plan = Leakage(attacks=("membership",), shadows=options.shadows, clients=2)
         for protection, changes in protected(method).items():
             cells: dict[str, list[float]] = {name: [] for name in COLUMNS}
             for seed in options.seeds:

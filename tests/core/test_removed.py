@@ -14,7 +14,7 @@ from polyfed.core.removed import REMOVED, STUDIES, removed, removed_study
 from polyfed.core.settings import Settings
 from polyfed.data.source import Source
 from polyfed.federation.paces import Staleness
-from polyfed.lab.studies.columns.models import Analysis
+from polyfed.lab.studies.columns.models import AnalysisColumn
 from polyfed.lab.studies.study_files import study_content
 from polyfed.models.adapters.adapter import Adapter
 from polyfed.models.encoder import Encoder
@@ -77,7 +77,7 @@ def test_a_study_that_had_a_name_is_a_file() -> None:
 @pytest.mark.parametrize("name", sorted(REMOVED["analysis"]))
 def test_an_analysis_that_is_gone_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match=LINE):
-        Analysis(analysis=name, figure="total.up")
+        AnalysisColumn(analysis=name, figure="total.up").require(None)  # type: ignore[arg-type]
 
 
 def test_what_moved_is_read_under_its_old_name_with_one_warning(tiny: Config, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import polyfed
 from paper_studies import NAMES, STUDIES
-from polyfed.lab.analysis.partitions import planned_holdings
+from polyfed.lab.analysis.partition import planned_holdings
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.study import SMALL, SMOKE, Study

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paper_studies import NAMES, STUDIES
-from polyfed.lab.analysis.partitions import planned_holdings
+from polyfed.lab.analysis.partition import planned_holdings
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.study import Study
 from polyfed.runs.experiment import Experiment

@@ -13,7 +13,7 @@ from polyfed.data.assembly import assemble
 from polyfed.data.sources.questions import OTHER
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
-from polyfed.lab.analysis.partitions import planned_holdings
+from polyfed.lab.analysis.partition import planned_holdings
 from polyfed.runs.config_files import merged, read_config
 from small_federations import bag, resnet, words
 

@@ -14,13 +14,12 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
+from papers.creamfl.drift import ModalityDrift, drift_result
 from PIL import Image
 
-from polyfed.lab.analysis.centres import Centres, centres_of_runs
+from polyfed.lab.analysis.analysis import AnalysisResult
 from polyfed.lab.analysis.drawing import PointMap, draw_panels
-from polyfed.lab.analysis.drift import ModalityDrift, drift_result
-from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.lab.analysis.round_weights import ChannelWeights, weights_result
+from polyfed.lab.analysis.weights import ChannelWeights, weights_result
 from polyfed.reporting import compare as compare_module
 from polyfed.reporting.compare import compare, draw_comparison
 from polyfed.reporting.figures import settle
@@ -94,8 +93,7 @@ def features() -> Figure:
 def centres() -> Figure:
     names = tuple(f"image: a data set number {k}" for k in range(7))
     maps = [PointMap("image", {name: torch.rand(10, 2) for name in names}, has_centres=True)]
-    found = Centres("run", 1, "test", names, ("image",) * 7, torch.ones(7).long(), torch.rand(7, 3), maps)
-    return drawn(centres_of_runs("data", [found, found]))
+    return draw_panels("Representations", [*maps, *maps], 1)
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {

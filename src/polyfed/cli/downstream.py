@@ -45,7 +45,7 @@ def downstream_command(
     Few-shot and zero-shot classification, segmentation, retrieval.
     """
     from polyfed.core.device import cpu_threads
-    from polyfed.lab.analysis.results import ready_folder
+    from polyfed.lab.analysis.analysis import ready_folder
     from polyfed.lab.downstream.model_choice import ModelChoice
     from polyfed.lab.downstream.suite import Suite, run_suite, suites
 

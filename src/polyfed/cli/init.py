@@ -51,7 +51,7 @@ def init_command(
     """
     from polyfed.core.files import write_atomically
     from polyfed.federation.settings import DataSettings
-    from polyfed.lab.analysis.partitions import held_items, planned_holdings
+    from polyfed.lab.analysis.partition import held_items, planned_holdings
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.config_files import read_config
     from polyfed.runs.experiment import Experiment

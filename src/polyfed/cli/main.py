@@ -11,7 +11,7 @@ import click
 import typer
 
 from polyfed.cli import results, running
-from polyfed.cli.analyse import analyse_app
+from polyfed.cli.analyse import analyse_command
 from polyfed.cli.console import Commands, fail, warnings_and_signals, with_argument_help
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
@@ -50,7 +50,7 @@ _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "gallery": results.gallery_command,
         "evaluate": results.evaluate_command,
         "downstream": downstream_command,
-        "analyse": analyse_app,
+        "analyse": analyse_command,
         "export": results.export_command,
     },
     "Many runs, many sites": {"compare": results.compare_command, "study": study_app, "deploy": deploy_app},

@@ -13,10 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.untrusted import require_own_code
 
 SHORT_NAME = "short_name"
 """Class attribute of a component that shares its module with others of its family: what it is called."""
@@ -157,6 +161,39 @@ def _ancestry(place: ClassPlace) -> list[ClassPlace]:
 
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = __name__.partition(".")[0]
+_T = TypeVar("_T")
+
+
+def is_file_class(name: str) -> bool:
+    """Whether a name is that of a class in a file, ``FILE.py:Class``."""
+    return ".py:" in name
+
+
+def class_in_file(name: str, family: type[_T]) -> type[_T]:
+    """The class that ``FILE.py:Class`` names; the file runs once in a process.
+
+    Raises:
+        ConfigError: there is no such file or class, or it is none of the family, or a folder that somebody handed over
+            names it and may not.
+    """
+    path, _, attribute = name.rpartition(":")
+    file = Path(path).resolve()
+    module = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    require_own_code(module, attribute)
+    spec = spec_from_file_location(module, file)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        if module not in sys.modules:
+            sys.modules[module] = module_from_spec(spec)  # pydantic looks there for the names of types
+            spec.loader.exec_module(sys.modules[module])
+        kind = getattr(sys.modules[module], attribute)
+    except (OSError, ImportError, SyntaxError, AttributeError) as error:
+        sys.modules.pop(module, None)
+        raise ConfigError(f"cannot read '{name}': {error}; give FILE.py:Class") from error
+    if not (isinstance(kind, type) and issubclass(kind, family)):
+        raise ConfigError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
+    return kind
 
 
 def own_code(settings: BaseModel) -> dict[str, dict[str, str]]:
@@ -203,7 +240,7 @@ def _sources(module: str) -> dict[str, str]:
             name.rpartition(".")[0],
             *_imported(content, name if source.stem == "__init__" else name.rpartition(".")[0]),
         ]
-    return digests
+    return digests or {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()}  # of a class in a file
 
 
 def _file_of(name: str, root: Path) -> Path | None:

@@ -1,9 +1,9 @@
-"""Every command of ``polyfed analyse``: what it prints and writes, where to, and what it says of bad input."""
+"""``polyfed analyse``: what it prints and writes, where to, and what it says of bad input."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from PIL import Image
 
 from polyfed.cli.analyse import show_result
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.questions import QUESTIONS
-from polyfed.lab.analysis.results import AnalysisResult
+from polyfed.lab.analysis.analysis import AnalysisResult
+from polyfed.lab.analysis.centres import Centres
+from polyfed.lab.analysis.leakage import Leakage
 from polyfed.reporting.tables import TextTable
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -54,67 +55,48 @@ def written(name: str) -> dict[str, Any]:
 
 # ---- what is asked
 
-RUN, EXCHANGE, LAYERS = "tiny_run", "fedafd_run", "fedavg_run"
-COMMANDS: list[tuple[str, str, str, dict[str, Any]]] = [
-    # command and options, file, what is printed, and some of what is written
-    (
-        f"landscape {RUN} --samples 16 --grid 3 --steps 8",
-        "landscape-samples16-grid3-steps8",
-        "eigenvalue 1",
-        {"data": "public set (scenes, train)"},
-    ),
-    (
-        f"drift {EXCHANGE} --samples 8 --method pca",
-        "drift-samples8-methodpca",
-        "run: drift of image",
-        {"samples": 8, "method": "pca"},
-    ),
-    (
-        f"features {EXCHANGE} --client image --method pca",
-        "features-clientimage-methodpca",
-        "features of image",
-        {"client": "image"},
-    ),
-    (f"weights {EXCHANGE} --at 3,1 --round 1", "weights-number1-at3,1", "Effective number of clients", {}),
-    (
-        f"retrain {LAYERS} --layers shallow --depth image=2,text=1 --on union --steps 2",
-        "retrain-layersshallow-depthimage=2,text=1-onunion-steps2",
-        "run: R@1 at each client",
-        {"layers": "shallow", "depth": {"image": 2, "text": 1}, "steps": 2},
-    ),
-    (
-        f"distortion {LAYERS} --steps 1 --lr 0.001 --seed 3",
-        "distortion-steps1-lr0.001-seed3",
-        "distortion by local training",
-        {"steps": {"paired-0": 1, "paired-1": 1}},
-    ),
-    (f"partition {RUN}", "partition", "paired-0", {}),
-]
+RUN, EXCHANGE = "tiny_run", "fedafd_run"
+
+
+def test_all_are_listed_with_their_settings(analyse: Cli) -> None:
+    code, out, _ = analyse()
+    assert code == 0
+    assert {line.partition(":")[0] for line in out.splitlines() if line[0] != " "} >= {"centres", "cost", "leakage"}
+    assert "  samples=1000: at most so many of each, at random" in out
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize(("arguments", "name", "shown", "content"), COMMANDS)
-def test_a_command_prints_tables_and_writes_its_answer_and_a_picture(
-    analyse: Cli, request: pytest.FixtureRequest, arguments: str, name: str, shown: str, content: dict[str, Any]
+@pytest.mark.parametrize(
+    ("arguments", "name", "shown"),
+    [
+        (f"weights {EXCHANGE} at=[3,1] round=1", "weights-round1-at3,1", "Effective number of clients"),
+        (f"partition {RUN}", "partition", "paired-0"),
+    ],
+)
+def test_an_analysis_prints_tables_and_writes_its_answer_and_a_picture(
+    analyse: Cli, request: pytest.FixtureRequest, arguments: str, name: str, shown: str
 ) -> None:
-    command, run, *options = arguments.split()
-    code, out, err = analyse(command, request.getfixturevalue(run), *options, "--out", "there")
+    command, run, *settings = arguments.split()
+    code, out, err = analyse(command, request.getfixturevalue(run), *given(settings), "--out", "there")
     assert (code, err) == (0, "")
     assert shown in out
-    answer = written(name)
-    assert {key: answer[key] for key in content} == content
+    assert written(name)
+
+
+def given(settings: Sequence[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifier_run: Path) -> None:
-    code, out, err = analyse("centres", tiny_run, classifier_run, "--data", "scenes,private", "--out", "there")
+    code, out, err = analyse("centres", tiny_run, classifier_run, "--set", "data=[scenes, private]", "--out", "there")
     assert (code, err) == (0, "")
     assert out.count("distances of centres") == 2
     first, second = written("centres-datascenes,private")["runs"]
     assert len(first["groups"]) == 4
     assert second["groups"] == ["image: scenes", "image: private"]
-    code, out, _ = analyse("centres", tiny_run, "--by", "class", "--samples", 12, "--out", "there")
+    code, out, _ = analyse("centres", tiny_run, "--set", "by=class", "--set", "samples=12", "--out", "there")
     assert code == 0
     assert "more are in the JSON file" in out
 
@@ -155,48 +137,30 @@ def test_partition_of_an_experiment_counts_and_draws_without_training(
 # ---- bad input
 
 REFUSALS = [
-    (f"landscape {RUN} --grid 10", "grid 10 has no middle"),
-    (f"landscape {RUN} --extent 0", "extent 0.0 must be positive"),
-    (f"landscape {RUN} --device warp", "'warp' is not usable here"),
-    (f"landscape {RUN} --samples 1", "the loss needs at least 2"),
-    (f"landscape {RUN} --steps 1", "in 1 steps"),
-    ("landscape nothing", "no run folder"),
-    (f"centres {RUN} --by shape", "by 'shape'; valid: class, data"),
-    (f"centres {RUN} --data scenes,privat", "did you mean 'private'"),
-    (f"centres {RUN} --data scenes,scenes", "'scenes' is named 2 times"),
-    (f"centres {RUN} --split dev", "no split 'dev'"),
+    ("nothing RUN", "no analysis 'nothing'; valid: centres, cost, leakage, partition, weights; those of one paper"),
+    ("gap RUN", "'gap' was removed in 0.4"),
+    ("centres", "analyse centres: of what? give the folder of a run"),
+    ("centres nothing", "no run folder"),
+    (f"centres {RUN} by=shape", "by: Input should be 'data' or 'class' (got 'shape')"),
+    (f"centres {RUN} by", "--set by: needs the form KEY=VALUE"),
+    (f"centres {RUN} data=[scenes,privat]", "did you mean 'private'"),
+    (f"centres {RUN} data=[scenes,scenes]", "'scenes' is named 2 times"),
+    (f"centres {RUN} split=dev", "no split 'dev'"),
     (f"centres {RUN} --out CONFIG", "cannot create folder"),
-    (f"drift {RUN}", "clients of 'fedavg' keep no model"),
-    (f"drift {EXCHANGE} --method umap", "method 'umap'; valid: pca, tsne"),
-    (f"drift {EXCHANGE} --model worst", "has no model 'worst'"),
-    ("drift nothing", "is no run folder"),
-    (f"features {EXCHANGE} --client paired-1", "not client 'paired-1' of"),
-    (f"features {EXCHANGE} --client images", "no client 'images' took part"),
-    (f"features {EXCHANGE} --method umap", "method 'umap'"),
-    (f"leakage {RUN} --attacks canary", "--attacks canary: "),
-    (f"leakage {RUN} --shadows 5", "--shadows 5: give 0, or an even number from 4 on"),
-    (f"leakage {RUN} --shadows 2", "--shadows 2"),
+    (f"centres {RUN} --device warp", "'warp' is not usable here"),
+    (f"leakage {RUN} attacks=[canary]", "attacks.0: Input should be 'membership' or 'canaries' (got 'canary')"),
+    (f"leakage {RUN} shadows=5", "shadows: give 0, or an even number from 4 on"),
+    (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' is of one run, not of 2; ask run by run"),
     (f"weights {RUN}", "has no aggregation weights"),
-    (f"weights {EXCHANGE} --round 9", "has no weights; valid: 1"),
-    (f"weights {EXCHANGE} --at 0,80", "sample 80 of 'image' was not recorded; valid: 0 to 79"),
-    (f"weights {EXCHANGE} --at 1,x", "--at 1,x: 'x' is no whole number"),
+    (f"weights {EXCHANGE} round=9", "has no weights; valid: 1"),
+    (f"weights {EXCHANGE} at=[0,80]", "sample 80 of 'image' was not recorded; valid: 0 to 79"),
+    (f"weights {EXCHANGE} at=[x]", "at.0: Input should be a valid integer"),
     ("cost nothing", "no preset or file 'nothing'"),
-    (f"retrain {LAYERS} --depth two", "--depth two: 'two' says not how many layers"),
-    (f"retrain {LAYERS} --depth image=x", "--depth image=x: 'image=x' says not how many layers"),
-    (f"retrain {LAYERS} --lr 0", "lr: Input should be greater than 0 (got 0.0)"),
-    (f"retrain {LAYERS} --layers top", "--layers top; "),
-    (f"retrain {LAYERS} --on paired-2", "did you mean 'paired-"),
-    (f"retrain {LAYERS} --on image", "--on image: no client of the task of 'server'"),
-    (f"retrain {LAYERS} --of each", "keep no models; give --of server"),
-    (f"retrain {LAYERS} --layers deep --depth 3", "--depth 3: the encoder of 'image' has 2 layers"),
-    (f"retrain {LAYERS} --of paired-0", "has no model of that name"),
-    (f"distortion {LAYERS} --of image", "encodes 'image' only"),
-    ("distortion nothing", "is no run folder"),
-    (f"partition {RUN} --set run.seed=1", "is a run that is over; give its config.yaml instead"),
+    (f"partition {RUN} run.seed=1", "is a run that is over; give its config.yaml instead"),
     ("partition .", "'.' is no run folder"),
     ("partition BEGUN", "has no partition.json"),
-    ("partition CONFIG --set clients={}", "has no clients of its own to deal items out to"),
-    ("partition CONFIG --set clients.image.partition={name:_iid,of:_[lable]}", "image.partition.of: 'lable'"),
+    ("partition CONFIG clients={}", "has no clients of its own to deal items out to"),
+    ("partition CONFIG clients.image.partition={name:_iid,of:_[lable]}", "image.partition.of: 'lable'"),
     ("partition no-such-preset", "no preset or file 'no-such-preset'"),
 ]
 
@@ -208,10 +172,14 @@ def test_bad_input_is_named_before_any_work(
     Path("BEGUN").mkdir()
     Path("BEGUN/config.yaml").write_text("name: begun\n")
     command, *words = arguments.split()
-    places = {name: request.getfixturevalue(name) for name in (RUN, EXCHANGE, LAYERS) if name in words}
-    given = [places.get(word, config if word == "CONFIG" else word.replace(":_", ": ")) for word in words]
+    places: dict[str, Any] = {name: request.getfixturevalue(name) for name in (RUN, EXCHANGE) if name in words}
+    places |= {"CONFIG": config}
+    call: list[Any] = []
+    for word in words:
+        is_setting = "=" in word or (word == "by" and "centres" in command)
+        call += ["--set", word.replace(":_", ": ")] if is_setting else [places.get(word, word)]
     out = [] if "--out" in words else ["--out", "there"]
-    code, printed, err = analyse(command, *given, *out)
+    code, printed, err = analyse(command, *call, *out)
     assert (code, printed) == (2, "")
     assert message in err
     assert err.count("\n") == 1
@@ -227,22 +195,16 @@ def test_results_are_seen_where_they_cannot_be_written(tmp_path: Path, capsys: p
     assert "Hours of work" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("question", "options", "name"),
-    [
-        ("landscape", {"grid": 21, "model": "last"}, "landscape"),
-        ("landscape", {"grid": 5, "model": "best"}, "landscape-grid5-modelbest"),
-        ("centres", {"data": ["a", "b"]}, "centres-dataa,b"),
-        ("leakage", {"passes": 7}, "leakage"),
-    ],
-)
-def test_a_name_has_the_options_that_differ(question: str, options: dict[str, Any], name: str) -> None:
-    assert QUESTIONS[question].stem(options) == name
+def test_a_name_has_the_settings_that_differ() -> None:
+    assert Centres(by="data", model="last").stem == "centres"
+    assert Centres(by="class", model="best").stem == "centres-byclass-modelbest"
+    assert Centres(data=["a", "b"]).stem == "centres-dataa,b"
+    assert Leakage(passes=7).stem == "leakage"  # which the run's own reports show
 
 
-def test_options_that_no_file_name_can_have_stand_there_as_digests() -> None:
-    given = [{"data": [name]} for name in ("a/b", "a_b", "../a", "a\0", "ä", "CON:", "x" * 300)]
-    given += [{"data": [f"d{number}" for number in range(count)]} for count in (99, 100)]
-    names = [QUESTIONS["centres"].stem(options) for options in given]
+def test_settings_that_no_file_name_can_have_stand_there_as_digests() -> None:
+    given = [[name] for name in ("a/b", "a_b", "../a", "a\0", "ä", "CON:", "x" * 300)]
+    given += [[f"d{number}" for number in range(count)] for count in (99, 100)]
+    names = [Centres(data=data).stem for data in given]
     assert len(set(names)) == len(names)
     assert all(name.isascii() and "/" not in name and len(name) <= 150 for name in names)

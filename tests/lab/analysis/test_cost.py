@@ -139,5 +139,5 @@ def test_the_tables_have_a_line_for_each(fedavg: RoundCosts) -> None:
 
 def test_a_round_that_asks_nobody_says_so(fedavg: RoundCosts) -> None:
     silent = replace(fedavg, costs=tuple(replace(cost, bytes={"down": {}, "up": {}}) for cost in fedavg.costs))
-    assert "measure a later one with --round" in silent.result().tables[0].notes[-1]
-    assert "--round" not in fedavg.result().tables[0].notes[-1]
+    assert "measure a later one with --set round" in silent.result().tables[0].notes[-1]
+    assert "--set round" not in fedavg.result().tables[0].notes[-1]

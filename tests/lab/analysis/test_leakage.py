@@ -15,15 +15,22 @@ import polyfed
 from polyfed import Experiment, open_run
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.leakage.attacks import AttackPlan, Situation, halves, head_of, planted, sample_scores
-from polyfed.lab.analysis.leakage.figures import Discrimination
-from polyfed.lab.analysis.leakage.replies import seen_round
-from polyfed.lab.analysis.leakage.report import run_leakage
+from polyfed.lab.analysis.leakage import (
+    Discrimination,
+    Leakage,
+    Situation,
+    halves,
+    head_of,
+    planted,
+    run_leakage,
+    sample_scores,
+)
+from polyfed.lab.analysis.leakage_replies import seen_round
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics
 
-SMALL = AttackPlan(attacks=("membership",), shadows=4, clients=1, samples=60, passes=40)
+SMALL = Leakage(attacks=["membership"], shadows=4, clients=1, samples=60, passes=40)
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -73,7 +80,7 @@ def simulated(config: Config, folder: Path) -> Simulated:
     return Simulated(open_run(polyfed.run(Experiment.parse(config), folder, quiet=True).folder))
 
 
-def leaked(opened: Simulated, plan: AttackPlan) -> dict[str, Any]:
+def leaked(opened: Simulated, plan: Leakage) -> dict[str, Any]:
     return run_leakage(opened, plan).figures
 
 
@@ -149,7 +156,7 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
 
 def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> None:
     opened = Simulated(open_run(overfitted_run))
-    plan = AttackPlan(attacks=("canaries",), clients=1)
+    plan = Leakage(attacks=["canaries"], clients=1)
     (one,) = leaked(opened, plan)["findings"]["canaries"]
     exposure, without = one["exposure"], one["without"]
     assert isinstance(exposure, float)
@@ -164,7 +171,7 @@ def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> N
 
 
 def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(overfitted_runs: Callable[[str], Path]) -> None:
-    plan = AttackPlan(attacks=("canaries",), clients=1)
+    plan = Leakage(attacks=["canaries"], clients=1)
     leakage = leaked(Simulated(open_run(overfitted_runs("logits"))), plan)
     assert "before the round's training" in leakage["no_attack"][0]["reason"]
     assert not leakage["findings"]["canaries"]
@@ -201,7 +208,7 @@ def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> N
 @pytest.mark.slow
 def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> None:
     config = three_kinds(name="creamfl")
-    leakage = leaked(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, passes=2, clients=3))
+    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(shadows=0, passes=2, clients=3))
     reasons = {(one["on"], one["attack"]): one["reason"] for one in leakage["no_attack"]}
     for attack in ("membership", "canaries"):
         assert "the classifier does not cross" in reasons["representations of text (fit)", attack]
@@ -210,7 +217,7 @@ def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path) -> None:
     config = overfitted(algorithm={"name": "scaffold"})
-    leakage = leaked(simulated(config, tmp_path / "run"), AttackPlan(shadows=0, clients=1))
+    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(shadows=0, clients=1))
     told = [one["on"] for found in leakage["findings"].values() for one in found]
     assert "weights of text-0 (controlled_fit)" in told
     assert not any(on.startswith("controls") for on in told)
@@ -220,7 +227,7 @@ def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path)
 
 
 def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: Path, analyse: Cli) -> None:
-    arguments = ("--attacks", "membership", "--clients", "1", "--shadows", "0")
+    arguments = ("--set", "attacks=[membership]", "--set", "clients=1", "--set", "shadows=0")
     code, _, _ = analyse("leakage", overfitted_run, *arguments)
     assert code == 0
     content = json.loads((overfitted_run / "analysis" / "leakage.json").read_text())

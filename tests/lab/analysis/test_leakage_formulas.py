@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from polyfed.lab.analysis.leakage.attacks import confidence, exposures, likelihood_ratio, one_an_item, pair_margin
-from polyfed.lab.analysis.leakage.figures import Discrimination, Interval, area, leak_verdict, threshold
+from polyfed.lab.analysis.leakage import (
+    Discrimination,
+    Interval,
+    area,
+    confidence,
+    exposures,
+    leak_verdict,
+    likelihood_ratio,
+    one_an_item,
+    pair_margin,
+    threshold,
+)
 
 _SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12).map(np.array)
 
@@ -36,7 +46,7 @@ def test_one_in_a_hundred_others_may_be_above_the_threshold() -> None:
 
 def _covered(shift: float, items: int, studies: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Share of simulated attacks whose interval holds the true rate."""
-    monkeypatch.setattr("polyfed.lab.analysis.leakage.figures.bootstrapped", lambda *_: (0.0, 1.0))
+    monkeypatch.setattr("polyfed.lab.analysis.leakage.bootstrapped", lambda *_: (0.0, 1.0))
     draw, true = np.random.default_rng(items), float(norm.sf(norm.isf(0.01) - shift))
     told = [
         Discrimination.of(draw.normal(shift, 1, items), draw.normal(0, 1, items), seed).rate for seed in range(studies)

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from papers.fedafd.features import Separation
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.lab.analysis.projections import lda, pca, project, tsne
-from polyfed.lab.analysis.separation import Separation
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.round_weights import ChannelWeights, channels_of, run_weights
+from polyfed.lab.analysis.weights import ChannelWeights, Weights, channels_of
 from polyfed.runs.opened import open_run
 
 
@@ -46,7 +46,7 @@ def test_samples_without_anybody_do_not_count() -> None:
 
 
 def test_weights_of_a_run(fedafd_run: Path) -> None:
-    found = run_weights(open_run(fedafd_run))
+    found = Weights().answer(open_run(fedafd_run))
     image, text = channels_of(open_run(fedafd_run))
     assert (image.channel, image.round, image.clients) == ("image", 1, ("paired-0", "paired-1", "image"))
     assert image.kinds == ("multi-modal", "multi-modal", "uni-modal")
@@ -62,13 +62,13 @@ def test_weights_of_a_run(fedafd_run: Path) -> None:
 
 
 def test_a_picture_and_a_table(fedafd_run: Path) -> None:
-    found = run_weights(open_run(fedafd_run), samples=3)
+    found = Weights(samples=3).answer(open_run(fedafd_run))
     assert found.picture is not None
     map_axes = found.picture().axes[0]
     shown = map_axes.images[0].get_array()
     np.testing.assert_array_equal(shown, np.array(found.figures["channels"]["image"]["values"]))
     assert len(map_axes.texts) == 9
-    many = run_weights(open_run(fedafd_run), samples=50)
+    many = Weights(samples=50).answer(open_run(fedafd_run))
     assert many.picture is not None
     assert len(many.picture().axes[0].texts) == 0
     names = [row[0] for row in found.tables[0].rows]
@@ -79,4 +79,4 @@ def test_a_damaged_file(fedafd_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(fedafd_run, tmp_path / "copy"))
     (folder / "arrays" / "weights.text" / "round-0001.safetensors").write_bytes(b"no")
     with pytest.raises(RunError, match="is damaged"):
-        run_weights(open_run(folder))
+        Weights().answer(open_run(folder))

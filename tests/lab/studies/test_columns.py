@@ -15,7 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.costs import ClientTraffic, Holdings, RoundCost
 from polyfed.lab.studies.columns.metrics import Chance, Metric, TimeTo, Together
-from polyfed.lab.studies.columns.models import Analysis
+from polyfed.lab.studies.columns.models import AnalysisColumn
 from polyfed.runs.events import Measured
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
@@ -133,13 +133,27 @@ def test_virtual_seconds_until_a_metric_is_reached(finished: Run) -> None:
 
 
 def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> None:
-    column, other = (Analysis(analysis="drift", figure="x", options=options) for options in ({}, {"samples": 99}))
+    column, other = (
+        AnalysisColumn(analysis="centres", figure="x", options=options) for options in ({}, {"samples": 99})
+    )
     assert column.needs_models
     assert not column.is_at_hand(tmp_path)
     (tmp_path / "analysis").mkdir()
-    (tmp_path / "analysis" / "drift.json").write_text('{"options": "{}"}')
+    (tmp_path / "analysis" / "centres.json").write_text('{"options": "{}"}')
     assert column.is_at_hand(tmp_path)
     assert not other.is_at_hand(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"analysis": "centers"}, "no analysis 'centers'; did you mean 'centres'.*FILE.py:Class"),
+        ({"analysis": "centres", "options": {"sample": 3}}, "options: unknown key 'sample'; did you mean 'samples'"),
+    ],
+)
+def test_analyses_that_cannot_be_are_refused_before_a_run(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AnalysisColumn(figure="x", **settings).require(Experiment.load(tiny_experiment()))
 
 
 METRICS = {"server": ["image_to_text_r@1", "text_to_image_r@1"], "image": ["accuracy"], "elsewhere": ["dice"]}

@@ -34,11 +34,7 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"axes": {"x": {"setting": "run.seed"}}}, "axes.x: give 'setting' with 'values', or 'points'"),
         ({"columns": {"x": {"name": "nothing"}}}, "unknown column 'nothing'"),
         ({"columns": {"x": {"name": "metric"}}}, "columns.x.metric: is required"),
-        ({"columns": {"x": {"name": "analysis", "analysis": "dirft", "figure": "a"}}}, "did you mean 'drift'"),
-        (
-            {"columns": {"x": {"name": "analysis", "analysis": "drift", "figure": "a", "options": {"sample": 3}}}},
-            "analysis 'drift' has no 'sample'; did you mean 'samples'",
-        ),
+        ({"columns": {"x": {"each": {"k": [1, 2]}}}}, "'x': each.k: several would have this name; write {k} into it"),
         ({"columns": {"x": HOLDINGS | {"column": "edema"}}}, "column and value: give both, or neither"),
         ({"columns": {"x": HOLDINGS | {"column": "edema", "value": "1", "label": "2"}}}, "give one of them"),
         ({"columns": {"x": {"name": "client_traffic", "groups": []}}}, "groups"),
@@ -164,3 +160,21 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     (tmp_path / "b.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match=message):
         Study.load(name)
+
+
+def test_a_matrix_is_the_columns_and_rows_that_it_stands_for(loaded: Callable[..., Study]) -> None:
+    kinds = {"A": "paired", "all": "clients"}
+    matrix = {"each": {"k": [1, 5], "who": kinds}, "metric": "image_to_text_r@{k}", "of": "{who}"}
+    rows = {
+        "rounds {n}": {
+            "each": {"n": [1, 2]},
+            "set": {"run.rounds": "{n}"},
+            "columns": {"{k} {who}": matrix | {"over": "worst"}},
+        }
+    }
+    study = loaded(columns={"{k} {who}": matrix}, rows=rows)
+    assert list(study.columns) == ["1 A", "1 all", "5 A", "5 all"]
+    last = study.columns["5 all"].model_dump(mode="json")
+    assert (last["metric"], last["of"]) == ("image_to_text_r@5", "clients")
+    assert list(study.rows) == ["rounds 1", "rounds 2"]
+    assert {column.over for column in study.columns_of("rounds 2").values()} == {"worst"}  # type: ignore[attr-defined]

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int64
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,14 +23,40 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName, server_model
 from polyfed.lab.analysis.drawing import PointMap, draw_panels
 from polyfed.lab.analysis.projections import drawn, lda
-from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.tables import TextTable, format_number
-from polyfed.runs.opened import ServerModel
+from polyfed.runs.opened import Run, ServerModel
 
-BY = ("data", "class")
 _LISTED = 40  # distances in the table
+
+
+class Centres(Analysis):
+    """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
+
+    takes_several: ClassVar[bool] = True
+
+    data: list[str] | None = Field(default=None, description="sources; by default all of the first run")
+    by: Literal["data", "class"] = Field(
+        default="data", description="data: a centre for each data set; class: for each class of it"
+    )
+    split: str = Field(default="test", description="split of all of them")
+    samples: int = Field(default=1000, ge=1, description="at most so many of each, at random")
+    model: ModelName = "last"
+
+    def answer(self, run: Run) -> AnalysisResult:
+        return self.answer_several([run])
+
+    def answer_several(self, runs: Sequence[Run]) -> AnalysisResult:
+        servers = [server_model(run, self.model) for run in runs]
+        names = list(servers[0].run.conditions.data.sources) if self.data is None else self.data
+        each = [run_centres(server, names, by=self.by, split=self.split, most=self.samples) for server in servers]
+        maps = [shown for centres in each for shown in centres.maps]
+        columns = max(len(centres.maps) for centres in each)
+        picture = partial(draw_panels, "Representations, projected by LDA", maps, columns)
+        content = {"by": self.by, "runs": [centres.to_json() for centres in each]}
+        return AnalysisResult(content, [centres.table() for centres in each], picture)
 
 
 def centre_distances(centres: Float[Tensor, "c d"]) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
@@ -41,7 +68,7 @@ def centre_distances(centres: Float[Tensor, "c d"]) -> tuple[Float[Tensor, "c c"
 
 
 @dataclass(frozen=True)
-class Centres:
+class RunCentres:
     """Centres of groups of representations.
 
     Attributes:
@@ -100,7 +127,7 @@ def run_centres(
     by: str = "data",
     split: str = "test",
     most: int | None = 1000,
-) -> Centres:
+) -> RunCentres:
     """Centres in the representations (unit norm) of a run's server model.
 
     Args:
@@ -115,8 +142,6 @@ def run_centres(
             or there are fewer than two groups.
         DataError: a source has no such split.
     """
-    if by not in BY:
-        raise ConfigError(f"by '{by}'; {nearest(by, BY)}")
     names = list(server.run.conditions.data.sources) if sources is None else list(sources)
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"data sets: '{twice[0]}' is named {names.count(twice[0])} times; name it once")
@@ -132,7 +157,7 @@ def run_centres(
         maps = _maps(f"{server.run.name}, round {server.round}", groups, modalities)
     counts = torch.tensor([len(rows) for rows in groups.values()])
     means = torch.stack([rows.double().mean(0) for rows in groups.values()])
-    return Centres(server.run.name, server.round, split, tuple(groups), modalities, counts, means, maps)
+    return RunCentres(server.run.name, server.round, split, tuple(groups), modalities, counts, means, maps)
 
 
 def _maps(model: str, groups: Mapping[str, Float[Tensor, "n d"]], modalities: Sequence[str]) -> list[PointMap]:
@@ -140,17 +165,14 @@ def _maps(model: str, groups: Mapping[str, Float[Tensor, "n d"]], modalities: Se
     shown = {one: [name for name, own in zip(groups, modalities, strict=True) if own == one] for one in modalities}
     if len(shown) > 1:
         shown["all modalities"] = list(groups)
-    return [
-        PointMap(f"{model}: {title}", _projected({name: groups[name] for name in names}), has_centres=True)
-        for title, names in shown.items()
-        if len(names) > 1
-    ]
-
-
-def _projected(groups: Mapping[str, Float[Tensor, "n d"]]) -> dict[str, Float[Tensor, "n 2"]]:
-    sizes = [len(rows) for rows in groups.values()]
-    codes = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(sizes))
-    return dict(zip(groups, torch.split(lda(torch.cat(list(groups.values())), codes), sizes), strict=True))
+    maps = []
+    for title, names in shown.items():
+        if len(names) > 1:
+            sizes = [len(groups[name]) for name in names]
+            codes = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes))
+            points = torch.split(lda(torch.cat([groups[name] for name in names]), codes), sizes)
+            maps.append(PointMap(f"{model}: {title}", dict(zip(names, points, strict=True)), has_centres=True))
+    return maps
 
 
 def _split(server: ServerModel, source: str, name: str) -> Split:
@@ -171,9 +193,9 @@ def _require_groups(server: ServerModel, splits: Sequence[Split], by: str) -> No
                 f"(it encodes {', '.join(server.views)}); leave it out"
             )
         if by == "class" and not split.targets:
-            raise ConfigError(f"'{split.source}' has no targets, hence no classes; use --by data, or leave it out")
+            raise ConfigError(f"'{split.source}' has no targets, hence no classes; use by: data, or leave it out")
     if by == "data" and number < 2:
-        raise ConfigError("one data set of one modality has one centre and no distance; name more, or use --by class")
+        raise ConfigError("one data set of one modality has one centre and no distance; name more, or use by: class")
 
 
 def representations(server: ServerModel, samples: Samples, modality: str, rows: Int64[Tensor, " n"]) -> Tensor:
@@ -200,11 +222,3 @@ def _groups(server: ServerModel, split: Split, modality: str, by: str, most: int
         f"{modality}: {split.source} / {names.get(label, label)}": values[labels[rows] == label]
         for label in sorted(set(labels[rows].tolist()))
     }
-
-
-def centres_of_runs(by: str, runs: Sequence[Centres]) -> AnalysisResult:
-    """Centres of the same data sets in the models of several runs, side by side."""
-    content = {"by": by, "runs": [centres.to_json() for centres in runs]}
-    maps = [each for centres in runs for each in centres.maps]
-    picture = partial(draw_panels, "Representations, projected by LDA", maps, max(len(each.maps) for each in runs))
-    return AnalysisResult(content, [centres.table() for centres in runs], picture)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import Field
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyfed.core.device import cpu_threads, finish_queued, resolve_device
@@ -21,15 +22,28 @@ from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paces import Sync
-from polyfed.lab.analysis.results import AnalysisResult
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult
 from polyfed.reporting.tables import TextTable, count, mib
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import Session
 from polyfed.runs.settings import OutputSettings
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
+
+
+class Cost(Analysis):
+    """Measure a round of one client of each kind: operations, parameters, memory, seconds and bytes."""
+
+    round: int = Field(default=1, ge=1, description="which round; those before are run too")
+
+    def answer(self, run: Run) -> AnalysisResult:
+        return self.answer_experiment(run.experiment)
+
+    def answer_experiment(self, experiment: Experiment) -> AnalysisResult:
+        return round_costs(experiment, self.round).result()
 
 
 def without_deadlines(experiment: Experiment) -> Experiment:
@@ -59,7 +73,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ParticipantCost:
     """Of one participant in one round.
 
     Attributes:
@@ -104,7 +118,7 @@ class RoundCosts:
     method: str
     round: int
     device: str
-    costs: tuple[Cost, ...]
+    costs: tuple[ParticipantCost, ...]
 
     def result(self) -> AnalysisResult:
         """What each does in the round, and how large its model is."""
@@ -129,7 +143,7 @@ class RoundCosts:
             "The server's work is that of a round with these clients alone.",
         ]
         if not any(cost.bytes.get("down") for cost in self.costs):
-            notes.append("No client is asked for anything in this round; measure a later one with --round.")
+            notes.append("No client is asked for anything in this round; measure a later one with --set round=N.")
         title = f"Round {self.round} of {self.experiment} ({self.method}) on {self.device}, one client of each kind"
         columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
         tables = [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]
@@ -212,7 +226,7 @@ def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
         timed = _measured(experiment, number, _Meter(False, device))
     work = timed.meter
     costs = [
-        Cost(
+        ParticipantCost(
             participant=client.id,
             kind=client.group,
             samples=client.samples,
@@ -226,7 +240,7 @@ def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
     ]
     measured = sum(work.seconds.get(client.id, 0.0) for client in timed.clients)
     own = flops.get(SERVER, 0) - sum(cost.flops for cost in costs), work.seconds[SERVER] - measured
-    server = Cost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
+    server = ParticipantCost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
     name = experiment.algorithm.component_name()
     return RoundCosts(experiment.name, name, number, str(device), (*costs, server))
 

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Participant, TrainingSetup
 from polyfed.federation.population import Population
-from polyfed.federation.server import loaded
-from polyfed.federation.settings import TrainingSettings
-from polyfed.federation.trainer import Clock
-from polyfed.lab.analysis.judgements import figures_of
 from polyfed.models.model import Model, ModelSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 from polyfed.tasks.task import Task
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class Simulated:
         if name in self.run.global_weights:
             return self._global(name)
         valid = [SERVER, *self.keepers, *self.run.global_weights]
-        raise ConfigError(f"--of {name}: run '{self.run.folder}' has no model of that name; {nearest(name, valid)}")
+        raise ConfigError(f"of {name}: run '{self.run.folder}' has no model of that name; {nearest(name, valid)}")
 
     def globals(self) -> Iterator[TrainedModel]:
         """The server's model, and the global models of types that are not shown by it."""
@@ -139,13 +129,13 @@ class Simulated:
         valid = [*self.run.global_weights, *self.keepers]
         raise ConfigError(
             f"run '{self.run.folder}' has no server model and {len(self.run.global_weights)} global models, so "
-            f"--of server says not which; {nearest(SERVER, valid)}"
+            f"of: server says not which; {nearest(SERVER, valid)}"
         )
 
     def _global(self, kind: str, name: str | None = None) -> TrainedModel:
         number = self.run.checkpoint.round
         if self.which.isdecimal() and int(self.which) != number:
-            raise ConfigError(f"--model {self.which}: the global model of '{kind}' is there of round {number} alone")
+            raise ConfigError(f"model {self.which}: the global model of '{kind}' is there of round {number} alone")
         member = self.federation.members[self.run.types[kind].clients[0].id]
         return self._of_member(name or kind, number, member, self.run.global_model(kind))
 
@@ -185,64 +175,6 @@ class Simulated:
         samples = self.federation.test(member, None if member.model == trained.settings else trained.settings)
         assert samples is not None
         return samples
-
-    # ---- work
-
-    def participant(
-        self, trained: TrainedModel, name: str, training: TrainingSettings, seed: int | None = None
-    ) -> Participant:
-        """The model at work: with a fresh optimiser, at the learning rate and the random draws of the next round."""
-        run, number = self.experiment.run, trained.round + 1
-        epochs = self.experiment.algorithm.epochs_a_round
-        # a schedule ends with the run: the round after its last has the last rate
-        return Participant(
-            name=name,
-            load_model=lambda weights: loaded(trained.model, weights),
-            clock=Clock(run.seed if seed is None else seed, number, max(run.rounds, number), epochs),
-            setup=TrainingSetup(trained.task, trained.head, training, run.precision, run.evaluation_batch),
-        )
-
-    def figures(self, trained: TrainedModel, members: Mapping[str, Member]) -> dict[str, dict[str, float]]:
-        """Client -> figures of the model as it is on that client's test samples."""
-        primary = trained.task.primary
-        return self.measured(
-            trained, members, lambda participant, test: figures_of(participant.evaluate(test), primary)
-        )
-
-    def measured(
-        self, trained: TrainedModel, members: Mapping[str, Member], measure: Callable[[Participant, Samples], _T]
-    ) -> dict[str, _T]:
-        """Client -> a measure of the model on its test samples; once for clients that share them."""
-        by_samples: dict[int, _T] = {}
-        by_client: dict[str, _T] = {}
-        for name, member in members.items():
-            test = self.test(trained, member)
-            if id(test) not in by_samples:  # a group may have one test set
-                by_samples[id(test)] = measure(self.participant(trained, name, member.settings.training), test)
-            by_client[name] = by_samples[id(test)]
-        return by_client
-
-
-@contextlib.contextmanager
-def training_alone(model: Model, names: frozenset[str]) -> Iterator[None]:
-    """Train nothing of the model but the tensors of these names.
-
-    Batch norms outside keep their running statistics, and normalise by them: a frozen layer is a fixed function.
-    """
-    trainable = model.trained()
-    norms = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    with contextlib.ExitStack() as restore:
-        for name in trainable.keys() - names:
-            restore.callback(trainable[name].requires_grad_(False).requires_grad_, True)
-        for prefix, module in norms:
-            if not any(name.startswith(f"{prefix}.") for name in names):
-                # before every forward pass, as whoever trains calls model.train()
-                restore.callback(module.register_forward_pre_hook(_evaluates).remove)
-        yield
-
-
-def _evaluates(module: torch.nn.Module, inputs: object) -> None:
-    module.train(False)
 
 
 def _holds(weights: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from polyfed.lab.analysis.results import AnalysisResult
+from polyfed.lab.analysis.analysis import AnalysisResult
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.tables import TextTable, count
 

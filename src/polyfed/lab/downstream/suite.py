@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.data.source import Source
 from polyfed.federation.settings import DataSettings
-from polyfed.lab.analysis.results import AnalysisResult
+from polyfed.lab.analysis.analysis import AnalysisResult
 from polyfed.lab.downstream.bench import Bench, FrozenModel
 from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.results import suite_result

@@ -31,8 +31,7 @@ RECORDS, MODELS = "records", "models"
 
 _PLACES = ("dir", "weights_dir", "cache_dir")
 _LABELS = ("name", "description", "twin")
-_OF_RUN = ("engine", "state_memory")
-_OF_OUTPUT = ("plots", "sinks")
+_OF_RUN = ("engine", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
 _CELL = {"run.threads": 1, "run.output.plots": False}
 
@@ -91,11 +90,11 @@ class Cell:
         content = self.experiment.model_dump(mode="json")
         for key in _LABELS:
             content.pop(key)
+        for section in ("exchange", "output"):  # whose keys stood in run itself, by which cells are known
+            content["run"] |= content["run"].pop(section)
         engine = content["run"]["engine"]
         for section, keys in (("data", _PLACES), ("run", _OF_RUN)):
             content[section] = {key: value for key, value in content[section].items() if key not in keys}
-        output = content["run"]["output"]
-        content["run"]["output"] = {key: value for key, value in output.items() if key not in _OF_OUTPUT}
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
         data = self.experiment.data

@@ -17,6 +17,8 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 
+_SHOWN = ("lower", "digits")
+
 
 class ColumnSettings(Settings):
     """One figure of a run. A new kind is a class in ``polyfed.lab.studies.columns``, or any importable one."""
@@ -67,10 +69,13 @@ class ColumnSettings(Settings):
     @property
     def digest(self) -> str:
         """What identifies the figure in a cell: all settings but those of its display, and own code."""
-        content: dict[str, Any] = self.model_dump(mode="json")
-        shown = {key: value for key, value in content.items() if key not in ("lower", "digits")}
-        shown |= own_code(self)
-        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the digest is of."""
+        content = {name: value for name, value in self.model_dump(mode="json").items() if name not in _SHOWN}
+        return content | own_code(self)
 
 
 def named_column(value: Any) -> Any:

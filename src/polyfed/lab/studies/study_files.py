@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
+from polyfed.core.declarations import is_file_class
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.removed import removed_study
 from polyfed.core.untrusted import yaml_content
@@ -46,11 +49,57 @@ def _without(section: Any, names: Sequence[str]) -> Any:
     return {name: item for name, item in section.items() if name not in names}
 
 
-def _with_text_keys(content: Any) -> Any:
-    """YAML reads 0.1 and 5 as numbers where they are labels of an axis."""
-    if isinstance(content, Mapping):
-        return {setting_label(key): _with_text_keys(value) for key, value in content.items()}
-    return [_with_text_keys(item) for item in content] if isinstance(content, list) else content
+def _as_written(content: Any, folder: Path) -> Any:
+    """YAML reads 0.1 and 5 as numbers where they are labels of an axis; files of analyses lie beside the study."""
+    if isinstance(content, list):
+        return [_as_written(item, folder) for item in content]
+    if not isinstance(content, Mapping):
+        return content
+    result = {setting_label(key): _as_written(value, folder) for key, value in content.items()}
+    if is_file_class(analysis := str(result.get("analysis", ""))):
+        result["analysis"] = os.path.normpath(folder / analysis)
+    return result
+
+
+def _without_matrices(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A study, or a section of one, with rows and columns in place of each matrix of them (one that has ``each``)."""
+    result = dict(section)
+    for key in {"columns", "rows", "scales"} & result.keys():
+        if isinstance(result[key], Mapping):
+            result[key] = {
+                name: _without_matrices(item) if isinstance(item, Mapping) else item
+                for form, own in result[key].items()
+                for name, item in _expanded(form, own)
+            }
+    return result
+
+
+def _expanded(form: str, section: Any) -> Iterator[tuple[str, Any]]:
+    """A row or column by name; of a matrix one for each combination, the last axis fastest.
+
+    ``{client}`` stands in the name for a label of the axis ``client`` of ``each``, and in settings for its value.
+    """
+    if not isinstance(section, Mapping) or "each" not in section:
+        yield form, section
+        return
+    given = section["each"].items()
+    axes = {axis: own if isinstance(own, Mapping) else {str(one): one for one in own} for axis, own in given}
+    settings = {key: value for key, value in section.items() if key != "each"}
+    if lacking := [axis for axis in axes if f"{{{axis}}}" not in form]:
+        raise ConfigError(f"'{form}': each.{lacking[0]}: several would have this name; write {{{lacking[0]}}} into it")
+    for labels in product(*axes.values()):
+        values = [axes[axis][label] for axis, label in zip(axes, labels, strict=True)]
+        yield _filled(form, axes, labels), _filled(settings, axes, values)
+
+
+def _filled(value: Any, axes: Iterable[str], texts: Sequence[Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled(item, axes, texts) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    for axis, text in zip(axes, texts, strict=True):
+        value = value.replace(f"{{{axis}}}", str(text))
+    return value
 
 
 def study_content(source: str | Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -67,7 +116,7 @@ def study_content(source: str | Path, extending: tuple[Path, ...] = ()) -> dict[
     content = _read(path)
     if not isinstance(content, dict):
         raise ConfigError(f"study '{source}' must be a mapping of settings, not {type(content).__name__}")
-    content = _with_text_keys(content)
+    content = _without_matrices(_as_written(content, path.parent))
     base = content.pop("extends", None)
     if base is None:
         return dict(content)

@@ -5,50 +5,51 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
+from polyfed.core.declarations import is_file_class, own_code
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.removed import removed
 from polyfed.core.untrusted import file_json
-from polyfed.lab.analysis.questions import QUESTIONS
-from polyfed.lab.analysis.results import ready_folder
+from polyfed.lab.analysis.analysis import FOLDER, Analysis, analysis_class, json_value, ready_folder, with_settings
 from polyfed.lab.studies.column import ColumnSettings
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 
-FOLDER = "analysis"
-"""Of a cell's folder, where analyses and their pictures stay."""
 
-
-class Analysis(ColumnSettings):
+class AnalysisColumn(ColumnSettings):
     """A figure in the JSON of an analysis (``polyfed analyse``), whose picture is kept in the cell."""
 
     short_name: ClassVar[str] = "analysis"
 
-    analysis: str = Field(description="drift, features, weights, landscape, centres, ...")
+    analysis: str = Field(description="centres, weights, ..., or one of a file beside the study, FILE.py:Class")
     figure: str = Field(description="where it stands in the analysis' JSON, such as overall_decrease or eigenvalues.0")
-    options: dict[str, JsonValue] = Field(default_factory=dict, description="options of the analysis, by name")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="settings of the analysis, by name")
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        if self.analysis not in QUESTIONS:
-            gone, valid = removed("analysis", self.analysis), nearest(self.analysis, QUESTIONS)
-            raise ValueError(f"analysis {gone}" if gone else f"no analysis '{self.analysis}'; {valid}")
+    @property
+    def asked(self) -> Analysis:
+        """The analysis with its settings.
+
+        Raises:
+            ConfigError: there is none, or it cannot have them.
+        """
+        kind = analysis_class(self.analysis)
         try:
-            QUESTIONS[self.analysis].require(self.options)
+            return with_settings(kind, self.options)
         except ConfigError as error:
-            raise ValueError(f"options: {error}") from error
-        return self
+            raise ConfigError(f"options: {error}") from error
 
     @property
-    def stem(self) -> str:
-        """Name of its files in a cell's folder ``analysis``."""
-        return QUESTIONS[self.analysis].stem(self.options)
+    def identity(self) -> dict[str, Any]:
+        """An analysis in a file is known by the name of its class and its code, wherever the file lies."""
+        if not is_file_class(self.analysis):
+            return super().identity
+        asked = self.asked
+        return super().identity | {"analysis": asked.title()} | own_code(asked)
 
-    @property
-    def _given(self) -> str:
-        return json.dumps(self.options, sort_keys=True)
+    def require(self, experiment: Experiment) -> None:
+        _ = self.asked
 
     @property
     def needs_models(self) -> bool:
@@ -56,39 +57,35 @@ class Analysis(ColumnSettings):
 
     def is_at_hand(self, folder: Path) -> bool:
         """Columns share what an analysis has saved."""
-        return super().is_at_hand(folder) or _saved(folder, self.stem, self._given) is not None
+        return super().is_at_hand(folder) or _saved(folder, self.asked, self._given) is not None
 
     def measure(self, run: Run) -> float:
-        value = _content(run, self.analysis, self._given)
-        for key in self.figure.split("."):
-            known = {str(at): item for at, item in enumerate(value)} if isinstance(value, list | tuple) else value
-            if not isinstance(known, dict) or key not in known:
-                names = known if isinstance(known, dict) else ()
-                raise ConfigError(f"figure {self.figure}: there is no '{key}'; {nearest(key, map(str, names))}")
-            value = known[key]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"figure {self.figure}: is no number")
-        return float(value)
+        return json_value(_content(run, self.analysis, self._given), self.figure)
+
+    @property
+    def _given(self) -> str:
+        return json.dumps(self.options, sort_keys=True)
 
 
 @lru_cache(maxsize=32)  # several figures of one analysis, which may take minutes
-def _content(run: Run, analysis: str, options: str) -> Any:
-    question, given = QUESTIONS[analysis], json.loads(options)
-    stem = question.stem(given)
-    content = _saved(run.folder, stem, options)
+def _content(run: Run, name: str, options: str) -> Any:
+    asked = AnalysisColumn(analysis=name, figure="", options=json.loads(options)).asked
+    content = _saved(run.folder, asked, options)
     if content is None:
-        question.of([run], given).save(ready_folder(run.folder / FOLDER), stem, options=options)
-        content = _saved(run.folder, stem, options)
-    return content["runs"][0] if question.takes_several else content
+        asked.answer(run).save(ready_folder(run.folder / FOLDER), asked.stem, options=options, **own_code(asked))
+        content = _saved(run.folder, asked, options)
+    return content["runs"][0] if asked.takes_several else content
 
 
-def _saved(folder: Path, stem: str, options: str) -> Any:
-    """What an analysis with these options left in a run's folder; None if there is nothing."""
+def _saved(folder: Path, asked: Analysis, options: str) -> Any:
+    """What an analysis with these options, and this code, left in a run's folder; None if there is nothing."""
     try:
-        content = file_json((folder / FOLDER / f"{stem}.json").read_bytes())
+        content = file_json((folder / FOLDER / f"{asked.stem}.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return content if content.get("options") == options else None
+    code = own_code(asked).get("own_code")
+    # a file that does not say by which code it was made is of 0.3, which had the papers' analyses
+    return content if content.get("options") == options and content.get("own_code", code) == code else None
 
 
 class Downstream(ColumnSettings):

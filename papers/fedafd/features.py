@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,16 +18,97 @@ from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.guided_fusion import GuidedFusion
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.extras import brought_by
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, Projection
 from polyfed.lab.analysis.drawing import PointMap, draw_panels
-from polyfed.lab.analysis.projections import drawn, project, require_method
-from polyfed.lab.analysis.results import AnalysisResult
-from polyfed.lab.analysis.separation import Separation
+from polyfed.lab.analysis.projections import class_means, drawn, project, require_method
 from polyfed.models.fused import FusionGuidance, of_rows
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run
 from polyfed.tasks.classification import Classification
+
+
+class Features(Analysis):
+    """Compare a client's own features, those of the server's encoders, and both fused (FedAFD), by class."""
+
+    client: str | None = Field(default=None, description="a client that classifies; by default the first")
+    samples: int | None = Field(default=1000, ge=1, description="test samples at most, at random; null: all")
+    method: Projection = "tsne"
+
+    def answer(self, run: Run) -> AnalysisResult:
+        require_method(self.method)
+        seen = features_by_kind(run, self.client, self.samples)
+        client, labels = seen.client, seen.labels
+        with cpu_threads(run.experiment.run.threads):
+            units = {kind: F.normalize(values, dim=1) for kind, values in seen.values.items()}
+            kinds: dict[str, dict[str, Any]] = {
+                kind: vars(Separation.of(unit, labels)) | {"head": seen.metrics[kind]} for kind, unit in units.items()
+            }
+            shown = drawn(len(labels), MOST_POINTS, "features on maps", client)
+            places = {kind: project(unit[shown], self.method) for kind, unit in units.items()}
+            together = project(torch.cat([unit[shown] for unit in units.values()]), self.method)
+        content = {
+            "run": run.name,
+            "client": client,
+            "round": run.clients[client][0],
+            "samples": len(labels),
+            "classes": len(torch.unique(labels)),
+            "features": kinds,
+        }
+        maps = []
+        for kind, points in places.items():
+            title = f"{kind}: silhouette {format_number(kinds[kind]['silhouette'])}"
+            maps.append(PointMap(title, _by_class(points, labels[shown], seen.classes)))
+        maps.append(PointMap("all three", dict(zip(kinds, together.chunk(len(kinds)), strict=True))))
+        picture = partial(draw_panels, f"{run.name}, client {client}: features of its test samples", maps, len(maps))
+        return AnalysisResult(content, [_table(content, seen.primary)], picture)
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Measures of n labelled vectors; NaN for fewer than two classes.
+
+    Attributes:
+        silhouette: -1 to 1, higher is better (Rousseeuw 1987); 0 for a vector that is alone in its class.
+        ratio: variance between classes over variance within; infinite for classes without width.
+        nearest_mean: percent of the vectors that lie nearer to the mean of the others of their class than to that of
+            any other class. Ties count as wrong; vectors alone in their class do not count.
+    """
+
+    silhouette: float
+    ratio: float
+    nearest_mean: float
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "n d"], labels: Int64[Tensor, " n"]) -> Separation:
+        """All measures, in float64."""
+        with brought_by("lab"):
+            from sklearn.metrics import silhouette_score
+
+        x, codes = x.double().cpu(), torch.unique(labels.cpu(), return_inverse=True)[1]
+        means, counts = class_means(x, codes)
+        if len(counts) < 2:
+            return cls(math.nan, math.nan, math.nan)
+        silhouette = float(silhouette_score(x.numpy(), codes.numpy())) if len(counts) < len(x) else 0.0
+        between = (means - x.mean(0)).square().sum(1) @ counts.to(x)
+        ratio = float(between / (x - means[codes]).square().sum())
+        return cls(silhouette, ratio, _nearest_mean(x, codes, means, counts))
+
+
+def _nearest_mean(
+    x: Float[Tensor, "n d"], codes: Int64[Tensor, " n"], means: Float[Tensor, "c d"], counts: Int64[Tensor, " c"]
+) -> float:
+    counted = counts[codes] > 1
+    if not bool(counted.any()):
+        return math.nan
+    x, own, size = x[counted], codes[counted, None], counts[codes].to(x)[counted]
+    # direct differences: the squared expansion would blur ties
+    distances = torch.stack([torch.linalg.vector_norm(x - mean, dim=1) for mean in means], dim=1)
+    inner = distances.gather(1, own)[:, 0] * size / (size - 1)  # x - mean of the others = n / (n - 1) (x - mean)
+    return 100 * float((inner < distances.scatter(1, own, math.inf).amin(1)).double().mean())
+
 
 FEATURE_KINDS = ("local", "global", "fused")
 MOST_POINTS = 330  # samples on the maps
@@ -46,45 +129,6 @@ class Tabled:
 
     def represent(self, modality: str, x: Int64[Tensor, " b"]) -> Float[Tensor, "b d"]:
         return F.normalize(self.embed(modality, x), dim=-1)
-
-
-def run_features(
-    run: Run, client: str | None = None, *, samples: int | None = 1000, method: str = "tsne"
-) -> AnalysisResult:
-    """What a classification client, the server's encoders that it keeps, and their fusion see in its test samples.
-
-    Raises:
-        ConfigError: the method fuses nothing; no such client, or one that does not classify, has no test samples, has
-            received no encoders, or shares no modality with them; no such projection.
-        RunError: the client's state is missing or damaged.
-        DataError: features are not finite.
-    """
-    require_method(method)
-    seen = features_by_kind(run, client, samples)
-    client, labels = seen.client, seen.labels
-    with cpu_threads(run.experiment.run.threads):
-        units = {kind: F.normalize(values, dim=1) for kind, values in seen.values.items()}
-        kinds: dict[str, dict[str, Any]] = {
-            kind: vars(Separation.of(unit, labels)) | {"head": seen.metrics[kind]} for kind, unit in units.items()
-        }
-        shown = drawn(len(labels), MOST_POINTS, "features on maps", client)
-        places = {kind: project(unit[shown], method) for kind, unit in units.items()}
-        together = project(torch.cat([unit[shown] for unit in units.values()]), method)
-    content = {
-        "run": run.name,
-        "client": client,
-        "round": run.clients[client][0],
-        "samples": len(labels),
-        "classes": len(torch.unique(labels)),
-        "features": kinds,
-    }
-    maps = []
-    for kind, points in places.items():
-        title = f"{kind}: silhouette {format_number(kinds[kind]['silhouette'])}"
-        maps.append(PointMap(title, _by_class(points, labels[shown], seen.classes)))
-    maps.append(PointMap("all three", dict(zip(kinds, together.chunk(len(kinds)), strict=True))))
-    picture = partial(draw_panels, f"{run.name}, client {client}: features of its test samples", maps, len(maps))
-    return AnalysisResult(content, [_table(content, seen.primary)], picture)
 
 
 def _by_class(
@@ -121,7 +165,14 @@ class SeenFeatures(NamedTuple):
 
 
 def features_by_kind(run: Run, client: str | None, most: int | None) -> SeenFeatures:
-    """As ``run_features``, before anything is made of them."""
+    """What the client, the server's encoders that it keeps, and their fusion see in its test samples.
+
+    Raises:
+        ConfigError: the method fuses nothing; no such client, or one that does not classify, has no test samples, has
+            received no encoders, or shares no modality with them.
+        RunError: the client's state is missing or damaged.
+        DataError: features are not finite.
+    """
     algorithm = run.experiment.algorithm
     if not isinstance(algorithm, FedAFD) or algorithm.fusion is None:
         raise ConfigError(
@@ -200,7 +251,7 @@ def _judged(member: Member, test: Samples, guidance: FusionGuidance) -> Sequence
         if name not in guidance.samples.modalities:
             raise ConfigError(
                 f"client '{member.id}' classifies by '{name}', which the server does not encode, so nothing is "
-                "fused there; choose another --client"
+                "fused there; choose another client"
             )
     return names
 
@@ -212,7 +263,7 @@ def _guidance(
     weights = kept.get("encoders", {})
     assert run.experiment.server is not None
     if not weights:
-        raise ConfigError(f"client '{member.id}' has received no encoders of the server; choose another --client")
+        raise ConfigError(f"client '{member.id}' has received no encoders of the server; choose another client")
     model = run.federation.shared_model(run.experiment.server.model)
     # encoders of modalities that the client lacks were not sent; they stay as initialised, and unused
     model.load(weights, partly=True)

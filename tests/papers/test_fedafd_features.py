@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from papers.fedafd import features
+from papers.fedafd.features import Features, Separation, features_by_kind
+from torch import Tensor
 
 from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
-from polyfed.lab.analysis import fused_features
-from polyfed.lab.analysis.fused_features import features_by_kind, run_features
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import RunRecords
 
@@ -23,7 +25,7 @@ def algorithm(opened: Run, **changes: object) -> Run:
 
 
 def test_the_head_on_fused_features_is_what_the_run_measured(fedafd_run: Path) -> None:
-    found = run_features(open_run(fedafd_run), samples=None, method="pca").figures
+    found = Features(samples=None, method="pca").answer(open_run(fedafd_run)).figures
     assert (found["run"], found["client"], found["round"]) == ("run", "image", 1)
     measured = RunRecords.load(fedafd_run).last("image")
     assert found["features"]["fused"]["head"] == pytest.approx(dict(measured))
@@ -58,8 +60,8 @@ def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -
 
 
 def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_features, "MOST_POINTS", 4)
-    found, again = (run_features(open_run(fedafd_run), samples=6, method="pca") for _ in range(2))
+    monkeypatch.setattr(features, "MOST_POINTS", 4)
+    found, again = (Features(samples=6, method="pca").answer(open_run(fedafd_run)) for _ in range(2))
     assert found.figures == again.figures
     assert found.figures["samples"] == 6
     assert found.picture is not None
@@ -71,8 +73,66 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
 def test_what_cannot_be(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
     with pytest.raises(ConfigError, match=r"clients of 'fedafd' in .* do not fuse"):
-        run_features(algorithm(opened, fusion=None))
+        Features().answer(algorithm(opened, fusion=None))
     untested = opened.federation.members["image"].settings.model_copy(update={"test_split": None})
     opened.federation.members["image"] = replace(opened.federation.members["image"], settings=untested)
     with pytest.raises(ConfigError, match=r"no client of .* classifies test samples of its own"):
-        run_features(opened)
+        Features().answer(opened)
+
+
+STREAM = torch.Generator().manual_seed(0)
+X = torch.randn(25, 3, generator=STREAM, dtype=torch.float64)
+LABELS = torch.randint(3, (25,), generator=STREAM) * 7
+LABELS[0] = 100  # alone in its class
+X += LABELS[:, None] / 10
+
+
+def naive(x: Tensor, labels: Tensor) -> Separation:
+    """The definitions, sample by sample."""
+    classes = {label: [i for i, own in enumerate(labels.tolist()) if own == label] for label in labels.tolist()}
+    silhouettes, right, between, within = [], [], 0.0, 0.0
+    for i, own in enumerate(labels.tolist()):
+        others = {label: [j for j in members if j != i] for label, members in classes.items()}
+        far = {label: [math.dist(x[i], x[j]) for j in members] for label, members in others.items()}
+        inner = far.pop(own)
+        a, b = sum(inner) / max(1, len(inner)), min(sum(each) / len(each) for each in far.values())
+        silhouettes.append((b - a) / max(a, b) if inner else 0.0)
+        if others[own]:
+            gaps = {label: math.dist(x[i], x[members].mean(0)) for label, members in others.items() if members}
+            right.append(all(gaps[own] < gap for label, gap in gaps.items() if label != own))
+        mean = x[classes[own]].mean(0)
+        between += math.dist(mean, x.mean(0)) ** 2
+        within += math.dist(x[i], mean) ** 2
+    return Separation(sum(silhouettes) / len(x), between / within, 100 * sum(right) / len(right))
+
+
+def test_measures_are_as_defined() -> None:
+    assert vars(Separation.of(X, LABELS)) == pytest.approx(vars(naive(X, LABELS)))
+    assert 40 < Separation.of(X, LABELS).nearest_mean < 100
+
+
+def test_nothing_depends_on_place_scale_order_or_numbers_of_classes() -> None:
+    order = torch.randperm(25, generator=torch.Generator().manual_seed(1))
+    turn = torch.linalg.qr(X[:3])[0]
+    changed = Separation.of(5 * (X @ turn)[order] + 2, 3 * LABELS[order] + 1)
+    assert vars(changed) == pytest.approx(vars(Separation.of(X, LABELS)))
+
+
+@pytest.mark.parametrize(
+    ("points", "labels", "expected"),
+    [
+        ([0, 0, 1, 1], [0, 0, 1, 1], Separation(1.0, math.inf, 100.0)),  # classes without width
+        ([0, 1, 0, 1], [0, 0, 1, 1], Separation(-0.5, 0.0, 0.0)),  # that lie on each other
+        ([0, 1, 2], [0, 1, 2], Separation(0.0, math.inf, math.nan)),  # single samples
+        ([0, 1, 2], [0, 0, 0], Separation(math.nan, math.nan, math.nan)),
+    ],
+)
+def test_edges(points: list[float], labels: list[int], expected: Separation) -> None:
+    measured = Separation.of(torch.tensor(points)[:, None].float(), torch.tensor(labels))
+    assert vars(measured) == pytest.approx(vars(expected), nan_ok=True)
+
+
+def test_ties_count_as_wrong() -> None:
+    # without itself the first point's class is at 2, as far as the other class
+    points = torch.tensor([[0.0], [2.0], [-2.0], [-2.0]])
+    assert Separation.of(points, torch.tensor([0, 0, 1, 1])).nearest_mean == 75.0

@@ -10,15 +10,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult
 from polyfed.lab.analysis.drawing import Matrix, draw_panels
 from polyfed.lab.analysis.projections import drawn
-from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.reporting.tables import TextTable, count, format_number
 from polyfed.runs.opened import Run
 
 _PREFIX = "weights."
+
+
+class Weights(Analysis):
+    """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
+
+    round: int | None = Field(default=None, description="which round; by default the last")
+    samples: int = Field(default=7, ge=1, description="samples in the picture, at random")
+    at: list[int] | None = Field(default=None, description="these samples instead, of the recorded ones, from 0")
+
+    def answer(self, run: Run) -> AnalysisResult:
+        return weights_result(run.name, channels_of(run, self.round, self.samples, self.at))
 
 
 WeightShare = dict[str, float]
@@ -111,20 +123,9 @@ def weights_result(run: str, channels: Sequence[ChannelWeights]) -> AnalysisResu
 
 def _matrix(each: ChannelWeights) -> Matrix:
     """Weights of the clients for a few samples."""
-    values, columns = each.values[:, each.chosen], [f"sample {place}" for place in each.chosen]
+    values, columns = (each.values[:, each.chosen], [f"sample {place}" for place in each.chosen])
     title = f"{each.channel}, round {each.round}: weight by recorded public sample"
     return Matrix(title, "client", each.clients, columns, values, limits=(0, float(values.max())))
-
-
-def run_weights(
-    run: Run, *, number: int | None = None, samples: int = 7, at: Sequence[int] | None = None
-) -> AnalysisResult:
-    """The weights that a run recorded of a round.
-
-    Raises:
-        As ``channels_of``.
-    """
-    return weights_result(run.name, channels_of(run, number, samples, at))
 
 
 def channels_of(

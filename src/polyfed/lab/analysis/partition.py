@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.federation.population import Population
-from polyfed.lab.analysis.results import AnalysisResult
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult
 from polyfed.reporting.run_figures import partition_sheet
 from polyfed.reporting.run_tables import partition_tables
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.opened import Run
 from polyfed.runs.records import PartitionEntry, RunRecords
 
-if TYPE_CHECKING:
-    from polyfed.runs.experiment import Experiment
+
+class Partition(Analysis):
+    """Count what every client holds, by class and column, and draw it; nothing is trained."""
+
+    def answer(self, run: Run) -> AnalysisResult:
+        return held_items(run.records)
+
+    def answer_experiment(self, experiment: Experiment) -> AnalysisResult:
+        return held_items(planned_holdings(experiment))
 
 
 def planned_holdings(experiment: Experiment) -> RunRecords:
@@ -40,14 +49,13 @@ def held_items(records: RunRecords) -> AnalysisResult:
     """
     if not records.holdings:
         raise RunError(f"'{records.folder}' has no partition.json; give the folder of a run")
-    content = {client: _without_items(holding) for client, holding in records.holdings.items()}
+    content = {}
+    for client, holding in records.holdings.items():
+        entry = _counts(asdict(holding))
+        content[client] = entry | {part: _counts(entry[part]) for part in ("test", "also") if entry[part] is not None}
     sheet = partition_sheet(records)
     return AnalysisResult(content, partition_tables(records.holdings), sheet.draw if sheet else None)
 
 
-def _without_items(holding: PartitionEntry) -> dict[str, Any]:
-    def counts(entry: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in entry.items() if name != "index"}
-
-    held = counts(asdict(holding))
-    return held | {part: counts(held[part]) for part in ("test", "also") if held[part] is not None}
+def _counts(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name != "index"}

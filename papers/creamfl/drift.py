@@ -11,23 +11,93 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
+from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Samples
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName, Projection
 from polyfed.lab.analysis.drawing import Matrix, PointMap, draw_panels
-from polyfed.lab.analysis.kernel_alignment import LEAST_SAMPLES, linear_cka
 from polyfed.lab.analysis.projections import drawn, project, require_method
-from polyfed.lab.analysis.results import AnalysisResult
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 
+LEAST_SAMPLES = 4
+"""Samples that the debiased estimate needs."""
+
+_ROWS = 64  # rows of the kernel matrices that are in memory at a time
+_NOTHING = 1e-6  # spread, as a share of the size of the vectors, below which they count as one vector
+
+
+def linear_cka(representations: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, "p p"]:
+    """Debiased linear CKA of every two of p sets of vectors of the same n samples, in float64.
+
+    CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)) (Kornblith et al., ICML 2019, Eq. 2) with linear kernels and
+    the unbiased HSIC (Song et al., JMLR 2012, Eq. 5): for kernel matrices without their diagonals and centred so that
+    all rows and columns sum to 0, it is their inner product over n (n - 3). The usual, biased estimate rises with
+    d / n even for unrelated vectors; this one is 0 in expectation for these, and may be slightly negative.
+
+    1 for vectors that differ by rotation, shift and one scale; widths may differ. NaN for vectors that are all equal.
+    Memory is that of the vectors, not of n x n matrices.
+
+    Raises:
+        DataError: fewer than 4 samples, sets of different sizes, or values that are not finite.
+    """
+    sizes = sorted({len(x) for x in representations})
+    if len(sizes) != 1 or sizes[0] < LEAST_SAMPLES or not all(map(_is_finite, representations)):
+        raise DataError(
+            f"no kernel alignment of sets of {', '.join(map(str, sizes)) or 'no'} vectors: "
+            f"it needs one finite vector for each of at least {LEAST_SAMPLES} samples in all sets"
+        )
+    n, centred = sizes[0], [_centred(x.double().cpu()) for x in representations]
+    offsets = torch.stack([_offsets(x) for x in centred])
+    products = torch.zeros(len(centred), len(centred), dtype=torch.float64)
+    for rows in torch.split(torch.arange(n), _ROWS):
+        kernels = torch.stack([x[rows] @ x.T for x in centred]) - offsets[:, rows, None] - offsets[:, None, :]
+        kernels[:, torch.arange(len(rows)), rows] = 0
+        flat = kernels.flatten(1)
+        products += flat @ flat.T
+    # unbiased estimates of unrelated sets may be below 0
+    norms = products.diagonal().clamp(min=0).sqrt()
+    return (products / (norms[:, None] * norms)).clamp(-1, 1)
+
+
+def _is_finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())
+
+
+def _centred(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    # scaled too, as squares of large values would lose the differences; what is left of equal vectors is rounding
+    centred: Tensor = x - x.mean(0)
+    spread, size = (float(value.abs().max()) if value.numel() else 0.0 for value in (centred, x))
+    return torch.zeros_like(centred) if spread <= _NOTHING * size else centred / spread
+
+
+def _offsets(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """o with o_i + o_j to be taken from entry (i, j) of x x^T so that rows sum to 0, the diagonal left out."""
+    n = len(x)
+    sums = x @ x.sum(0) - x.square().sum(1)  # of rows, without the diagonal
+    return sums / (n - 2) - sums.sum() / (2 * (n - 1) * (n - 2))
+
+
 PAIRS = {"all": "all pairs", "same": "same group", "different": "different groups", "server": "client and server"}
 _POINTS = 1000  # on a map, of all participants together
 _METHODS = {"tsne": "t-SNE", "pca": "principal components"}
+
+
+class Drift(Analysis):
+    """Measure how differently clients and server represent the same public samples, and draw these on a map."""
+
+    samples: int = Field(default=250, ge=4, description="public samples at most, at random")
+    method: Projection = "tsne"
+    model: ModelName = "last"
+
+    def answer(self, run: Run) -> AnalysisResult:
+        number, modalities = drifts_of(run, self.model, self.samples, self.method)
+        return drift_result(run.name, number, self.method, modalities)
 
 
 @dataclass(frozen=True)
@@ -156,20 +226,14 @@ def _table(run: str, samples: int, each: ModalityDrift) -> TextTable:
     return TextTable(f"{run}: drift of {each.modality}", columns, rows, (note,))
 
 
-def run_drift(run: Run, *, which: str = "last", samples: int = 250, method: str = "tsne") -> AnalysisResult:
-    """Represent the same public samples with every client's kept model and with the server's, and compare.
+def drifts_of(run: Run, which: str, samples: int, method: str) -> tuple[int, list[ModalityDrift]]:
+    """Number of samples, and each modality as every client's kept model and the server's represent it.
 
     Raises:
         ConfigError: no public set, too few samples, no such method, or no modality that two participants encode.
         RunError: a kept model is missing or damaged.
         DataError: a model has diverged.
     """
-    number, modalities = drifts_of(run, which, samples, method)
-    return drift_result(run.name, number, method, modalities)
-
-
-def drifts_of(run: Run, which: str, samples: int, method: str) -> tuple[int, list[ModalityDrift]]:
-    """As ``run_drift``: number of samples, and what is found of each modality."""
     require_method(method)
     index = _public_index(run, samples)
     with cpu_threads(run.experiment.run.threads):

@@ -1,0 +1,200 @@
+"""Analyses: questions to finished runs and to experiments, each a class of settings that is found by name.
+
+``polyfed analyse`` asks them, and so do columns of studies (``{name: analysis, analysis: drift, figure: ...}``). An
+analysis of one's own is a class in a Python file: ``FILE.py:Class`` stands wherever a name does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from polyfed.core.declarations import class_in_file, is_file_class
+from polyfed.core.errors import ConfigError, RunError, nearest
+from polyfed.core.files import write_atomically
+from polyfed.core.removed import removed
+from polyfed.core.settings import Settings, parse_settings
+from polyfed.runs.opened import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from polyfed.lab.analysis.drawing import Matrix
+    from polyfed.reporting.tables import TextTable
+    from polyfed.runs.experiment import Experiment
+    from polyfed.runs.opened import ServerModel
+
+FOLDER = "analysis"
+"""Of a run's folder, where answers and their pictures stay."""
+
+_FILE_NAME = re.compile(r"[\w.,=-]{0,120}", re.ASCII)
+
+ModelName = Annotated[str, Field(description="the server's final model (last), its best, or that of a round")]
+Projection = Annotated[str, Field(description="of the map: tsne or pca")]
+
+
+@dataclass(frozen=True)
+class AnalysisResult:
+    """What an analysis gives.
+
+    Attributes:
+        figures: all of them by name, as JSON has them and columns of studies find them.
+        tables: for the terminal.
+        picture: draws it, once the tables are seen; None: there is none.
+    """
+
+    figures: dict[str, Any]
+    tables: Sequence[TextTable]
+    picture: Callable[[], Figure] | None = None
+
+    @classmethod
+    def of_matrices(cls, title: str, figures: dict[str, Any], matrices: Sequence[Matrix]) -> AnalysisResult:
+        """Each matrix as a table, and all side by side in one picture."""
+        from polyfed.lab.analysis.drawing import draw_panels
+
+        tables = [matrix.table() for matrix in matrices]
+        return cls(figures, tables, partial(draw_panels, title, matrices, len(matrices)))
+
+    def save(self, folder: Path, name: str, **more: object) -> list[Path]:
+        """Write ``<name>.json`` (with ``more``), and ``<name>.png`` where there is a picture.
+
+        NaN and infinity, which JSON does not have, become null.
+
+        Raises:
+            RunError: the folder cannot be written to.
+        """
+        from polyfed.reporting.figures import save
+
+        paths = [folder / f"{name}.json"]
+        finite = json.loads(json.dumps({**self.figures, **more}, default=dict), parse_constant=lambda name: None)
+        try:
+            write_atomically(paths[0], f"{json.dumps(finite, indent=1, ensure_ascii=False)}\n".encode())
+            if self.picture is not None:
+                paths.append(save(self.picture(), folder / f"{name}.png"))
+        except OSError as error:
+            raise RunError(f"cannot write to '{folder}' ({error.strerror or error}); choose another --out") from error
+        return paths
+
+
+class Analysis(Settings):
+    """A question with its settings; a new one is a class in ``polyfed.lab.analysis``, or in a file of one's own."""
+
+    home: ClassVar[str] = "polyfed.lab.analysis"
+    takes_several: ClassVar[bool] = False
+    """Whether it shows several runs side by side."""
+    is_reported: ClassVar[bool] = False
+    """Whether the run's own reports show the answer, so that its files have one name."""
+
+    @abstractmethod
+    def answer(self, run: Run) -> AnalysisResult:
+        """The answer about a run.
+
+        Raises:
+            PolyfedError: the run has not what the question is about.
+        """
+
+    def answer_several(self, runs: Sequence[Run]) -> AnalysisResult:
+        """The answer about several runs, where the question takes them; raises as ``answer``."""
+        if len(runs) > 1:
+            raise ConfigError(f"analysis '{self.title()}' is of one run, not of {len(runs)}; ask run by run")
+        return self.answer(runs[0])
+
+    def answer_experiment(self, experiment: Experiment) -> AnalysisResult:
+        """The answer about an experiment that nobody has run, where the question can be put to one."""
+        raise NotImplementedError
+
+    @classmethod
+    def takes_experiments(cls) -> bool:
+        return cls.answer_experiment is not Analysis.answer_experiment
+
+    @classmethod
+    def title(cls) -> str:
+        """The name of its files."""
+        return cls.__name__.lower()
+
+    @property
+    def stem(self) -> str:
+        """Name of its files: with all settings that differ from the defaults, so that others have other files.
+
+        Settings that are long, or have characters that file names may not have, stand there as a digest.
+        """
+        fields = {} if self.is_reported else type(self).model_fields
+        values = {name: getattr(self, name) for name in fields if getattr(self, name) != fields[name].default}
+        texts = {name: ",".join(map(str, it)) if isinstance(it, list) else str(it) for name, it in values.items()}
+        given = "-".join(f"{name}{text}" for name, text in texts.items())
+        if not _FILE_NAME.fullmatch(given):
+            given = sha256(given.encode()).hexdigest()[:12]
+        return f"{self.title()}-{given}" if given else self.title()
+
+
+def analysis_class(name: str) -> type[Analysis]:
+    """The analysis of that name, or that of a file, ``FILE.py:Class``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if is_file_class(name):
+        return class_in_file(name, Analysis)
+    if name not in (known := Analysis.declared()):
+        gone = removed("analysis", name)
+        hint = f"{nearest(name, known)}; those of one paper are files beside its studies, FILE.py:Class"
+        raise ConfigError(f"analysis {gone}" if gone else f"no analysis '{name}'; {hint}")
+    return Analysis.named(name)  # type: ignore[return-value]
+
+
+def with_settings(kind: type[Analysis], settings: Mapping[str, Any]) -> Analysis:
+    """The analysis with its settings.
+
+    Raises:
+        ConfigError: one is unknown or wrong.
+    """
+    try:
+        return parse_settings(kind, settings)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("config: ")) from error
+
+
+def server_model(run: Run, which: str) -> ServerModel:
+    """The server's model; warns if nothing in the method trains it."""
+    server = run.server_model(which)
+    server.warn_if_untrained()
+    return server
+
+
+def ready_folder(path: Path) -> Path:
+    """The folder, made if it is not there: called before the work whose result goes there.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot create folder '{path}' ({error.strerror or error}); choose another --out") from error
+    return path
+
+
+def json_value(content: Any, path: str) -> float:
+    """The number at a dotted path in the figures of an analysis.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for key in path.split("."):
+        known = {str(at): item for at, item in enumerate(content)} if isinstance(content, list | tuple) else content
+        if not isinstance(known, Mapping) or key not in known:
+            names = known if isinstance(known, Mapping) else ()
+            raise ConfigError(f"figure {path}: there is no '{key}'; {nearest(key, map(str, names))}")
+        content = known[key]
+    if isinstance(content, bool) or not isinstance(content, int | float):
+        raise ConfigError(f"figure {path}: is no number")
+    return float(content)

@@ -1,1 +1,0 @@
-"""What a run gave away: attacks on what its clients sent, and on its models."""

@@ -1,0 +1,176 @@
+"""``polyfed analyse FILE.py:Class``: the papers' own analyses, as anybody's, and columns of studies that name them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyfed.core.errors import ConfigError
+from polyfed.lab.analysis.analysis import analysis_class
+from polyfed.lab.studies.columns.models import AnalysisColumn
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Study
+from polyfed.runs.opened import open_run
+
+Cli = Callable[..., tuple[int, str, str]]
+PAPERS = Path(__file__).parents[2] / "papers"
+RUN, EXCHANGE, LAYERS = "tiny_run", "fedafd_run", "fedavg_run"
+DRIFT, FEATURES, LANDSCAPE = "creamfl/drift.py:Drift", "fedafd/features.py:Features", "fedcola/landscape.py:Landscape"
+RETRAIN, DISTORTION = "fedaid/retraining.py:Retrain", "fedaid/retraining.py:Distortion"
+
+
+@pytest.fixture
+def analyse(cli: Cli, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Runs ``polyfed analyse`` of a paper's file and a fixture's run; pictures are drawn, but empty ones written."""
+    monkeypatch.setattr(
+        "polyfed.reporting.figures.save", lambda drawing, path: (path.write_bytes(b"") and path) or path
+    )
+
+    def call(name: str, run: str, *settings: str) -> tuple[int, str, str]:
+        given = [word for setting in settings for word in ("--set", setting)]
+        folder = request.getfixturevalue(run) if run in (RUN, EXCHANGE, LAYERS) else run
+        return cli("analyse", PAPERS / name, folder, *given, "--out", "there")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "settings", "stem", "shown", "content"),
+    [
+        (
+            LANDSCAPE,
+            RUN,
+            ["samples=16", "grid=3", "steps=8"],
+            "landscape-samples16-grid3-steps8",
+            "eigenvalue 1",
+            {"data": "public set (scenes, train)"},
+        ),
+        (DRIFT, EXCHANGE, ["samples=8", "method=pca"], "drift-samples8-methodpca", "drift of image", {"samples": 8}),
+        (
+            FEATURES,
+            EXCHANGE,
+            ["client=image", "method=pca"],
+            "features-clientimage-methodpca",
+            "features of image",
+            {"client": "image"},
+        ),
+        (
+            RETRAIN,
+            LAYERS,
+            ["layers=shallow", "depth=image=2,text=1", "on=union", "steps=2"],
+            "retrain-layersshallow-depthimage=2,text=1-onunion-steps2",
+            "run: R@1 at each client",
+            {"layers": "shallow", "depth": {"image": 2, "text": 1}, "steps": 2},
+        ),
+        (
+            DISTORTION,
+            LAYERS,
+            ["steps=1", "lr=0.001", "seed=3"],
+            "distortion-steps1-lr0.001-seed3",
+            "distortion by local training",
+            {"steps": {"paired-0": 1, "paired-1": 1}},
+        ),
+    ],
+)
+def test_a_file_of_a_paper_is_an_analysis(
+    analyse: Cli, name: str, run: str, settings: list[str], stem: str, shown: str, content: dict[str, Any]
+) -> None:
+    code, out, err = analyse(name, run, *settings)
+    assert (code, err) == (0, "")
+    assert shown in out
+    answer = json.loads(Path(f"there/{stem}.json").read_text())
+    assert {key: answer[key] for key in content} == content
+    assert Path(f"there/{stem}.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "settings", "message"),
+    [
+        (LANDSCAPE, RUN, ["grid=10"], "grid 10 has no middle"),
+        (LANDSCAPE, RUN, ["extent=0"], "extent 0.0 must be positive"),
+        (LANDSCAPE, RUN, ["samples=1"], "samples: Input should be greater than or equal to 2 (got 1)"),
+        (LANDSCAPE, RUN, ["steps=1"], "in 1 steps"),
+        (DRIFT, RUN, [], "clients of 'fedavg' keep no model"),
+        (DRIFT, EXCHANGE, ["method=umap"], "method 'umap'; valid: pca, tsne"),
+        (DRIFT, EXCHANGE, ["model=worst"], "has no model 'worst'"),
+        (DRIFT, EXCHANGE, ["sample=9"], "unknown key .sample.; did you mean 'samples'?"),
+        (DRIFT, "nothing", [], "is no run folder"),
+        (FEATURES, EXCHANGE, ["client=paired-1"], "not client 'paired-1' of"),
+        (FEATURES, EXCHANGE, ["client=images"], "no client 'images' took part"),
+        (FEATURES, EXCHANGE, ["method=umap"], "method 'umap'"),
+        (RETRAIN, LAYERS, ["depth=two"], "depth two: 'two' says not how many layers"),
+        (RETRAIN, LAYERS, ["depth=image=x"], "depth image=x: 'image=x' says not how many layers"),
+        (RETRAIN, LAYERS, ["lr=0"], "lr: Input should be greater than 0 (got 0)"),
+        (RETRAIN, LAYERS, ["layers=top"], "layers top; "),
+        (RETRAIN, LAYERS, ["on=paired-2"], "did you mean 'paired-"),
+        (RETRAIN, LAYERS, ["on=image"], "on image: no client of the task of 'server'"),
+        (RETRAIN, LAYERS, ["of=each"], "keep no models; give of server"),
+        (RETRAIN, LAYERS, ["layers=deep", "depth=3"], "depth 3: the encoder of 'image' has 2 layers"),
+        (RETRAIN, LAYERS, ["of=paired-0"], "has no model of that name"),
+        (DISTORTION, LAYERS, ["of=image"], "encodes 'image' only"),
+        ("fedaid/none.py:Retrain", LAYERS, [], "No such file or directory"),
+        ("fedaid/retraining.py:Retry", LAYERS, [], "has no attribute 'Retry'; give FILE.py:Class"),
+        ("fedaid/retraining.py:Plan", LAYERS, [], "is not a subclass of polyfed.lab.analysis.analysis.Analysis"),
+    ],
+)
+def test_refusals(analyse: Cli, name: str, run: str, settings: list[str], message: str) -> None:
+    code, printed, err = analyse(name, run, *settings)
+    assert (code, printed, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not list(Path("there").glob("*"))
+
+
+# ---- columns of studies
+
+
+def column(analysis: str | Path, figure: str = "samples", **options: Any) -> AnalysisColumn:
+    return AnalysisColumn(analysis=str(analysis), figure=figure, options=options)
+
+
+def test_a_column_names_a_file_beside_the_study(fedafd_run: Path, tmp_path: Path) -> None:
+    """Its figure is known by class and code, wherever the file lies, and what was saved by other code is not taken."""
+    places = [tmp_path / "here" / "drift.py", tmp_path / "there" / "drift.py"]
+    for place in places:
+        place.parent.mkdir()
+        shutil.copy(PAPERS / "creamfl" / "drift.py", place)
+    content = {"title": "t", "base": "x", "rows": {"a": {}}}
+    content["columns"] = {"seen": {"name": "analysis", "analysis": "drift.py:Drift", "figure": "samples"}}
+    (tmp_path / "here" / "study.yaml").write_text(yaml.safe_dump(content))
+    study = Study.load(tmp_path / "here" / "study.yaml")
+    named = study.columns["seen"]
+    assert isinstance(named, AnalysisColumn)
+    assert named.analysis == f"{places[0]}:Drift"
+    other = column(f"{places[1]}:Drift")
+    assert named.digest == other.digest != column(f"{places[1]}:Drift", samples=9).digest
+    run = open_run(Path(shutil.copytree(fedafd_run, tmp_path / "run")))
+    few = column(f"{places[0]}:Drift", samples=9, method="pca")
+    assert not few.is_at_hand(run.folder)
+    assert few.measure(run) == 9
+    assert few.is_at_hand(run.folder)
+    places[1].write_text(places[1].read_text() + "# edited\n")
+    assert not column(f"{places[1]}:Drift", samples=9, method="pca").is_at_hand(run.folder)
+
+
+def test_results_are_read_where_the_file_is_not(tmp_path: Path) -> None:
+    content = {"title": "t", "base": "x", "rows": {"a": {}}, "seeds": 1}
+    content["columns"] = {"seen": {"name": "analysis", "analysis": "gone.py:Gone", "figure": "x"}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content))
+    study = Study.load(tmp_path / "study.yaml")
+    Results(study, {("a", (), "seen"): {0: 1.0}}).save(tmp_path)
+    assert Results.load(tmp_path).at("a", (), "seen") == {0: 1.0}
+    with pytest.raises(ConfigError, match=r"cannot read '.*gone\.py:Gone'"):
+        study.columns["seen"].require(None)  # type: ignore[arg-type]
+
+
+def test_a_handed_over_folder_runs_no_file(tmp_path: Path) -> None:
+    from polyfed.core.untrusted import code_of
+
+    (tmp_path / "mine.py").write_text("raise SystemExit\n")
+    with code_of(tmp_path, False), pytest.raises(ConfigError, match="names code"):
+        analysis_class(f"{tmp_path}/mine.py:Mine")
