@@ -38,7 +38,7 @@ FAMILIES = {
     "times": ("polyfed.federation.paces", "Times", "how long simulated clients take"),
     "staleness": ("polyfed.federation.paces", "Staleness", "what late replies count for"),
     "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "of global models"),
-    "analyses": ("polyfed.lab.analysis.analysis", "Analysis", "questions to runs and experiments"),
+    "analyses": ("polyfed.lab.analysis.analysis", "Analysis", "questions to runs"),
     "probes": ("polyfed.lab.downstream.probe", "Probe", "tests of frozen encoders"),
     "engines": ("polyfed.engines.engine", "EngineSettings", "where client steps execute"),
     "sinks": ("polyfed.runs.sink", "Sink", "trackers that follow a run"),
