@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from polyfed.lab.analysis.partitions import planned_holdings
 
 from item_tables import opened, written
 from polyfed.core.errors import ConfigError
 from polyfed.federation.membership import Assignment
+from polyfed.lab.analysis.partition import planned_holdings
 from polyfed.partitions.partition import Indices, Partition, Units, dealt, filled, grouped, largest_remainder
 from polyfed.partitions.rules import Dirichlet, Iid, Natural, Quantity
 from polyfed.runs.experiment import Experiment
