@@ -56,7 +56,9 @@ def test_comparing_distinct_rows_is_comparing_all(name, fields, repeated):
     if "a" in repeated:
         sent.values = sent.values[PICTURES]
     places = dict.fromkeys(repeated, PICTURES)
-    ours, plain = (weighting.log_weights(evidence(sent, of=server, items=PICTURES, places=how)) for how in (places, {}))
+    ours, plain = (
+        weighting.log_weights(evidence(sent, of=server, items=PICTURES, inverse_index=how)) for how in (places, {})
+    )
     torch.testing.assert_close(ours, plain)
 
 

@@ -1,6 +1,7 @@
 """Rows of samples in which some repeat, as a picture does in a sample for each of its captions: each distinct row once.
 
-``places`` say which distinct row each sample has, as of ``Samples.distinct``; None: every sample has one of its own.
+``inverse_index`` says which distinct row each sample has, as of ``Samples.distinct``; None: every sample
+has one of its own.
 """
 
 from __future__ import annotations
@@ -12,27 +13,28 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 
-def distinct_count(places: Int64[Tensor, " n"]) -> int:
-    return int(places.max()) + 1 if len(places) else 0
+def distinct_count(inverse_index: Int64[Tensor, " n"]) -> int:
+    return int(inverse_index.max()) + 1 if len(inverse_index) else 0
 
 
-def packed(values: Shaped[Tensor, "n ..."], places: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "k ..."]:
+def packed(values: Shaped[Tensor, "n ..."], inverse_index: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "k ..."]:
     """The distinct rows, from rows of all samples."""
-    if places is None:
+    if inverse_index is None:
         return values
     # samples that share a row have equal ones, so that it does not matter whose is taken
-    return values.new_zeros(distinct_count(places), *values.shape[1:]).index_copy_(0, places.to(values.device), values)
+    rows = values.new_zeros(distinct_count(inverse_index), *values.shape[1:])
+    return rows.index_copy_(0, inverse_index.to(values.device), values)
 
 
-def unpacked(values: Shaped[Tensor, "k ..."], places: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:
-    return values if places is None else values[places.to(values.device)]
+def unpacked(values: Shaped[Tensor, "k ..."], inverse_index: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:
+    return values if inverse_index is None else values[inverse_index.to(values.device)]
 
 
 class Distinct(NamedTuple):
     """Distinct rows, which of them each sample has, and how many samples have each."""
 
     rows: Float[Tensor, "k w"]
-    places: Int64[Tensor, " n"]
+    inverse_index: Int64[Tensor, " n"]
     counts: Float[Tensor, " k"]
     items: Int64[Tensor, " k"] | None
     """Number of the item behind each row, where that matters."""
@@ -41,17 +43,19 @@ class Distinct(NamedTuple):
     def of(
         cls,
         values: Float[Tensor, "n w"],
-        places: Int64[Tensor, " n"] | None,
+        inverse_index: Int64[Tensor, " n"] | None,
         items: Int64[Tensor, " n"] | None = None,
     ) -> Distinct:
         """Those among the rows of all samples; samples that share a row are of one item."""
-        if places is None:
-            places = torch.arange(len(values))
-        places = places.to(values.device)
-        rows = packed(values, places)
-        counts = torch.bincount(places, minlength=len(rows)).to(rows.dtype)
-        return cls(rows, places, counts, None if items is None else packed(items.to(values.device), places))
+        if inverse_index is None:
+            inverse_index = torch.arange(len(values))
+        inverse_index = inverse_index.to(values.device)
+        rows = packed(values, inverse_index)
+        counts = torch.bincount(inverse_index, minlength=len(rows)).to(rows.dtype)
+        return cls(
+            rows, inverse_index, counts, None if items is None else packed(items.to(values.device), inverse_index)
+        )
 
     def of_samples(self, index: Int64[Tensor, " m"]) -> Float[Tensor, "m w"]:
         """The rows of the samples at ``index``."""
-        return self.rows[self.places[index]]
+        return self.rows[self.inverse_index[index]]

@@ -31,12 +31,12 @@ class ClassMeans(NamedTuple):
         """Raise PayloadError unless this can be what somebody with so many samples, each of one class, has."""
         means, counts, present = self
         if present.dtype != torch.bool or present.ndim != 1:
-            raise PayloadError(f"flags of classes are {_kind(present)}, expected bool [classes]")
+            raise PayloadError(f"flags of classes are {_described(present)}, expected bool [classes]")
         expected = int(present.sum())
         if means.dtype != torch.float32 or means.ndim != 2 or len(means) != expected:
-            raise PayloadError(f"class means are {_kind(means)}, expected float32 [{expected}, d] as flagged")
+            raise PayloadError(f"class means are {_described(means)}, expected float32 [{expected}, d] as flagged")
         if counts.dtype != torch.int32 or tuple(counts.shape) != (expected,):
-            raise PayloadError(f"class counts are {_kind(counts)}, expected int32 [{expected}] as flagged")
+            raise PayloadError(f"class counts are {_described(counts)}, expected int32 [{expected}] as flagged")
         if not len(self.counts):
             raise PayloadError("no class is flagged; who has none sends no prototypes at all")
         fewest, total = int(self.counts.min()), int(self.counts.sum())
@@ -80,7 +80,7 @@ def prototype_tensors(space: str, prototypes: ClassMeans | GlobalPrototypes) -> 
     return {f"{space}.{part}": tensor for part, tensor in prototypes._asdict().items()}
 
 
-def by_space(tensors: Mapping[str, Tensor], kind: type[PrototypeTable]) -> dict[str, PrototypeTable]:
+def by_space(tensors: Mapping[str, Tensor], table_type: type[PrototypeTable]) -> dict[str, PrototypeTable]:
     """Prototypes by class space.
 
     Raises:
@@ -91,9 +91,9 @@ def by_space(tensors: Mapping[str, Tensor], kind: type[PrototypeTable]) -> dict[
         space, _, part = name.rpartition(".")
         parts.setdefault(space, {})[part] = tensor
     for space, fields in parts.items():
-        if fields.keys() != set(kind._fields):
-            raise PayloadError(f"prototypes of '{space}' have {sorted(fields)}, expected {sorted(kind._fields)}")
-    return {space: kind(**fields) for space, fields in parts.items()}
+        if fields.keys() != set(table_type._fields):
+            raise PayloadError(f"prototypes of '{space}' have {sorted(fields)}, expected {sorted(table_type._fields)}")
+    return {space: table_type(**fields) for space, fields in parts.items()}
 
 
 class ClassAverage:
@@ -161,5 +161,5 @@ def renewed(new: GlobalPrototypes, old: GlobalPrototypes | None) -> GlobalProtot
     return GlobalPrototypes(rows[present], present)
 
 
-def _kind(tensor: Tensor) -> str:
+def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

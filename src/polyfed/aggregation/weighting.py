@@ -41,7 +41,7 @@ class Evidence:
     """True classes, for class scores, where the public set has them."""
     items: Int64[Tensor, " n"] | None = None
     """Ascending number of the item behind each sample."""
-    places: Mapping[str, Int64[Tensor, " _"]] = field(default_factory=dict)
+    inverse_index: Mapping[str, Int64[Tensor, " _"]] = field(default_factory=dict)
     """Modality -> which of its distinct representations each sample has, where some repeat."""
 
     @property
@@ -86,8 +86,10 @@ class Evidence:
                 f"the server has no representations of '{modality}' to compare with; it has "
                 f"{sorted(self.server_outputs)}"
             )
-        own = Distinct.of(self.values, self.places.get(self.output))
-        anchors = Distinct.of(self.server_outputs[modality], self.places.get(modality), self.siblings(mask_siblings))
+        own = Distinct.of(self.values, self.inverse_index.get(self.output))
+        anchors = Distinct.of(
+            self.server_outputs[modality], self.inverse_index.get(modality), self.siblings(mask_siblings)
+        )
         # rows come in 16 bits where the wire is, and cosines of these must not
         dtype = working_dtype(own.rows, anchors.rows)
         rows, others = (F.normalize(side.rows.to(dtype), dim=1) if cosines else side.rows for side in (own, anchors))
@@ -95,8 +97,8 @@ class Evidence:
             rows,
             others,
             wanted,
-            of=own.places,
-            own=anchors.places,
+            of=own.inverse_index,
+            own=anchors.inverse_index,
             tau=tau,
             items=anchors.items,
             counts=anchors.counts,
@@ -120,7 +122,7 @@ class Evidence:
             ConfigError: class scores without labels.
         """
         if not self.is_scores:
-            return Distinct.of(self.values, self.places.get(self.output)).places
+            return Distinct.of(self.values, self.inverse_index.get(self.output)).inverse_index
         if self.labels is None:
             raise ConfigError(f"weights by the true classes of '{self.output}' need labels; the public set has none")
         return self.labels.to(self.values.device)

@@ -50,7 +50,7 @@ class InterModal(Settings):
 
     def loss(self, local: Tensor, target: Distinct, batch: Batch) -> Tensor:
         """Eq. 1 of representations [b, d] of a public batch against another modality's, mean over b."""
-        own = target.places[batch.index]
+        own = target.inverse_index[batch.index]
         return inter_modal(local, target.rows, own, tau=self.tau, items=target.items, counts=target.counts)
 
 

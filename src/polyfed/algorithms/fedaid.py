@@ -180,16 +180,16 @@ class FedAID(RobustAlignment):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Guided training, average, losses, weights, robust aligner (Algorithm 1)."""
-        kind, losses = only_type(server), dict[str, float]()
+        name, losses = only_type(server), dict[str, float]()
         aggregated = self.guided(server, cohort, losses)
         if self.teacher is None:
-            server.update_weights({kind: aggregated})
+            server.update_weights({name: aggregated})
             return
         if self.teacher.measured_on == "aggregated":
             losses = loss_reports(self._delivered(server, cohort.ask(self.judge, weights=Weights(aggregated))))
         self.teacher.weights.step(server, losses)
         robust = self.robust_aligner(server, cohort, aggregated, self.teacher)
-        server.update_weights({kind: aggregated | robust})
+        server.update_weights({name: aggregated | robust})
 
     def guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
         """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only."""

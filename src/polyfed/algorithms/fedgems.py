@@ -202,9 +202,9 @@ class FedGEMS(Algorithm):
 
         def finds(own: Distinct, partner: Distinct) -> Tensor:
             found = row_statistics(
-                own.rows, partner.rows, {"winner"}, of=own.places, own=partner.places, items=partner.items
+                own.rows, partner.rows, {"winner"}, of=own.inverse_index, own=partner.inverse_index, items=partner.items
             )
-            return found["winner"] == partner.places
+            return found["winner"] == partner.inverse_index
 
         return {
             name: torch.stack([finds(own, partner) for other, partner in known.items() if other != name]).all(0)

@@ -70,9 +70,9 @@ class Scaffold(FedAvg):
         sizes: dict[str, float] = {}
 
         def fold(reply: Reply) -> None:
-            kind, share = server.type_of(reply.sender), self.share(server, reply.sender)
-            means.setdefault(kind, WeightedMean()).add(reply.controls, share)
-            sizes[kind] = sizes.get(kind, 0.0) + share
+            type_name, share = server.type_of(reply.sender), self.share(server, reply.sender)
+            means.setdefault(type_name, WeightedMean()).add(reply.controls, share)
+            sizes[type_name] = sizes.get(type_name, 0.0) + share
 
         replies = cohort.ask(
             self.controlled_fit,
@@ -83,9 +83,9 @@ class Scaffold(FedAvg):
         )
         self.average(server, cohort, tap(replies, fold))
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
-        for kind, mean in means.items():
-            part = sizes[kind] / sum(self.share(server, client) for client in server.types[kind].clients)
-            server.state[_key(kind)] = _moved(server.state.get(_key(kind), {}), mean.take(), part)
+        for type_name, mean in means.items():
+            part = sizes[type_name] / sum(self.share(server, client) for client in server.types[type_name].clients)
+            server.state[_key(type_name)] = _moved(server.state.get(_key(type_name), {}), mean.take(), part)
 
     def share(self, server: Server, client: ClientInfo) -> float:
         return 1.0 if self.objective == "clients" else float(server.weight(client))
@@ -148,5 +148,5 @@ def _moved(old: Tensors, change: Tensors, part: float) -> dict[str, Tensor]:
     return dict(old) | {name: value + old[name].to(value) if name in old else value for name, value in moved.items()}
 
 
-def _key(kind: str) -> str:
-    return f"control:{kind}"
+def _key(type_name: str) -> str:
+    return f"control:{type_name}"

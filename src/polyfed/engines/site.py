@@ -145,9 +145,9 @@ class Site:
         _require_public(spec, opened.public_order)
         terms, guard = terms or SiteTerms(), None
         if spec.privacy is not None:
-            said = spec.model_dump_json(exclude={"run", "secure"}).encode()
+            settings_text = spec.model_dump_json(exclude={"run", "secure"}).encode()
             ledgers = terms.private or folder.parent.parent / PRIVATE
-            guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, terms.budget, terms.neighbours, said)
+            guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, terms.budget, terms.neighbours, settings_text)
         return cls(
             federation=opened,
             spec=spec,

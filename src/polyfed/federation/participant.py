@@ -169,11 +169,11 @@ class Participant:
         """
         return self.optimizers.epochs.through(number, once=once)
 
-    def tell_idle(self, told: set[str]) -> None:
+    def tell_idle(self, warned: set[str]) -> None:
         """Warn, once a run, that it has taken up optimisers in the round and made no step with any."""
         trainers = self.optimizers.trainers.values()
-        if trainers and not any(trainer.steps for trainer in trainers) and self.name not in told:
-            told.add(self.name)
+        if trainers and not any(trainer.steps for trainer in trainers) and self.name not in warned:
+            warned.add(self.name)
             _log.warning(
                 "%s made no step of its optimiser in round %d: no batch of it can be learnt from; give it more data",
                 self.name,
@@ -334,7 +334,7 @@ class Participant:
             pairs = {name: self.represent_distinct(samples, name, training=training) for name in names}
         finally:
             self.model.train(was_training)  # a method may ask in the middle of its training
-        return {name: values[places] for name, (values, places) in pairs.items()}
+        return {name: values[inverse_index] for name, (values, inverse_index) in pairs.items()}
 
     @torch.no_grad()
     def represent_distinct(
@@ -346,13 +346,16 @@ class Participant:
         """
         stream = self.generator(f"represent-{modality}") if training else None
         # every sample is augmented in its own way
-        rows, places = (samples.rows[modality], torch.arange(len(samples))) if training else samples.distinct(modality)
+        if training:
+            rows, inverse_index = samples.rows[modality], torch.arange(len(samples))
+        else:
+            rows, inverse_index = samples.distinct(modality)
         parts, chunks = [], torch.split(rows, self.setup.evaluation_batch)
         for chunk in passed(self.name, f"encoding {modality}", chunks, len(chunks)):
             inputs = samples.load(modality, chunk, stream).to(self.device, non_blocking=True)
             with self.autocast():
                 parts.append(self.model.represent(modality, inputs))
-        return torch.cat(parts), places.to(self.device)
+        return torch.cat(parts), inverse_index.to(self.device)
 
     def evaluate(self, samples: Samples) -> dict[str, float]:
         """The task's metrics on samples."""

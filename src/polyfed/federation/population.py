@@ -300,8 +300,8 @@ class Population:
         outlines: dict[str, tuple[str, Outline]] = {}
         infos = {info.id: info for info in self.infos}
         # one client of each will do: models differ by group and architecture, and building them takes long
-        kinds = {(info.group, info.architecture): self.members[info.id] for info in infos.values()}
-        for member in kinds.values():
+        one_of_each = {(info.group, info.architecture): self.members[info.id] for info in infos.values()}
+        for member in one_of_each.values():
             outline = outline_of(self.client_model(member).exchanged())
             other, expected = outlines.setdefault(infos[member.id].architecture, (member.group, outline))
             if outline != expected:

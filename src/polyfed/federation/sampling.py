@@ -90,13 +90,13 @@ def _of_group(cohort: Mapping[str, int | float], name: str, clients: Mapping[str
 
 
 def _apportioned(total: int, groups: list[int]) -> list[int]:
-    """``total`` places for the groups in proportion to their size, by largest remainder, at least one each."""
+    """``total`` divided among the groups in proportion to their size, by largest remainder, at least one each."""
     exact = [total * size / sum(groups) for size in groups]
-    places = [max(int(share), 1) for share in exact]
-    while sum(places) != total:
-        # the group that rounding has taken most from gets the place, or that which it has given most gives it
-        step = 1 if sum(places) < total else -1
-        gaps = [step * (share - place) for share, place in zip(exact, places, strict=True)]
-        open_to = [k for k, place in enumerate(places) if (place < groups[k] if step > 0 else place > 1)]
-        places[max(open_to, key=lambda k: gaps[k])] += step
-    return places
+    sizes = [max(int(share), 1) for share in exact]
+    while sum(sizes) != total:
+        # the group that rounding has taken most from gets one more, or that which it has given most gives one
+        step = 1 if sum(sizes) < total else -1
+        gaps = [step * (share - size) for share, size in zip(exact, sizes, strict=True)]
+        open_to = [k for k, size in enumerate(sizes) if (size < groups[k] if step > 0 else size > 1)]
+        sizes[max(open_to, key=lambda k: gaps[k])] += step
+    return sizes

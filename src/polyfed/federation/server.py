@@ -190,8 +190,8 @@ class Server(Participant):
 
         @cache  # of a type, while one ask lasts
         def outline(type_name: str) -> Outline:
-            whole = outline_of(self.global_models.initial(type_name))
-            return {name: shape for name, shape in whole.items() if part is None or name in part}
+            all_tensors = outline_of(self.global_models.initial(type_name))
+            return {name: shape for name, shape in all_tensors.items() if part is None or name in part}
 
         def check(reply: Reply) -> None:
             expected = outline(self.type_of(reply.sender))

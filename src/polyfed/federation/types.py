@@ -59,16 +59,16 @@ class ClientType:
 def differently_named(types: Mapping[str, ClientType]) -> list[list[str]]:
     """Types that differ in nothing but the names of equally many classes, or in frozen values: by mistake, perhaps."""
     alike: dict[str, list[str]] = {}
-    for name, kind in types.items():
-        alike.setdefault(_DIGEST.sub("x", kind.architecture), []).append(name)
+    for name, own in types.items():
+        alike.setdefault(_DIGEST.sub("x", own.architecture), []).append(name)
     return [names for names in alike.values() if len(names) > 1]
 
 
 def by_architecture(clients: Iterable[ClientInfo]) -> dict[str, list[ClientInfo]]:
-    kinds: dict[str, list[ClientInfo]] = {}
+    members_of: dict[str, list[ClientInfo]] = {}
     for client in clients:
-        kinds.setdefault(client.architecture, []).append(client)
-    return kinds
+        members_of.setdefault(client.architecture, []).append(client)
+    return members_of
 
 
 def client_types(clients: Sequence[ClientInfo]) -> dict[str, ClientType]:
@@ -76,12 +76,12 @@ def client_types(clients: Sequence[ClientInfo]) -> dict[str, ClientType]:
 
     A type is called after its groups; where one group has several architectures, these are numbered.
     """
-    kinds = by_architecture(clients)
-    groups = ["+".join(dict.fromkeys(client.group for client in members)) for members in kinds.values()]
+    members_of = by_architecture(clients)
+    groups = ["+".join(dict.fromkeys(client.group for client in members)) for members in members_of.values()]
     names = [f"{name}-{groups[:k].count(name)}" if groups.count(name) > 1 else name for k, name in enumerate(groups)]
     return {
         name: ClientType(name, architecture, members[0].modalities, tuple(members))
-        for name, (architecture, members) in zip(names, kinds.items(), strict=True)
+        for name, (architecture, members) in zip(names, members_of.items(), strict=True)
     }
 
 

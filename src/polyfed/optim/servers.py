@@ -33,16 +33,18 @@ class ServerOptimizer(Settings):
         Args:
             old: type -> tensors, as broadcast.
             new: type -> tensors, as aggregated.
-            state: lasts for the run; momenta are kept in it, as ``server-<kind>:<type>``.
+            state: lasts for the run; momenta are kept in it, as ``server-<type_name>:<type>``.
         """
         models: dict[str, dict[str, Tensor]] = {}
-        for kind, tensors in new.items():
-            models[kind] = {}
+        for type_name, tensors in new.items():
+            models[type_name] = {}
             for name, value in tensors.items():
-                before = old[kind][name]
+                before = old[type_name][name]
                 # the very tensor of before: nobody has moved it, so that its momenta rest too
                 follows = before.is_floating_point() and value is not before
-                models[kind][name] = self.follow(before, value, Momenta(state, kind, name)) if follows else value
+                models[type_name][name] = (
+                    self.follow(before, value, Momenta(state, type_name, name)) if follows else value
+                )
         return models
 
     @abstractmethod
@@ -53,13 +55,13 @@ class ServerOptimizer(Settings):
 class Momenta:
     """The momenta of one tensor of a type's global model."""
 
-    def __init__(self, state: State, kind: str, name: str) -> None:
-        self._state, self._kind, self._name = state, kind, name
+    def __init__(self, state: State, type_name: str, name: str) -> None:
+        self._state, self._type_name, self._name = state, type_name, name
 
     def get(self, what: str, like: Tensor, start: float = 0.0) -> Tensor:
         """The momentum called ``what``, at first filled with ``start``; to be changed in place."""
         # in the server's state, and so in every checkpoint
-        group = self._state.setdefault(f"server-{what}:{self._kind}", {})
+        group = self._state.setdefault(f"server-{what}:{self._type_name}", {})
         if self._name not in group:
             group[self._name] = torch.full_like(like, start)
         elif group[self._name].device != like.device:  # read from a checkpoint
@@ -73,7 +75,7 @@ class Replace(ServerOptimizer):
     short_name: ClassVar[str] = "replace"
 
     def step(self, old: Models, new: Models, state: State) -> dict[str, dict[str, Tensor]]:
-        return {kind: dict(tensors) for kind, tensors in new.items()}
+        return {type_name: dict(tensors) for type_name, tensors in new.items()}
 
     def follow(self, old: Tensor, new: Tensor, momenta: Momenta) -> Tensor:
         return new

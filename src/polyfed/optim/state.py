@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 from polyfed.core.errors import PayloadError, nearest
 
-_SEPARATOR = ":"  # between kind and parameter, as in exp_avg:encoders.image.conv1.weight
+_SEPARATOR = ":"  # between part and parameter, as in exp_avg:encoders.image.conv1.weight
 
 
 def optimizer_tensors(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Copies of the optimiser's momenta and counters, called ``<kind>:<parameter>``.
+    """Copies of the optimiser's momenta and counters, called ``<part>:<parameter>``.
 
     Parameters that were never updated have none. Learning rates and other settings are not state: who
     restores builds the optimiser from the same settings.
@@ -24,12 +24,12 @@ def optimizer_tensors(optimizer: Optimizer, named_parameters: Iterable[tuple[str
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in named_parameters:
-        for kind, value in optimizer.state.get(parameter, {}).items():
+        for part, value in optimizer.state.get(parameter, {}).items():
             if value is None:
                 continue
             if not isinstance(value, Tensor):
-                raise PayloadError(f"state '{kind}' of parameter '{name}' is a {type(value).__name__}; use tensors")
-            tensors[f"{kind}{_SEPARATOR}{name}"] = value.detach().clone()
+                raise PayloadError(f"state '{part}' of parameter '{name}' is a {type(value).__name__}; use tensors")
+            tensors[f"{part}{_SEPARATOR}{name}"] = value.detach().clone()
     return tensors
 
 
@@ -45,17 +45,17 @@ def load_optimizer_tensors(
     by_name = dict(named_parameters)
     loaded: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        kind, _, name = key.partition(_SEPARATOR)
+        part, _, name = key.partition(_SEPARATOR)
         if name not in by_name:
-            raise PayloadError(f"state '{kind}' belongs to no parameter '{name}' here; {nearest(name, by_name)}")
+            raise PayloadError(f"state '{part}' belongs to no parameter '{name}' here; {nearest(name, by_name)}")
         if value.ndim and value.shape != by_name[name].shape:
             raise PayloadError(
-                f"state '{kind}' of parameter '{name}' has shape {tuple(value.shape)}, not "
+                f"state '{part}' of parameter '{name}' has shape {tuple(value.shape)}, not "
                 f"{tuple(by_name[name].shape)}; restore it into the architecture that it was saved from"
             )
         # with the parameter's strides, which the fused kernels take for granted; stored tensors are contiguous
         copied = torch.empty_like(by_name[name], dtype=value.dtype) if value.ndim else torch.empty_like(value)
-        loaded.setdefault(name, {})[kind] = copied.detach().copy_(value.detach())
+        loaded.setdefault(name, {})[part] = copied.detach().copy_(value.detach())
     # a state dict knows parameters by their running number in the groups, not by name
     names = {id(parameter): name for name, parameter in by_name.items()}
     ordered = [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]

@@ -162,8 +162,8 @@ class LowRankAveraging(Averaging):
                     factors = Factors(*(tensors.get(name, old[name]).float() for name in (a, b)))
                     layers[layer] = self.fold(layers.get(layer), factors, samples)
                 of_adapters = {name for layer in own.values() for name in layer}
-                rest = {name: value for name, value in tensors.items() if name not in of_adapters}
-                others.add({name_and_shape(name, value): value for name, value in rest.items()}, samples)
+                not_factors = {name: value for name, value in tensors.items() if name not in of_adapters}
+                others.add({name_and_shape(name, value): value for name, value in not_factors.items()}, samples)
             del tensors  # before the next come
         means = others.take() if others.total else {}
         averages: Averages = {}

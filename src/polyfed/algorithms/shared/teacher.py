@@ -178,7 +178,7 @@ class Ensembles:
             labels=None if self._labels is None else self._labels.to(values.device),
             items=items.to(values.device),
             # an unpaired part has samples of its own for each modality
-            places={name: rows for name, rows in of_part(self._inverse_index, part).items() if name in known},
+            inverse_index={name: rows for name, rows in of_part(self._inverse_index, part).items() if name in known},
         )
         return weights.log_weights(evidence)
 
