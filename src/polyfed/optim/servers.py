@@ -33,7 +33,7 @@ class ServerOptimizer(Settings):
         Args:
             old: type -> tensors, as broadcast.
             new: type -> tensors, as aggregated.
-            state: lasts for the run; momenta are kept in it, as ``server-<type_name>:<type>``.
+            state: lasts for the run; momenta are kept in it, as ``server-<moment>:<type>``.
         """
         models: dict[str, dict[str, Tensor]] = {}
         for type_name, tensors in new.items():
