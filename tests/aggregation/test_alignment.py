@@ -9,7 +9,7 @@ from scipy.linalg import orthogonal_procrustes
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.alignment import Alignment, procrustes, ridge
+from polyfed.aggregation.ensemble import Alignment, procrustes, ridge
 
 
 def unit(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.alignment import Alignment
-from polyfed.aggregation.ensemble import Ensembled, Rows
+from polyfed.aggregation.ensemble import Alignment, Ensembled, Rows
 from polyfed.aggregation.weighting import Mean
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.teacher import Ensembles, Teacher

@@ -3,8 +3,7 @@ import torch
 from safetensors.torch import load, save
 
 from polyfed.core.errors import PayloadError
-from polyfed.optim.settings import OptimizerSettings
-from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
+from polyfed.optim.settings import OptimizerSettings, load_optimizer_tensors, optimizer_tensors
 
 SETTINGS = {
     "adamp": OptimizerSettings(kind="adamp", lr=0.01, weight_decay=0.1),

@@ -13,8 +13,7 @@ from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.gates import undecayed
 from polyfed.models.model import CachedModel, trained_in
-from polyfed.optim.settings import clip_gradients
-from polyfed.optim.state import load_optimizer_tensors, optimizer_tensors
+from polyfed.optim.settings import clip_gradients, load_optimizer_tensors, optimizer_tensors
 
 Regulariser = Callable[[CachedModel, Batch], Tensor]
 """A loss that a method adds to the task's: from the model and a batch."""

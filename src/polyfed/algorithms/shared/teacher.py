@@ -11,8 +11,7 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.aggregation.alignment import Alignment
-from polyfed.aggregation.ensemble import Ensemble, Ensembled, Rows
+from polyfed.aggregation.ensemble import Alignment, Ensemble, Ensembled, Rows
 from polyfed.aggregation.weighting import Count, Evidence, Mean, Weighting
 from polyfed.algorithms.algorithm import FederationPlan, Reply, Server
 from polyfed.algorithms.shared.public_exchange import (
