@@ -10,7 +10,7 @@ from typing import Any
 from misbehaving import contents
 from polyfed.engines.local import LocalEngine
 from polyfed.runs.session import Session
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from small_federations import Config, topics
 
 
@@ -46,7 +46,7 @@ class Faulty:
         ):
             self.seen.append((request, answer))
             reason = self.loses.get((request.client, request.step))
-            yield Answer(request.client, error=reason) if reason else answer
+            yield Answer.failed(request.client, Cause.LOST, reason) if reason else answer
 
 
 def between(session: Session, kind: type[Faulty] = Faulty, **faults: Any) -> Faulty:

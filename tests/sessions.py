@@ -19,7 +19,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Request, StateVersion
+from polyfed.wire.messages import Failure, Request, StateVersion
 from polyfed.wire.payload import Payload
 
 
@@ -29,8 +29,8 @@ class Excluded(CohortListener):
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
-    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
-        self.reasons[client.id] = reason
+    def excluded(self, client: ClientInfo, failure: Failure) -> None:
+        self.reasons[client.id] = failure.text
 
 
 def prepared(config: Mapping[str, Any], folder: Path) -> Session:

@@ -61,7 +61,7 @@ def answering(
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for answer in carry(requests, deadline):
-            assert answer.payload is not None, answer.error
+            assert answer.payload is not None, answer.failure
             rows = answer.payload.fields["representations"]
             sent[answer.client] = dict(change(answer.client, dict(rows)))
             changed = Representations(sent[answer.client], order=rows.order)

@@ -21,7 +21,7 @@ from polyfed.runs.opened import Run
 from polyfed.runs.session import Session
 from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from sessions import prepared, round_records, site_of
 from small_federations import METHODS, Config, federation_for
 
@@ -249,7 +249,7 @@ def test_a_client_whose_replies_are_lost_is_left_out_and_returns(
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for request, answer in zip(requests, carry(requests, deadline), strict=True):
             if (request.client, request.round) == (lost, 1):
-                answer = Answer(lost, error="the line broke")
+                answer = Answer.failed(lost, Cause.LOST, "the line broke")
             sizes[request.client, "down"] += wire_size(request.payload)
             sizes[request.client, "up"] += wire_size(answer.payload) if answer.payload else 0
             yield answer

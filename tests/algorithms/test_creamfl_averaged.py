@@ -16,7 +16,7 @@ from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, StepContrast
 from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
-from polyfed.federation.cohort import Reply
+from polyfed.federation.filters import Reply
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings

@@ -15,7 +15,7 @@ from aligned_sessions import config_of, events, global_model, parts_of, same, se
 from by_hand import play
 from polyfed.algorithms.algorithm import Reply
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.federation.cohort import each
+from polyfed.federation.filters import each
 from polyfed.federation.types import Blueprint
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.binding import Parts

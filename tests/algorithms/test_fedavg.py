@@ -8,7 +8,7 @@ import torch
 
 import polyfed
 from by_hand import assert_mean, copies, plain_training
-from polyfed.federation.cohort import each
+from polyfed.federation.filters import each
 from polyfed.runs.experiment import Experiment
 from sessions import first_cohort, prepared
 from small_federations import Config, plain_sgd

@@ -19,7 +19,7 @@ from polyfed.federation.cohort import Cohort, ReplyPolicy
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Channel, Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
 from small_federations import Config, plain_sgd, sized, transformers
@@ -160,7 +160,7 @@ def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: P
 
 def failing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
     """An engine all of whose clients are gone: only what is sent to them counts."""
-    return (Answer(request.client, error="gone") for request in requests)
+    return (Answer.failed(request.client, Cause.LOST, "gone") for request in requests)
 
 
 def downloads(config: Config, folder: Path) -> dict[str, int]:

@@ -23,7 +23,7 @@ from polyfed.models.binding import Parts
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Weights as PayloadWeights
 from sessions import metrics, prepared, round_records, site_of, woken
 from small_federations import aligned
@@ -55,7 +55,7 @@ def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, 
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for one, answer in zip(requests, carry(requests, deadline), strict=True):
-            assert answer.payload is not None, answer.error
+            assert answer.payload is not None, answer.failure
             both = tuple(copies(payload.bundles) | payload.scalars for payload in (one.payload, answer.payload))
             found[one.round, one.step, one.client] = both
             yield answer
@@ -216,7 +216,7 @@ def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monke
     def losing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for one, answer in zip(requests, carry(requests, deadline), strict=True):
             gone = one.client == lost and (one.round, one.step) == (1, "bind")
-            yield Answer(lost, error="the line broke") if gone else answer
+            yield Answer.failed(lost, Cause.LOST, "the line broke") if gone else answer
 
     monkeypatch.setattr(session.engine, "exchange", losing)
     play(session, 1, 1)

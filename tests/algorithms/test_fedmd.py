@@ -134,7 +134,7 @@ def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for request, answer in zip(requests, carry(requests, deadline), strict=True):
-            assert answer.payload is not None, answer.error
+            assert answer.payload is not None, answer.failure
             found.append((request.step, request, answer.payload))
             yield answer
 

@@ -17,7 +17,7 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from sessions import of_samples, prepared, taught
 from small_federations import METHODS, Config, federation_for
 
@@ -154,7 +154,9 @@ def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkey
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         answers = carry(requests, deadline)
-        return (Answer("image", error="gone") if answer.client == "image" else answer for answer in answers)
+        return (
+            Answer.failed("image", Cause.LOST, "gone") if answer.client == "image" else answer for answer in answers
+        )
 
     monkeypatch.setattr(session.engine, "exchange", exchange)
     play(session, 1, 1)

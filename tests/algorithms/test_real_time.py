@@ -20,7 +20,7 @@ from polyfed.engines.engine import Hosting
 from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.federation.cohort import Engine
 from polyfed.runs.experiment import Experiment
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from small_federations import Config, federation_for
 
 CHANCE = random.Random()
@@ -55,7 +55,7 @@ class ErraticEngine(LocalEngine):
         with COMPUTING:
             answers = list(super().exchange(requests, deadline))
         if CHANCE.random() < 0.1:
-            answers[0] = Answer(answers[0].client, error="the line broke")
+            answers[0] = Answer.failed(answers[0].client, Cause.LOST, "the line broke")
         return iter(answers)
 
 

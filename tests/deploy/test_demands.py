@@ -86,7 +86,8 @@ def test_a_run_that_asks_for_test_metrics_is_refused_and_so_is_who_asks_without_
         opened(made, experiment(NOISE | {"metrics": "clear"}, evaluate_clients=True))
     place = opened(made, experiment(NOISE | {"metrics": "clear"}), "quiet").site
     answer = place.answer(Request(place.infos[0].id, "assess", 1, 0, None, Payload({})))
-    assert answer.error == "PayloadError: 'assess': no test metrics leave this site (demands.metrics: false)"
+    assert answer.failure is not None
+    assert answer.failure.text == "PayloadError: 'assess': no test metrics leave this site (demands.metrics: false)"
 
 
 def test_training_with_too_little_noise_for_the_samples_here_is_refused(tmp_path: Path) -> None:
@@ -175,8 +176,8 @@ def test_a_server_that_announces_masks_gets_no_reply_without(tmp_path: Path) -> 
         sent = Payload({"weights": Weights(model), **fields})
         answer = place.answer(Request(client, "fit", 1, 0, None, sent))
         assert answer.payload is None
-        assert answer.error is not None
-        assert reason in answer.error
+        assert answer.failure is not None
+        assert reason in answer.failure.text
     assert not list((tmp_path / "f" / "hospital" / "state").rglob("*.safetensors")), "nothing was trained"
 
 
@@ -330,7 +331,8 @@ def test_a_site_as_it_is_made_takes_part_in_the_planned_run_alone(tmp_path: Path
 def test_a_server_asks_for_no_round_beyond_the_run(tmp_path: Path) -> None:
     place = opened(site(tmp_path / "f"), experiment()).site
     answer = place.answer(Request(place.infos[0].id, "fit", 3, 0, None, Payload({})), tracebacks=False)
-    assert answer.error == "PayloadError: 'fit' of round 3: the run has 2 rounds"
+    assert answer.failure is not None
+    assert answer.failure.text == "PayloadError: 'fit' of round 3: the run has 2 rounds"
 
 
 def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None:
@@ -343,7 +345,7 @@ def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None
     answered = AnsweredSums(one.terms.sums / client, one.spec.terms)
     answered.record((1, 0), AnsweredSum("0" * 64, [client, "beyond", "yonder"]))
     keys = Request(client, KEYS, 1, 0, None, Payload({REQUEST: "1" * 64}))
-    assert "ask 0 of round 1 was answered here for another request" in (other.answer(keys).error or "")
+    assert "ask 0 of round 1 was answered here for another request" in str(other.answer(keys).failure)
 
 
 def test_a_site_bounds_the_range_of_masked_sums(tmp_path: Path) -> None:

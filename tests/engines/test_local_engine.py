@@ -15,7 +15,7 @@ from polyfed.engines.site import Site
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Failure, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 
@@ -75,7 +75,7 @@ def test_messages_that_are_laid_out_share_nothing() -> None:
 
 def test_an_answer_after_the_deadline_is_none() -> None:
     (late,) = engine_of(Recorder()).exchange(requests("a"), 1e-9)
-    assert (late.payload, late.error) == (None, "no answer within 1e-09 s")
+    assert (late.payload, late.failure) == (None, Failure(Cause.LATE, "no answer within 1e-09 s"))
     (early,) = engine_of(Recorder()).exchange(requests("a"), 60.0)
     assert early.payload is not None
 
@@ -91,7 +91,8 @@ def test_a_client_that_raises_is_an_answer_among_others(odd: Session, serialize:
     site: Site = site_of(odd)
     made = [Request(name, step, 1, 0, None, Payload({})) for name, step in (("image", "fail"), ("paired-1", "count"))]
     first, second = engine_of(site, serialize=serialize).exchange(made, None)
-    assert first.error == "ZeroDivisionError: halfway"
+    assert first.failure is not None
+    assert (first.failure.cause, first.failure.text) == (Cause.FAILED, "ZeroDivisionError: halfway")
     assert second.payload is not None
     assert second.payload.scalars == {"count": 1, "round": 1}
 

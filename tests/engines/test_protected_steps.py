@@ -98,8 +98,8 @@ def test_a_step_that_fails_is_answered_as_one_that_does_not(
     well, ill = (answered(session, monkeypatch) for session in sessions)
     assert len(well) == len(ill) > 2
     for (asked, answer), (_, other) in zip(well, ill, strict=True):
-        assert answer.error is None, answer.details
-        assert (other.error, other.details) == (None, "")
+        assert answer.failure is None
+        assert other.failure is None
         if asked.round == 1:  # later ones are asked with what the server made of the first
             assert layout(answer.payload) == layout(other.payload), asked.step
     for client in {asked.client for asked, answer in well if answer.payload is not None and answer.payload.fields}:
@@ -150,7 +150,7 @@ def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
 
 
 def change(request: Request, answer: Answer) -> Tensor:
-    assert answer.payload is not None, answer.error
+    assert answer.payload is not None, answer.failure
     sent, made = request.payload.bundles["weights"], answer.payload.bundles["weights"]
     return torch.cat([(made[name] - sent[name]).flatten() for name in sent]).double()
 
@@ -212,7 +212,7 @@ def test_the_classes_of_a_client_cannot_be_asked_for_by_weights_that_make_it_fai
         crafted[number] = 9.99e5 / head.shape[1] ** 0.5
         weights = Weights({**request.payload.bundles["weights"], name: crafted})
         answers.append(site.answer(replace(request, payload=Payload({"weights": weights}))))
-    assert {answer.error for answer in answers} == {None}
+    assert {answer.failure for answer in answers} == {None}
     assert site.guard is not None
     assert len(site.guard.ledger("text-0").costs()) == len(head)
 
@@ -222,7 +222,7 @@ def test_steps_that_fail_spend_the_budget(site: Site, monkeypatch: pytest.Monkey
     assert site.guard is not None
     budget = site.guard.settings.budget.model_copy(update={"epsilon": 3.0})
     site.guard = replace(site.guard, site_budget=budget)
-    errors = [site.answer(asked(site, round=number)).error for number in (1, 2, 3)]
+    errors = [site.answer(asked(site, round=number)).failure for number in (1, 2, 3)]
     assert errors[:2] == [None, None]
     assert str(errors[2]).startswith("BudgetError: client 'text-0' has spent its privacy budget: 2 replies")
 
@@ -264,12 +264,12 @@ def test_what_cannot_be_written_down_does_not_leave(site: Site, monkeypatch: pyt
 
 
 def test_a_ledger_that_is_gone_stops_its_client(site: Site, tmp_path: Path) -> None:
-    assert site.answer(asked(site)).error is None
+    assert site.answer(asked(site)).failure is None
     (tmp_path / "run" / ".privacy" / "text-0.jsonl").unlink()
-    error = site.answer(asked(site, round=2)).error
+    error = site.answer(asked(site, round=2)).failure
     assert error is not None
-    assert error.startswith("DataError: ")
-    assert "lacks the last that 'text-0.head' knows" in error
+    assert error.text.startswith("DataError: ")
+    assert "lacks the last that 'text-0.head' knows" in error.text
 
 
 # ---- what is kept
@@ -285,7 +285,7 @@ def test_a_state_says_which_requests_led_to_it(tmp_path: Path, monkeypatch: pyte
     first, second = fits[0], fits[-1]
     ledger = site.guard.ledger(client)
     before = len(ledger.costs())
-    assert site.answer(second).error is None
+    assert site.answer(second).failure is None
     assert len(ledger.costs()) == before
     moved = {name: value + 1e-3 for name, value in first.payload.bundles["weights"].items()}
     with monkeypatch.context() as patched:
@@ -303,12 +303,12 @@ def test_a_client_that_fails_goes_on_from_what_it_kept(tmp_path: Path, monkeypat
     kept = dict(site.store.load(client, (tell.round, tell.phase)))
     break_data(site)
     answer = site.answer(learn)
-    assert (answer.error, answer.payload and dict(answer.payload.fields)) == (None, {})
+    assert (answer.failure, answer.payload and dict(answer.payload.fields)) == (None, {})
     now = site.store.load(client, (learn.round, learn.phase))
     assert now.keys() == kept.keys()
     changed = {name for name in kept if not torch.equal(now[name], kept[name])}
     assert changed == {".left/by"}
-    assert site.answer(replace(tell, round=2, phase=0, after=(learn.round, learn.phase))).error is None
+    assert site.answer(replace(tell, round=2, phase=0, after=(learn.round, learn.phase))).failure is None
 
 
 # ---- DP-SGD
@@ -357,7 +357,7 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
     row = int(data.train.rows["text"][5])
     inputs = {"text": OneUnreadable(data.train.inputs["text"], row)}
     monkeypatch.setattr(sampled, "data_of", lambda member: replace(data, train=replace(data.train, inputs=inputs)))
-    assert sampled.answer(asked(sampled)).error is None
+    assert sampled.answer(asked(sampled)).failure is None
     assert all(float(total.norm()) > 0.5 for total in sums)  # more than one sample can add
     del sums[:]
     monkeypatch.setattr(
@@ -365,7 +365,7 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
         "data_of",
         lambda member: replace(data, train=replace(data.train, inputs={"text": Unreadable(inputs["text"])})),
     )
-    assert sampled.answer(asked(sampled, round=2)).error is None
+    assert sampled.answer(asked(sampled, round=2)).failure is None
     assert all(float(total.norm()) <= 0.5 + 1e-6 for total in sums)
 
 
@@ -399,7 +399,8 @@ def test_a_failure_that_blank_samples_have_too_is_told_and_has_cost(
 ) -> None:
     monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     answer = sampled.answer(asked(sampled))
-    assert answer.error == "PayloadError: step 'fit' failed; a protected client does not say how"
-    assert "patient" not in answer.details
+    assert answer.failure is not None
+    assert answer.failure.text == "PayloadError: step 'fit' failed; a protected client does not say how"
+    assert "patient" not in answer.failure.details
     assert sampled.guard is not None
     assert len(sampled.guard.ledger("text-0").costs()) == 1

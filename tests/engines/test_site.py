@@ -128,8 +128,8 @@ def test_a_client_whose_state_is_gone_does_not_start_afresh(site: Site) -> None:
             site.handle(asked("count", (4, 0), label))
     answer = site.answer(asked("count", (2, 0), (1, 1)))
     assert answer.payload is None
-    assert answer.error is not None
-    assert answer.error.startswith("RunError: state of client 'image' after round 1, phase 1 is not here")
+    assert answer.failure is not None
+    assert answer.failure.text.startswith("RunError: state of client 'image' after round 1, phase 1 is not here")
 
 
 def test_a_method_that_keeps_nothing_needs_no_state(tiny: Config, tmp_path: Path) -> None:
@@ -144,15 +144,17 @@ def test_a_method_that_keeps_nothing_needs_no_state(tiny: Config, tmp_path: Path
 
 def test_an_answer_tells_what_went_wrong_in_a_line_and_in_detail(site: Site) -> None:
     answer = site.answer(asked("fail"))
-    assert (answer.client, answer.payload, answer.error) == ("image", None, "ZeroDivisionError: halfway")
-    assert answer.details.startswith("Traceback (most recent call last):")
-    assert 'raise ZeroDivisionError("halfway")' in answer.details
+    assert answer.failure is not None
+    assert (answer.client, answer.payload, answer.failure.text) == ("image", None, "ZeroDivisionError: halfway")
+    assert answer.failure.details.startswith("Traceback (most recent call last):")
+    assert 'raise ZeroDivisionError("halfway")' in answer.failure.details
 
 
 def test_details_can_be_kept_at_home(site: Site) -> None:
     answer = site.answer(asked("fail"), tracebacks=False)
-    assert answer.details == ""
-    assert re.fullmatch(r"ZeroDivisionError: error [0-9a-f]{8} in the site's log", str(answer.error))
+    assert answer.failure is not None
+    assert answer.failure.details == ""
+    assert re.fullmatch(r"ZeroDivisionError: error [0-9a-f]{8} in the site's log", str(answer.failure.text))
 
 
 @pytest.mark.parametrize("after", [None, (1, 0)])

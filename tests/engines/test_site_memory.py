@@ -84,10 +84,10 @@ def test_weights_that_do_not_fit_are_named(session: Session, change: str, messag
     else:
         weights[name] = torch.zeros(2, 2)
     (answer,) = session.engine.exchange([request(sent.client, Payload({"weights": Weights(weights)}))], None)
-    assert answer.error is not None
-    assert message in answer.error
-    assert name in answer.error
-    assert "Traceback" in answer.details
+    assert answer.failure is not None
+    assert message in answer.failure.text
+    assert name in answer.failure.text
+    assert "Traceback" in answer.failure.details
 
 
 def test_clients_that_are_tested_on_the_same_items_share_them(session: Session) -> None:

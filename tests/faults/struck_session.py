@@ -17,6 +17,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Failure
 from sessions import crossing
 
 
@@ -50,8 +51,8 @@ class Struck(CohortListener):
         assert struck.answers()  # a client that has a state to go on from
         return struck
 
-    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
-        self.reasons.append(reason)
+    def excluded(self, client: ClientInfo, failure: Failure) -> None:
+        self.reasons.append(failure.text)
 
     def answers(self, *rules: Rule) -> bool:
         """Whether the client's reply to the next ask is used, if this happens."""

@@ -59,7 +59,7 @@ def test_a_client_has_its_deadline_from_when_its_node_is_done_with_others(slow: 
     requests = [Request(client, "fit", 1, 0, None, Payload({})) for client in ("a", "b")]
     exchanges = [GridExchange(nodes, [one], 10.0, settings, Limits(), stopped) for one in requests]
     answers = [carried.answer(one.client) for carried, one in zip(exchanges, requests, strict=True)]
-    assert [answer.error for answer in answers] == ["served", "served"]
+    assert [str(answer.failure) for answer in answers] == ["served", "served"]
     GridExchange(nodes, requests[:1], 10.0, settings, Limits(), stopped)  # for which what is done counts no more
     assert [message.metadata.ttl for message in slow.pushed] == [70.0, 80.0, 70.0]
 

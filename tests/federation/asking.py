@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Reply
-from polyfed.federation.filters import Ask
+from polyfed.federation.filters import Ask, Reply
 from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer
 from polyfed.wire.payload import Payload, TensorBundle, Weights
@@ -38,14 +37,13 @@ def ask_of(
     return Ask(
         schema=schema_of(fit),
         clients=clients,
-        sent={client.id: Payload(dict(sent or {})) for client in clients},
-        requests={},
-        now=lambda client: Payload(dict(sent or {})),
+        fields=dict(sent or {}),
         channel=Channel(nobody, Transport(), Ledger()),
-        origin=lambda client, name: (origins or {}).get(name),
-        changes=frozenset(changes),
-        check=lambda payload, client: None,
+        check=lambda reply: None,
         accept=lambda client: None,
         clipped=lambda client, reason: notes.update({client.id: reason}),
-        drop=lambda client, reason, details: notes.update({client.id: reason}),
+        drop=lambda client, failure: notes.update({client.id: failure.text}),
+        origins={name: Weights(dict(tensors)) for name, tensors in (origins or {}).items()},
+        changes=changes,
+        sent={client.id: Payload(dict(sent or {})) for client in clients},
     )

@@ -10,11 +10,12 @@ import torch
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy, each
+from polyfed.federation.cohort import Cohort, CohortListener, ReplyPolicy
+from polyfed.federation.filters import Reply, each
 from polyfed.runs.settings import ExchangeSettings
 from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Failure, Request
 from polyfed.wire.payload import Payload, Representations, Weights
 from polyfed.wire.schema import client_query, client_step
 from polyfed.wire.transport import Transport
@@ -43,7 +44,7 @@ class FakeEngine:
         for request in requests:
             answer = self.broken.get(request.client)
             if isinstance(answer, str):
-                yield Answer(request.client, error=answer, details=f"Traceback of {request.client}")
+                yield Answer.failed(request.client, Cause.FAILED, answer, f"Traceback of {request.client}")
             elif answer is not None:
                 yield Answer(request.client, answer)
             else:
@@ -62,9 +63,9 @@ class Noting(CohortListener):
         self.details: list[str] = []
         self.answers: list[tuple[str, str]] = []
 
-    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
-        self.dropped.append((client.id, reason))
-        self.details.append(details)
+    def excluded(self, client: ClientInfo, failure: Failure) -> None:
+        self.dropped.append((client.id, failure.text))
+        self.details.append(failure.details)
 
     def answered(self, client: ClientInfo, step: str) -> None:
         self.answers.append((client.id, step))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import Ask, NormClip, Received, RecentNorms, SameShapes, counted
+from polyfed.federation.filters import Ask, NormClip, RecentNorms, Reply, SameShapes, counted
 from polyfed.privacy.clipping import Clipping
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, Weights
@@ -78,7 +78,7 @@ def test_types_of_numbers_are_the_servers_and_counters_count_up(new: dict[str, T
     client = info("c")
     ask = ask_of([client], {"weights": Weights({"w": torch.zeros(4), "n": torch.tensor(10)})})
     with pytest.raises(PayloadError, match=reason):
-        SameShapes().passed(Payload({"weights": Weights(new)}), client, ask)
+        SameShapes()(Reply.received(Payload({"weights": Weights(new)}), client), ask)
 
 
 def test_a_negative_variance_is_refused() -> None:
@@ -92,7 +92,7 @@ def test_a_negative_variance_is_refused() -> None:
 
 def passed(link: NormClip, ask: Ask, replies: Mapping[str, Payload]) -> list[Payload]:
     clients = {client.id: client for client in ask.clients}
-    return [reply.payload for reply in link((Received(clients[name], one) for name, one in replies.items()), ask)]
+    return [reply.payload for reply in link((Reply.received(one, clients[name]) for name, one in replies.items()), ask)]
 
 
 def clip_lengths(
@@ -109,13 +109,13 @@ def clip_lengths(
 def test_nothing_waits() -> None:
     clients, drawn = [info(f"c{k}") for k in range(3)], list[str]()
 
-    def replies() -> Iterator[Received]:
+    def replies() -> Iterator[Reply]:
         for client in clients:
             drawn.append(client.id)
-            yield Received(client, Payload({"weights": Weights({"w": vector(50.0)})}))
+            yield Reply.received(Payload({"weights": Weights({"w": vector(50.0)})}), client)
 
     passing = NormClip(Clipping(), {})(replies(), ask_of(clients, {"weights": Weights({"w": vector(3.0)})}))
-    assert next(passing).client.id == "c0"
+    assert next(passing).sender.id == "c0"
     assert drawn == ["c0"]
 
 

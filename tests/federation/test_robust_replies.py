@@ -13,12 +13,12 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, Reply
-from polyfed.federation.filters import CHECKS, Received
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.filters import CHECKS, Reply
 from polyfed.federation.robust_replies import RobustReplies, require_enough
 from polyfed.privacy.rules import RobustRule
 from polyfed.wire.ledger import Channel, Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Payload, Prototypes, Representations, Weights
 from polyfed.wire.schema import client_step
 from polyfed.wire.transport import Transport
@@ -39,8 +39,8 @@ def combined(name: str, sent: Sequence[tuple[ClientInfo, Payload]], **settings: 
     return [(reply.client.id, reply.payload) for reply in replies]
 
 
-def received(sent: Iterable[tuple[ClientInfo, Payload]]) -> Iterator[Received]:
-    return (Received(client, payload) for client, payload in sent)
+def received(sent: Iterable[tuple[ClientInfo, Payload]]) -> Iterator[Reply]:
+    return (Reply.received(payload, client) for client, payload in sent)
 
 
 def weights(*values: float) -> list[tuple[ClientInfo, Payload]]:
@@ -205,7 +205,11 @@ def asked(answers: Mapping[str, float | None], **options: Any) -> tuple[list[Rep
         for request in requests:
             value = answers[request.client]
             tensors = Payload({"weights": Weights({"w": torch.full((2,), value or 0.0)})})
-            yield Answer(request.client, tensors) if value is not None else Answer(request.client, error="gone")
+            yield (
+                Answer(request.client, tensors)
+                if value is not None
+                else Answer.failed(request.client, Cause.LOST, "gone")
+            )
 
     channel = Channel(exchange, Transport(), Ledger())
     cohort = Cohort(tuple(map(info, answers)), 1, channel, **options)

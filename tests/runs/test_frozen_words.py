@@ -105,7 +105,7 @@ def test_weights_with_a_frozen_table_are_refused(tmp_path: Path) -> None:
     session = prepared(with_frozen_words(tiny_experiment()), tmp_path)
     foreign = dict(session.server.weights_for(session.server.clients[0])) | {TABLE: torch.zeros(300, 8)}
     (answer,) = session.engine.exchange([request("paired-0", Payload({"weights": Weights(foreign)}))], None)
-    assert re.search(rf'Unexpected key.*"{TABLE}"', answer.error or "", re.DOTALL)
+    assert re.search(rf'Unexpected key.*"{TABLE}"', str(answer.failure), re.DOTALL)
 
 
 def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(

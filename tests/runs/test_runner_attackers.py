@@ -13,7 +13,7 @@ import polyfed
 from misbehaving import cut_short, happened, lying
 from polyfed import Experiment
 from polyfed.engines.local import LocalEngine
-from polyfed.federation.cohort import each
+from polyfed.federation.filters import each
 from polyfed.reporting.api import run
 from polyfed.runs.opened import Run
 from polyfed.runs.session import Session

@@ -63,7 +63,7 @@ def one_round(folder: Path, identity: SiteIdentity | None, tamper: Tamper | None
 
 
 def errors_of(engine: Faulty, client: str) -> list[str]:
-    return [answer.error for request, answer in engine.seen if request.client == client and answer.error]
+    return [answer.failure.text for request, answer in engine.seen if request.client == client and answer.failure]
 
 
 def weights_of(session: Any) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import Slot, TensorPlace, decode_places, encode_places
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer, Request, answer_of, envelope_answer, envelope_requests, request_of
+from polyfed.wire.messages import Answer, Cause, Request, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.payload import Payload
 
 INFO = {"id": "a", "group": "g", "modalities": ["image"], "task": "t", "samples": 3, "architecture": "x/head"}
@@ -28,14 +28,16 @@ def test_a_request_has_labels_that_a_file_can_be_called_after(change: dict[str, 
 
 
 def test_what_went_wrong_is_told_in_a_bounded_line() -> None:
-    told = Answer("a", error="x\x1b[2J\nround 3: client b" + "y" * 5000, details="first\n" + "z" * 50_000 + "\nlast")
+    text = "x\x1b[2J\nround 3: client b" + "y" * 5000
+    told = Answer.failed("a", Cause.LATE, text, "first\n" + "z" * 50_000 + "\nlast")
     text, _ = envelope_answer(told)
     answer = answer_of("a", text, [], Limits())
-    assert answer.error is not None
-    assert answer.error.startswith("x\u241b[2J\u240around 3")
-    assert len(answer.error) == 1000
-    assert len(answer.details) == 20_000
-    assert answer.details.endswith("\nlast")
+    assert answer.failure is not None
+    assert answer.failure.cause is Cause.LATE
+    assert answer.failure.text.startswith("x\u241b[2J\u240around 3")
+    assert len(answer.failure.text) == 1000
+    assert len(answer.failure.details) == 20_000
+    assert answer.failure.details.endswith("\nlast")
 
 
 @pytest.mark.parametrize(

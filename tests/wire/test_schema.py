@@ -13,7 +13,8 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import Client
-from polyfed.federation.cohort import Cohort, Reply
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.filters import Reply
 from polyfed.federation.server import Server
 from polyfed.wire.payload import Payload, Representations, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import client_query, client_step, schema_of, steps_of

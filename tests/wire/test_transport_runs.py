@@ -13,12 +13,13 @@ from crossings import crossed, model, of
 
 from polyfed import Experiment, run
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, CohortListener, Reply, ReplyPolicy
+from polyfed.federation.cohort import Cohort, CohortListener, ReplyPolicy
+from polyfed.federation.filters import Reply
 from polyfed.reporting.run_tables import traffic_table
 from polyfed.runs.records import RunRecords
 from polyfed.wire.framing import wire_size
 from polyfed.wire.ledger import Channel, Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Failure, Request
 from polyfed.wire.payload import Coded, Payload, Weights
 from polyfed.wire.schema import client_step
 from polyfed.wire.transport import Transport
@@ -81,8 +82,8 @@ def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
     dropped: list[str] = []
 
     class Noting(CohortListener):
-        def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
-            dropped.append(reason)
+        def excluded(self, client: ClientInfo, failure: Failure) -> None:
+            dropped.append(failure.text)
 
     engine = Adding(Transport(dtype="int8"), spoil)
     cohort = cohort_of(engine, reply_policy=lambda step: ReplyPolicy(0), listener=Noting())

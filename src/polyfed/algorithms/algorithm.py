@@ -12,7 +12,8 @@ from polyfed.aggregation.averaging import Averaging
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
-from polyfed.federation.cohort import Cohort, Reply, ReplyCheck, each, tap
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.filters import Reply, ReplyCheck, each, tap
 from polyfed.federation.plan import FederationPlan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime

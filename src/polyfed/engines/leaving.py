@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import PayloadError, RefusedError
+from polyfed.core.errors import BudgetError, PayloadError, RefusedError
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.membership import Member
@@ -24,7 +25,7 @@ from polyfed.privacy.private_training import PrivateTraining
 from polyfed.privacy.release import require_updates
 from polyfed.privacy.settings import EXAMPLES, UPDATE, Budget
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Request
+from polyfed.wire.messages import Cause, Failure, Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
 from polyfed.wire.schema import StepSchema
 
@@ -104,17 +105,26 @@ class Noised:
         return self.guard.release(step.request, step.digest, content, step.received, step.cost, samples)
 
 
-def error_text(error: Exception, *, in_full: bool) -> str:
-    """The error in a line: its text, or its class and a number under which the log here has the text.
+def failure_of(error: Exception, *, in_full: bool, refused: bool = False) -> Failure:
+    """What a server is told of an error at a site.
 
-    A refusal says nothing but what was asked and what the site demands, so its text is told.
+    The line is the error's text, or its class and a number under which the log here has the text. A refusal says
+    nothing but what was asked and what the site demands, so its text is told.
+
+    Args:
+        error: that was raised.
+        in_full: whether its text and traceback are told, whatever it is.
+        refused: whether it was raised over what is asked, before any data were looked at.
     """
+    refused = isinstance(error, RefusedError) or (refused and isinstance(error, PayloadError))
     text = str(error)
-    if not in_full and not isinstance(error, RefusedError):
+    if not in_full and not refused:
         number = secrets.token_hex(4)
         _log.error("error %s", number, exc_info=error)
         text = f"error {number} in the site's log"
-    return f"{type(error).__name__}: {text}"
+    details = "".join(traceback.format_exception(error)) if in_full else ""
+    cause = Cause.REFUSED if refused or isinstance(error, BudgetError) else Cause.FAILED
+    return Failure(cause, f"{type(error).__name__}: {text}", details)
 
 
 def detach_reply(payload: Payload, model: Model | None) -> Payload:

@@ -17,7 +17,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire.framing import pack, unpack
 from polyfed.wire.limits import Frame
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", Request, Answer)
@@ -55,9 +55,9 @@ class LocalEngine:
             try:
                 answer = self._crossed(self.site.answer(self._crossed(request)))
             except PayloadError as error:
-                answer = Answer(request.client, error=str(error))
+                answer = Answer.failed(request.client, Cause.INVALID, str(error))
             late = deadline is not None and time.monotonic() - started > deadline
-            yield Answer(answer.client, error=f"no answer within {deadline:g} s") if late else answer
+            yield Answer.late(answer.client, deadline) if late else answer
 
     def _crossed(self, message: _M) -> _M:
         """The message as its receiver gets it: the same object, or read anew from the bytes that it is laid out as."""

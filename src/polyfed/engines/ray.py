@@ -35,7 +35,16 @@ from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire.limits import Frame
-from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope_answer, envelope_requests, request_of
+from polyfed.wire.messages import (
+    Answer,
+    Cause,
+    Envelope,
+    Request,
+    answer_of,
+    envelope_answer,
+    envelope_requests,
+    request_of,
+)
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -144,7 +153,7 @@ class Worker:
             request = request_of(text, [_frame(frame) for frame in frames], self.site.limits)
             answer = self.site.answer(request)
         except PayloadError as error:
-            answer = Answer(client, error=str(error))
+            answer = Answer.failed(client, Cause.INVALID, str(error))
         reply, made = envelope_answer(answer)
         return reply, [_portable(frame) for frame in made], time.monotonic() - started
 
@@ -395,13 +404,13 @@ class _RoundTrip:
             text, frames, seconds = get(pending.reply, timeout=patience)
         except exceptions.GetTimeoutError:
             self._restart(pending.worker, skip=pending)  # it hangs, or is so slow that others would wait for it
-            return Answer(client, error=f"no answer within {self.deadline:g} s")
+            return Answer.late(client, self.deadline)
         except exceptions.RayActorError as error:
             return self._died(pending, str(error))
         except exceptions.RayError as error:
-            return Answer(client, error=f"{type(error).__name__} in its worker", details=str(error))
+            return Answer.failed(client, Cause.FAILED, f"{type(error).__name__} in its worker", str(error))
         if self.deadline is not None and seconds > self.deadline:
-            return Answer(client, error=f"no answer within {self.deadline:g} s")
+            return Answer.late(client, self.deadline)
         return answer_of(client, text, [_frame(frame) for frame in frames], self.pool.limits)
 
     def _died(self, pending: _Pending, details: str) -> Answer | None:
@@ -412,7 +421,7 @@ class _RoundTrip:
             return None
         self._restart(pending.worker, skip=pending)
         reason = f"its worker died {pending.deaths} times in this step (run.engine.retries is {self.retries})"
-        return Answer(pending.request.client, error=reason, details=details)
+        return Answer.failed(pending.request.client, Cause.LOST, reason, details)
 
     def _restart(self, number: int, skip: _Pending | None = None) -> None:
         """Give the requests of a worker to a new one in its place, or to those that are left."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +23,7 @@ from polyfed.engines.leaving import (
     ProtectedSteps,
     SiteTerms,
     detach_reply,
-    error_text,
+    failure_of,
     left_by,
 )
 from polyfed.engines.run_spec import RunSpec
@@ -177,7 +176,7 @@ class Site:
         return steps_of(self.spec.algorithm)
 
     def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
-        """``handle``, with what it raises as an answer; see ``error_text`` for what is told without ``tracebacks``."""
+        """``handle``, with what it raises as an answer; see ``failure_of`` for what is told without ``tracebacks``."""
         refused = True
         try:
             self._require_planned(request)
@@ -186,9 +185,7 @@ class Site:
             return Answer(request.client, performed())
         except Exception as error:
             _log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
-            details = traceback.format_exc() if tracebacks else ""
-            in_full = tracebacks or (refused and isinstance(error, PayloadError))  # for what it asks, no data
-            return Answer(request.client, error=error_text(error, in_full=in_full), details=details)
+            return Answer(request.client, failure=failure_of(error, in_full=tracebacks, refused=refused))
 
     def _require_planned(self, request: Request) -> None:
         name, method = f"'{request.step}' of round {request.round}", self.spec.algorithm

@@ -3,75 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from polyfed.core.errors import ExchangeError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import CHECKS, Ask, Filter, Received
+from polyfed.federation.filters import CHECKS, Ask, Filter, Reply, ReplyCheck, each
 from polyfed.wire.ledger import Channel
-from polyfed.wire.messages import Answer, Request, StateVersion
-from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
+from polyfed.wire.messages import NO_ANSWER, Answer, Failure, Request, StateVersion
+from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import schema_of
-
-_T = TypeVar("_T")
-
-
-class Reply:
-    """What a client step returns: bundles and scalars by name, read as attributes.
-
-    Attributes:
-        mixing: how far the server follows it, in (0, 1]; less than 1 for one that is late. Its ``weights`` are as if it
-            were not.
-        staleness: server steps since its sender was asked.
-    """
-
-    def __init__(self, **fields: TensorBundle | Scalar) -> None:
-        self.payload = Payload(fields)
-        self.client: ClientInfo | None = None
-        self.mixing, self.staleness = 1.0, 0
-
-    @classmethod
-    def received(cls, payload: Payload, client: ClientInfo, mixing: float = 1.0, staleness: int = 0) -> Reply:
-        """A reply as the server gets it."""
-        reply = cls(**payload.fields)
-        reply.client, reply.mixing, reply.staleness = client, mixing, staleness
-        return reply
-
-    @property
-    def sender(self) -> ClientInfo:
-        """Who sent it."""
-        if self.client is None:
-            raise ValueError("a reply has a sender only once the server has received it")
-        return self.client
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            # through __dict__: to ask for ``self.payload`` would end here again if it is not set
-            return self.__dict__["payload"].fields[name]
-        except KeyError as error:
-            raise AttributeError(f"the reply has no field '{name}'") from error
-
-
-ReplyCheck = Callable[[Reply], None]
-"""Raises PayloadError for a reply that must not be used."""
-
-
-@dataclass(frozen=True)
-class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
-    """A field whose value differs from client to client."""
-
-    of: Callable[[ClientInfo], _T]
-
-
-def tap(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
-    """The replies as they come, each shown to ``note`` just before it is used: none is held."""
-    for reply in replies:
-        note(reply)
-        yield reply
 
 
 class Engine(Protocol):
@@ -94,7 +36,7 @@ class Sums(Protocol):
     def weights(self) -> Mapping[str, str | None]:
         """Client steps whose replies are summed -> scalar field of the reply that is its weight."""
 
-    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Received]:
+    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Reply]:
         """The mean of each type in place of its clients' replies."""
 
 
@@ -128,8 +70,8 @@ class CohortListener:
     def clipped(self, client: ClientInfo, reason: str) -> None:
         """A client's update was scaled down."""
 
-    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
-        """A client is out of the round, with the reason in a line and in detail."""
+    def excluded(self, client: ClientInfo, failure: Failure) -> None:
+        """A client is out of the round."""
 
 
 @dataclass
@@ -162,7 +104,7 @@ class Cohort:
         self,
         step: Callable[..., Reply],
         *,
-        check: Callable[[Reply], None] = lambda reply: None,
+        check: ReplyCheck = lambda reply: None,
         origins: Mapping[str, Weights | each[Weights]] | None = None,
         changes: Collection[str] = (),
         **fields: Any,
@@ -187,39 +129,29 @@ class Cohort:
         phase, self.phase = self.phase, self.phase + 1
         reasons = list[str]()
 
-        def drop(client: ClientInfo, reason: str, details: str) -> None:
-            reasons.append(f"{client.id}: {reason}")
-            self.drop(client, reason, details)
-
-        def origin(client: ClientInfo, field_name: str) -> Mapping[str, Tensor] | None:
-            start = (origins or {}).get(field_name)
-            return start.of(client) if isinstance(start, each) else start
-
-        def checked(payload: Payload, client: ClientInfo) -> None:
-            check(Reply.received(payload, client))
+        def drop(client: ClientInfo, failure: Failure) -> None:
+            reasons.append(f"{client.id}: {failure.text}")
+            self.drop(client, failure)
 
         ask = Ask(
             schema=schema,
             clients=self.clients,
-            sent={},
-            requests={},
-            now=lambda client: _payload_for(client, fields),
+            fields=fields,
             channel=self.channel,
-            origin=origin,
-            changes=frozenset(changes),
-            check=checked,
+            check=check,
             accept=lambda client: self.accept(client, name, phase if schema.kind == "step" else None),
             clipped=self.listener.clipped,
             drop=drop,
+            origins=origins or {},
+            changes=changes,
         )
         if self.secure is not None and name in self.secure.weights:
-            replies = self.summed(self.secure, ask, phase)
+            yield from self.summed(self.secure, ask, phase)
         else:
             replies = self.replies(ask, phase)
             for passing in self.filters:
                 replies = passing(replies, ask)
-        for reply in replies:
-            yield Reply.received(reply.payload, reply.client, reply.mixing, reply.staleness)
+            yield from replies
         asked = len(ask.sent)
         usable, needed = asked - len(reasons), self.reply_policy(name).quorum(asked)
         if usable < needed:
@@ -229,24 +161,31 @@ class Cohort:
                 f"the quorum (run.exchange.min_clients) is {needed} ({causes})"
             )
 
-    def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
+    def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
         """Ask all clients, and what they reply, in client order."""
         # all is laid out by now, so what cannot be sent stops the round before anybody is asked
         ask.sent.update({client.id: ask.now(client) for client in ask.clients})
         ask.requests.update(self.requests(ask.step, phase, ask.sent))
         self.listener.asking(ask.step, list(ask.sent))
-        return self.exchanged(ask.step, {client: ask.requests[client.id] for client in ask.clients})
+        clients = {client.id: client for client in ask.clients}
 
-    def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Received]:
+        def reply(answer: Answer) -> Reply | None:
+            return self.received(ask, clients[answer.client], answer)
+
+        answers = self.channel.exchange(list(ask.requests.values()), self.reply_policy(ask.step).deadline)
+        # unlike a loop, map lets go of an answer before it asks for the next
+        return filter(None, map(reply, answers))
+
+    def received(self, ask: Ask, client: ClientInfo, answer: Answer) -> Reply | None:
+        """A client's reply; one that gave none is out of the round."""
+        if answer.payload is not None:
+            return Reply.received(answer.payload, client)
+        ask.drop(client, answer.failure or NO_ANSWER)
+        return None
+
+    def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Reply]:
         """The mean of each type in place of its clients' replies."""
         return sums.replies(self, ask, phase)
-
-    def exchanged(self, step: str, asked: Mapping[ClientInfo, Request]) -> Iterator[Received]:
-        """What clients reply to requests, in the order of these."""
-        clients = {client.id: client for client in asked}
-        answers = self.channel.exchange(list(asked.values()), self.reply_policy(step).deadline)
-        # unlike a generator, map lets go of an answer before it asks for the next
-        return map(lambda answer: _received(clients[answer.client], answer), answers)
 
     def requests(self, step: str, phase: int, sent: Mapping[str, Payload]) -> dict[str, Request]:
         """Client -> its request; ``sent`` is what each is asked before it is encoded."""
@@ -264,10 +203,10 @@ class Cohort:
             self.accepted[client.id] = self.version(client, phase)
         self.listener.answered(client, step)
 
-    def drop(self, client: ClientInfo, reason: str, details: str) -> None:
+    def drop(self, client: ClientInfo, failure: Failure) -> None:
         """Put a client out of the round: later asks go on without it."""
         self.clients = tuple(other for other in self.clients if other.id != client.id)
-        self.listener.excluded(client, reason, details)
+        self.listener.excluded(client, failure)
 
     @property
     def awaited(self) -> set[str]:
@@ -281,13 +220,3 @@ class Cohort:
     def version(self, client: ClientInfo, phase: int) -> StateVersion:
         """What a step leaves of a client's state."""
         return self.round, phase
-
-
-def _received(client: ClientInfo, answer: Answer) -> Received:
-    if answer.payload is None:
-        return Received(client, Payload({}), answer.details, answer.error or "no answer")
-    return Received(client, answer.payload, answer.details)
-
-
-def _payload_for(client: ClientInfo, fields: Mapping[str, Any]) -> Payload:
-    return Payload({key: value.of(client) if isinstance(value, each) else value for key, value in fields.items()})

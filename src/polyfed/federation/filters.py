@@ -1,12 +1,12 @@
-"""What a client's reply passes at the server before the method sees it: one small class for each thing that is done."""
+"""Replies, and what they pass at the server before the method sees them, each thing a small class."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from statistics import median
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -14,30 +14,67 @@ from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.privacy.clipping import ENOUGH, Clipping, median_norm, scaled, update_norm
 from polyfed.wire.ledger import Channel
-from polyfed.wire.messages import Request
-from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.messages import Cause, Failure, Request
+from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema
+
+_T = TypeVar("_T")
+
+
+class Reply:
+    """What a client step returns: bundles and scalars by name, read as attributes.
+
+    Attributes:
+        payload: what it says; on its way to the server, as it crosses.
+        client: who sent it, once the server has received it.
+        mixing: how far the server follows it, in (0, 1]; less than 1 for one that is late. Its ``weights`` are as if it
+            were not.
+        staleness: server steps since its sender was asked.
+    """
+
+    def __init__(self, **fields: TensorBundle | Scalar) -> None:
+        self.payload = Payload(fields)
+        self.client: ClientInfo | None = None
+        self.mixing, self.staleness = 1.0, 0
+
+    @classmethod
+    def received(cls, payload: Payload, client: ClientInfo) -> Reply:
+        """A reply as the server gets it."""
+        reply = cls()
+        reply.payload, reply.client = payload, client
+        return reply
+
+    @property
+    def sender(self) -> ClientInfo:
+        """Who sent it."""
+        if self.client is None:
+            raise ValueError("a reply has a sender only once the server has received it")
+        return self.client
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            # through __dict__: to ask for ``self.payload`` would end here again if it is not set
+            return self.__dict__["payload"].fields[name]
+        except KeyError as error:
+            raise AttributeError(f"the reply has no field '{name}'") from error
+
+
+ReplyCheck = Callable[[Reply], None]
+"""Raises PayloadError for a reply that must not be used."""
+
+
+def tap(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
+    """The replies as they come, each shown to ``note`` just before it is used: none is held."""
+    for reply in replies:
+        note(reply)
+        yield reply
 
 
 @dataclass(frozen=True)
-class Received:
-    """A reply on its way to the method.
+class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
+    """A field whose value differs from client to client."""
 
-    Attributes:
-        client: who sent it.
-        payload: what it says; before it is decoded, as it crossed.
-        details: what else its site tells, for whoever looks for a fault.
-        error: why there is none, or None.
-        staleness: server steps between the model that its client started from and that of now.
-        mixing: how far the server follows it, in (0, 1].
-    """
-
-    client: ClientInfo
-    payload: Payload
-    details: str = ""
-    error: str | None = None
-    staleness: int = 0
-    mixing: float = 1.0
+    of: Callable[[ClientInfo], _T]
 
 
 @dataclass(frozen=True)
@@ -47,127 +84,73 @@ class Ask:
     Attributes:
         schema: of the step.
         clients: who is in the round, in client order.
-        sent: client -> what it was asked, before it was encoded; who has no reply yet may be missing.
-        requests: client -> the same as it crosses.
-        now: what a client is asked in this round, before it is encoded.
-        channel: carries both.
-        origin: client and field of a reply -> the weights that it starts from where these are not those sent.
-        changes: fields of replies that hold changes of weights in place of new ones.
+        fields: what is sent, the same for all or ``each``.
+        channel: carries it.
         check: the method's own.
         accept: takes a client's reply, from which it goes on.
         clipped: is told of every client whose update is scaled down, with the reason.
-        drop: puts a client out of the round, with the reason in a line and in detail.
+        drop: puts a client out of the round.
+        origins: field of a reply -> the weights that it starts from where these are not those sent.
+        changes: fields of replies that hold changes of weights in place of new ones.
+        sent: client -> what it was asked, before it was encoded; who has no reply yet may be missing.
+        requests: client -> the same as it crosses.
     """
 
     schema: StepSchema
     clients: Sequence[ClientInfo]
-    sent: dict[str, Payload]
-    requests: dict[str, Request]
-    now: Callable[[ClientInfo], Payload]
+    fields: Mapping[str, Any]
     channel: Channel
-    origin: Callable[[ClientInfo, str], Mapping[str, Tensor] | None]
-    changes: frozenset[str]
-    check: Callable[[Payload, ClientInfo], None]
+    check: ReplyCheck
     accept: Callable[[ClientInfo], None]
     clipped: Callable[[ClientInfo, str], None]
-    drop: Callable[[ClientInfo, str, str], None]
+    drop: Callable[[ClientInfo, Failure], None]
+    origins: Mapping[str, Weights | each[Weights]] = field(default_factory=dict)
+    changes: Collection[str] = ()
+    sent: dict[str, Payload] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
 
     @property
     def step(self) -> str:
         return self.schema.function.__name__
 
+    def now(self, client: ClientInfo) -> Payload:
+        """What a client is asked in this round, before it is encoded."""
+        return Payload(
+            {key: value.of(client) if isinstance(value, each) else value for key, value in self.fields.items()}
+        )
+
     def start(self, client: ClientInfo, name: str) -> Mapping[str, Tensor]:
         """What the weights in a field of a client's reply started from; nothing for changes."""
         if name in self.changes:
             return {}
-        origin = self.origin(client, name)
-        sent = self.sent[client.id].bundles.get(name) if origin is None else origin
-        return sent if isinstance(sent, Weights) else {}
+        origin = self.origins.get(name)
+        start = origin.of(client) if isinstance(origin, each) else origin
+        if start is None:
+            start = self.sent[client.id].bundles.get(name)  # type: ignore[assignment]
+        return start if isinstance(start, Weights) else {}
 
 
 class Filter(Protocol):
     """Passes replies on, in the order in which they come: as they are, changed, or not at all."""
 
-    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]: ...
+    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]: ...
 
 
-class Check(Protocol):
-    """A filter that looks at one reply at a time."""
-
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        """What passes of a client's reply.
-
-        Raises:
-            PayloadError: nothing does.
-        """
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Filters that look at one reply at a time, in one loop; whose reply does not pass is out of the round."""
-
-    checks: Sequence[Check]
-
-    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
-        for reply in replies:
-            payload = reply.payload
-            try:
-                if reply.error is not None:
-                    raise PayloadError(reply.error)
-                for check in self.checks:
-                    payload = check.passed(payload, reply.client, ask)
-            except PayloadError as error:
-                ask.drop(reply.client, str(error), reply.details)
-            else:
-                yield replace(reply, payload=payload)
-
-
-class Decoded:
-    """What a reply says, as its transport encodes it."""
-
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        return ask.channel.decoded(ask.requests[client.id], payload)
+# ---- checks, each of which raises PayloadError for a reply that does not pass
 
 
 class SchemaCheck:
     """Refuses what the step does not declare to return."""
 
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        ask.schema.require_reply(payload)
-        return payload
+    def __call__(self, reply: Reply, ask: Ask) -> None:
+        ask.schema.require_reply(reply.payload)
 
 
 class FiniteCheck:
     """Refuses NaN, and norms beyond the limits."""
 
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        payload.require_sound(ask.channel.limits, lambda name: ask.start(client, name))
-        return payload
-
-
-class SameShapes:
-    """Refuses weights of other shapes or types than what they started from, and counters that fell."""
-
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        for name, bundle in payload.bundles.items():
-            if isinstance(bundle, Weights):
-                _require_same_shapes(bundle, ask.start(client, name))
-        return payload
-
-
-def _require_same_shapes(new: Weights, start: Mapping[str, Tensor]) -> None:
-    for name, value in new.items():
-        if (old := start.get(name)) is None:
-            continue
-        if (value.dtype, value.shape) != (old.dtype, old.shape):
-            types = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in (value, old)]
-            raise PayloadError(
-                f"tensor '{name}' is {types[0]}, sent was {types[1]}: types of numbers and shapes are the server's"
-            )
-        if not value.is_floating_point() and value.numel():
-            fell = float((value.double() - old.to(value.device).double()).min())
-            if fell < 0:
-                raise PayloadError(f"tensor '{name}' of whole numbers fell by {-fell:g}, which no training does")
+    def __call__(self, reply: Reply, ask: Ask) -> None:
+        reply.payload.require_sound(ask.channel.limits, lambda name: ask.start(reply.sender, name))
 
 
 @dataclass(frozen=True)
@@ -180,41 +163,82 @@ class SampleCountCap:
 
     most: Mapping[str, int] = field(default_factory=dict)
 
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        examples = payload.scalars.get("num_examples")
+    def __call__(self, reply: Reply, ask: Ask) -> None:
+        examples, samples = reply.payload.scalars.get("num_examples"), reply.sender.samples
         if not isinstance(examples, int | float):
-            return payload
-        if not 0 <= examples <= client.samples:
-            raise PayloadError(f"num_examples is {examples}, the client joined with {client.samples}")
-        most = self.most.get(client.id, client.samples)
-        return payload if examples <= most else Payload({**payload.fields, "num_examples": most})
+            return
+        if not 0 <= examples <= samples:
+            raise PayloadError(f"num_examples is {examples}, the client joined with {samples}")
+        most = self.most.get(reply.sender.id, samples)
+        if examples > most:
+            reply.payload = Payload({**reply.payload.fields, "num_examples": most})
 
 
-class Checked:
-    """Refuses what the method refuses."""
+class MethodCheck:
+    """Refuses what the method refuses, which may compute with tensors that are finite."""
 
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        ask.check(payload, client)
-        return payload
+    def __call__(self, reply: Reply, ask: Ask) -> None:
+        ask.check(reply)
 
 
-class Accepted:
-    """Takes what is left: nothing that follows refuses a reply."""
+class SameShapes:
+    """Refuses weights of other shapes or types than what they started from, and counters that fell."""
 
-    def passed(self, payload: Payload, client: ClientInfo, ask: Ask) -> Payload:
-        ask.accept(client)
-        return payload
+    def __call__(self, reply: Reply, ask: Ask) -> None:
+        for name, bundle in reply.payload.bundles.items():
+            start = ask.start(reply.sender, name) if isinstance(bundle, Weights) else {}
+            for key, value in bundle.items():
+                if key in start:
+                    _require_same_shape(key, value, start[key])
+
+
+def _require_same_shape(name: str, value: Tensor, old: Tensor) -> None:
+    if (value.dtype, value.shape) != (old.dtype, old.shape):
+        types = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in (value, old)]
+        raise PayloadError(
+            f"tensor '{name}' is {types[0]}, sent was {types[1]}: types of numbers and shapes are the server's"
+        )
+    if not value.is_floating_point() and value.numel():
+        fell = float((value.double() - old.to(value.device).double()).min())
+        if fell < 0:
+            raise PayloadError(f"tensor '{name}' of whole numbers fell by {-fell:g}, which no training does")
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Decodes and checks one reply at a time; nothing that follows refuses one.
+
+    Whose reply does not pass is out of the round.
+
+    Attributes:
+        checks: in that order.
+    """
+
+    checks: Sequence[Callable[[Reply, Ask], None]]
+
+    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
+        # unlike a loop, map lets go of a reply before it asks for the next
+        return filter(None, map(lambda reply: self._checked(reply, ask), replies))
+
+    def _checked(self, reply: Reply, ask: Ask) -> Reply | None:
+        try:
+            reply.payload = ask.channel.decoded(ask.requests[reply.sender.id], reply.payload)
+            for check in self.checks:
+                check(reply, ask)
+        except PayloadError as error:
+            ask.drop(reply.sender, Failure(Cause.INVALID, str(error)))
+            return None
+        ask.accept(reply.sender)
+        return reply
 
 
 def checks(counted: Mapping[str, int]) -> Checks:
-    """What every reply passes, in that order: the method's check may compute with tensors that are sound.
+    """What every reply passes.
 
     Args:
         counted: client -> samples that it counts for, where these are fewer than it has.
     """
-    return Checks(
-        (Decoded(), SchemaCheck(), FiniteCheck(), SampleCountCap(counted), Checked(), SameShapes(), Accepted())
-    )
+    return Checks((SchemaCheck(), FiniteCheck(), SampleCountCap(counted), MethodCheck(), SameShapes()))
 
 
 CHECKS: tuple[Filter, ...] = (checks({}),)
@@ -240,13 +264,13 @@ class NormClip:
     clipping: Clipping
     recent_norms: RecentNorms
 
-    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
+    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
         if ask.schema.kind == "fresh":
             return replies
         medians = {key: median_norm(norms.values()) for key, norms in self.recent_norms.items()}
         return self._passed(replies, ask, medians)
 
-    def _passed(self, replies: Iterator[Received], ask: Ask, medians: Mapping[str, float | None]) -> Iterator[Received]:
+    def _passed(self, replies: Iterator[Reply], ask: Ask, medians: Mapping[str, float | None]) -> Iterator[Reply]:
         norms: RecentNorms = {}
         # unlike a loop, map lets go of a reply before it asks for the next
         yield from map(lambda reply: self._clipped(reply, ask, medians, norms), replies)
@@ -254,20 +278,23 @@ class NormClip:
             older = {} if len(found) >= ENOUGH else self.recent_norms.get(key, {})
             self.recent_norms[key] = older | found
 
-    def _clipped(self, reply: Received, ask: Ask, medians: Mapping[str, float | None], norms: RecentNorms) -> Received:
+    def _clipped(self, reply: Reply, ask: Ask, medians: Mapping[str, float | None], norms: RecentNorms) -> Reply:
         fields, notes = dict(reply.payload.fields), []
         for name, bundle in reply.payload.bundles.items():
-            start, key = ask.start(reply.client, name), f"{ask.step}/{name}/{reply.client.architecture}"
-            norm = norms.setdefault(key, {})[reply.client.id] = update_norm(bundle, start)
+            start, key = ask.start(reply.sender, name), f"{ask.step}/{name}/{reply.sender.architecture}"
+            norm = norms.setdefault(key, {})[reply.sender.id] = update_norm(bundle, start)
             median = medians.get(key)
             bound = inf if median is None else self.clipping.times * median
             if norm > bound:
                 fields[name] = scaled(bundle, start, bound / norm)
                 notes.append(f"{name}: {norm / bound:.3g} times as long as aggregation.clip lets it be")
-        if not notes:
-            return reply
-        ask.clipped(reply.client, "; ".join(notes))
-        return replace(reply, payload=Payload(fields))
+        if notes:
+            ask.clipped(reply.sender, "; ".join(notes))
+            reply.payload = Payload(fields)
+        return reply
+
+
+# ---- how many samples a client counts for in averages, whatever it says it has
 
 
 def counted(clients: Sequence[ClientInfo], times: float | None) -> dict[str, int]:

@@ -12,11 +12,11 @@ from torch import Tensor
 from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.filters import Ask, Received
+from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.paces import LatePace
 from polyfed.federation.timeline import AtWork, Timeline
 from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
-from polyfed.wire.messages import Request, StateVersion
+from polyfed.wire.messages import StateVersion
 from polyfed.wire.payload import Payload, Weights
 
 # torch's own names, and running means of classes
@@ -47,7 +47,7 @@ class PacedCohort(Cohort):
     replied: list[ClientInfo] = field(default_factory=list)
     versions: dict[str, StateVersion] = field(default_factory=dict)
 
-    def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
+    def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
         """Start who is idle; what comes until the round is full, or nobody is at work."""
         self._start(ask, phase)
         # as long as replies are refused, more are waited for
@@ -104,7 +104,7 @@ class PacedCohort(Cohort):
                 if self.timeline.is_real:  # it has crossed; in virtual time it is not even computed
                     asked = replace(coming.request, payload=self.channel.transport.encode(coming.request.payload))
                     (answer,) = self.channel.exchange([asked], self.reply_policy(asked.step).deadline)
-                    error = answer.error
+                    error = answer.failure.text if answer.failure is not None else None
                     if answer.payload is not None:
                         self.channel.dropped(replace(asked, round=self.round), answer.payload)
                 self.timeline.note(DROPPED, coming.request, self.round, coming.ends, error)
@@ -113,21 +113,23 @@ class PacedCohort(Cohort):
             due.append(coming)
         return due
 
-    def _replied(self, ask: Ask, due: Sequence[AtWork]) -> Iterator[Received]:
+    def _replied(self, ask: Ask, due: Sequence[AtWork]) -> Iterator[Reply]:
         encode = self.channel.transport.encoder()
         clients = {client.id: client for client in self.everybody}
-        work = {clients[one.request.client]: one for one in due}
-        asked: dict[ClientInfo, Request] = {}
-        for client, one in work.items():
-            asked[client] = replace(one.request, payload=encode(one.request.payload))
-            ask.sent[client.id] = one.request.payload
+        work = {one.request.client: one for one in due}
+        asked = [replace(one.request, payload=encode(one.request.payload)) for one in due]
+        for one, request in zip(due, asked, strict=True):
+            ask.sent[request.client] = one.request.payload
             # bytes of a reply belong to the round in which it comes
-            ask.requests[client.id] = replace(asked[client], round=self.round)
-        for reply in self.exchanged(ask.step, asked):
-            one, before = work[reply.client], len(self.replied)
-            yield replace(reply, staleness=self.round - one.request.round)
+            ask.requests[request.client] = replace(request, round=self.round)
+        for answer in self.channel.exchange(asked, self.reply_policy(ask.step).deadline):
+            one, before = work[answer.client], len(self.replied)
+            reply, failure = self.received(ask, clients[answer.client], answer), answer.failure
+            if reply is not None:
+                reply.staleness = self.round - one.request.round
+                yield reply
             event = REPLIED if len(self.replied) > before else LOST
-            self.timeline.note(event, one.request, self.round, one.ends, reply.error)
+            self.timeline.note(event, one.request, self.round, one.ends, failure.text if failure else None)
 
 
 @dataclass(frozen=True)
@@ -141,27 +143,28 @@ class LateReplies:
 
     pace: LatePace
 
-    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
+    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
         if ask.schema.kind == "fresh":  # initial weights are of no round
             return replies
         # unlike a loop, map lets go of a reply before it asks for the next
         return map(lambda reply: self._now(reply, ask), replies)
 
-    def _now(self, reply: Received, ask: Ask) -> Received:
-        reply = replace(reply, mixing=self.pace.mixing(reply.staleness))
+    def _now(self, reply: Reply, ask: Ask) -> Reply:
+        reply.mixing = self.pace.mixing(reply.staleness)
         if reply.mixing == 1.0 and (reply.staleness == 0 or self.pace.onto_now):  # the very bits
             return reply
         fields = dict(reply.payload.fields)
         for name, bundle in reply.payload.bundles.items():
             if isinstance(bundle, Weights):
                 fields[name] = self._put(bundle, name, reply, ask)
-        return replace(reply, payload=Payload(fields))
+        reply.payload = Payload(fields)
+        return reply
 
-    def _put(self, trained: Weights, name: str, reply: Received, ask: Ask) -> Weights:
+    def _put(self, trained: Weights, name: str, reply: Reply, ask: Ask) -> Weights:
         if name in ask.changes:
             return Weights({key: value * reply.mixing for key, value in trained.items()})
-        now = ask.now(reply.client).bundles[name]
-        then: Mapping[str, Tensor] = now if self.pace.onto_now else ask.start(reply.client, name)
+        now = ask.now(reply.sender).bundles[name]
+        then: Mapping[str, Tensor] = now if self.pace.onto_now else ask.start(reply.sender, name)
         # differences of running statistics do not add up: a variance would become negative
         starts = {key: now[key] if key.endswith(_STATISTICS) else then[key] for key in trained}
         return Weights({key: moved(now[key], starts[key], value, reply.mixing) for key, value in trained.items()})

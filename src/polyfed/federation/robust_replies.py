@@ -8,7 +8,7 @@ method's own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from polyfed.aggregation.mean import accumulator
 from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import Ask, Received
+from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.types import by_architecture
 from polyfed.privacy.rules import RobustRule
 from polyfed.wire.payload import Payload, Prototypes, TensorBundle
@@ -54,7 +54,7 @@ class RobustReplies:
 
     rule: RobustRule
 
-    def __call__(self, replies: Iterator[Received], ask: Ask) -> Iterator[Received]:
+    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
         """The same senders, type by type; what holds no tensors passes as it is.
 
         Raises:
@@ -63,36 +63,37 @@ class RobustReplies:
         if ask.schema.kind == "fresh":
             yield from replies
             return
-        waiting: dict[str, list[Received]] = {}
+        waiting: dict[str, list[Reply]] = {}
         places = {client.id: k for k, client in enumerate(ask.clients)}
         last = {client.architecture: k for k, client in enumerate(ask.clients)}
         for reply in replies:
             if reply.payload.bundles:
-                waiting.setdefault(reply.client.architecture, []).append(reply)
+                waiting.setdefault(reply.sender.architecture, []).append(reply)
             else:
                 yield reply
             # replies come in client order: of a type whose last client is behind us, no more will come
-            for kind in [kind for kind in waiting if last[kind] <= places[reply.client.id]]:
+            for kind in [kind for kind in waiting if last[kind] <= places[reply.sender.id]]:
                 yield from self._of_type(waiting.pop(kind), ask)
         for sent in waiting.values():
             yield from self._of_type(sent, ask)
 
-    def _of_type(self, sent: Sequence[Received], ask: Ask) -> Iterator[Received]:
+    def _of_type(self, sent: Sequence[Reply], ask: Ask) -> Iterator[Reply]:
         false = self._require(sent, ask)
         fields = {name: self._bundles(name, sent, false, ask.step) for name in sent[0].payload.bundles}
         for k, reply in enumerate(sent):
             own = {name: bundles[k] for name, bundles in fields.items()}
-            yield replace(reply, payload=Payload({**reply.payload.fields, **own}))
+            reply.payload = Payload({**reply.payload.fields, **own})
+            yield reply
 
-    def _require(self, sent: Sequence[Received], ask: Ask) -> int:
-        members = [reply.client for reply in sent]
+    def _require(self, sent: Sequence[Reply], ask: Ask) -> int:
+        members = [reply.sender for reply in sent]
         asked = [client for client in ask.clients if client.architecture == members[0].architecture]
         false = self.rule.false_clients(len(asked))
         if len(sent) < self.rule.required(false):
             raise ExchangeError(f"'{ask.step}': {_too_few(self.rule, false, members, len(asked))}")
         return false
 
-    def _bundles(self, name: str, sent: Sequence[Received], false: int, step: str) -> list[TensorBundle]:
+    def _bundles(self, name: str, sent: Sequence[Reply], false: int, step: str) -> list[TensorBundle]:
         """What each sender's bundle becomes."""
         bundles = [reply.payload.bundles[name] for reply in sent]
         if isinstance(bundles[0], Prototypes):
@@ -100,7 +101,7 @@ class RobustReplies:
         for reply, bundle in zip(sent, bundles, strict=True):
             if bundle.specs != bundles[0].specs:
                 raise ExchangeError(
-                    f"'{step}': {name} of {reply.client.id} have other tensors than those of {sent[0].client.id}, "
+                    f"'{step}': {name} of {reply.sender.id} have other tensors than those of {sent[0].sender.id}, "
                     "which is of its type; aggregation.robust compares tensor by tensor"
                 )
         tensors = _combined(self.rule, bundles, false)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.filters import Ask, Received
+from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.types import by_architecture
 from polyfed.privacy.masking.fixed_point import Residues, total
 from polyfed.privacy.masking.mask_keeper import (
@@ -24,8 +25,10 @@ from polyfed.privacy.masking.mask_keeper import (
 )
 from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import FEWEST, SecureSum
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import NO_ANSWER, Cause, Failure, Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class SecureSums:
     run: str
     weights: Mapping[str, str | None]
 
-    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Received]:
+    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Reply]:
         """The mean of each type, from each of its clients.
 
         Raises:
@@ -54,7 +57,7 @@ class SecureSums:
         for reply in SecureAsk(self, cohort, ask, phase).replies():
             try:
                 reply.payload.require_sound(cohort.channel.limits)
-                ask.check(reply.payload, reply.client)
+                ask.check(reply)
             except PayloadError as error:
                 raise ExchangeError(f"round {cohort.round}: the sum of '{ask.step}': {error}") from error
             yield reply
@@ -75,7 +78,7 @@ def require_several(clients: Sequence[ClientInfo], when: str) -> None:
 
 
 @dataclass
-class _Type:
+class _TypeSum:
     """Clients of one type on their way to a sum.
 
     Attributes:
@@ -99,12 +102,18 @@ class _Type:
     sent: list[ClientInfo] = field(default_factory=list)
     words: Residues | None = None
     layout: str = ""
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, Failure] = field(default_factory=dict)
 
+    @property
+    def keys(self) -> Payload:
+        """What its clients are told of each other's keys."""
+        keys = {KEYS: bytes_bundle(self.public)}
+        return Payload(keys | ({SIGNED: bytes_bundle(self.signed)} if self.signed else {}))
 
-def told_keys(kind: _Type) -> dict[str, TensorBundle]:
-    told = {KEYS: bytes_bundle(kind.public)}
-    return told | ({SIGNED: bytes_bundle(kind.signed)} if kind.signed else {})
+    def fold(self, client: ClientInfo, reply: SummedReply) -> None:
+        layout = reply.layout, len(reply.words)
+        words, senders = self.sums.get(layout, (None, []))
+        self.sums[layout] = reply.words.copy() if words is None else total([words, reply.words]), [*senders, client]
 
 
 @dataclass
@@ -121,11 +130,24 @@ class SecureAsk:
     cohort: Cohort
     ask: Ask
     phase: int
-    _types: dict[str, _Type] = field(default_factory=dict, init=False)
+    _types: dict[str, _TypeSum] = field(default_factory=dict, init=False)
+
+    def replies(self) -> Iterator[Reply]:
+        """As ``SecureSums.replies``; of the sum nothing has been checked."""
+        self._types = {name: _TypeSum(clients) for name, clients in by_architecture(self.cohort.clients).items()}
+        for client, reply in self._received(self.ask.step, self._requests(), self._read_reply):
+            self._of(client).fold(client, reply)
+        for type_sum in self._types.values():
+            self._settle_layout(type_sum)
+        self._require_enough(lambda type_sum: type_sum.sent)
+        shares = self._shares_of_survivors() if self.sums.rule.masks else {}
+        for type_sum in self._types.values():
+            yield from self._unfolded(type_sum, shares)
+
+    # ---- phases
 
     def _requests(self) -> list[Request]:
         """The step's requests to those who have exchanged keys and shares with the others of their type."""
-        self._types = {name: _Type(kind) for name, kind in by_architecture(self.cohort.clients).items()}
         contents = {
             client.id: Payload({**self.ask.sent[client.id].fields, TOTAL: self._total(self._of(client))})
             for client in self.cohort.clients
@@ -134,43 +156,28 @@ class SecureAsk:
             self._settle_requests(contents)
             self._exchange_keys()
             self._exchange_shares()
-            contents = {client.id: self._with_shares(client, contents[client.id]) for client in self.cohort.clients}
-        self._require_enough(lambda kind: [client for client in self.cohort.clients if client in kind.asked])
+            contents = {
+                client.id: Payload(
+                    {**contents[client.id].fields, SEALED: bytes_bundle(self._of(client).sealed[client.id])}
+                )
+                for client in self.cohort.clients
+            }
+        self._require_enough(lambda own: [client for client in self.cohort.clients if client in own.asked])
         return list(self.cohort.requests(self.ask.step, self.phase, contents).values())
 
     def _settle_requests(self, contents: Mapping[str, Payload]) -> None:
         """Lay down what each type is asked, before its clients make keys that are good for nothing else."""
         encode = self.cohort.channel.transport.encoder()
-        for kind in self._types.values():
-            digests = {client.id: request_digest(self.ask.step, encode(contents[client.id])) for client in kind.asked}
-            kind.request = digests[kind.asked[0].id]
-            if other := next((name for name, digest in digests.items() if digest != kind.request), None):
+        for type_sum in self._types.values():
+            digests = {
+                client.id: request_digest(self.ask.step, encode(contents[client.id])) for client in type_sum.asked
+            }
+            type_sum.request = digests[type_sum.asked[0].id]
+            if other := next((name for name, digest in digests.items() if digest != type_sum.request), None):
                 raise ExchangeError(
-                    f"{self._where(kind)}: '{other}' would be asked something else than '{kind.asked[0].id}', and a "
-                    "masked sum is of clients of a type that are all asked the same"
+                    f"{self._where(type_sum)}: '{other}' would be asked something else than '{type_sum.asked[0].id}', "
+                    "and a masked sum is of clients of a type that are all asked the same"
                 )
-
-    def _with_shares(self, client: ClientInfo, plain: Payload) -> Payload:
-        return Payload({**plain.fields, SEALED: bytes_bundle(self._of(client).sealed[client.id])})
-
-    def replies(self) -> Iterator[Received]:
-        """As ``SecureSums.replies``; of the sum nothing has been checked."""
-        requests = self._requests()
-        asked = {client.id: client for client in self.cohort.clients}
-        for answer in self._exchange(requests):
-            client = asked[answer.client]
-            try:
-                self._fold(client, self._decoded(self.ask.step, client, answer))
-            except PayloadError as error:
-                self._lost(client, str(error), answer.details)
-        for kind in self._types.values():
-            self._settle_layout(kind)
-        self._require_enough(lambda kind: kind.sent)
-        shares = self._shares_of_survivors() if self.sums.rule.masks else {}
-        for kind in self._types.values():
-            yield from self._unfolded(kind, shares)
-
-    # ---- phases
 
     def _exchange_keys(self) -> None:
         asked = {client.id: Payload({REQUEST: self._of(client).request}) for client in self.cohort.clients}
@@ -178,140 +185,154 @@ class SecureAsk:
             public = bytes_in(payload, KEYS)
             signed = bytes_in(payload, SIGNED) if SIGNED in payload.fields else {}
             if set(public) != {client.id} or set(signed) - {client.id}:
-                self._lost(client, f"keys of {sorted({*public, *signed})} in place of its own")
+                self._lost(client, _invalid(f"keys of {sorted({*public, *signed})} in place of its own"))
             else:
                 self._of(client).public |= public
                 self._of(client).signed |= signed
-        self._require_enough(lambda kind: [client for client in kind.asked if client.id in kind.public])
+        self._require_enough(lambda type_sum: [client for client in type_sum.asked if client.id in type_sum.public])
 
     def _exchange_shares(self) -> None:
-        keys = {name: Payload(told_keys(kind)) for name, kind in self._types.items()}
+        keys = {name: type_sum.keys for name, type_sum in self._types.items()}
         made: dict[str, dict[str, bytes]] = {}
         wanted = {client.id: keys[client.architecture] for client in self.cohort.clients}
         for client, payload in self._carried(SHARES, wanted):
             own = bytes_in(payload, SEALED)
             if set(own) != set(self._of(client).public) - {client.id}:
-                self._lost(client, "it made shares for others than it was asked to")
+                self._lost(client, _invalid("it made shares for others than it was asked to"))
             else:
                 made[client.id] = own
         for client in self.cohort.clients:
             senders = [name for name in self._of(client).public if name in made and name != client.id]
             self._of(client).sealed[client.id] = {name: made[name][client.id] for name in senders}
 
-    def _fold(self, client: ClientInfo, payload: Payload) -> None:
-        kind, reply = self._of(client), SummedReply.received(payload, self.sums.rule.numbers)
-        layout = reply.layout, len(reply.words)
-        words, senders = kind.sums.get(layout, (None, []))
-        kind.sums[layout] = reply.words.copy() if words is None else total([words, reply.words]), [*senders, client]
-
-    def _settle_layout(self, kind: _Type) -> None:
+    def _settle_layout(self, type_sum: _TypeSum) -> None:
         """Go on with the sum that most replies are laid out for: a false one must not put out the others."""
-        if not kind.sums:
+        if not type_sum.sums:
             return
-        (kind.layout, _), (kind.words, kind.sent) = max(kind.sums.items(), key=lambda own: len(own[1][1]))
-        for client in [client for _, senders in kind.sums.values() for client in senders]:
-            if client in kind.sent:
+        (layout, _), (words, sent) = max(type_sum.sums.items(), key=lambda item: len(item[1][1]))
+        type_sum.layout, type_sum.words, type_sum.sent = layout, words, sent
+        for client in [client for _, senders in type_sum.sums.values() for client in senders]:
+            if client in sent:
                 self.ask.accept(client)
             else:
-                self._lost(client, "the reply is laid out unlike those of others of its type")
-        kind.sums.clear()
+                self._lost(client, _invalid("the reply is laid out unlike those of others of its type"))
+        type_sum.sums.clear()
 
     def _shares_of_survivors(self) -> dict[str, dict[str, bytes]]:
         survivors = {
-            client.id: Payload({OPENING: bytes_bundle({other.id: b"1" for other in kind.sent})})
-            for kind in self._types.values()
-            for client in kind.sent
+            client.id: Payload({OPENING: bytes_bundle({other.id: b"1" for other in type_sum.sent})})
+            for type_sum in self._types.values()
+            for client in type_sum.sent
         }
-        shares: dict[str, dict[str, bytes]] = {}
-        # who replied and then is gone has done its part: it stays in the round
-        for answer in self._exchanged(OPENING, survivors):
-            client = next(one for one in self.cohort.clients if one.id == answer.client)
-            try:
-                shares[client.id] = bytes_in(self._decoded(OPENING, client, answer), OPENING)
-            except PayloadError as error:
-                self._of(client).missing[client.id] = str(error)
-        return shares
 
-    def _unfolded(self, kind: _Type, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[Received]:
-        by, rule = self.sums.weights[self.ask.step], self.sums.rule
-        assert kind.words is not None
+        def note(client: ClientInfo, failure: Failure) -> None:
+            # who replied and then is gone has done its part: it stays in the round
+            self._of(client).missing[client.id] = failure
+
+        opened = self._carried(OPENING, survivors, note)
+        return {client.id: bytes_in(payload, OPENING) for client, payload in opened}
+
+    def _unfolded(self, type_sum: _TypeSum, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[Reply]:
+        by, rule, sent = self.sums.weights[self.ask.step], self.sums.rule, type_sum.sent
+        assert type_sum.words is not None
         try:
-            words = self._unmasked(kind, kind.words, shares) if rule.masks else kind.words
-            payload, weight = SummedReply(words, kind.layout).mean(by, len(kind.sent), self._total(kind), rule.numbers)
+            words = self._unmasked(type_sum, type_sum.words, shares) if rule.masks else type_sum.words
+            summed = SummedReply(words, type_sum.layout)
+            payload, weight = summed.mean(by, len(sent), self._total(type_sum), rule.numbers)
         except PayloadError as error:
-            raise ExchangeError(f"{self._where(kind)}: {error}{self._who_is_missing(kind)}") from error
-        for k, client in enumerate(kind.sent):
+            raise ExchangeError(f"{self._where(type_sum)}: {error}{self._who_is_missing(type_sum)}") from error
+        for k, client in enumerate(sent):
             # equal means add up to themselves, whatever part of the weight each gets
-            part = weight // len(kind.sent) + (k < weight % len(kind.sent))
+            part = weight // len(sent) + (k < weight % len(sent))
             own: dict[str, TensorBundle | Scalar] = {} if by is None else {by: part}
-            yield Received(client, Payload({**payload.fields, **own}))
+            yield Reply.received(Payload({**payload.fields, **own}), client)
 
-    def _unmasked(self, kind: _Type, words: Residues, shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
+    def _unmasked(self, type_sum: _TypeSum, words: Residues, shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
         from polyfed.privacy.masking.party import context_of
         from polyfed.privacy.masking.unmasking import Unmasking
 
-        survivors = [client.id for client in kind.sent]
-        masked = sorted({*next(iter(kind.sealed[name] for name in survivors)), survivors[0]})
-        context = context_of(self.sums.run, self.cohort.round, self.phase, kind.request)
-        unmasking = Unmasking(context, kind.public, masked, self.sums.rule.required(len(kind.public)))
+        survivors = [client.id for client in type_sum.sent]
+        masked = sorted({*next(iter(type_sum.sealed[name] for name in survivors)), survivors[0]})
+        context = context_of(self.sums.run, self.cohort.round, self.phase, type_sum.request)
+        unmasking = Unmasking(context, type_sum.public, masked, self.sums.rule.required(len(type_sum.public)))
         return unmasking.sum(words, survivors, {name: shares[name] for name in survivors if name in shares})
 
     # ---- exchanges
 
-    def _carried(self, step: str, payloads: Mapping[str, Payload]) -> Iterator[tuple[ClientInfo, Payload]]:
-        by_id = {client.id: client for client in self.cohort.clients}
-        for answer in self._exchanged(step, payloads):
-            client = by_id[answer.client]
-            try:
-                payload = self._decoded(step, client, answer)
-                bytes_in(payload, SEALED if step == SHARES else step)
-            except PayloadError as error:
-                self._lost(client, str(error), answer.details)
-                continue
-            yield client, payload
+    def _carried(
+        self,
+        step: str,
+        payloads: Mapping[str, Payload],
+        lost: Callable[[ClientInfo, Failure], None] | None = None,
+    ) -> Iterator[tuple[ClientInfo, Payload]]:
+        """What clients answer to a step of the masking."""
 
-    def _exchanged(self, step: str, payloads: Mapping[str, Payload]) -> Iterator[Answer]:
+        def read(payload: Payload) -> Payload:
+            bytes_in(payload, SEALED if step == SHARES else step)
+            return payload
+
         cohort = self.cohort
         asked = [client.id for client in cohort.clients if client.id in payloads]
         requests = [Request(name, step, cohort.round, self.phase, None, payloads[name]) for name in asked]
-        return self._exchange([cohort.channel.sends(request, request.payload) for request in requests])
+        sent = [cohort.channel.sends(request, request.payload) for request in requests]
+        return self._received(step, sent, read, lost)
 
-    def _exchange(self, requests: list[Request]) -> Iterator[Answer]:
-        return self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.ask.step).deadline)
+    def _received(
+        self,
+        step: str,
+        requests: list[Request],
+        read: Callable[[Payload], _Read],
+        lost: Callable[[ClientInfo, Failure], None] | None = None,
+    ) -> Iterator[tuple[ClientInfo, _Read]]:
+        """What is read of the answers to requests, and who gave them; the others are ``lost``."""
+        clients, lost = {client.id: client for client in self.cohort.clients}, lost or self._lost
+        for answer in self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.ask.step).deadline):
+            client = clients[answer.client]
+            if answer.payload is None:
+                lost(client, answer.failure or NO_ANSWER)
+                continue
+            try:
+                request = Request(client.id, step, self.cohort.round, self.phase, None, Payload({}))
+                content = read(self.cohort.channel.decoded(request, answer.payload))
+            except PayloadError as error:
+                lost(client, _invalid(str(error)))
+            else:
+                yield client, content
 
-    def _decoded(self, step: str, client: ClientInfo, answer: Answer) -> Payload:
-        if answer.payload is None:
-            raise PayloadError(answer.error or "no answer")
-        request = Request(client.id, step, self.cohort.round, self.phase, None, Payload({}))
-        return self.cohort.channel.decoded(request, answer.payload)
+    def _read_reply(self, payload: Payload) -> SummedReply:
+        return SummedReply.received(payload, self.sums.rule.numbers)
 
     # ---- who is there
 
-    def _of(self, client: ClientInfo) -> _Type:
+    def _of(self, client: ClientInfo) -> _TypeSum:
         return self._types[client.architecture]
 
-    def _total(self, kind: _Type) -> int:
+    def _total(self, type_sum: _TypeSum) -> int:
         if self.sums.weights[self.ask.step] is None:  # each counts alike
-            return len(kind.asked)
-        return max(1, sum(client.samples for client in kind.asked))
+            return len(type_sum.asked)
+        return max(1, sum(client.samples for client in type_sum.asked))
 
-    def _lost(self, client: ClientInfo, reason: str, details: str = "") -> None:
-        self._of(client).missing[client.id] = reason
-        self.ask.drop(client, reason, details)
+    def _lost(self, client: ClientInfo, failure: Failure) -> None:
+        self._of(client).missing[client.id] = failure
+        self.ask.drop(client, failure)
 
-    def _require_enough(self, left: Callable[[_Type], Sequence[ClientInfo]]) -> None:
-        for kind in self._types.values():
-            needed = max(self.sums.rule.required(len(kind.public) or len(kind.asked)), FEWEST)
-            if len(left(kind)) < needed:
+    def _require_enough(self, left: Callable[[_TypeSum], Sequence[ClientInfo]]) -> None:
+        for type_sum in self._types.values():
+            needed = max(self.sums.rule.required(len(type_sum.public) or len(type_sum.asked)), FEWEST)
+            if len(left(type_sum)) < needed:
                 raise ExchangeError(
-                    f"{self._where(kind)}: {len(left(kind))} of {len(kind.asked)} clients are left, and "
-                    f"aggregation.secure needs {needed}{self._who_is_missing(kind)}"
+                    f"{self._where(type_sum)}: {len(left(type_sum))} of {len(type_sum.asked)} clients are left, and "
+                    f"aggregation.secure needs {needed}{self._who_is_missing(type_sum)}"
                 )
 
-    def _where(self, kind: _Type) -> str:
-        groups = "+".join(sorted({client.group for client in kind.asked}))
+    def _where(self, type_sum: _TypeSum) -> str:
+        groups = "+".join(sorted({client.group for client in type_sum.asked}))
         return f"round {self.cohort.round}: '{self.ask.step}', type '{groups}'"
 
-    def _who_is_missing(self, kind: _Type) -> str:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in kind.missing.items())
+    def _who_is_missing(self, type_sum: _TypeSum) -> str:
+        reasons = "; ".join(f"{name}: {failure.text}" for name, failure in type_sum.missing.items())
         return f" (missing: {reasons})" if reasons else ""
+
+
+def _invalid(text: str) -> Failure:
+    return Failure(Cause.INVALID, text)

@@ -14,7 +14,7 @@ from polyfed.aggregation.averaging import Averaging
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Reply, ReplyCheck
+from polyfed.federation.filters import Reply, ReplyCheck
 from polyfed.federation.participant import Participant
 from polyfed.federation.types import ClientType, GlobalModels, Outline, differently_named, outline_of
 from polyfed.models.frozen import frozen_parts

@@ -430,8 +430,7 @@ def run_line(event: RunStarted) -> str:
 
 def incident_line(incident: Incident) -> str:
     """What befell whom."""
-    kind = incident.incident.replace("_", " ")
-    return f"round {incident.round}: {kind}: {incident.participant}: {incident.reason}"
+    return f"round {incident.round}: {incident.title}: {incident.participant}: {incident.reason}"
 
 
 def summary_of(folder: Path) -> RunSummary:

@@ -301,9 +301,9 @@ def events_charts(records: RunRecords) -> list[RoundChart]:
     if len(events) <= _FEW_EVENTS:
         return []
     # further kinds would share a colour; the table has them all
-    kinds = list(dict.fromkeys(event.incident for event in events))[: len(COLOURS)]
-    counts = {kind: Counter(event.round for event in events if event.incident == kind) for kind in kinds}
-    parts = {kind.replace("_", " "): dict(sorted(by_round.items())) for kind, by_round in counts.items()}
+    titles = list(dict.fromkeys(event.title for event in events))[: len(COLOURS)]
+    counts = {title: Counter(event.round for event in events if event.title == title) for title in titles}
+    parts = {title: dict(sorted(by_round.items())) for title, by_round in counts.items()}
     return [stacked_chart("Events by round", "events", parts)]
 
 

@@ -249,18 +249,25 @@ def table_json(table: TextTable) -> dict[str, Any]:
 
 
 def _by_client(title: str, events: Sequence[Incident]) -> TextTable:
-    # events come by round, so the last of a participant stays
-    latest = {event.participant: event for event in events}
-    times = Counter(event.participant for event in events)
-    rows = [(client, str(times[client]), str(event.round), event.reason) for client, event in latest.items()]
-    return TextTable(title, ("client", "rounds", "last in round", "last reason"), rows)
+    """A row a client and cause; records of earlier versions tell no causes."""
+    # events come by round, so the last of a client stays
+    latest = {(event.cause, event.participant): event for event in events}
+    times = Counter((event.cause, event.participant) for event in events)
+    rows = [
+        (event.participant, event.cause or "-", str(times[key]), str(event.round), event.reason)
+        for key, event in sorted(latest.items(), key=lambda item: item[0][0])
+    ]
+    columns = ("client", "cause", "rounds", "last in round", "last reason")
+    if not any(event.cause for event in events):
+        return TextTable(title, (columns[0], *columns[2:]), [(row[0], *row[2:]) for row in rows])
+    return TextTable(title, columns, rows)
 
 
 def incidents_table(records: RunRecords) -> TextTable:
     """One row an incident, the latest if there are too many."""
     events = sorted(records.events, key=lambda event: event.round)
     latest = events[-_MOST_INCIDENTS:]
-    rows = [(str(e.round), e.participant, e.incident.replace("_", " "), e.reason) for e in latest]
+    rows = [(str(e.round), e.participant, e.title, e.reason) for e in latest]
     title = f"Events{'' if len(latest) == len(events) else f' (the last {len(latest):,} of {len(events):,})'}"
     return TextTable(title, ("round", "participant", "event", "reason"), rows)
 

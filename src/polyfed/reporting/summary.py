@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -469,6 +470,8 @@ class RunSummary:
             context = (
                 f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
             )
+            causes = Counter(event.cause for event in excluded if event.cause)
+            context += "".join(f" · {number:,} {cause}" for cause, number in sorted(causes.items()))
             yield Card("exclusions", f"{len(excluded):,}", context)
 
 

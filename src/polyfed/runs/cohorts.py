@@ -32,7 +32,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import PACE, PRIVACY, SERVER
 from polyfed.wire.ledger import Channel, Ledger
-from polyfed.wire.messages import Answer, Request, StateVersion
+from polyfed.wire.messages import Answer, Failure, Request, StateVersion
 from polyfed.wire.payload import Payload
 
 log = logging.getLogger(__name__)
@@ -182,9 +182,9 @@ class Cohorts:
 
     # ---- what becomes of clients
 
-    def record_incident(self, number: int, participant: str, incident: str, reason: str) -> None:
+    def record_incident(self, number: int, participant: str, incident: str, reason: str, cause: str = "") -> None:
         """Announce an incident; clients word the reason, so it is made harmless before it is recorded and shown."""
-        self.events.handle(Incident(number, participant, incident, plain(reason)))
+        self.events.handle(Incident(number, participant, incident, plain(reason), cause))
 
     def tell_notices(self, number: int) -> None:
         notices = list(self.notices)
@@ -257,13 +257,13 @@ class CohortEvents(CohortListener):
     def clipped(self, client: ClientInfo, reason: str) -> None:
         self.cohorts.record_incident(self.round, client.id, "update_clipped", reason)
 
-    def excluded(self, client: ClientInfo, reason: str, details: str) -> None:
-        log.warning("round %d: client %s is excluded: %s", self.round, client.id, reason)
-        self._note(LOST, client, reason)
-        self.cohorts.record_incident(self.round, client.id, "client_excluded", reason)
+    def excluded(self, client: ClientInfo, failure: Failure) -> None:
+        log.warning("round %d: client %s is excluded: %s: %s", self.round, client.id, failure.cause, failure.text)
+        self._note(LOST, client, failure.text)
+        self.cohorts.record_incident(self.round, client.id, "client_excluded", failure.text, failure.cause)
         self.cohorts.away.add(client.id)
-        if details:
-            self.cohorts.folder.add_traceback(self.round, client.id, details)
+        if failure.details:
+            self.cohorts.folder.add_traceback(self.round, client.id, failure.details)
 
     def _note(self, event: str, client: ClientInfo, error: str | None = None) -> None:
         """What became, in virtual time, of what a client was waited for."""

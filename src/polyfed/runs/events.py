@@ -100,6 +100,8 @@ class Incident(Event):
         participant: whom.
         incident: ``client_excluded``, ``client_returned``, ``update_clipped``, ``weight_capped``, ``resumed``, ...
         reason: in a line.
+        cause: of an exclusion, see ``wire.messages.Cause``; nothing of other incidents, and in records of versions that
+            did not tell it.
         is_result: whether it belongs to what came out, as an exclusion does; not so that a run was resumed, which must
             leave the same records as a run that was not.
     """
@@ -108,7 +110,13 @@ class Incident(Event):
     participant: str
     incident: str
     reason: str
+    cause: str = ""
     is_result: bool = True
+
+    @property
+    def title(self) -> str:
+        """What happened, in words: ``client excluded (late)``."""
+        return self.incident.replace("_", " ") + (f" ({self.cause})" if self.cause else "")
 
 
 @dataclass(frozen=True)
@@ -198,9 +206,9 @@ def record_of(event: Event) -> dict[str, object] | None:
             line: dict[str, object] = {"round": round_number, "participant": participant, "kind": kind}
             return line | {"metrics": dict(metrics)} | ({"intervals": dict(intervals)} if intervals else {})
         # others go to history.jsonl: a resumed run has the same metrics.jsonl as one that was never stopped
-        case Incident(round_number, participant, incident, reason, is_result=True):
+        case Incident(round_number, participant, incident, reason, cause, is_result=True):
             line = {"round": round_number, "participant": participant, "kind": "event"}
-            return line | {"event": incident, "reason": reason}
+            return line | {"event": incident, "reason": reason} | ({"cause": str(cause)} if cause else {})
     return None
 
 

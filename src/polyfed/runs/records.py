@@ -36,7 +36,7 @@ PACE = "pace"
 """Kind of the measurements of virtual time: seconds since the run began, and how late replies were."""
 _COLUMNS = {
     "metrics": ("round", "participant", "group", "kind", "metric", "value"),
-    "events": ("round", "participant", "event", "reason"),
+    "events": ("round", "participant", "event", "cause", "reason"),
     "traffic": ("round", "client", "group", "direction", "step", "bundle", "kind", "dtype", "bytes", "full"),
     "rounds": ("round", "seconds", "up", "down"),
 }
@@ -254,8 +254,8 @@ class RunRecords:
 
         Args:
             table: ``metrics`` with the columns round, participant, group (``server`` for the server), kind, metric
-                and value; ``events`` with round, participant, event and reason; ``traffic``, the ledger, with round,
-                client, group, direction, step, bundle, kind, dtype, bytes, and in full the bytes in fp32 without
+                and value; ``events`` with round, participant, event, cause and reason; ``traffic``, the ledger, with
+                round, client, group, direction, step, bundle, kind, dtype, bytes, and in full the bytes in fp32 without
                 compression; or ``rounds`` with round, seconds, and the bytes up and down.
         """
         import pandas as pd  # takes half a second
@@ -266,7 +266,9 @@ class RunRecords:
         if table == "metrics":
             return self._metric_rows()
         if table == "events":
-            return [(event.round, event.participant, event.incident, event.reason) for event in self.events]
+            return [
+                (event.round, event.participant, event.incident, event.cause, event.reason) for event in self.events
+            ]
         if table == "traffic":
             return [
                 (entry.round, entry.client, self._group_of[entry.client], *astuple(entry)[2:-1], entry.full_bytes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from polyfed.core.errors import PayloadError
@@ -40,14 +41,51 @@ class Request:
     payload: Payload
 
 
+class Cause(StrEnum):
+    """Why a client gave no usable reply."""
+
+    LOST = "lost"
+    """Its process, node or connection is gone."""
+    LATE = "late"
+    """It did not answer in time."""
+    REFUSED = "refused"
+    """Its site does not do what it is asked for."""
+    INVALID = "invalid"
+    """What arrived is damaged, or not what may be used."""
+    FAILED = "failed"
+    """Its step raised an error."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client gave no usable reply: its cause, a line, and in detail (a traceback)."""
+
+    cause: Cause
+    text: str
+    details: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+NO_ANSWER = Failure(Cause.LOST, "no answer")
+
+
 @dataclass(frozen=True)
 class Answer:
-    """An engine's answer for one client: a payload, or what went wrong, in one line and in detail (a traceback)."""
+    """An engine's answer for one client: a payload, or why there is none."""
 
     client: str
     payload: Payload | None = None
-    error: str | None = None
-    details: str = ""
+    failure: Failure | None = None
+
+    @classmethod
+    def failed(cls, client: str, cause: Cause, text: str, details: str = "") -> Answer:
+        return cls(client, failure=Failure(cause, text, details))
+
+    @classmethod
+    def late(cls, client: str, deadline: float | None) -> Answer:
+        return cls.failed(client, Cause.LATE, f"no answer within {deadline:g} s")
 
 
 @dataclass(frozen=True)
@@ -94,11 +132,11 @@ def request_of(text: str, frames: Sequence[Frame], limits: Limits) -> Request:
 
 def envelope_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, list[Frame]]:
     """An answer ready to be carried."""
-    fields = {"client": answer.client, "error": answer.error, "details": answer.details}
     if answer.payload is None:
-        return json.dumps(fields), []
+        failure = answer.failure or NO_ANSWER
+        return json.dumps({"client": answer.client, "failure": asdict(failure)}), []
     messages, frames = pack({"": answer.payload}, checksums=checksums)
-    return _envelope(fields, messages[""]).text, frames
+    return _envelope({"client": answer.client}, messages[""]).text, frames
 
 
 def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -> Answer:
@@ -108,12 +146,15 @@ def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -
         content = parsed_object(text, limits.text_bytes)
         if content.get("client") != client:
             raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
-        if content.get("error") is not None:
-            error, details = str(content["error"]), str(content.get("details", ""))
-            return Answer(client, error=plain(error[:_ERROR]), details=details[-_DETAILS:])
-        return Answer(client, _payload(content, frames, limits))
+        failure = content.get("failure")
+        if failure is None:
+            return Answer(client, _payload(content, frames, limits))
+        cause, text, details = Cause(failure["cause"]), str(failure["text"]), str(failure["details"])
+        return Answer.failed(client, cause, plain(text[:_ERROR]), details[-_DETAILS:])
     except PayloadError as error:
-        return Answer(client, error=str(error))
+        return Answer.failed(client, Cause.INVALID, str(error))
+    except (KeyError, TypeError, ValueError) as error:
+        return Answer.failed(client, Cause.INVALID, f"damaged message: {type(error).__name__}: {error}")
 
 
 def _envelope(fields: dict[str, Any], message: str) -> Envelope:

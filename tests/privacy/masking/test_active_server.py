@@ -36,7 +36,7 @@ from polyfed.privacy.masking.mask_keeper import (
 from polyfed.privacy.masking.party import SiteIdentity
 from polyfed.privacy.masking.summed import TOTAL
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared
 from small_federations import plain, topics
@@ -87,11 +87,11 @@ class Active:
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for answer in self.engine.exchange([self.change(one) for one in requests], deadline):
-            self.errors |= {} if answer.error is None else {answer.client: answer.error}
+            self.errors |= {} if answer.failure is None else {answer.client: answer.failure.text}
             step, is_lost = requests[0].step, (answer.client, requests[0].step) in self.lost
             if step == "fit" and answer.payload is not None and not is_lost:
                 self.sent.add(answer.client)
-            yield Answer(answer.client, error="dropped") if is_lost else answer
+            yield Answer.failed(answer.client, Cause.LOST, "dropped") if is_lost else answer
 
 
 def session_in(
@@ -372,7 +372,7 @@ def test_a_damaged_record_of_sums_answers_nothing(tmp_path: Path) -> None:
     round_of(session)
     (engine.engine.site.store.folder / VICTIM / FILE).write_text("{")
     answer = engine.engine.site.answer(Request(VICTIM, KEYS, 1, 0, None, Payload({REQUEST: "0" * 64})))
-    assert f"'{FILE}' is damaged" in (answer.error or "")
+    assert f"'{FILE}' is damaged" in str(answer.failure)
 
 
 # ---- whatever else it does

@@ -24,7 +24,7 @@ from polyfed.deploy.engines.flower_records import SharedRecords, from_records, t
 from polyfed.deploy.engines.flower_sites import Sites
 from polyfed.federation.client import ClientInfo
 from polyfed.wire.limits import Limits
-from polyfed.wire.messages import Answer, Envelope, Request, answer_of, envelope_requests
+from polyfed.wire.messages import Answer, Cause, Envelope, Request, answer_of, envelope_requests
 
 _log = logging.getLogger(__name__)
 _DESCRIBING = 300.0  # seconds that a node may take to say who it is
@@ -302,21 +302,21 @@ class GridExchange:
         """Answers of all clients of a bundle; a message that was lost with its node or process is sent again."""
         while True:
             if not bundle.message and (problem := self._resent(bundle)):
-                return _failed(bundle, problem)
+                return _failed(bundle, Cause.LOST, problem)
             message = self._pull(bundle)
             if message is None:
-                return _failed(bundle, f"no answer within {self._deadline:g} s")
+                return [Answer.late(request.client, self._deadline) for request in bundle.requests]
             if not message.has_error():
                 return self._opened(bundle, message)
             # errors of the SuperLink itself carry its own node id, so the message that is answered tells whose it is
             reason = shorten(str(message.error.reason), 200)
             if isinstance(message, Refusal) and message.final:
-                return _failed(bundle, reason)
+                return _failed(bundle, Cause.INVALID, reason)
             _log.warning("client %s: Flower reports %s", bundle.first, reason)
             bundle.message = ""
             if bundle.sent > self._settings.retries:
                 times = f"{bundle.sent} times; run.engine.retries is {self._settings.retries}"
-                return _failed(bundle, f"its node or process failed ({times}): {reason}")
+                return _failed(bundle, Cause.LOST, f"its node or process failed ({times}): {reason}")
 
     def _resent(self, bundle: _Bundle) -> str:
         """Give the message to the node where its clients are now; what is in the way, if it cannot be."""
@@ -348,21 +348,21 @@ class GridExchange:
         try:
             fields, frames = from_records(message.content, self._limits.text_bytes * len(bundle.requests))
             if "error" in fields:
-                return _failed(bundle, str(fields["error"]))
+                return _failed(bundle, Cause.INVALID, str(fields["error"]))
             entries = {str(entry["client"]): entry for entry in fields["answers"]}
             answers = []
             for client in (request.client for request in bundle.requests):
                 if (entry := entries.get(client)) is None:
-                    answers.append(Answer(client, error="its node did not answer for it"))
+                    answers.append(Answer.failed(client, Cause.INVALID, "its node did not answer for it"))
                 else:
                     first, last = map(int, entry["parts"])
                     answers.append(answer_of(client, str(entry["text"]), frames[first:last], self._limits))
             return answers
         except PayloadError as error:
-            return _failed(bundle, str(error))
+            return _failed(bundle, Cause.INVALID, str(error))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            return _failed(bundle, f"damaged message: {type(error).__name__}: {error}")
+            return _failed(bundle, Cause.INVALID, f"damaged message: {type(error).__name__}: {error}")
 
 
-def _failed(bundle: _Bundle, reason: str) -> list[Answer]:
-    return [Answer(request.client, error=reason) for request in bundle.requests]
+def _failed(bundle: _Bundle, cause: Cause, text: str) -> list[Answer]:
+    return [Answer.failed(request.client, cause, text) for request in bundle.requests]

@@ -15,12 +15,12 @@ from polyfed.core.errors import PayloadError, PolyfedError, RefusedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting, PortableSite
-from polyfed.engines.leaving import error_text
+from polyfed.engines.leaving import failure_of
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Frame
-from polyfed.wire.messages import Answer, envelope_answer, request_of
+from polyfed.wire.messages import Answer, Cause, envelope_answer, request_of
 
 if TYPE_CHECKING:  # the module imports Flower, which a site's worker does without
     from polyfed.deploy.engines.flower_records import MessageFields
@@ -76,8 +76,8 @@ class Node:
             host = self.opener(spec, config)
         except Exception as error:
             _log.exception("this site cannot take part")
-            reason = error_text(error, in_full=self.simulated)
-            return _replies([Answer(str(entry.get("client")), error=reason) for entry in entries])
+            failure = failure_of(error, in_full=self.simulated)
+            return _replies([Answer(str(entry.get("client")), failure=failure) for entry in entries])
         return _replies([_performed(host, entry, frames) for entry in entries], checksums=checked)
 
     def _describe(self, fields: MessageFields, config: Mapping[str, Any]) -> MessageFields:
@@ -90,7 +90,7 @@ class Node:
             name = Path(path).resolve().parent.name if isinstance(path, str) else None
             return {
                 "site": name if name is not None else f"node-{config.get('partition-id', '?')}",
-                "error": error_text(error, in_full=self.simulated),
+                "error": failure_of(error, in_full=self.simulated).text,
             }
         return {"site": host.name, "clients": infos}
 
@@ -104,10 +104,11 @@ def _performed(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> An
             raise PayloadError(f"client '{request.client}' does not live on this node")
     except (PolyfedError, KeyError, TypeError, IndexError) as error:
         _log.error("client %s: %s", client, error)
-        return Answer(client, error=error_text(error, in_full=True))  # of what the server sent
+        text = f"{type(error).__name__}: {error}"  # of what the server sent
+        return Answer.failed(client, Cause.REFUSED, text)
     answer = host.site.answer(request, tracebacks=host.tracebacks)
-    if answer.error is not None:
-        _log.error("client %s failed in step %s: %s\n%s", client, request.step, answer.error, answer.details)
+    if (failure := answer.failure) is not None:
+        _log.error("client %s failed in step %s: %s\n%s", client, request.step, failure.text, failure.details)
     return answer
 
 

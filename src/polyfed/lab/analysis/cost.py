@@ -188,8 +188,8 @@ class StrictEngine(LocalEngine):
 
     def answer(self, request: Request) -> Answer:
         answer = next(iter(super().exchange([request], None)))
-        if answer.payload is None:
-            raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.error}")
+        if answer.failure is not None:
+            raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.failure.text}")
         return answer
 
 

@@ -23,7 +23,7 @@ from polyfed.engines.attackers import AttackingSite
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort, Sums
-from polyfed.federation.filters import Ask, Received
+from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.membership import Member
 from polyfed.federation.state import flatten, unflatten
 from polyfed.lab.analysis.simulated import Simulated
@@ -106,18 +106,17 @@ class _WatchedCohort(Cohort):
 
     seen: list[SeenReply] = field(default_factory=list)
 
-    def replies(self, ask: Ask, phase: int) -> Iterator[Received]:
+    def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
         for reply in super().replies(ask, phase):
             with contextlib.suppress(PayloadError):  # what the server cannot read it does not see
-                if reply.error is None:
-                    content = self.channel.transport.decode(reply.payload, self.channel.limits)
-                    self._note((reply.client.id,), ask, phase, content)
+                content = self.channel.transport.decode(reply.payload, self.channel.limits)
+                self._note((reply.sender.id,), ask, phase, content)
             yield reply
 
-    def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Received]:
+    def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Reply]:
         seen = set[str]()
         for reply in super().summed(sums, ask, phase):
-            kind = reply.client.architecture
+            kind = reply.sender.architecture
             if kind not in seen:  # each of the type gets the same mean
                 seen.add(kind)
                 clients = tuple(info.id for info in self.clients if info.architecture == kind)
