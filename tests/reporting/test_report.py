@@ -10,7 +10,7 @@ from polyfed.reporting.metrics import ClientSpread, client_spreads, lower_is_bet
 from polyfed.reporting.page import write_report
 from polyfed.reporting.run_tables import clients_table, tables
 from polyfed.runs.records import RunRecords
-from run_folders import write_measured
+from run_folders import write_lines, write_measured
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,25 @@ def test_traffic_and_exclusions(by_title):
     assert by_title["Communication"].notes[-1] == "Replies: 0 clipped, 2 excluded."
     assert by_title["Communication"].rows[-1] == ("both", f"{12 * 9 * 4_500_200:,}", "463.51", "38.63")
     assert by_title["Excluded clients"].rows == [("text-1", "2", "5", "no answer in 60 s")]
+
+
+def test_exclusions_are_grouped_by_cause_where_the_run_told_it(tmp_path):
+    event = {"kind": "event", "event": "client_excluded"}
+    causes = [("b", "late"), ("a", "failed"), ("b", "late"), ("b", "lost"), ("a", "")]
+    lines = [
+        event | {"round": k, "participant": client, "reason": f"why {k}"} | ({"cause": cause} if cause else {})
+        for k, (client, cause) in enumerate(causes, start=1)
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    records = RunRecords.load(tmp_path)
+    (table,) = (one for one in tables(records) if one.title == "Excluded clients")
+    assert table.rows == [
+        ("a", "-", "1", "5", "why 5"),
+        ("a", "failed", "1", "2", "why 2"),
+        ("b", "late", "2", "3", "why 3"),
+        ("b", "lost", "1", "4", "why 4"),
+    ]
+    assert list(records.frame("events").cause) == [cause for _, cause in causes]
 
 
 # ---- files
