@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from polyfed import export_model, load_model, open_run
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
-from polyfed.export import onnx_programs
+from polyfed.export import programs
 from polyfed.export.programs import write_program
 from polyfed.runs.loaded import loaded_model
 
@@ -31,17 +31,17 @@ def test_without_the_extra_the_command_to_install_it_is_told(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_values_that_differ_are_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     spec, network = InputSpec((4,)), torch.nn.Linear(4, 2)
     program = write_program(network, network, spec, tmp_path / "x.pt2", "encoder 'x'")
-    assert onnx_programs.write_onnx(program, spec, "encoder 'x'").name == "x.onnx"
-    monkeypatch.setattr(onnx_programs, "loaded_program", lambda path: lambda x: network(x) + 1e-3)
+    assert programs.write_onnx(program, spec, "encoder 'x'").name == "x.onnx"
+    monkeypatch.setattr(programs, "loaded_program", lambda path: lambda x: network(x) + 1e-3)
     with pytest.raises(RunError, match="onnxruntime gives values that differ by"):
-        onnx_programs.write_onnx(program, spec, "encoder 'x'")
+        programs.write_onnx(program, spec, "encoder 'x'")
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_gives_pictures_and_texts_the_same_vectors(
     tiny_run: Path, tmp_path: Path, cli: Any
 ) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from polyfed.core.errors import RunError
 from polyfed.core.version import __version__
 from polyfed.data.backbones import NO_CODE, load, locate
-from polyfed.export.card import measured_in
+from polyfed.export.cards import measured_in
 from polyfed.export.model import new_folder
 from polyfed.models.adapters.layers import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
 from polyfed.models.adapters.prompts import TENSOR, Prompts, plain_ids, prompts_of
@@ -55,7 +55,8 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
     """
     on_cpu = replace(as_run(run), device="cpu")
     saved, out = on_cpu.server_model(which), Path(out) if out else on_cpu.folder / "adapters"
-    encoders = _adapted(saved)
+    own = saved.settings.encoders
+    encoders = {name: each for name, each in own.items() if isinstance(each, HF) and each.adapter is not None}
     unknown = [name for name, encoder in encoders.items() if not _is_known(encoder)]
     if unknown or not encoders:
         what = f"encoder '{unknown[0]}' of the server has no" if unknown else "no encoder of the server has an"
@@ -68,13 +69,17 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
         for modality, encoder in encoders.items():
             write = _write_prompts if isinstance(encoder.adapter, Prompts) else _write
             write(saved, modality, encoder, draft / modality)
-        (draft / "README.md").write_text(_card(on_cpu, saved, encoders), "utf-8")
+        template = markdown_templates().get_template("adapter.md.j2")
+        card = template.render(
+            name=on_cpu.conditions.name,
+            bases={modality: encoder.weights for modality, encoder in encoders.items()},
+            method=component_name(setting(on_cpu.records.config, "algorithm")),
+            rounds=saved.round,
+            version=__version__,
+            metrics=measured_in(on_cpu.records, saved.round),
+        )
+        (draft / "README.md").write_text(card, "utf-8")
     return out
-
-
-def _adapted(saved: ServerModel) -> dict[str, HF]:
-    encoders = saved.settings.encoders
-    return {name: own for name, own in encoders.items() if isinstance(own, HF) and own.adapter is not None}
 
 
 def _is_known(encoder: HF) -> bool:
@@ -82,21 +87,6 @@ def _is_known(encoder: HF) -> bool:
     adapter = encoder.adapter
     in_front = isinstance(adapter, Prompts) and adapter.place == "front" and encoder.tower == "whole"
     return in_front or isinstance(adapter, LayerAdapter)
-
-
-def _card(run: Run, saved: ServerModel, encoders: Mapping[str, HF]) -> str:
-    return (
-        markdown_templates()
-        .get_template("adapter.md.j2")
-        .render(
-            name=run.conditions.name,
-            bases={modality: encoder.weights for modality, encoder in encoders.items()},
-            method=component_name(setting(run.records.config, "algorithm")),
-            rounds=saved.round,
-            version=__version__,
-            metrics=measured_in(run.records, saved.round),
-        )
-    )
 
 
 def _write(saved: ServerModel, modality: str, encoder: HF, folder: Path) -> None:
@@ -130,8 +120,7 @@ def _write_projection(encoder: HF, tower: Any, folder: Path) -> None:
 
 
 def _write_prompts(saved: ServerModel, modality: str, encoder: HF, folder: Path) -> None:
-    from peft import PeftModel, PromptTuningConfig
-    from transformers import AutoModel
+    from peft import PromptTuningConfig
 
     tower: Any = saved.model.encoders[modality]
     trunk = tower.trunk.module if isinstance(tower.trunk, Frozen) else tower.trunk
@@ -150,12 +139,10 @@ def _write_prompts(saved: ServerModel, modality: str, encoder: HF, folder: Path)
     ).save_pretrained(str(folder))
     _save({TENSOR: values}, folder / "adapter_model.safetensors")
     _write_projection(encoder, tower, folder)
-    base: Any = load(locate(encoder.weights, saved.context.weights, hub=saved.context.hub), AutoModel, pooler=False)
-    plain: Any = PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()
-    ids = torch.tensor([plain_ids(config, trunk, 3)])
+    plain, ids = _plain_network(saved, encoder, folder), torch.tensor([plain_ids(config, trunk, 3)])
     with torch.no_grad():
-        found = plain(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, len(values) :]
-        if not torch.allclose(found, trunk(ids).local, atol=1e-5):
+        states = plain(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, len(values) :]
+        if not torch.allclose(states, trunk(ids).local, atol=1e-5):
             raise RunError(f"'{folder.name}': plain peft gives other states than the run's network does; report this")
 
 
@@ -176,12 +163,17 @@ def _with_offsets(layers: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor]]
 
 def _require_equal(saved: ServerModel, tower: Any, encoder: HF, folder: Path) -> None:
     """Raise RunError unless plain ``peft`` makes of the folder what the run has."""
+    merged = dict(_plain_network(saved, encoder, folder).merge_and_unload().named_parameters())
+    start = PEFT_NAMES[encoder.tower].removeprefix(_PLAIN)
+    for name, expected in merged_weights(body_of(tower)).items():
+        if not torch.allclose(merged[f"{start}{name}.weight"], expected, atol=1e-5):
+            raise RunError(f"'{folder.name}': plain peft reads another '{name}' than the run has; report this")
+
+
+def _plain_network(saved: ServerModel, encoder: HF, folder: Path) -> Any:
+    """The pretrained network with the adapter of a folder, as a user of ``peft`` has it."""
     from peft import PeftModel
     from transformers import AutoModel
 
     base: Any = load(locate(encoder.weights, saved.context.weights, hub=saved.context.hub), AutoModel, pooler=False)
-    plain: Any = PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()
-    found, start = dict(plain.merge_and_unload().named_parameters()), PEFT_NAMES[encoder.tower].removeprefix(_PLAIN)
-    for name, expected in merged_weights(body_of(tower)).items():
-        if not torch.allclose(found[f"{start}{name}.weight"], expected, atol=1e-5):
-            raise RunError(f"'{folder.name}': plain peft reads another '{name}' than the run has; report this")
+    return PeftModel.from_pretrained(base, str(folder), **NO_CODE).eval()

@@ -15,16 +15,16 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.export.card import model_card
-from polyfed.export.inputs import Recipe
+from polyfed.export.cards import model_card
+from polyfed.export.inputs import Recipe, identifier, import_lines
 from polyfed.export.model import Exported, export_programs, new_folder
 from polyfed.reporting.markup import resource
 from polyfed.runs.opened import Run, as_run
@@ -97,7 +97,7 @@ def _write(exported: Exported, programs: Path, draft: Path) -> None:
     tensors: dict[str, Tensor] = {}
     functions, kinds = [], {}
     for modality, program in exported.programs.items():
-        name = _identifier(modality)
+        name = identifier(modality)
         code, own = network_code(torch.export.load(program.path).module(check_guards=False), name)
         functions.append(code)
         kinds[name] = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in own.items()}
@@ -111,7 +111,7 @@ def _write(exported: Exported, programs: Path, draft: Path) -> None:
         "tensors": kinds,
         **{key: exported.config[key] for key in ("experiment", "model", "round", "dim")},
         "modalities": {
-            _identifier(name): {key: entry[key] for key in ("input", "preparation")}
+            identifier(name): {key: entry[key] for key in ("input", "preparation")}
             for name, entry in exported.config["modalities"].items()
         },
     }
@@ -131,62 +131,49 @@ def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tens
     # these checks name the trace's device
     for node in [node for node in module.graph.nodes if "_assert_tensor_metadata" in str(node.target)]:
         module.graph.erase_node(node)
-    places = {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
-    values = {path: _attribute(module, path) for path in places.values()}
+    targets = {str(node): str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    values = {path: attrgetter(path)(module) for path in targets.values()}
     written = module.graph.python_code("self")
     tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
     odd = [path for path in values if path not in tensors]
     odd += [key for key in written.globals if key.split(".")[0] not in _KNOWN]
     if odd:
         raise RunError(f"encoder '{name}' cannot be written as code, for {', '.join(odd)}; choose another format")
-    lines = filter(None, (_rewritten(line, places) for line in written.src.splitlines()))
+    lines = filter(None, (_rewritten(line, targets) for line in written.src.splitlines()))
     return "\n".join([f"def network_{name}(tensors, x):", "    place = x.device", *lines]), tensors
 
 
-def _rewritten(line: str, places: Mapping[str, str]) -> str:
+def _rewritten(line: str, targets: Mapping[str, str]) -> str:
     """A line of traced code with tensors by their names, and the input and output as they are; empty: left out."""
     if given := re.match(r"\s+(\w+), = fx_pytree\.", line):
         return "" if given[1] == "x" else f"    {given[1]} = x"
     assigned = re.match(r"\s+(\w+) = (?:self\.|getattr\()", line)
-    if assigned and assigned[1] in places:
-        return f'    {assigned[1]} = tensors["{places[assigned[1]]}"]'
+    if assigned and assigned[1] in targets:
+        return f'    {assigned[1]} = tensors["{targets[assigned[1]]}"]'
     if returned := re.match(r"\s+return pytree\.tree_unflatten\(\((\w+),\), self\._out_spec\)", line):
         return f"    return {returned[1]}"
     is_body = re.match(r" {4}\S", line) is not None
     return line.replace("device(type='cpu')", "place") if is_body else ""
 
 
-def _attribute(module: nn.Module, path: str) -> object:
-    place: Any = module
-    for part in path.split("."):
-        place = getattr(place, part)
-    return place
-
-
-def _identifier(modality: str) -> str:
-    return re.sub(r"\W", "_", modality)
-
-
 def _modeling(recipes: Mapping[str, Recipe], functions: list[str]) -> str:
     """The file of code: how inputs are prepared, the networks, and the model around them."""
-    needed = {line for recipe in recipes.values() for line in recipe.imports}
-    imports = sorted(needed, key=lambda line: (line.startswith("from"), line))
     prepares = []
     for modality, recipe in recipes.items():
         code = (
             recipe.code.strip()
-            .replace("def PREPARE(", f"def prepare_{_identifier(modality)}(")
+            .replace("def PREPARE(", f"def prepare_{identifier(modality)}(")
             .replace("):", ", place):", 1)
         )
         # files lie beside the weights, in a folder or on the hub
         code = re.sub(r'Tokenizer\.from_file\(("[^"]+")\)', r"Tokenizer.from_file(cached_file(place, \1))", code)
         code = re.sub(r'from_pretrained\(("[^"]+"),', r"from_pretrained(place, subfolder=\1,", code)
         prepares.append(code)
-    names = [_identifier(modality) for modality in recipes]
+    names = [identifier(modality) for modality in recipes]
     tables = [
         "PREPARATIONS = {" + ", ".join(f'"{name}": prepare_{name}' for name in names) + "}",
         "NETWORKS = {" + ", ".join(f'"{name}": network_{name}' for name in names) + "}",
     ]
     head, tail = resource("modeling.txt").split("# ---- networks\n")
-    head = head.replace("# ---- imports\n", "\n".join(imports) + "\n").rstrip()
+    head = head.replace("# ---- imports\n", "\n".join(import_lines(recipes)) + "\n").rstrip()
     return "\n\n\n".join([head, *prepares, *functions, "\n".join(tables), tail.strip()]) + "\n"

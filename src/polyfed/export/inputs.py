@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,16 @@ class Recipe:
     code: str
     example: str
     imports: tuple[str, ...] = ()
+
+
+def identifier(modality: str) -> str:
+    return re.sub(r"\W", "_", modality)
+
+
+def import_lines(recipes: Mapping[str, Recipe], *more: str) -> list[str]:
+    """What the code of recipes needs: plain imports first, then those with from, each in the order of the alphabet."""
+    lines = {line for recipe in recipes.values() for line in recipe.imports} | {*more}
+    return sorted(lines, key=lambda line: (line.startswith("from"), line))
 
 
 def recipe(

@@ -29,17 +29,15 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
+from polyfed.export.cards import readme
 from polyfed.export.inputs import Recipe, recipe
-from polyfed.export.onnx_programs import require_onnx, write_onnx
-from polyfed.export.programs import Program, write_program
-from polyfed.export.readme import readme
+from polyfed.export.programs import Program, require_onnx, write_onnx, write_program
 from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
 from polyfed.runs.opened import Run, ServerModel, as_run
 from polyfed.tasks.imputations import LeaveOut
 from polyfed.tasks.segmentation import Segmentation
-from polyfed.tasks.task import Task
 
 
 def export_model(
@@ -176,8 +174,12 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
     if isinstance(head, MaskHead):
         name = head.modality
         module, path = _Masks(model.encoders[name], head), folder / f"{_file(name)}-classes.pt2"
-        live = partial(_mask_logits, model, head)
-        return {name: write_program(module, live, specs[name], path, f"decoder of '{name}'")}
+
+        def masks(x: Tensor) -> Tensor:
+            logits: Tensor = head(model.positions(name, x)[0])
+            return logits
+
+        return {name: write_program(module, masks, specs[name], path, f"decoder of '{name}'")}
     if not isinstance(head, LinearHead | NonNegativeHead):
         return {}
     imputation = getattr(saved.task, "imputation", None)
@@ -191,14 +193,9 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
     for modality, spec in specs.items():
         if only in (None, modality):
             classifier, path = nn.Sequential(model.tower(modality), head), folder / f"{_file(modality)}-classes.pt2"
-            live = partial(_logits, model, head, modality)
+            live = partial(lambda name, x: head(model.embed(name, x)), modality)
             programs[modality] = write_program(classifier, live, spec, path, f"classifier of '{modality}'")
     return programs
-
-
-def _logits(model: Model, head: nn.Module, modality: str, x: Tensor) -> Tensor:
-    logits: Tensor = head(model.embed(modality, x))
-    return logits
 
 
 class _Masks(nn.Module):
@@ -213,17 +210,8 @@ class _Masks(nn.Module):
         return logits
 
 
-def _mask_logits(model: Model, head: MaskHead, x: Tensor) -> Tensor:
-    logits: Tensor = head(model.positions(head.modality, x)[0])
-    return logits
-
-
 def _file(modality: str) -> str:
     return re.sub(r"[^\w.-]", "-", modality)
-
-
-def _class_names(task: Task, named: Mapping[str, Any]) -> Any:
-    return list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0])
 
 
 def _config(
@@ -233,12 +221,15 @@ def _config(
     recipes: Mapping[str, Recipe],
 ) -> dict[str, Any]:
     encoders = saved.config["model"]["encoders"]
-    named = (saved.config["samples"] or {}).get("classes", {})
+    task, named = saved.task, (saved.config["samples"] or {}).get("classes", {})
+    names = (
+        list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0]) if classes else None
+    )
     return {
         "round": saved.config["round"],
         "dim": saved.settings.dim,
         "task": saved.config["task"],
-        "classes": _class_names(saved.task, named) if classes else None,
+        "classes": names if classes else None,
         "modalities": {
             modality: {
                 "program": program.path.name,

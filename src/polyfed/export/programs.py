@@ -1,9 +1,10 @@
-"""Traced programs: a network saved with ``torch.export``, loaded again, and compared with the live one."""
+"""Programs: networks saved with ``torch.export`` or as ONNX, loaded again, and compared with the live ones."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.nn import functional as F
 
 from polyfed.core.errors import RunError
+from polyfed.core.extras import brought_by
 from polyfed.data.view import InputSpec
 
 TOLERANCE = 1e-5
@@ -64,7 +66,13 @@ def write_program(module: nn.Module, live: Live, spec: InputSpec, path: Path, wh
     with silent():
         torch.export.save(traced, path)
     program = Program(path, _shape(traced, tokens), tokens)
-    _check(program, live, spec, what)
+    error, shape = _largest_error(program, spec, live, loaded_program(path))
+    if not error <= TOLERANCE:
+        raise RunError(
+            f"{what} cannot be exported: the program differs from the model by {error:.1e} on {shape}, more than "
+            f"{TOLERANCE:.0e}; give it a forward pass that depends neither on padding nor on chance, or use another "
+            "encoder"
+        )
     return program
 
 
@@ -106,26 +114,18 @@ def _shape(traced: ExportedProgram, tokens: bool) -> tuple[str | int, ...]:
     )
 
 
-def _check(program: Program, live: Live, spec: InputSpec, what: str) -> None:
-    loaded = loaded_program(program.path)
-    for x in compared_inputs(program, spec):
-        with torch.no_grad():
-            wanted, outputs = live(x), loaded(padded(x, program.fixed_length, spec.pad))
-        error = float((outputs - wanted).abs().max() / wanted.abs().max().clamp(min=1))
-        if not error <= TOLERANCE:
-            raise RunError(
-                f"{what} cannot be exported: the program differs from the model by {error:.1e} on "
-                f"{list(x.shape)}, more than {TOLERANCE:.0e}; give it a forward pass that depends neither on "
-                "padding nor on chance, or use another encoder"
-            )
-
-
-def compared_inputs(program: Program, spec: InputSpec) -> Iterator[Tensor]:
-    """Inputs that a program is compared on, whatever it is written as."""
+def _largest_error(program: Program, spec: InputSpec, expected: Live, run: Live) -> tuple[float, list[int]]:
+    """How far a program is from what it must agree with, relative to its outputs, and for which input."""
     half = max(1, spec.shape[0] // 2) if program.tokens else None
+    errors = []
     # a batch of one, as torch would rather fix a size of 1; another batch; shorter texts
     for rows, length in ((1, None), (5, None), (4, half)):
-        yield example_input(spec, rows=rows, length=length, seed=rows)
+        x = example_input(spec, rows=rows, length=length, seed=rows)
+        with torch.no_grad():
+            wanted, outputs = expected(x), run(padded(x, program.fixed_length, spec.pad))
+        error = float((outputs - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+        errors.append((error, list(x.shape)))
+    return max(errors, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
 
 
 def loaded_program(path: Path) -> Live:
@@ -150,3 +150,61 @@ def silent() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+# ---- ONNX
+
+
+def require_onnx() -> None:
+    """Raise ConfigError if the packages of the extra ``onnx`` are not there."""
+    with brought_by("onnx"):
+        import onnx
+        import onnxruntime
+        import onnxscript
+    _ = onnx, onnxruntime, onnxscript
+
+
+def write_onnx(program: Program, spec: InputSpec, what: str) -> Path:
+    """Write ``<modality>.onnx`` beside a program: one input, one output, any batch size.
+
+    Args:
+        program: its file is what is converted.
+        spec: of its input.
+        what: its name in messages.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: it cannot be converted, or gives other values in onnxruntime.
+    """
+    import onnxruntime
+
+    path = program.path.with_suffix(".onnx")
+    try:
+        with silent(), torch.no_grad():
+            lowered = torch.export.load(program.path).run_decompositions({})
+            # weights in the file itself: one file a modality, like the program
+            torch.onnx.export(
+                lowered, f=path, dynamo=True, external_data=False, input_names=["input"], output_names=["output"]
+            )
+    except Exception as error:  # a converter may fail in any way
+        reason = str(error).strip().split("\n")[0]
+        raise RunError(
+            f"{what} cannot be exported to ONNX: {type(error).__name__}: {reason}; leave ONNX out, or use another "
+            "encoder"
+        ) from error
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    name, original = session.get_inputs()[0].name, loaded_program(program.path)
+    error, shape = _largest_error(
+        program,
+        spec,
+        lambda x: original(padded(x, program.fixed_length, spec.pad)),
+        lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0]),
+    )
+    if not error <= TOLERANCE:
+        raise RunError(
+            f"{what} cannot be exported to ONNX: onnxruntime gives values that differ by {error:.1e} on {shape}, more "
+            f"than {TOLERANCE:.0e}; leave ONNX out, or use another encoder"
+        )
+    return path

@@ -1,19 +1,18 @@
-"""The model card of an export: what a reader must know before using a model that a federation trained."""
+"""What explains an export: the model card of the hub, and the page of a folder of programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 from markupsafe import Markup
 
 from polyfed.core.version import __version__
-from polyfed.export.inputs import Recipe
+from polyfed.export.inputs import Recipe, identifier, import_lines
 from polyfed.reporting.markup import markdown_templates
-from polyfed.reporting.run_figures import byte_size
 from polyfed.reporting.summary import component_name, setting
-from polyfed.reporting.tables import format_number
+from polyfed.reporting.tables import byte_size, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
 
@@ -89,3 +88,53 @@ def _group(records: RunRecords, members: tuple[str, ...]) -> str:
     if held:
         words += f", {sum(entry.items for entry in held):,} items of {', '.join(sorted({h.source for h in held}))}"
     return words
+
+
+def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Sequence[str] = ()) -> str:
+    """Markdown.
+
+    Args:
+        config: what ``config.json`` holds.
+        recipes: modality -> how its inputs are prepared.
+        onnx: names of the programs' ONNX files, if there are any, the first modality's first.
+    """
+    rows = []
+    for key, output in (
+        ("program", f"representation of unit norm [batch, {config['dim']}]"),
+        ("classes_program", "logits [batch, classes], of masks [batch, classes, height, width]"),
+    ):
+        for modality, entry in config["modalities"].items():
+            shape = ", ".join(map(str, entry["input"]["shape"]))
+            if entry[key]:
+                rows.append(f"| `{entry[key]}` | {modality} | {entry['input']['dtype']} [{shape}] | {output} |")
+    modality, recipe = next(iter(recipes.items()))
+    parts = {
+        "rows": "\n".join(rows),
+        "notes": "\n".join(f"* **{name}**: {item.words}" for name, item in recipes.items()),
+        "example": _example(config["modalities"], recipes),
+        "onnx": ", ".join(f"`{file}`" for file in onnx),
+        "first": onnx[0] if onnx else "",
+        "prepared": f"prepare_{identifier(modality)}({recipe.example})",
+    }
+    template = markdown_templates().get_template("export.md.j2")
+    return template.render(
+        name=config["experiment"],
+        model=config["model"],
+        round=config["round"],
+        **{name: Markup(part) for name, part in parts.items()},
+    )
+
+
+def _example(modalities: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
+    """Code that prepares an example of every modality, encodes it, and compares the first two."""
+    names = {modality: identifier(modality) for modality in modalities}
+    functions, loads, calls = [], [], []
+    for modality, name in names.items():
+        functions.append(recipes[modality].code.strip().replace("PREPARE", f"prepare_{name}"))
+        loads.append(f'encode_{name} = torch.export.load("{modalities[modality]["program"]}").module()')
+        calls.append(f"    {name} = encode_{name}(prepare_{name}({recipes[modality].example}))")
+        calls.append(f'    print("{name}", tuple({name}.shape))')
+    first, *others = names.values()
+    compare = [f'    print("similarity", ({first} @ {others[0]}.T).tolist())'] if others else []
+    body = "\n".join([*loads, "", "with torch.inference_mode():", *calls, *compare])
+    return "\n\n\n".join(["\n".join(import_lines(recipes, "import torch")), *functions, body])
