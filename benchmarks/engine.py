@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
 from polyfed.data.images import normalised
-from polyfed.runs.loop import Checkpoints, Loop
+from polyfed.runs.loop import Loop
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 
@@ -39,7 +39,7 @@ RESNET = {  # tiny, with 0.9 million parameters
 # ---- FedAvg
 
 
-class InMemory(Checkpoints):
+class InMemory(Loop):
     """Leaves nothing on disk."""
 
     def save(self, number: int, ledger: Ledger, seconds: float | None) -> None:
@@ -49,7 +49,7 @@ class InMemory(Checkpoints):
 
 def in_memory(loop: Loop) -> Loop:
     """The loop without a run folder."""
-    return replace(loop, checkpoints=InMemory(**vars(loop.checkpoints)))
+    return InMemory(**vars(loop))
 
 
 def fedavg(model: dict[str, Any], device: str = "cpu", batch: int = BATCH) -> dict[str, Any]:

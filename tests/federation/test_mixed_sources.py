@@ -92,7 +92,7 @@ def test_a_number_of_judged_clients_is_one_of_each_group_of_a_type(tmp_path: Pat
     config["clients"]["more"] = config["clients"]["paired"] | {"source": "other"}
     config["run"]["evaluate_clients"] = 1
     session = prepared(config, tmp_path)
-    evaluations = session.loop().evaluations
+    evaluations = session.loop()
     evaluations.changed()
     assert [client.id for client in evaluations.due()] == ["image", "text", "paired-0", "more-0"]
 

@@ -69,16 +69,31 @@ class Cohorts:
     waiting_since: float = 0.0
 
     @cached_property
-    def expenses(self) -> Expenses:
-        return Expenses(self.experiment, self.server.clients)
+    def expenses(self) -> Expenses | None:
+        """What privacy has cost the clients, where there is any."""
+        return None if self.experiment.privacy is None else Expenses(self.experiment, self.server.clients)
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """The clients in time, if the run keeps any: virtual, or in a deployment the real one."""
+        run, clients = self.experiment.run, self.server.clients
+        if not isinstance(run.pace, LatePace) and run.pace.clients is None:
+            return None
+        times = (run.pace.clients or Drawn()).of(clients, run.seed)
+        if not run.engine.is_deployed:
+            return Timeline(times)
+
+        def sent(request: Request) -> Answer:
+            """The answer to a request that is not encoded yet."""
+            encoded = replace(request, payload=run.exchange.transport.encode(request.payload))
+            return next(self.engine.exchange([encoded], run.exchange.reply_policy(request.step).deadline))
+
+        return RealTime(times, send=sent)
 
     def drawn(self, number: int, ledger: Ledger) -> Cohort:
         run = self.experiment.run
         clients = run.sampling.draw(self.server.clients, generator(run.seed, number, "cohort"))
-        make: Callable[..., Cohort] = Cohort
-        if isinstance(pace := run.pace, LatePace):
-            make = partial(PacedCohort, pace=pace, timeline=self.timeline, everybody=self.server.clients, seed=run.seed)
-        return self._of(number, clients, ledger, run.exchange.reply_policy, make=make)
+        return self._of(number, clients, ledger, run.exchange.reply_policy)
 
     def evaluating(self, number: int, clients: tuple[ClientInfo, ...], ledger: Ledger) -> Cohort:
         """Clients that are measured after a round; none of them must answer."""
@@ -113,54 +128,28 @@ class Cohorts:
         *,
         purpose: str = "",
         first_phase: int = 0,
-        make: Callable[..., Cohort] = Cohort,
     ) -> Cohort:
-        run = self.experiment.run
-
-        def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-            return self.engine.exchange(requests, deadline)  # of the engine nothing else
-
+        """A cohort; only of one that trains, which has no ``purpose``, is any time kept."""
+        experiment, run = self.experiment, self.experiment.run
+        exchange, make = self.engine.exchange, partial(Cohort)
+        timeline, pace = None if purpose else self.timeline, run.pace
+        if timeline is not None and isinstance(pace, LatePace):
+            exchange = timeline.carried(exchange)
+            make = partial(PacedCohort, pace=pace, timeline=timeline, everybody=self.server.clients, seed=run.seed)
+            timeline = None  # which the cohort keeps itself
+        secure = experiment.aggregation.secure
         return make(
             clients=clients,
             round=number,
-            channel=Channel(
-                exchange if make is Cohort else self.timeline.carried(exchange),
-                run.exchange.transport,
-                ledger,
-                run.exchange.limits,
-                purpose,
-            ),
+            channel=Channel(exchange, run.exchange.transport, ledger, run.exchange.limits, purpose),
             reply_policy=reply_policy,
             filters=self._filters,
-            secure=self._secure,
+            # a method's sums only: whoever evaluates learns of each client
+            secure=None if secure is None else SecureSums(secure, self.fingerprint, experiment.algorithm.summed),
             accepted=self.accepted,
-            listener=CohortEvents(self, number, is_timed=not purpose and self.keeps_time and make is Cohort),
+            listener=CohortEvents(self, number, timeline),
             phase=first_phase,
         )
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """The clients in time: virtual, or in a deployment the real one."""
-        run, clients = self.experiment.run, self.server.clients
-        times = (run.pace.clients or Drawn()).of(clients, run.seed)
-        return RealTime(times, send=self._sent) if run.engine.is_deployed else Timeline(times)
-
-    def _sent(self, request: Request) -> Answer:
-        """The answer to a request that is not encoded yet."""
-        run = self.experiment.run
-        encoded = replace(request, payload=run.exchange.transport.encode(request.payload))
-        return next(self.engine.exchange([encoded], run.exchange.reply_policy(request.step).deadline))
-
-    @property
-    def keeps_time(self) -> bool:
-        """Whether the run has a virtual time."""
-        pace = self.experiment.run.pace
-        return isinstance(pace, LatePace) or pace.clients is not None
-
-    @property
-    def busy(self) -> set[str]:
-        """Clients that would answer nothing else before what they are at work on."""
-        return set(self.timeline.at_work) if self.keeps_time and self.timeline.is_real else set()
 
     @property
     def _filters(self) -> tuple[Filter, ...]:
@@ -174,12 +163,6 @@ class Cohorts:
             *(() if rule is None else (RobustReplies(rule),)),
         )
 
-    @property
-    def _secure(self) -> SecureSums | None:
-        rule = self.experiment.aggregation.secure
-        # a method's sums only: whoever evaluates learns of each client
-        return None if rule is None else SecureSums(rule, self.fingerprint, self.experiment.algorithm.summed)
-
     # ---- what becomes of clients
 
     def record_incident(self, number: int, participant: str, incident: str, reason: str, cause: str = "") -> None:
@@ -187,44 +170,42 @@ class Cohorts:
         self.events.handle(Incident(number, participant, incident, plain(reason), cause))
 
     def tell_notices(self, number: int) -> None:
-        notices = list(self.notices)
-        del self.notices[: len(notices)]  # in place: the engine may notice more at this moment
-        for participant, incident, reason in notices:
-            self.record_incident(number, participant, incident, reason)
+        while self.notices:  # the engine may notice more at this moment
+            self.record_incident(number, *self.notices.pop(0))
 
-    def tell_expenses(self, number: int) -> None:
-        self.expenses.tell(lambda who, metrics: self.events.handle(Measured(number, who, PRIVACY, metrics)), SERVER)
-
-    def tell_pace(self, number: int) -> None:
-        """When the round ended in virtual time, and how late its replies were."""
-        if not self.keeps_time:
-            return
-        events = self.timeline.events
-        late = [event.round - event.asked for event in events if event.event == REPLIED]
-        told = {"virtual_seconds": self.timeline.now, "replies": float(len(late))}
-        told |= {"staleness": sum(late) / len(late)} if late else {}
-        for kind in (DROPPED, LOST):
-            told[kind] = float(sum(event.event == kind for event in events))
-        self.events.handle(Measured(number, SERVER, PACE, told))
+    def tell_costs(self, number: int) -> None:
+        """What privacy cost until now, when the round ended in virtual time, and how late its replies were."""
+        if self.expenses is not None:
+            for participant, metrics in self.expenses.told():
+                self.events.handle(Measured(number, participant, PRIVACY, metrics))
+        if self.timeline is not None:
+            events = self.timeline.events
+            late = [event.round - event.asked for event in events if event.event == REPLIED]
+            told = {"virtual_seconds": self.timeline.now, "replies": float(len(late))}
+            told |= {"staleness": sum(late) / len(late)} if late else {}
+            for what in (DROPPED, LOST):
+                told[what] = float(sum(event.event == what for event in events))
+            self.events.handle(Measured(number, SERVER, PACE, told))
 
     # ---- what a checkpoint keeps
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"away": sorted(self.away), "accepted": self.accepted}
         facts |= {"recent_norms": self.recent_norms}
-        facts |= {PRIVACY: self.expenses.asked} if self.expenses.asked else {}
-        return facts | ({PACE: self.timeline.facts()} if self.keeps_time else {})
+        facts |= {PRIVACY: self.expenses.asked} if self.expenses is not None and self.expenses.asked else {}
+        return facts | ({} if self.timeline is None else {PACE: self.timeline.facts()})
 
     def tensors(self) -> dict[str, Tensor]:
         """What clients at work were sent."""
-        return flatten({PACE: self.timeline.tensors()}) if self.keeps_time else {}
+        return {} if self.timeline is None else flatten({PACE: self.timeline.tensors()})
 
     def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        if self.keeps_time:
+        if self.timeline is not None:
             self.timeline.restore(facts[PACE], unflatten(tensors).get(PACE, {}))
         self.away = set(facts["away"])
         self.accepted = accepted_in(facts)
-        self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
+        if self.expenses is not None:
+            self.expenses.asked = {client: dict(counts) for client, counts in facts.get(PRIVACY, {}).items()}
         self.recent_norms = {key: dict(norms) for key, norms in facts["recent_norms"].items()}
 
 
@@ -234,14 +215,15 @@ class CohortEvents(CohortListener):
 
     cohorts: Cohorts
     round: int
-    is_timed: bool
+    timeline: Timeline | None
     waited: dict[str, AtWork] = field(default_factory=dict)
 
     def asking(self, step: str, clients: Sequence[str]) -> None:
-        if self.is_timed:
+        if self.timeline is not None:
             requests = (Request(client, step, self.round, 0, None, Payload({})) for client in clients)
-            self.waited.update((work.request.client, work) for work in self.cohorts.timeline.wait_for(requests))
-        self.cohorts.expenses.note(step, clients)
+            self.waited.update((work.request.client, work) for work in self.timeline.wait_for(requests))
+        if self.cohorts.expenses is not None:
+            self.cohorts.expenses.note(step, clients)
         self.cohorts.events.handle(StepStarted(step, clients))
         self.cohorts.waiting_since = time.monotonic()
 
@@ -267,8 +249,8 @@ class CohortEvents(CohortListener):
 
     def _note(self, event: str, client: ClientInfo, error: str | None = None) -> None:
         """What became, in virtual time, of what a client was waited for."""
-        if (work := self.waited.pop(client.id, None)) is not None:
-            self.cohorts.timeline.note(event, work.request, self.round, work.ends, error)
+        if self.timeline is not None and (work := self.waited.pop(client.id, None)) is not None:
+            self.timeline.note(event, work.request, self.round, work.ends, error)
 
 
 def accepted_in(facts: Mapping[str, Any]) -> dict[str, StateVersion]:
@@ -285,8 +267,9 @@ class Expenses:
 
     def __init__(self, experiment: Experiment, clients: Iterable[ClientInfo]) -> None:
         self._experiment, self._clients = experiment, {client.id: client for client in clients}
-        self._policy = experiment.policy
-        self._settings = self._policy.privacy
+        self._policy, settings = experiment.policy, experiment.policy.privacy
+        assert settings is not None
+        self._settings = settings
         self.asked: dict[str, dict[str, int]] = {}
 
     def note(self, step: str, clients: Iterable[str]) -> None:
@@ -295,10 +278,8 @@ class Expenses:
                 counts = self.asked.setdefault(client, {})
                 counts[step] = counts.get(step, 0) + 1
 
-    def tell(self, tell: Callable[[str, dict[str, float]], Any], server: str) -> None:
+    def told(self) -> Iterator[tuple[str, dict[str, float]]]:
         """Epsilon of each client that was ever asked, and of the federation: that of the client with most."""
-        if self._settings is None or not self.asked:
-            return
         largest, budget = 0.0, self._settings.budget
         for client in sorted(self.asked):
             costs = self._costs(client)
@@ -306,12 +287,11 @@ class Expenses:
                 continue
             epsilon, replies = epsilon_of(costs, budget.delta, self._settings.neighbours), len(costs)
             largest = max(largest, epsilon)
-            tell(client, {"epsilon": epsilon, "replies": float(replies)})
+            yield client, {"epsilon": epsilon, "replies": float(replies)}
         if largest:
-            tell(server, {"epsilon": largest})
+            yield SERVER, {"epsilon": largest}
 
     def _costs(self, client: str) -> list[PrivacyCost]:
-        assert self._settings is not None
         costs = [
             cost
             for step, count in sorted(self.asked[client].items())
@@ -328,5 +308,5 @@ class Expenses:
         info, schema = self._clients[client], self._policy.charged[step]
         group = self._experiment.clients.get(info.group)
         if group is None:  # of DP-SGD its batches are known at its site alone
-            return None if self._settings is None else self._settings.cost(schema)
+            return self._settings.cost(schema)
         return self._policy.cost(schema, info.samples, group.training.batch_size)

@@ -25,10 +25,21 @@ from polyfed.federation.types import Blueprint
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
-from polyfed.runs.events import PROGRESS, Callback, Callbacks, EventLog, Measured, Metrics, Recorder, RunComplete
+from polyfed.runs.events import (
+    PROGRESS,
+    Callback,
+    Callbacks,
+    Event,
+    EventLog,
+    Incident,
+    Measured,
+    Metrics,
+    Recorder,
+    RunComplete,
+)
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import KEPT, RunFolder, disk_errors, naming_tracebacks
-from polyfed.runs.loop import Checkpoints, Evaluations, History, Loop
+from polyfed.runs.loop import Loop
 from polyfed.runs.opened import Run
 from polyfed.runs.preflight import preflight, preflight_clients, with_conspirators
 from polyfed.runs.records import SERVER
@@ -93,8 +104,10 @@ class Session:
         self._serve(lambda: self.loop().resume())
 
     @cached_property
-    def trackers(self) -> Trackers:
+    def trackers(self) -> Trackers | None:
         cfg = self.experiment
+        if not cfg.run.output.sinks:
+            return None
         name = f"{cfg.name}-seed{cfg.run.seed}"
         run = SinkRun(self.folder.path, name, told_settings(cfg.model_dump(mode="json")), self.identity)
         return Trackers(cfg.run.output.sinks, run)
@@ -102,7 +115,8 @@ class Session:
     @cached_property
     def events(self) -> Callbacks:
         """All that follows the run; what is kept of it comes before what is shown."""
-        return Callbacks([self.recorder, History(self.folder), self.trackers, *self.callbacks])
+        trackers = () if self.trackers is None else (self.trackers,)
+        return Callbacks([self.recorder, History(self.folder), *trackers, *self.callbacks])
 
     @cached_property
     def federation(self) -> Population:
@@ -128,7 +142,11 @@ class Session:
         def work(engine: Engine) -> None:
             with heard_by(self.events):  # here too: an engine may have a thread of its own for it
                 self.attach(engine)
-                with disk_errors(self.folder), naming_tracebacks(self.folder), self.trackers:
+                with (
+                    disk_errors(self.folder),
+                    naming_tracebacks(self.folder),
+                    self.trackers or contextlib.nullcontext(),
+                ):
                     body()
 
         with heard_by(self.events):
@@ -199,26 +217,40 @@ class Session:
 
     def loop(self) -> Loop:
         """The loop, before its first round."""
-        cfg, folder, server, cohorts, events = self.experiment, self.folder, self.server, self.cohorts, self.events
-        evaluations = Evaluations(cfg, server, cohorts, events, save_best=lambda: self._save_server("best"))
+        experiment = self.experiment
         # clients of a deployment keep their states at their sites, where nobody here can look
-        has_states = bool(self.federation.members) and (bool(cfg.algorithm.keeps) or cfg.run.output.keep_client_models)
-        checkpoints = Checkpoints(
-            folder,
-            server,
-            cohorts,
-            evaluations,
+        has_states = self.federation.members and (
+            experiment.algorithm.keeps or experiment.run.output.keep_client_models
+        )
+        return Loop(
+            experiment,
+            self.folder,
+            self.server,
+            self.cohorts,
             self.recorder,
-            events,
-            save_last=self._save_last,
+            self.events,
+            save_model=self._save_model,
             states=StateStore(self.hosting.states) if has_states else None,
         )
-        return Loop(cfg, folder, server, cohorts, evaluations, checkpoints, events)
 
-    def _save_last(self) -> None:
-        self._save_server("last")
-        if (number := self.server.clock.round) in self.experiment.run.output.keep_rounds:
-            self._save_server(f"{KEPT}{number}")
+    def _save_model(self, which: str) -> None:
+        number, context = self.server.clock.round, self.federation.data.context
+        save_model(self.folder, f"models/{which}", self.server, self.experiment, context)
+        if which == "last" and number in self.experiment.run.output.keep_rounds:
+            save_model(self.folder, f"models/{KEPT}{number}", self.server, self.experiment, context)
 
-    def _save_server(self, which: str) -> None:
-        save_model(self.folder, f"models/{which}", self.server, self.experiment, self.federation.data.context)
+
+class History(Callback):
+    """Writes down at once what befell the run, not the federation: it is no part of the run's result.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, Incident) and not event.is_result:
+            line = {"round": event.round, "participant": event.participant}
+            self._folder.append("history", [{**line, "event": event.incident, "reason": event.reason}])
