@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
-from sessions import prepared, round_records, site_of
+from sessions import prepared, round_records, site_of, watched
 from small_federations import Config, aligned
 
 Values = dict[str, Tensor]
@@ -85,18 +85,16 @@ def heard(
     session: Session, monkeypatch: pytest.MonkeyPatch, spoil: Spoil = lambda request, answer: answer
 ) -> list[Said]:
     """All that is said while the session goes on; ``spoil`` may change what reaches the server."""
-    found: list[Said] = []
-    carry = session.engine.exchange
+    said: list[Said] = []
 
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for one, answer in zip(requests, carry(requests, deadline), strict=True):
-            made = spoil(one, answer)
-            reply = fields(made.payload) if made.payload else {}
-            found.append(Said(one.round, one.step, one.client, fields(one.payload), reply))
-            yield made
+    def note(one: Request, answer: Answer) -> Answer:
+        answer = spoil(one, answer)
+        reply = fields(answer.payload) if answer.payload else {}
+        said.append(Said(one.round, one.step, one.client, fields(one.payload), reply))
+        return answer
 
-    monkeypatch.setattr(session.engine, "exchange", exchange)
-    return found
+    watched(session, monkeypatch, note)
+    return said
 
 
 def fields(payload: Payload) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Failure, Request, StateVersion
+from polyfed.wire.messages import Answer, Failure, Request, StateVersion
 from polyfed.wire.payload import Payload
 
 
@@ -67,6 +67,23 @@ def distil(session: Session, targets: Mapping[str, Ensembled]) -> None:
     method: Any = session.experiment.algorithm
     seen = method.teacher.diagnostic_samples
     method.distiller.distil(session.server, method.public, targets, task=method.task, diagnostic_samples=seen)
+
+
+def watched(
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Request, Answer], Answer] = lambda request, answer: answer,
+) -> list[tuple[Request, Answer]]:
+    """All that clients are asked from now on, and what they answer; ``change`` may alter what reaches the server."""
+    seen, carry = list[tuple[Request, Answer]](), session.engine.exchange
+
+    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+        for request, answer in zip(requests, carry(requests, deadline), strict=True):
+            seen.append((request, change(request, answer)))
+            yield seen[-1][1]
+
+    monkeypatch.setattr(session.engine, "exchange", exchange)
+    return seen
 
 
 def site_of(session: Session) -> Site:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import metrics, prepared, round_records, site_of, woken
+from sessions import metrics, prepared, round_records, site_of, watched, woken
 from small_federations import Config
 
 Rows = dict[str, Tensor]
@@ -57,17 +57,16 @@ def answering(
     session: Session, monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Rows], Mapping[str, Tensor]]
 ) -> Replies:
     """Replies by client as ``change`` makes them of those that clients give; filled while the session goes on."""
-    sent, carry = Replies(), session.engine.exchange
+    sent = Replies()
 
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for answer in carry(requests, deadline):
-            assert answer.payload is not None, answer.failure
-            rows = answer.payload.fields["representations"]
-            sent[answer.client] = dict(change(answer.client, dict(rows)))
-            changed = Representations(sent[answer.client], order=rows.order)
-            yield Answer(answer.client, Payload(answer.payload.fields | {"representations": changed}))
+    def changed(request: Request, answer: Answer) -> Answer:
+        assert answer.payload is not None, answer.failure
+        rows = answer.payload.fields["representations"]
+        sent[answer.client] = dict(change(answer.client, dict(rows)))
+        known = {"representations": Representations(sent[answer.client], order=rows.order)}
+        return Answer(answer.client, Payload(answer.payload.fields | known))
 
-    monkeypatch.setattr(session.engine, "exchange", exchange)
+    watched(session, monkeypatch, changed)
     return sent
 
 
@@ -194,17 +193,11 @@ def test_in_the_warm_up_nobody_is_asked_and_the_server_trains(tmp_path: Path, mo
     config = linear(warmup_rounds=2)
     config["run"]["rounds"] = 3
     session = session_of(tmp_path, config)
-    asked, carry = list[int](), session.engine.exchange
-
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        asked.extend(one.round for one in requests)
-        yield from carry(requests, deadline)
-
-    monkeypatch.setattr(session.engine, "exchange", exchange)
+    asked = watched(session, monkeypatch)
     for number in (1, 2, 3):
         before = {name: value.clone() for name, value in session.server.model.state_dict().items()}
         play(session, number, number)
-        assert asked == ([3] * 3 if number == 3 else [])
+        assert [request.round for request, _ in asked] == ([3] * 3 if number == 3 else [])
         learnt = session.server.model.state_dict()
         assert not torch.equal(learnt["encoders.text.project.1.weight"], before["encoders.text.project.1.weight"])
         assert ("kd_distance_after.text" in metrics(session)) == (number == 3)

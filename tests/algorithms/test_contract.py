@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import polyfed
-from by_hand import play
+from by_hand import copies, play
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.client import ClientInfo
@@ -22,7 +22,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
-from sessions import prepared, round_records, site_of
+from sessions import prepared, round_records, site_of, watched
 from small_federations import METHODS, Config, federation_for
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
@@ -244,17 +244,16 @@ def test_a_client_whose_replies_are_lost_is_left_out_and_returns(
     if not method.asks_clients:
         pytest.skip("asks nobody")
     session = prepared(config_of(form), tmp_path)
-    lost, sizes, carry = session.server.clients[0].id, Counter[tuple[str, str]](), session.engine.exchange
+    lost, sizes = session.server.clients[0].id, Counter[tuple[str, str]]()
 
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for request, answer in zip(requests, carry(requests, deadline), strict=True):
-            if (request.client, request.round) == (lost, 1):
-                answer = Answer.failed(lost, Cause.LOST, "the line broke")
-            sizes[request.client, "down"] += wire_size(request.payload)
-            sizes[request.client, "up"] += wire_size(answer.payload) if answer.payload else 0
-            yield answer
+    def lose(request: Request, answer: Answer) -> Answer:
+        if (request.client, request.round) == (lost, 1):
+            answer = Answer.failed(lost, Cause.LOST, "the line broke")
+        sizes[request.client, "down"] += wire_size(request.payload)
+        sizes[request.client, "up"] += wire_size(answer.payload) if answer.payload else 0
+        return answer
 
-    monkeypatch.setattr(session.engine, "exchange", exchange)
+    watched(session, monkeypatch, lose)
     ledger = Ledger()
     for number, events in ((1, [(lost, "client_excluded")]), (2, [(lost, "client_returned")])):
         session.server.begin(number)
@@ -285,3 +284,30 @@ def test_rounds_of_one_client(form: str, tmp_path: Path) -> None:
         play(session, number, number)
         assert not [record for record in round_records(session) if record["kind"] == "event"]
     assert len(session.cohorts.accepted) > 1 or not method_of(form).asks_clients
+
+
+# ---- kin of FedAvg
+
+OFF: dict[str, Config] = {
+    "fedmac": {"between": 0.0, "fused": 0.0},
+    "fedema": {"byol": None, "blending": None},
+    "fedprox": {"mu": 0.0},
+    "moon": {"mu": 0.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OFF)
+def test_without_what_it_adds_a_method_is_fedavg(tmp_path: Path, method: str) -> None:
+    weights = {}
+    for name, settings in ((method, OFF[method]), ("fedavg", {})):
+        config = federation_for("fedavg") | {"algorithm": {"name": name, "local_epochs": 1} | settings}
+        session = prepared(config, tmp_path / name)
+        start = copies(session.server.weights)
+        play(session, 1, 2)
+        weights[name] = session.server.weights
+        for kind, model in start.items():
+            own = [key for key in model if key.startswith("extras.")]
+            assert not own, kind
+    for kind, model in weights["fedavg"].items():
+        assert all(torch.equal(value, weights[method][kind][key]) for key, value in model.items()), kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import crossing, prepared, request, round_records, site_of, woken
+from sessions import crossing, prepared, request, round_records, site_of, watched, woken
 from small_federations import three_kinds
 
 pytestmark = pytest.mark.slow
@@ -28,16 +28,13 @@ pytestmark = pytest.mark.slow
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Values, Values]]:
     """(round, client, encoders it is sent, the server's at that time), filled while the session goes on."""
     found: list[tuple[int, str, Values, Values]] = []
-    carry = session.engine.exchange
 
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        now = encoders_of(session)
-        for one in requests:
-            sent = {name: value.clone() for name, value in one.payload.fields.get("encoders", {}).items()}
-            found.append((one.round, one.client, sent, now))
-        yield from carry(requests, deadline)
+    def note(one: Request, answer: Answer) -> Answer:
+        sent = {name: value.clone() for name, value in one.payload.fields.get("encoders", {}).items()}
+        found.append((one.round, one.client, sent, encoders_of(session)))
+        return answer
 
-    monkeypatch.setattr(session.engine, "exchange", exchange)
+    watched(session, monkeypatch, note)
     return found
 
 

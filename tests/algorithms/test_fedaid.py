@@ -65,7 +65,7 @@ def quick(table: dict[str, Any], *names: str) -> list[Any]:
     return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in table]
 
 
-@pytest.mark.parametrize("name", quick(GUIDES, "sum", "contrastive", "task"))
+@pytest.mark.parametrize("name", quick(GUIDES, "sum", "contrastive"))
 def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = GUIDES[name]
     session = session_of(tmp_path, **settings)

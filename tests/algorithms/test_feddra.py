@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligned_sessions import heard, parts_of, replies
 from by_hand import assert_mean, copies, descend, model_of, play, weights_of
 from fedaid_by_hand import Known
 from polyfed.aggregation.robust import mirror_step
-from polyfed.algorithms.shared.robust_alignment import server_parts
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.state import unflatten
-from polyfed.models.binding import Parts
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Weights as PayloadWeights
-from sessions import metrics, prepared, round_records, site_of, woken
+from sessions import metrics, prepared, round_records, site_of, watched, woken
 from small_federations import aligned
 
 Values = dict[str, Tensor]
@@ -42,26 +41,6 @@ def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
     sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
     config["clients"]["hospital"]["training"]["optimizer"] = sgd
     return prepared(config, folder)
-
-
-def parts_of(session: Session) -> Parts:
-    return server_parts(session.server)
-
-
-def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str, str], tuple[Any, Any]]:
-    """(round, step, client) -> what it was sent and what it replied, while the session goes on."""
-    found = {}
-    carry = session.engine.exchange
-
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for one, answer in zip(requests, carry(requests, deadline), strict=True):
-            assert answer.payload is not None, answer.failure
-            both = tuple(copies(payload.bundles) | payload.scalars for payload in (one.payload, answer.payload))
-            found[one.round, one.step, one.client] = both
-            yield answer
-
-    monkeypatch.setattr(session.engine, "exchange", exchange)
-    return found
 
 
 # ---- written out
@@ -154,13 +133,14 @@ def test_encoders_rest_in_the_first_stage(tmp_path: Path, monkeypatch: pytest.Mo
     session = session_of(tmp_path)
     start, parts, said = copies(session.server.weights)["hospital"], parts_of(session), heard(session, monkeypatch)
     play(session, 1, 1)
+    messages = {(one.step, one.client): (one.sent, one.reply) for one in said}
     for client in CLIENTS:
-        sent, reply = said[1, "align", client]
+        sent, reply = messages["align", client]
         assert set(sent["weights"]) == set(start)
         assert set(reply) == {"weights"}
         assert set(reply["weights"]) == set(parts.without_encoder)
         assert any(not torch.equal(value, start[name]) for name, value in reply["weights"].items())
-        sent, reply = said[1, "bind", client]
+        sent, reply = messages["bind", client]
         assert set(sent) == {"aligner", "factor"}
         assert set(sent["aligner"]) == set(parts.without_encoder)
         assert set(reply) == {"weights", "num_examples", "loss"}
@@ -200,8 +180,8 @@ def test_weights_of_a_round_serve_the_next(tmp_path: Path, monkeypatch: pytest.M
     assert abs(w[CLIENTS[0]] - 0.5) > 0.02
     play(session, 2, 2)
     for number, shares in ((1, dict.fromkeys(CLIENTS, 0.5)), (2, w)):
-        trained = {client: said[number, "align", client][1]["weights"] for client in CLIENTS}
-        robust = said[number, "bind", CLIENTS[0]][0]["aligner"]
+        trained = {client: reply["weights"] for client, reply in replies(said, "align", number).items()}
+        robust = next(one.sent["aligner"] for one in said if (one.round, one.step) == (number, "bind"))
         assert_mean(robust, trained, shares)
     noted = metrics(session)
     losses = torch.tensor([noted[f"loss.{client}"] for client in CLIENTS], dtype=torch.float64)
@@ -211,14 +191,13 @@ def test_weights_of_a_round_serve_the_next(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path, count=3, weights={"gamma": 5.0})
-    carry, lost = session.engine.exchange, "hospital-1"
+    lost = "hospital-1"
 
-    def losing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for one, answer in zip(requests, carry(requests, deadline), strict=True):
-            gone = one.client == lost and (one.round, one.step) == (1, "bind")
-            yield Answer.failed(lost, Cause.LOST, "the line broke") if gone else answer
+    def lose(one: Request, answer: Answer) -> Answer:
+        is_lost = (one.client, one.round, one.step) == (lost, 1, "bind")
+        return Answer.failed(lost, Cause.LOST, "the line broke") if is_lost else answer
 
-    monkeypatch.setattr(session.engine, "exchange", losing)
+    watched(session, monkeypatch, lose)
     play(session, 1, 1)
     assert [record["participant"] for record in round_records(session) if record["kind"] == "event"] == [lost]
     assert metrics(session)[f"weight.{lost}"] == 1 / 3

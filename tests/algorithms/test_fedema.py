@@ -240,19 +240,15 @@ def test_views_that_are_not_random_are_left_to_the_task(tiny: Config, tmp_path: 
 
 @pytest.mark.slow
 def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tmp_path: Path) -> None:
-    """Pure BYOL of two clients: a linear probe of textures, and finding a picture again in another view."""
-    session = learner(config, tmp_path / "s")
-    (kind,) = session.server.types
-    before = judged(session, session.server.weights[kind])
-    losses = []
+    """Pure BYOL of two clients: two views agree, and representations are still spread."""
+    session, losses = learner(config, tmp_path / "s"), []
     for number in range(1, 6):
         rounds(session, number)
         losses.append(round_records(session)[-1]["metrics"]["byol"])
-    after = judged(session, session.server.weights[kind])
     assert losses[-1] < 0.6 * losses[0]
-    assert after["probe"] > max(100 / 3 + 8, before["probe"] + 2)
-    assert after["found"] > 1.5 * before["found"]
-    assert after["spread"] > 0.3  # of at most 1, for unit vectors
+    client = woken(session, "image-0")
+    client.load_weights(session.server.weights_for(client.info))
+    assert float(client.represent(client.train)["image"].std(0).norm()) > 0.3  # of at most 1, for unit vectors
 
 
 def learner(config: Config, folder: Path) -> Session:
@@ -271,28 +267,3 @@ def learner(config: Config, folder: Path) -> Session:
         "local_epochs": 3,
     }
     return prepared(config, folder)
-
-
-@torch.no_grad()
-def judged(session: Session, weights: dict[str, Tensor]) -> dict[str, float]:
-    member = next(iter(session.federation.members.values()))
-    model = session.federation.client_model(member).eval()
-    model.load_state_dict(weights)
-    train, test = session.federation.train(member), session.federation.test(member)
-    assert test is not None
-    every = [samples.batch(torch.arange(len(samples))) for samples in (train, test)]
-    (x, y), (u, v) = ((model.represent("image", one.inputs["image"]), one.targets["label"] % 3) for one in every)
-    view = test.batch(torch.arange(len(test)), torch.Generator().manual_seed(0)).inputs["image"]
-    nearest = (model.represent("image", view) @ u.T).argmax(1)
-    return {
-        "probe": 100 * float((probe(x, y, u) == v).float().mean()),
-        "found": 100 * float((nearest == torch.arange(len(u))).float().mean()),
-        "spread": float(x.std(0).norm()),
-    }
-
-
-def probe(x: Tensor, y: Tensor, u: Tensor) -> Tensor:
-    """Classes of ``u`` by ridge regression on standardised representations."""
-    mean, deviation = x.mean(0), x.std(0)
-    a, b = (F.pad((value - mean) / deviation, (0, 1), value=1.0) for value in (x, u))
-    return (b @ torch.linalg.solve(a.T @ a + torch.eye(a.shape[1]), a.T @ F.one_hot(y).float())).argmax(1)

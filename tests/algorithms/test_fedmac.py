@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import assert_learns_topics, assert_mean, copies, plain_training
+from by_hand import assert_mean, copies, plain_training
 from gap_rounds import embedded, mean_of_present, with_gaps
 from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel, Model
 from polyfed.tasks.imputations import Embeddings, Imputer
 from sessions import first_cohort, prepared, woken
-from small_federations import topics
 
 
 def contrast(pairs: list[tuple[Tensor, Tensor]], tau: float) -> Tensor:
@@ -81,13 +80,3 @@ def test_the_contrasts_see_the_modality_dropout_of_the_task(tmp_path: Path, monk
     assert fused[0] is not None
     expected = torch.stack([mean_of_present(z, k) for k in range(len(fused[0]))])
     torch.testing.assert_close(fused[0], expected)
-
-
-@pytest.mark.slow
-def test_clients_of_one_modality_train_as_in_fedavg_and_learn(tmp_path: Path) -> None:
-    ours, plain = (prepared(topics(name=name), tmp_path / name) for name in ("fedmac", "fedavg"))
-    for session in (ours, plain):
-        session.experiment.algorithm.round(session.server, first_cohort(session))
-    for name, value in ours.server.weights["text"].items():
-        assert torch.equal(value, plain.server.weights["text"][name])
-    assert_learns_topics(prepared(topics(name="fedmac"), tmp_path / "anew"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
-from sessions import prepared, round_records, taught, woken
+from sessions import prepared, round_records, taught, watched, woken
 from small_federations import Config, one_classification, three_kinds
 
 CLIENTS = ("image", "text", "paired-0", "paired-1")
@@ -127,27 +126,12 @@ def test_a_digest_makes_clients_agree(tmp_path: Path, exchange: str) -> None:
 # ---- what crosses
 
 
-def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Request, Payload]]:
-    """(step, request, reply), filled while the session goes on."""
-    found: list[tuple[str, Request, Payload]] = []
-    carry = session.engine.exchange
-
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for request, answer in zip(requests, carry(requests, deadline), strict=True):
-            assert answer.payload is not None, answer.failure
-            found.append((request.step, request, answer.payload))
-            yield answer
-
-    monkeypatch.setattr(session.engine, "exchange", exchange)
-    return found
-
-
 @pytest.mark.parametrize("exchange", FORMS)
 def test_public_samples_are_drawn_alike_by_all_and_anew_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str
 ) -> None:
     session = session_of(tmp_path, exchange, public={"samples": 6})
-    found = heard(session, monkeypatch)
+    seen = watched(session, monkeypatch)
     drawn, orders, pictures = [], [], list[int]()
     for number in (1, 2, 3):
         session.server.begin(number)
@@ -165,10 +149,12 @@ def test_public_samples_are_drawn_alike_by_all_and_anew_each_round(
     assert len(set(drawn)) == len(set(orders)) == 3
     assert min(pictures[:2]) < 6  # both captions of one picture were drawn
     play(session, 1, 2)
-    for step, request, reply in found:
-        rows = reply.fields["knowledge"] if step == "tell" else request.payload.fields["consensus"]
+    for request, answer in seen:
+        is_told = request.step == "tell"
+        assert answer.payload is not None, answer.failure
+        rows = answer.payload.fields["knowledge"] if is_told else request.payload.fields["consensus"]
         for name, values in rows.items():
-            once = step == "tell" and name == "image"  # a consensus may differ between captions of one picture
+            once = is_told and name == "image"  # a consensus may differ between captions of one picture
             assert len(values) == (pictures[request.round - 1] if once else 6)
         assert rows.order == orders[request.round - 1]
 
@@ -179,9 +165,9 @@ def test_a_modality_that_the_server_lacks_is_not_exchanged(tmp_path: Path, monke
     task = {"name": "classification", "target": "label"}
     config["server"] |= {"model": server | {"encoders": {"image": server["encoders"]["image"]}}, "task": task}
     session = prepared(config, tmp_path)
-    found = heard(session, monkeypatch)
+    seen = watched(session, monkeypatch)
     play(session, 1, 1)
-    sent = {r.client: tuple(reply.fields["knowledge"]) for step, r, reply in found if step == "tell"}
+    sent = {r.client: tuple(a.payload.fields["knowledge"]) for r, a in seen if r.step == "tell" and a.payload}
     assert sent == {"image": ("image",), "text": (), "paired-0": ("image",), "paired-1": ("image",)}
     assert set(session.cohorts.accepted.values()) == {(1, 1)}
 
@@ -190,9 +176,9 @@ def test_where_nobody_counts_there_is_no_consensus(tmp_path: Path, monkeypatch: 
     config = federation("representations", teacher={"weights": "paired_only"})
     del config["clients"]["paired"]
     session = prepared(config, tmp_path)
-    found = heard(session, monkeypatch)
+    seen = watched(session, monkeypatch)
     play(session, 1, 1)
-    assert [len(r.payload.fields["consensus"]) for step, r, _ in found if step == "learn"] == [0, 0]
+    assert [len(request.payload.fields["consensus"]) for request, _ in seen if request.step == "learn"] == [0, 0]
 
 
 # ---- the first round
@@ -270,21 +256,17 @@ def test_a_metric_is_measured_after_each_pass_on_what_is_trained_on(
 
 def test_loud_clients_are_bounded_in_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path, "scores", public={"largest_score": 2.0})
-    carry = session.engine.exchange
     said: list[Tensor] = []
 
-    def shouting(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for answer in carry(requests, deadline):
-            knowledge = answer.payload.fields.get("knowledge") if answer.payload else None
-            if knowledge is None:
-                yield answer
-                continue
-            factor = 50.0 if answer.client == "image" else 1.0
-            said.append(factor * knowledge["label"])
-            changed = type(knowledge)({"label": said[-1]}, order=knowledge.order)
-            yield Answer(answer.client, Payload(answer.payload.fields | {"knowledge": changed}))
+    def shout(request: Request, answer: Answer) -> Answer:
+        if answer.payload is None or "knowledge" not in answer.payload.fields:
+            return answer
+        knowledge = answer.payload.fields["knowledge"]
+        said.append((50.0 if answer.client == "image" else 1.0) * knowledge["label"])
+        changed = type(knowledge)({"label": said[-1]}, order=knowledge.order)
+        return Answer(answer.client, Payload(answer.payload.fields | {"knowledge": changed}))
 
-    monkeypatch.setattr(session.engine, "exchange", shouting)
+    watched(session, monkeypatch, shout)
     targets = taught(session)
     expected = torch.zeros_like(said[0], dtype=torch.float64)
     for values in said:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from polyfed.algorithms.creamfl import CreamFL
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Cause, Request
-from sessions import of_samples, prepared, taught
+from sessions import of_samples, prepared, taught, watched
 from small_federations import METHODS, Config, federation_for
 
 SLOW: Config = {"name": "drawn", "skew": 10}
@@ -36,20 +36,6 @@ def paced(method: str, pace: Config | str, rounds: int = 4, **run: Any) -> Confi
 
 def of(methods: Sequence[str]) -> list[Any]:
     return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in methods]
-
-
-def watched(session: Session, patch: pytest.MonkeyPatch) -> list[tuple[Request, Answer]]:
-    """All that the session's clients are asked from now on, and what they answer."""
-    seen: list[tuple[Request, Answer]] = []
-    carry = session.engine.exchange
-
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        for request, answer in zip(requests, carry(requests, deadline), strict=True):
-            seen.append((request, answer))
-            yield answer
-
-    patch.setattr(session.engine, "exchange", exchange)
-    return seen
 
 
 def fields_of(message: Request | Answer, name: str) -> Any:
@@ -150,15 +136,8 @@ def _rows(tensors: Any) -> dict[tuple[str, int], torch.Tensor]:
 
 def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = prepared(paced("fedavg", {"name": "sync", "clients": SLOW}), tmp_path)
-    carry = session.engine.exchange
-
-    def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        answers = carry(requests, deadline)
-        return (
-            Answer.failed("image", Cause.LOST, "gone") if answer.client == "image" else answer for answer in answers
-        )
-
-    monkeypatch.setattr(session.engine, "exchange", exchange)
+    gone = Answer.failed("image", Cause.LOST, "gone")
+    watched(session, monkeypatch, lambda request, answer: gone if answer.client == "image" else answer)
     play(session, 1, 1)
     ended = {event.client: (event.event, event.error) for event in session.cohorts.timeline.events}
     assert ended.pop("image") == ("lost", "gone")

@@ -32,6 +32,10 @@ SLOW = {
     "local",
     "margin_weighted",
     "fedgems:0",
+    "fedet",
+    "fedgems",
+    "fedmkd",
+    "scaffold",
 }
 """Variations, and methods whose learning differs from another's by one term."""
 

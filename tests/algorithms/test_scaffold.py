@@ -159,7 +159,9 @@ class Refused(Scaffold):
         return Reply(weights=reply.weights, controls=Weights(tensors), num_examples=reply.num_examples)
 
 
-@pytest.mark.parametrize("how", ["unknown", "shape", "nan"])
+@pytest.mark.parametrize(
+    "how", ["nan", pytest.param("unknown", marks=pytest.mark.slow), pytest.param("shape", marks=pytest.mark.slow)]
+)
 def test_a_refused_reply_changes_nobodys_control(tiny: Config, tmp_path: Path, how: str) -> None:
     tiny["algorithm"] = {"name": f"{__name__}.Refused", "local_epochs": 1, "how": how}
     session = prepared(plain_sgd(tiny), tmp_path)

@@ -52,7 +52,9 @@ FEDERATIONS = {
 
 # by FedAvg and through MOON's view of a model each
 @pytest.mark.parametrize("method", [{"name": "fedavg"}, {"name": "moon", "mu": 1.0}], ids=["fedavg", "moon"])
-@pytest.mark.parametrize("kind", FEDERATIONS)
+@pytest.mark.parametrize(
+    "kind", [name if name in ("gloria", "mgca") else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATIONS]
+)
 def test_goes_through_rounds(kind: str, method: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = FEDERATIONS[kind]()
@@ -71,6 +73,7 @@ def test_goes_through_rounds(kind: str, method: Config, tmp_path: Path, monkeypa
         assert any(name.startswith("heads.") for name in trained)
 
 
+@pytest.mark.slow
 def test_learns_its_training_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """48 scenes in 60 steps: chance is an R@1 sum of 4.2 percent, of 200."""
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))

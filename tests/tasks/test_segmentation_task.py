@@ -179,7 +179,7 @@ def with_masks(method: str) -> Config:
 
 
 # weights, fused maps, align modules: what other methods do with a task is no other for masks
-@pytest.mark.parametrize("method", ["fedavg", "fedafd", "feddra"])
+@pytest.mark.parametrize("method", ["fedavg", "fedafd", pytest.param("feddra", marks=pytest.mark.slow)])
 def test_every_kind_of_method_trains_it(method: str, tmp_path: Path) -> None:
     run = polyfed.run(Experiment.parse(with_masks(method)), tmp_path / "run", quiet=True)
     assert math.isfinite(run.records.last(next(iter(run.records.clients)))["dice"])

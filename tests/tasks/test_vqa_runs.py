@@ -14,6 +14,7 @@ from polyfed.core.errors import DataError
 from polyfed.data.sources.questions import OTHER
 from polyfed.runs.evaluation import evaluate_model
 from polyfed.runs.opened import open_run
+from small_federations import tiny_experiment
 
 Config = dict[str, Any]
 KINDS = [{"name": "count", "question": "^how many"}, {"name": "truth", "answer": "yes|no"}]
@@ -29,11 +30,10 @@ def asking(tiny: Config, algorithm: object, **task: object) -> Config:
     return tiny | {"algorithm": algorithm}
 
 
-@pytest.fixture
-def finished(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.reporting.api.run_figures", lambda records: {})
-    content = asking(tiny, {"name": "creamfl", "local_epochs": 1, "task": {"order": "joint"}})
-    return run(Experiment.load(content), tmp_path / "run").folder
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    content = asking(tiny_experiment(), {"name": "creamfl", "local_epochs": 1, "task": {"order": "joint"}})
+    return run(Experiment.load(content), tmp_path_factory.mktemp("vqa") / "run", quiet=True).folder
 
 
 def test_creamfl_trains_a_server_that_answers_and_its_saved_model_says_the_same(finished: Path) -> None:
@@ -65,6 +65,6 @@ def test_the_table_is_saved_with_the_model_and_another_is_refused(finished: Path
 
 
 def test_answering_is_a_task_of_clients_that_average_their_weights(tiny: Config, tmp_path: Path) -> None:
-    result = run(Experiment.load(asking(tiny, "fedavg")), tmp_path / "run")
+    result = run(Experiment.load(asking(tiny, "fedavg")), tmp_path / "run", quiet=True)
     assert result.metrics("paired-0")["answers"] == 12
     assert result.metrics("paired-0") == result.metrics("paired-1")
