@@ -1,12 +1,30 @@
+"""Ensembles: against loops, scipy and numbers by hand; what clients see alike; maps between spaces."""
+
+from __future__ import annotations
+
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import orthogonal_procrustes
+from torch import Tensor
+from torch.nn import functional as F
 
-from polyfed.aggregation.ensemble import Ensemble
+from polyfed.aggregation.ensemble import (
+    Alignment,
+    Ensemble,
+    Ensembled,
+    Rows,
+    procrustes,
+    relational_losses,
+    relations,
+    ridge,
+)
 from polyfed.core.errors import PayloadError
+from polyfed.losses.distillation import relational_kl
 
 
 def by_loops(values, logs):
@@ -116,3 +134,152 @@ def test_bad_uploads_are_refused_and_leave_the_ensemble_as_it_was(values, logs, 
         ensemble.add(values, logs)
     assert torch.equal(ensemble.result().values, torch.ones(2, 2))
     assert len(ensemble.weights()) == 1
+
+
+# ---- what clients see alike, weighed pair by pair
+
+
+N, WIDTH = 9, 5
+INDEX = torch.tensor([7, 0, 4, 2])
+
+
+def rows(seed: int) -> Rows:
+    stream = torch.Generator().manual_seed(seed)
+    return Rows(F.normalize(torch.randn(N, WIDTH, generator=stream), dim=1), torch.randn(N, generator=stream))
+
+
+@pytest.fixture
+def sent() -> dict[str, dict[str, Rows]]:
+    """``a`` and ``c`` send both, ``b`` pictures alone."""
+    return {"image": {"a": rows(1), "b": rows(2), "c": rows(3)}, "text": {"c": rows(4), "a": rows(5)}}
+
+
+def ensembled(clients: dict[str, Rows]) -> Ensembled:
+    return Ensembled(torch.zeros(N, WIDTH), torch.ones(N, dtype=torch.bool), clients)
+
+
+@pytest.mark.parametrize(("one", "other"), [("image", "image"), ("image", "text"), ("text", "image"), ("text", "text")])
+def test_equals_loops(sent: dict[str, dict[str, Rows]], one: str, other: str) -> None:
+    sent["image"]["a"].log_weights[0] = -math.inf  # does not count there
+    found = relations(sent[one], sent[other], INDEX)
+    for s, place in enumerate(INDEX.tolist()):
+        for t, partner in enumerate(INDEX.tolist()):
+            total = norm = 0.0
+            for client in sent[one].keys() & sent[other].keys():
+                own, compared = sent[one][client], sent[other][client]
+                weight = math.exp(float(own.log_weights[place] + compared.log_weights[partner]) / 2)
+                total, norm = total + weight * float(own.values[place] @ compared.values[partner]), norm + weight
+            assert float(found.cosines[s, t]) == pytest.approx(total / norm, abs=1e-6)
+            assert found.known[s, t]
+
+
+def test_a_client_that_turns_its_space_changes_nothing(sent: dict[str, dict[str, Rows]]) -> None:
+    before = [relations(sent[one], sent[other], INDEX).cosines for one in sent for other in sent]
+    turn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(6)))[0]
+    for clients in sent.values():
+        clients["a"] = clients["a"]._replace(values=2 * clients["a"].values @ turn)
+    after = [relations(sent[one], sent[other], INDEX).cosines for one in sent for other in sent]
+    torch.testing.assert_close(after, before)
+
+
+def test_nobody_sent_both(sent: dict[str, dict[str, Rows]]) -> None:
+    found = relations({"b": sent["image"]["b"]}, sent["text"], INDEX)
+    assert not found.known.any()
+    assert not found.cosines.any()
+
+
+def test_losses_by_output_compare_other_items_within_and_all_across(sent: dict[str, dict[str, Rows]]) -> None:
+    student = {name: torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(k)) for k, name in enumerate(sent)}
+    items = torch.tensor([3, 3, 1, 0])  # the first two are siblings
+    targets = {name: ensembled(clients) for name, clients in sent.items()}
+    losses = relational_losses(student, targets, INDEX, items, 0.1)
+    strangers = torch.tensor([[k != j for k in (3, 3, 1, 0)] for j in (3, 3, 1, 0)])
+    for name in sent:
+        parts: list[Tensor] = []
+        for other in sent:
+            known = strangers if other == name else torch.ones(4, 4, dtype=torch.bool)
+            taught = relations(sent[name], sent[other], INDEX).cosines
+            parts.append(relational_kl(student[name], student[other], taught, known, 0.1))
+        assert float(losses[name]) == pytest.approx(float(sum(parts)) / 2, rel=1e-6)
+
+
+# ---- maps between spaces of representations
+
+
+def unit(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
+
+
+def rotation(width: int, seed: int = 9) -> Tensor:
+    return torch.linalg.qr(unit(width, width, seed=seed))[0]
+
+
+@pytest.fixture
+def both() -> tuple[Tensor, Tensor]:
+    return unit(40, 6, seed=1), unit(40, 6, seed=2)
+
+
+def test_procrustes_is_that_of_scipy(both: tuple[Tensor, Tensor]) -> None:
+    values, reference = both
+    expected = values.numpy() @ orthogonal_procrustes(values.numpy(), reference.numpy())[0]
+    np.testing.assert_allclose(procrustes(values, reference).numpy(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_rotated_or_reflected_copy_comes_back(mirror: bool) -> None:
+    reference, turn = unit(40, 6, seed=1), rotation(6)
+    if mirror != bool(torch.linalg.det(turn) < 0):
+        turn = turn * torch.tensor([-1.0, 1, 1, 1, 1, 1])
+    torch.testing.assert_close(procrustes(reference @ turn, reference), reference)
+    torch.testing.assert_close(ridge(reference @ turn, reference, 1e-6), reference, atol=1e-3, rtol=0)
+
+
+def test_by_hand_a_quarter_turn() -> None:
+    values, reference = torch.eye(2), torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    torch.testing.assert_close(procrustes(values, reference), reference)
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 0.01, 3.0])
+def test_ridge_solves_the_normal_equations(both: tuple[Tensor, Tensor], penalty: float) -> None:
+    values, reference = (side.numpy() for side in both)
+    # least squares with the penalty as further rows
+    rows = np.vstack([values, np.sqrt(penalty * len(values)) * np.eye(6)])
+    weights = np.linalg.lstsq(rows, np.vstack([reference, np.zeros((6, 6))]), rcond=None)[0]
+    expected = values @ weights
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(ridge(*both, penalty).numpy(), expected, atol=1e-10)
+
+
+def test_ridge_by_hand() -> None:
+    """One dimension counts: w = (1 + 1) / (2 + 2 x 0.5) = 2 / 3, which unit length takes away again."""
+    values, reference = torch.tensor([[1.0, 0], [1.0, 0]]), torch.tensor([[0.0, 1], [0.0, 1]])
+    torch.testing.assert_close(ridge(values, reference, 0.5), reference)
+
+
+def test_without_a_penalty_as_many_dimensions_as_samples_say_nothing() -> None:
+    values, reference = unit(6, 6, seed=1), unit(6, 6, seed=2)
+    torch.testing.assert_close(ridge(values, reference, 1e-9), reference, atol=1e-4, rtol=0)
+    assert (ridge(values, reference, 0.1) - reference).norm() > 0.5
+
+
+@pytest.mark.parametrize("kind", ["procrustes", "ridge"])
+def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tensor], kind: str) -> None:
+    values, reference = (side.clone() for side in both)
+    values[3], reference[5] = 0, 0
+    move = Alignment(kind=kind).move  # type: ignore[arg-type]
+    found = move(values, reference)
+    others = [k for k in range(40) if k not in (3, 5)]
+    torch.testing.assert_close(found[others], move(values[others], reference[others]))
+    assert not found[3].any()
+    assert found[5].norm() == pytest.approx(1)  # it is mapped, as the others say
+
+
+@pytest.mark.parametrize("kind", ["procrustes", "ridge"])
+def test_edges(kind: str) -> None:
+    nothing, few = torch.zeros(4, 3), unit(2, 5, seed=1, dtype=torch.float32)
+    move = Alignment(kind=kind).move  # type: ignore[arg-type]
+    assert not move(nothing, unit(4, 3, seed=1, dtype=torch.float32)).any()
+    assert torch.isfinite(move(few, unit(2, 5, seed=2))).all()
+    half = move(few.bfloat16(), few)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, few, atol=0.02, rtol=0)

@@ -330,6 +330,8 @@ class Population:
 
     def _require_disjoint_data(self) -> None:
         """What clients hold in addition is not tested on nor held twice, and public items are only public."""
+        if self.public is None and all(group.also is None for group in self.groups.values()):
+            return
         splits = {(group.source, group.test_split) for group in self.groups.values()}
         if self.server is not None:
             splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}

@@ -63,7 +63,9 @@ def build_server(
     common: dict[str, Any] = {
         "name": "server",
         "clock": Clock(experiment.run.seed, 0, experiment.run.rounds, experiment.algorithm.epochs_a_round),
-        "global_models": GlobalModels(clients, blueprint, counted(clients, None if clip is None else clip.weight)),
+        "global_models": GlobalModels(
+            clients, blueprint, counted(clients, clip.weight) if clip and clip.weight else {}
+        ),
         "diagnostics": Diagnostics(measured),
     }
     settings = experiment.server
