@@ -266,7 +266,7 @@ def test_a_refusal_names_the_largest_group_that_stays_together(tmp_path: Path) -
     group = Experiment.load("fedaid-scenes").clients["hospital"].model_copy(
         update={"count": 2, "source": "s", "test_split": "train", "partition": Iid(together="note")}
     )  # fmt: skip
-    deal = Assignment("a", group, 0, lambda *_: split, lambda: torch.arange(6))
+    deal = Assignment("a", group, 0, lambda *_: split, torch.arange(6))
     with pytest.raises(
         ConfigError, match=r"'s' train .* \[(5, 1|1, 5)\] items.* \(the largest .*, 'note', has 5\); lower"
     ):

@@ -36,7 +36,7 @@ class Assignment:
         group: its settings.
         seed: of the run.
         open: source and split -> the opened split.
-        private: the items that are dealt out, in split order.
+        items: those that are dealt out, in split order.
         public: whether these are of the public set.
     """
 
@@ -44,7 +44,7 @@ class Assignment:
     group: GroupSettings
     seed: int
     open: Callable[[str, str], Split]
-    private: Callable[[], Int64[Tensor, " n"]]
+    items: Int64[Tensor, " n"]
     public: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Assignment:
 
     @cached_property
     def parts(self) -> list[Int64[Tensor, " k"]]:
-        own = self.private()
+        own = self.items
         labels = None if self.classes is None else self.classes.numbers[own]
         together = self._together(self.split)
         kept = None if together is None else together[own]

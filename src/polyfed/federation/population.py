@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.activity import preparing
 from polyfed.core.errors import ConfigError, DataError
@@ -78,40 +77,31 @@ class Population:
         """All clients by id, in client order."""
         members: dict[str, Member] = {}
         for name, group in self.groups.items():
-            public = group.items == "public"
-            dealt = [
-                Assignment(name, group, self.seed, self.data.split, partial(self._items, name, group, public), public)
-            ]
+            split = self.data.split(group.source, group.split)
+            head = head_name(group.task, split, group.type)
+            dealt = [self._assignment(name, group, group.items == "public")]
             if group.also is not None:
-                also, public = f"{name}.also", group.also.public
                 second = group.additional(None if self.public is None else self.public.settings)
-                items = partial(self._items, also, second, public, group)
-                dealt.append(Assignment(also, second, self.seed, self.data.split, items, public))
-            head = head_name(group.task, self.data.split(group.source, group.split), group.type)
+                require_alike(name, group, split, self.data.split(second.source, second.split))
+                dealt.append(self._assignment(f"{name}.also", second, group.also.public))
             for k, member_id in enumerate(member_ids(name, group.count)):
                 holdings = tuple(ItemShare(one, one.parts[k], one.lacking(k)) for one in dealt)
                 model = group.models[k % len(group.models)]
                 members[member_id] = Member(member_id, name, k, group, model, head, holdings)
         return members
 
-    def _items(
-        self, name: str, group: GroupSettings, public: bool, beside: GroupSettings | None = None
-    ) -> Int64[Tensor, " n"]:
-        """The items that a group deals out, in split order; ``beside`` those of another one that it must be like."""
-        split = self.data.split(group.source, group.split)
-        if beside is not None:
-            require_alike(name, beside, self.data.split(beside.source, beside.split), split)
+    def _assignment(self, name: str, group: GroupSettings, public: bool) -> Assignment:
         if public and self.public is not None:
             items = self.public.items
         else:
-            items = torch.arange(len(split))
+            items = torch.arange(len(self.data.split(group.source, group.split)))
             if self.public is not None and group.is_of(self.public.settings):
                 items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
         require_enough_items(name, group, len(items))
         if isinstance(group.items, int):
             order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
             items = items[order[: group.items]].sort().values
-        return items
+        return Assignment(name, group, self.seed, self.data.split, items, public)
 
     @cached_property
     def infos(self) -> tuple[ClientInfo, ...]:
