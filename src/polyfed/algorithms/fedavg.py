@@ -59,6 +59,7 @@ class FedAvg(Algorithm):
         if self.averaging.starts_from_means:
             means = {name: WeightedMean() for name in models}
             for reply in replies:
+                # mean <- mean + n_k / n (w_k - mean), n being the samples so far
                 means[server.type_of(reply.sender)].add(reply.weights, reply.num_examples)
                 del reply  # before the next client trains
             new = self.averaging.of_means(models, means)
