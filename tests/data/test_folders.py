@@ -589,7 +589,7 @@ def test_texts_are_compared_by_content(tmp_path: Path) -> None:
 
 def test_nothing_is_left_behind(photos: Path, tmp_path: Path) -> None:
     for number in range(2):
-        (photos / f"{number}.png").write_bytes(b"no noisy_picture")
+        (photos / f"{number}.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"split 'test': none of 2 items is left; 2 broken, first '0\.png'"):
         prepare_folder(lenient(photos), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]

@@ -65,6 +65,10 @@ def lacking(values: pa.ChunkedArray) -> Mask:
     return null.to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
 
+def unless_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, texts.type), texts)
+
+
 def empty(values: pa.ChunkedArray) -> Mask:
     """True where an entry is null or a blank text, or a list that has nothing but such entries."""
     if not is_list(values.type):

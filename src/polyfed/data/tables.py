@@ -31,12 +31,9 @@ from polyfed.data.arrow import (
     is_text,
     joined,
     lacking,
+    unless_blank,
 )
 from polyfed.data.source import Column, Source, Split, called
-
-
-def unless_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, texts.type), texts)
 
 
 def label_column(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -17,13 +18,13 @@ from torch import Tensor
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.settings import Settings
-from polyfed.data.arrow import fingerprint_of, innermost, is_text, list_lengths
+from polyfed.data.arrow import fingerprint_of, is_list, is_text, list_lengths, unless_blank
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.tables import unless_blank
 from polyfed.data.view import DataContext, InputSpec, View, learnt, public_column
 
 _MOST = 100  # names of a column: more are texts or ids
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 Values = Float[np.ndarray, "n slots"]
 
@@ -58,31 +59,33 @@ class Cells(Settings):
         """
         if self.names:
             texts = unless_blank(values.cast(pa.string()))
-            place = pc.index_in(texts, pa.array(self.names))
-            known, slots = ~texts.is_null().to_numpy(), pc.fill_null(place, -1).to_numpy()
+            slots = pc.fill_null(pc.index_in(texts, pa.array(self.names)), -1).to_numpy()
+            known = ~texts.is_null().to_numpy()
             return np.column_stack([known, slots[:, None] == np.arange(len(self.names))]).astype(np.float32)
         numbers = self.numbers(values)
         return np.column_stack([np.isfinite(numbers), np.nan_to_num(numbers, posinf=0, neginf=0)]).astype(np.float32)
 
 
-def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
+def _learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
     """Mean and standard deviation of numbers, or of lists of them; else the names that occur.
 
     Raises:
         DataError: values are neither, or too many names.
     """
-    if is_text(values.type) and _are_decimals(values):
-        values = values.cast(pa.float64())
-    kind = innermost(values.type)
-    if is_text(kind):
+    if is_text(values.type):
         names = sorted(unless_blank(values).unique().drop_null().to_pylist())
-        if not 0 < len(names) <= _MOST:
-            raise DataError(f"{where}: {len(names)} different texts are no names of 1 to {_MOST}; leave the column out")
-        return Cells(names=tuple(names))
-    if not is_number(kind):
-        raise DataError(f"{where}: holds {kind}; a table has numbers, true and false, or names")
-    while values.type != kind:
+        decimals = any("." in name for name in names) and all(map(_NUMBER.fullmatch, names))
+        if not decimals:  # a table of texts keeps 2.50, which as a label is no 2.5
+            if not 0 < len(names) <= _MOST:
+                what = f"{len(names)} different texts are no names of 1 to {_MOST}"
+                raise DataError(f"{where}: {what}; leave the column out")
+            return Cells(names=tuple(names))
+        values = values.cast(pa.float64())
+    while is_list(values.type):
         values = pc.list_flatten(values)
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise DataError(f"{where}: holds {kind}; a table has numbers, true and false, or names")
     numbers = _plain(values)
     numbers = numbers[np.isfinite(numbers)]
     if not numbers.size:
@@ -92,21 +95,10 @@ def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
     return Cells(mean=float(numbers.mean()), std=1.0 if constant else float(numbers.std()))
 
 
-def _are_decimals(values: pa.ChunkedArray) -> bool:
-    """Whether all texts are numbers and one has a point: a table of texts keeps 2.50, which as a label is no 2.5."""
-    known = unless_blank(values).unique().drop_null()
-    numbers = pc.match_substring_regex(known, r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$")
-    return bool(pc.all(numbers).as_py()) and bool(pc.any(pc.match_substring(known, ".")).as_py())
-
-
 def _plain(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     """NaN where a value is not known; in float64, as seconds since 1970 have no place in float32."""
     numbers: npt.NDArray[np.float64] = pc.fill_null(values.cast(pa.float64()), np.nan).to_numpy()
     return numbers
-
-
-def is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def cells_of(
@@ -123,7 +115,7 @@ def cells_of(
 
     Raises:
         ConfigError: nothing is given, and there is no public set with the modality.
-        DataError: the public columns are not of the kind.
+        DataError: the public columns are not of the type.
     """
     if given:
         return dict(given)
@@ -132,8 +124,8 @@ def cells_of(
     if key not in context.fitted:
 
         def learn() -> dict[str, object]:
-            parts = columns_of(column, series=series).items()
-            return {name: learnt_cells(values, f"{column.where}: '{name}'").model_dump() for name, values in parts}
+            parts = _parts_of(column, series=series).items()
+            return {name: _learnt_cells(values, f"{column.where}: '{name}'").model_dump() for name, values in parts}
 
         context.fitted[key] = learnt(
             context, key, learn, lambda read: {name: Cells.model_validate(cells) for name, cells in read.items()}
@@ -143,35 +135,32 @@ def cells_of(
     return cells
 
 
-def columns_of(column: Column, *, series: bool) -> dict[str, pa.ChunkedArray]:
-    """The columns that are one value together, by name.
+def _parts_of(
+    column: Column, wanted: Mapping[str, object] | None = None, *, series: bool
+) -> dict[str, pa.ChunkedArray]:
+    """The columns that are one value together, by name; those that are ``wanted``, in that order, unless it is None.
 
     Raises:
-        DataError: it is a single column, or the columns are not lists of numbers, or are while no series are wanted.
+        DataError: it is a single column, there are others, or they are lists of numbers while no series are wanted, or
+            the other way round.
     """
     values = column.flat_values()
     if not pa.types.is_struct(values.type):
-        wanted = "columns: {series: [NAME]}" if series else "columns: {table: [NAME, NAME]}"
-        raise DataError(f"{column.where}: is one column; name it, and others, in brackets: {wanted}")
-    parts = {part.name: _decoded(pc.struct_field(values, part.name)) for part in values.type}
-    for name, part in parts.items():
-        if (innermost(part.type) != part.type) != series:
+        example = "columns: {series: [NAME]}" if series else "columns: {table: [NAME, NAME]}"
+        raise DataError(f"{column.where}: is one column; name it, and others, in brackets: {example}")
+    parts = {}
+    for field in values.type:
+        part = pc.struct_field(values, field.name)
+        # values in place of numbers of them, as categories of pandas are stored
+        parts[field.name] = part.cast(part.type.value_type) if pa.types.is_dictionary(part.type) else part
+        if is_list(part.type) != series:
             valid = "view 'series' takes lists of numbers, 'table' one value an item"
-            raise DataError(f"{column.where}: '{name}' holds {part.type}; {valid}")
-    return parts
-
-
-def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values in place of numbers of them, as categories of pandas are stored."""
-    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
-
-
-def require_columns(column: Column, there: Mapping[str, object], wanted: Mapping[str, object]) -> None:
-    """Raise DataError if a column's parts are not those that a view knows, in its order."""
-    if [*there] != [*wanted]:
-        odd = next((name for name in [*there, *wanted] if (name in there) != (name in wanted)), next(iter(there)))
+            raise DataError(f"{column.where}: '{field.name}' holds {part.type}; {valid}")
+    if wanted is not None and [*parts] != [*wanted]:
+        odd = next((name for name in [*parts, *wanted] if (name in parts) != (name in wanted)), next(iter(parts)))
         known = f"the view knows the columns {', '.join(wanted)}, in this order"
         raise DataError(f"{column.where}: {known}; '{odd}' does not fit, {nearest(odd, wanted)}")
+    return parts
 
 
 class Table(View):
@@ -197,10 +186,8 @@ class Table(View):
         Raises:
             DataError: it has other columns, or values of another kind.
         """
-        cells, parts = self._cells(modality, context), columns_of(column, series=False)
-        require_columns(column, parts, cells)
-        blocks = []
-        for name, values in parts.items():
+        cells, blocks = self._cells(modality, context), []
+        for name, values in _parts_of(column, cells, series=False).items():
             try:
                 blocks.append(torch.from_numpy(cells[name](values)))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -269,24 +256,22 @@ class Series(View):
         Raises:
             DataError: there are other columns, or those of an item differ in length or hold no numbers.
         """
-        cells, parts = self._cells(modality, context), columns_of(column, series=True)
-        require_columns(column, parts, cells)
+        cells = self._cells(modality, context)
+        parts = _parts_of(column, cells, series=True)
         lengths = {name: list_lengths(values) for name, values in parts.items()}
         first, *others = lengths
         for name in others:
             if (differing := np.flatnonzero(lengths[name] != lengths[first])).size:
                 raise DataError(f"{column.where}, row {differing[0]}: '{first}' and '{name}' differ in length")
-        return SeriesRows(
-            torch.stack([self._channel(column, name, cells[name], parts[name]) for name in parts], 1),
-            torch.from_numpy(lengths[first]),
-            self.length,
-        )
-
-    def _channel(self, column: Column, name: str, cells: Cells, values: pa.ChunkedArray) -> Float[Tensor, " steps"]:
-        try:
-            return torch.from_numpy(np.nan_to_num(cells.numbers(pc.list_flatten(values)), posinf=0, neginf=0))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(f"{column.where}: '{name}' holds {values.type}, not lists of numbers: {error}") from error
+        channels = []
+        for name, values in parts.items():
+            try:
+                numbers = cells[name].numbers(pc.list_flatten(values))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                what = f"holds {values.type}, not lists of numbers: {error}"
+                raise DataError(f"{column.where}: '{name}' {what}") from error
+            channels.append(torch.from_numpy(np.nan_to_num(numbers, posinf=0, neginf=0)))
+        return SeriesRows(torch.stack(channels, 1), torch.from_numpy(lengths[first]), self.length)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (length, channels)."""
@@ -323,8 +308,8 @@ class SeriesRows:
         if generator is not None:
             spare = (lengths - self.window).clamp_min(0)
             starts = starts + (torch.rand(len(rows), generator=generator) * (spare + 1)).long()
-        places = starts[:, None] + torch.arange(self.window)
+        steps = starts[:, None] + torch.arange(self.window)
         there = torch.arange(self.window) < lengths[:, None]
         if not len(self.steps):
-            return self.steps.new_zeros(*places.shape, self.steps.shape[1])
-        return self.steps[places.clamp(max=len(self.steps) - 1)] * there[..., None]
+            return self.steps.new_zeros(*steps.shape, self.steps.shape[1])
+        return self.steps[steps.clamp(max=len(self.steps) - 1)] * there[..., None]
