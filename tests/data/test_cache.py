@@ -17,9 +17,8 @@ from PIL import Image
 from item_tables import column_of, encoded, noise, struct_of, unread
 from polyfed.core.errors import DataError
 from polyfed.data import cache as module
-from polyfed.data.cache import Decoding, Undecoded, decode, decoded, remembered
+from polyfed.data.cache import Decoding, StoredRows, Undecoded, decode, decoded, remembered
 from polyfed.data.source import Column
-from polyfed.data.stored_rows import StoredRows
 
 HOW = Decoding(8, "squash", "bicubic", 1 << 20)
 

@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polyfed.core.errors import DataError
-from polyfed.data.annotations import read_annotations
-from polyfed.data.files import delimited_rows
+from polyfed.data.files import delimited_rows, read_annotations
 from polyfed.data.sources.folder import Folder
 
 ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)

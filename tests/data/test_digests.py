@@ -13,7 +13,7 @@ import torch
 
 from item_tables import encoded, noise, unread
 from polyfed.core.errors import DataError
-from polyfed.data.digests import content_digest
+from polyfed.data.cache import content_digest
 from polyfed.data.source import Column
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes

@@ -13,9 +13,8 @@ from torch import Tensor
 from item_tables import in_memory
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble, item_labels, of_items, order_of, require_disjoint
-from polyfed.data.samples import Inputs, Samples
+from polyfed.data.samples import Inputs, Samples, union
 from polyfed.data.source import Split
-from polyfed.data.union import union
 from polyfed.data.view import DataContext, InputSpec, View
 
 TABLE = pa.table(

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from polyfed.core.activity import heard_by
 from polyfed.core.errors import DataError
-from polyfed.data.stored_rows import StoredRows
+from polyfed.data.cache import StoredRows
 
 
 class Counting:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.annotations import read_annotations
+from polyfed.data.files import read_annotations
 from polyfed.data.sources.folder import Folder
 
 ODD = ["007", "00", "1e5", "NA", "null", "nan", "True", "2024-01-02", "0", "12", "café", "a\u2028b", "a\x85b", "x\x0cy"]

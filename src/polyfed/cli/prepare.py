@@ -81,7 +81,7 @@ def _id(findings: FolderFindings) -> str:
 
 def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
     """What is wrong with the data -> where."""
-    from polyfed.data.annotations import SPLIT_NAMES
+    from polyfed.data.files import SPLIT_NAMES
 
     return {
         "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],

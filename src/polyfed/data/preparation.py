@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
-from polyfed.data.annotations import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
 from polyfed.data.arrow import innermost, is_list, is_text, lacking
+from polyfed.data.files import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
 from polyfed.data.images import decode, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.sources.folder import AUDIO, IMAGE, Folder
 from polyfed.data.sources.parquet import Parquet

@@ -17,7 +17,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
 from polyfed.data.arrow import lacking
 from polyfed.data.assembly import assemble, of_column, of_items, order_of
-from polyfed.data.digests import content_digests
+from polyfed.data.cache import content_digests
 from polyfed.data.item_classes import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column, Split

@@ -14,9 +14,8 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.item_classes import Indices, ItemClasses, item_classes, item_groups
-from polyfed.data.samples import Samples
+from polyfed.data.samples import Samples, union
 from polyfed.data.source import Split
-from polyfed.data.union import union
 from polyfed.federation.data import Views, sample_views
 from polyfed.federation.settings import GroupSettings, Lacking
 from polyfed.models.model import ModelSettings

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polyfed.core.errors import ConfigError, DataError, nearest
-from polyfed.data.annotations import SAVED
 from polyfed.data.arrow import is_list
 from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, locate, read_backbone_config
+from polyfed.data.files import SAVED
 from polyfed.data.preparation import ColumnRoles
 from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.folder import Folder

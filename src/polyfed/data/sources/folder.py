@@ -16,17 +16,17 @@ import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.annotations import (
+from polyfed.data.arrow import fingerprint_of
+from polyfed.data.files import (
     FILE,
     SPLIT,
+    Rows,
     annotation_files,
     beside_split,
     listed_splits,
     read_annotations,
     split_called,
 )
-from polyfed.data.arrow import fingerprint_of
-from polyfed.data.files import Rows
 from polyfed.data.images import picture_endings
 from polyfed.data.source import path_of
 from polyfed.data.tables import Share, SplitTable, StoredSource

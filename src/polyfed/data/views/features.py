@@ -38,12 +38,10 @@ from polyfed.data.backbones import (
     pool_of,
     require_tokenizer,
 )
-from polyfed.data.cache import remembered, unreadable
-from polyfed.data.digests import content_digest
+from polyfed.data.cache import StoredRows, content_digest, remembered, unreadable
 from polyfed.data.images import Augment, ImageFit, MeanStd
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
-from polyfed.data.stored_rows import StoredRows
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.mel import Mel

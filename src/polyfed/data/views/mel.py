@@ -15,11 +15,10 @@ from torch import Tensor
 
 from polyfed.core.settings import Settings
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.cache import unreadable
+from polyfed.data.cache import StoredRows, unreadable
 from polyfed.data.samples import Inputs
 from polyfed.data.sounds import recorded_mel
 from polyfed.data.source import Column
-from polyfed.data.stored_rows import StoredRows
 from polyfed.data.view import DataContext, InputSpec, View
 
 _VERSION = 1  # raise when the same settings give other spectrograms

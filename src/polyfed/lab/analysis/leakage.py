@@ -29,8 +29,7 @@ from polyfed.algorithms.shared.digest import Digest
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import cpu_threads
 from polyfed.core.randomness import generator, isolated
-from polyfed.data.samples import Samples
-from polyfed.data.union import union
+from polyfed.data.samples import Samples, union
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant, TrainingSetup
 from polyfed.federation.server import loaded
