@@ -16,7 +16,7 @@ from item_tables import opened, written
 from polyfed.core.errors import ConfigError
 from polyfed.federation.membership import Assignment
 from polyfed.lab.analysis.partition import planned_holdings
-from polyfed.partitions.partition import Indices, Partition, Units, dealt, filled, grouped, largest_remainder
+from polyfed.partitions.partition import Indices, Partition, Units, grouped, largest_remainder, partitioned, with_least
 from polyfed.partitions.rules import Dirichlet, Iid, Natural, Quantity
 from polyfed.runs.experiment import Experiment
 
@@ -176,7 +176,7 @@ def singles(labels: list[int]) -> Units:
 def test_classes_go_where_they_are_held_and_unknown_ones_by_size() -> None:
     labels = [0] * 10 + [1] * 6 + [9] * 8
     held = {0: np.array([30, 0, 10]), 1: np.array([0, 5, 0])}
-    parts = dealt(singles(labels), held, np.array([30, 5, 5]), np.random.default_rng(0), 0)
+    parts = partitioned(singles(labels), held, np.array([30, 5, 5]), np.random.default_rng(0), 0)
     counts = [np.bincount(np.array(labels)[part], minlength=10)[[0, 1, 9]].tolist() for part in parts]
     assert counts == [[8, 0, 6], [0, 6, 1], [2, 0, 1]]  # 7.5 / 2.5 and its tie to the first; 6 / 1 / 1
     assert sorted(np.concatenate(parts)) == list(range(24))
@@ -189,7 +189,7 @@ def test_dealt_parts_are_disjoint_complete_and_large_enough(seed: int, clients: 
     units, _ = grouped(groups, rng.integers(0, 5, size=len(groups)))
     held = {label: rng.integers(0, 40, size=clients) * (rng.random(clients) < 0.5) for label in range(4)}
     sizes = np.maximum(sum(held.values()), 1)
-    parts = dealt(units, held, sizes, rng, 2)
+    parts = partitioned(units, held, sizes, rng, 2)
     assert sorted(np.concatenate(parts)) == list(range(len(units)))
     assert all(units.sizes[part].sum() >= 2 for part in parts)
 
@@ -197,17 +197,17 @@ def test_dealt_parts_are_disjoint_complete_and_large_enough(seed: int, clients: 
 def test_a_client_without_test_items_gets_some_of_classes_that_it_holds() -> None:
     labels = [0] * 10 + [1] * 10
     held = {0: np.array([100, 0, 0]), 1: np.array([0, 100, 1])}
-    parts = dealt(singles(labels), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
+    parts = partitioned(singles(labels), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
     assert [len(part) for part in parts] == [9, 9, 2] or [len(part) for part in parts] == [10, 8, 2]
     # the first gift comes from the first of the largest clients, which may hold nothing of class 1
-    again = dealt(singles([0] * 4 + [1] * 10), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
+    again = partitioned(singles([0] * 4 + [1] * 10), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
     assert {int(np.array([0] * 4 + [1] * 10)[unit]) for unit in again[2]} == {1}
 
 
 def test_a_client_with_one_large_group_does_not_keep_others_from_giving() -> None:
     units = Units(np.array([50] + [1] * 20), np.zeros(21, dtype=np.int64))
     for seed in range(20):
-        parts = dealt(units, {0: np.array([1, 1, 1])}, np.array([1, 1, 1]), np.random.default_rng(seed), 2)
+        parts = partitioned(units, {0: np.array([1, 1, 1])}, np.array([1, 1, 1]), np.random.default_rng(seed), 2)
         assert sorted(np.concatenate(parts)) == list(range(21))
         assert min(int(units.sizes[part].sum()) for part in parts) >= 2
 
@@ -239,7 +239,7 @@ def test_filling_takes_from_the_richest_as_long_as_it_can(
 ) -> None:
     owner = np.random.default_rng(seed).integers(0, clients, size=len(sizes))
     parts = [np.flatnonzero(owner == client) for client in range(clients)]
-    found = [part.tolist() for part in filled(Units(np.array(sizes)), parts, least, last)]
+    found = [part.tolist() for part in with_least(Units(np.array(sizes)), parts, least, last)]
     expected = from_the_richest_alone(sizes, [part.tolist() for part in parts], least)
     assert expected is None or found == expected
     held = [sum(sizes[unit] for unit in part) for part in found]

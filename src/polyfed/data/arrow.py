@@ -24,25 +24,25 @@ MaxBytes = Annotated[
 Mask = npt.NDArray[np.bool_]
 
 
-def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+def is_list(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def is_text(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
 
 
-def innermost(kind: pa.DataType) -> pa.DataType:
+def innermost(dtype: pa.DataType) -> pa.DataType:
     """Type of the values of lists, of lists of lists, ...; that of anything else itself."""
-    while is_list(kind):
-        kind = kind.value_type
-    return kind
+    while is_list(dtype):
+        dtype = dtype.value_type
+    return dtype
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def plain_type(dtype: pa.DataType) -> pa.DataType:
     """The type of the values themselves, where ``kind`` is of categories or of views of them."""
     views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return plain_type(kind.value_type) if pa.types.is_dictionary(kind) else views.get(kind, kind)
+    return plain_type(dtype.value_type) if pa.types.is_dictionary(dtype) else views.get(dtype, dtype)
 
 
 def lacking(values: pa.ChunkedArray) -> Mask:
@@ -50,18 +50,18 @@ def lacking(values: pa.ChunkedArray) -> Mask:
 
     A struct, such as a picture, is null also where all its fields are.
     """
-    kind = values.type
-    if is_list(kind):
+    dtype = values.type
+    if is_list(dtype):
         lengths = list_lengths(values)
         missing: Mask = lengths == 0
         missing[np.repeat(np.arange(len(lengths)), lengths)[lacking(pc.list_flatten(values))]] = True
         return missing
     null = values.is_null()
-    if is_text(kind):
+    if is_text(dtype):
         null = pc.or_kleene(null, pc.equal(pc.utf8_trim_whitespace(values), ""))
-    elif pa.types.is_struct(kind) and kind.num_fields:
+    elif pa.types.is_struct(dtype) and dtype.num_fields:
         # parts of a null struct read as null too
-        null = functools.reduce(pc.and_, [pc.struct_field(values, part.name).is_null() for part in kind])
+        null = functools.reduce(pc.and_, [pc.struct_field(values, part.name).is_null() for part in dtype])
     return null.to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
 

@@ -47,10 +47,10 @@ def assemble(
     columns |= {name: split.read(split.targets.get(name, name)) for name in lazy}
     labels = {name: split.read(column) for name, column in split.targets.items() if name not in lazy}
     items = _items_of_samples((*columns.values(), *labels.values()), len(split))
-    places = torch.arange(len(items))  # of a sample's value among those of a nested column
+    positions = torch.arange(len(items))  # of a sample's value among those of a nested column
 
     def rows(column: Column) -> Int64[Tensor, " n"]:
-        return places if column.nested else items
+        return positions if column.nested else items
 
     read = {
         name: _without_gaps(column, items) if column.gaps else (column, rows(column))
@@ -111,16 +111,16 @@ def _uneven(item: int, nested: Sequence[Column], lengths: Sequence[Int64[Tensor,
 
 def _without_gaps(column: Column, items: Int64[Tensor, " n"]) -> tuple[Column, Int64[Tensor, " n"]]:
     """What is there of a column, and the row of each sample in it; -1 where a sample lacks it."""
-    whole, there = column.without_gaps()
+    known, there = column.without_gaps()
     entries = torch.from_numpy(there)
     row = F.pad((entries.cumsum(0) - 1).masked_fill(~entries, -1), (0, 1), value=-1)
     if not column.nested:
-        return whole, row[items]
+        return known, row[items]
     lengths = torch.from_numpy(list_lengths(column.values))
     starts = lengths.cumsum(0) - lengths
     among = torch.arange(len(items)) - torch.searchsorted(items, items)  # place of a sample among its item's
     # the last row is that of no entry
-    return whole, row[torch.where(lengths[items] > 0, starts[items] + among, -1)]
+    return known, row[torch.where(lengths[items] > 0, starts[items] + among, -1)]
 
 
 def _groups(column: Column) -> Int64[Tensor, " n"]:

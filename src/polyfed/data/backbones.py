@@ -245,12 +245,12 @@ def _settings_within(content: Any) -> Iterator[tuple[str, Any]]:
         yield from _settings_within(value)
 
 
-def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.Module:
+def load(folder: Path, model_class: Any, *, pooler: bool = True, **options: Any) -> nn.Module:
     """The pretrained network in ``folder``, float32, every weight from the file.
 
     Args:
         folder: folder with ``config.json`` and ``model.safetensors``.
-        kind: a ``transformers`` model class, such as ``ViTModel`` or ``AutoModel``.
+        model_class: of ``transformers``, such as ``ViTModel`` or ``AutoModel``.
         pooler: whether the pooler's weights must be there too; many checkpoints have none. What is missing is
             listed in the attribute ``missing_weights``.
         options: passed on to ``from_pretrained``.
@@ -258,14 +258,14 @@ def load(folder: Path, kind: Any, *, pooler: bool = True, **options: Any) -> nn.
     Raises:
         ConfigError: the folder holds another architecture, or weights are missing.
     """
-    expected = getattr(getattr(kind, "config_class", None), "model_type", None)
+    expected = getattr(getattr(model_class, "config_class", None), "model_type", None)
     given = _require_data_alone(folder).get("model_type")
     if expected is not None and expected != given:
         raise ConfigError(f"weights folder '{folder}' holds a '{given}', this encoder needs a '{expected}'")
     always = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **NO_CODE}
     try:
         with quiet():
-            model, info = kind.from_pretrained(folder, dtype=torch.float32, **always, **options)
+            model, info = model_class.from_pretrained(folder, dtype=torch.float32, **always, **options)
     except Exception as error:  # whatever it meets in a folder that is damaged, or asks for what is not installed
         raise ConfigError(f"weights folder '{folder}' cannot be loaded: {_line(error)}") from error
     # transformers fills what a file lacks with random numbers and goes on
@@ -715,8 +715,8 @@ class SubsamplingConv(nn.Conv2d):
     @classmethod
     def of(cls, plain: nn.Conv2d) -> SubsamplingConv:
         """With the same parameters as a plain one, not copies."""
-        kind = {"bias": plain.bias is not None, "groups": plain.groups, "device": "meta"}
-        made = cls(plain.in_channels, plain.out_channels, 1, plain.stride, **kind)  # type: ignore[arg-type]
+        options = {"bias": plain.bias is not None, "groups": plain.groups, "device": "meta"}
+        made = cls(plain.in_channels, plain.out_channels, 1, plain.stride, **options)  # type: ignore[arg-type]
         made.weight, made.bias = plain.weight, plain.bias
         return made.train(plain.training)
 

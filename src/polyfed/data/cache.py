@@ -218,8 +218,8 @@ def usable(folder: Path) -> Iterator[None]:
         raise _unusable(folder, error, CacheFullError if full else DataError) from error
 
 
-def _unusable(folder: Path, reason: object, kind: type[DataError] = DataError) -> DataError:
-    return kind(f"cache folder '{folder}' cannot be used ({reason}); set data.cache_dir or POLYFED_CACHE")
+def _unusable(folder: Path, reason: object, error_class: type[DataError] = DataError) -> DataError:
+    return error_class(f"cache folder '{folder}' cannot be used ({reason}); set data.cache_dir or POLYFED_CACHE")
 
 
 # ---- digests of what columns hold, equal wherever the same content lies: pictures as encoded bytes, texts as they are

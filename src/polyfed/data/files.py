@@ -329,11 +329,11 @@ def _numbers(name: str, texts: list[str | None]) -> list[Any]:
     is_named_text = name.lower() in _FILE_COLUMNS or holds_texts(name)
     if is_named_text or not known or not all(map(_NUMBER.fullmatch, known)):
         return texts
-    kind = int if all(text.removeprefix("-").isdigit() for text in known) else float
-    number_of = {text: kind(text) for text in known}
+    number_type = int if all(text.removeprefix("-").isdigit() for text in known) else float
+    number_of = {text: number_type(text) for text in known}
     # a whole number among others is written without a point; one of 65 bits is a name
     written = all(text in (str(number), f"{number:.0f}") for text, number in number_of.items())
-    fits = kind is float or all(-(1 << 63) <= number < 1 << 63 for number in number_of.values())
+    fits = number_type is float or all(-(1 << 63) <= number < 1 << 63 for number in number_of.values())
     if not written or not fits or len(set(number_of.values())) < len(known):
         return texts
     return [None if text is None else number_of[text] for text in texts]
@@ -392,10 +392,10 @@ def _with_file_names(rows: Rows, file: Path, column: str | None) -> Rows:
     if column is not None and column not in names:
         raise DataError(f"'{file}': no column '{column}' (file_column, --file-column); {nearest(column, names)}")
     lower = {name.lower(): name for name in reversed(names)}
-    found = column or next((lower[usual] for usual in _FILE_COLUMNS if usual in lower), None)
-    if found != FILE and FILE in names:
-        raise DataError(f"'{file}': '{found}' (file_column) is beside a column '{FILE}'; rename one of them")
-    return {FILE if name == found else name: values for name, values in rows.items()}
+    file_column = column or next((lower[usual] for usual in _FILE_COLUMNS if usual in lower), None)
+    if file_column != FILE and FILE in names:
+        raise DataError(f"'{file}': '{file_column}' (file_column) is beside a column '{FILE}'; rename one of them")
+    return {FILE if name == file_column else name: values for name, values in rows.items()}
 
 
 def listed_splits(folder: Path) -> dict[str, str]:

@@ -126,11 +126,11 @@ class _Joined:
             raise ConfigError(f"{where} cannot be read: {error}") from error
         parts = []
         for column in columns:
-            kind = column.values.type
-            parts.append(column.values.cast(kind.value_type) if pa.types.is_dictionary(kind) else column.values)
+            dtype = column.values.type
+            parts.append(column.values.cast(dtype.value_type) if pa.types.is_dictionary(dtype) else column.values)
             if not any(fits(parts[-1].type) for fits in (is_text, pa.types.is_integer, pa.types.is_boolean)):
                 needed = "needed is one whole number, truth value or text an item"
-                raise ConfigError(f"{where} holds {kind} ({column.where}); {needed}")
+                raise ConfigError(f"{where} holds {dtype} ({column.where}); {needed}")
         distinct = {value for part in parts for value in part.unique().to_pylist()}
         self.name = name
         # null is set apart, as it cannot be compared with other values
@@ -189,9 +189,11 @@ def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
     Raises:
         ConfigError: the column holds no texts, or a word is blank.
     """
-    kind = innermost(column.values.type)
-    if not is_text(kind):
-        raise ConfigError(f"public.without looks for words in texts, but {column.where} holds {kind}; name another one")
+    dtype = innermost(column.values.type)
+    if not is_text(dtype):
+        raise ConfigError(
+            f"public.without looks for words in texts, but {column.where} holds {dtype}; name another one"
+        )
     forms = sorted({word.replace("_", " ").strip().lower() for word in words})
     if "" in forms:  # it would be found next to every mark
         raise ConfigError("public.without has a blank word; leave it out")
@@ -201,5 +203,5 @@ def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
     # not \b, which would never match beside a word that ends in a mark, such as "c++"
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?:s|es)?(?!\w)")
     lists = items if column.nested else [[item] for item in items]
-    found = (any(pattern.search(text.lower()) for text in texts or () if text) for texts in lists)
-    return torch.tensor([*found], dtype=torch.bool)
+    mentioned = (any(pattern.search(text.lower()) for text in texts or () if text) for texts in lists)
+    return torch.tensor([*mentioned], dtype=torch.bool)

@@ -102,8 +102,8 @@ def _first(names: Iterable[str]) -> str | None:
     return next(iter(names), None)
 
 
-def is_picture(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and {"bytes", "path"} <= {field.name for field in kind}
+def is_picture(dtype: pa.DataType) -> bool:
+    return pa.types.is_struct(dtype) and {"bytes", "path"} <= {field.name for field in dtype}
 
 
 def _called(names: Sequence[str], usual: Sequence[str]) -> str | None:
@@ -172,15 +172,15 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
         raise DataError(f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them")
     findings = FolderFindings(unused=content.unused, without_picture=content.without_picture, unread=content.unread)
     findings.roles = ColumnRoles.of(content.rows)
-    found = _Found(drop_duplicates, findings, content.folder)
+    sieve = _Sieve(drop_duplicates, findings, content.folder)
     with _appearing(destination) as temporary:
         drawn = () if content.is_told else [split for split, share in folder.fractions.items() if share]
         for split in (one for one in _ORDER if one in (*content.splits, *drawn)):
             table = folder.rows(split, name="prepare", data_dir=None)
             rows = pa.table({column: table.read(column) for column in table.schema.names})
-            findings.items[split] = _write(rows, split, temporary, found)
+            findings.items[split] = _write(rows, split, temporary, sieve)
             if not findings.items[split]:
-                raise DataError(f"'{folder.path}', split '{split}': none of {len(rows)} items is left; {found.reasons}")
+                raise DataError(f"'{folder.path}', split '{split}': none of {len(rows)} items is left; {sieve.reasons}")
         written = Parquet(path=str(temporary.absolute()))
         tables = {split: written.table(split, name="prepare", data_dir=None) for split in findings.items}
         findings.absent = findings.roles.absent(tables)
@@ -204,7 +204,7 @@ def _appearing(destination: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-class _Found:
+class _Sieve:
     """What has been seen so far, of all splits."""
 
     def __init__(self, drop: bool, findings: FolderFindings, folder: Path) -> None:
@@ -258,7 +258,7 @@ class _Found:
         return data
 
 
-def _write(rows: pa.Table, split: str, folder: Path, found: _Found) -> int:
+def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
     """Write the rows of a split in shards; returns how many were kept."""
     schema = _schema(rows.schema)
     written, shards, size = 0, [folder / f"{split}.0"], 0
@@ -266,8 +266,8 @@ def _write(rows: pa.Table, split: str, folder: Path, found: _Found) -> int:
     try:
         starts = range(0, len(rows), BATCH_ITEMS)
         for start in prepared(f"{split}: items", starts, len(rows), size=BATCH_ITEMS):
-            batch = pa.Table.from_pylist(found.kept(rows.slice(start, BATCH_ITEMS).to_pylist(), split), schema)
-            _count_gaps(batch, found.findings)
+            batch = pa.Table.from_pylist(sieve.kept(rows.slice(start, BATCH_ITEMS).to_pylist(), split), schema)
+            _count_gaps(batch, sieve.findings)
             written, size = written + len(batch), size + batch.nbytes
             writer.write_table(batch)
             if size > SHARD_BATCHES and start + BATCH_ITEMS < len(rows):

@@ -299,8 +299,8 @@ class Samples:
         rows = dict(self.rows)
         for name, without in items.items():
             others = [rows[other] >= 0 for other in rows if other != name and other not in self.lazy]
-            rest = torch.stack(others).any(0) if others else torch.zeros(len(self), dtype=torch.bool)
-            rows[name] = rows[name].masked_fill(torch.isin(self.items, without) & rest, -1)
+            has_others = torch.stack(others).any(0) if others else torch.zeros(len(self), dtype=torch.bool)
+            rows[name] = rows[name].masked_fill(torch.isin(self.items, without) & has_others, -1)
         return replace(self, rows=rows)
 
     def blank(self) -> Samples:

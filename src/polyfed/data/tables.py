@@ -43,15 +43,15 @@ def label_column(
 
     ``codes`` are what values hold in place of class numbers; empty: these.
     """
-    kind = values.type
-    encoded = is_text(kind) or bool(codes)
+    dtype = values.type
+    encoded = is_text(dtype) or bool(codes)
     if encoded:
-        values = pc.index_in(values if codes else unless_blank(values), pa.array(codes or names, kind))
+        values = pc.index_in(values if codes else unless_blank(values), pa.array(codes or names, dtype))
         stamp = fingerprint_of(stamp, *names)
-    elif pa.types.is_boolean(innermost(kind)):
+    elif pa.types.is_boolean(innermost(dtype)):
         numbers = pa.int8()
-        while is_list(kind):
-            numbers, kind = pa.list_(numbers), kind.value_type
+        while is_list(dtype):
+            numbers, dtype = pa.list_(numbers), dtype.value_type
         values = values.cast(numbers)
     flat, nulls = values, values.null_count
     while is_list(flat.type):
@@ -386,11 +386,11 @@ def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
         if column is not None:
             table.require(column, f"{table.place} (source '{name}', {use})")
     for column in source.keep_first:
-        if not is_list(kind := table.type_of(column)):
-            raise DataError(f"{table.place}, keep_first: column '{column}' holds {kind}; name one of lists")
+        if not is_list(dtype := table.type_of(column)):
+            raise DataError(f"{table.place}, keep_first: column '{column}' holds {dtype}; name one of lists")
     column = source.matches
-    if column is not None and not (is_text(kind := table.type_of(column)) or pa.types.is_integer(kind)):
-        raise DataError(f"{table.place}, matches: column '{column}' holds {kind}; name one of texts or integers")
+    if column is not None and not (is_text(dtype := table.type_of(column)) or pa.types.is_integer(dtype)):
+        raise DataError(f"{table.place}, matches: column '{column}' holds {dtype}; name one of texts or integers")
 
 
 def _entries(table: SplitTable, source: TableSource, column: str) -> pa.ChunkedArray:
@@ -448,8 +448,8 @@ def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Ma
 
 def _is_known_full(table: SplitTable, column: str) -> bool:
     """Pictures are not read to find that all are there."""
-    kind = table.type_of(column)
-    return not is_text(kind) and not is_list(kind) and table.filled(column)
+    dtype = table.type_of(column)
+    return not is_text(dtype) and not is_list(dtype) and table.filled(column)
 
 
 _FITS: Mapping[type, tuple[Callable[[pa.DataType], bool], str]] = {
@@ -484,18 +484,18 @@ def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Seq
     return rows
 
 
-def _stored(value: _Plain, kind: pa.DataType, names: Sequence[str], place: str) -> _Plain:
+def _stored(value: _Plain, dtype: pa.DataType, names: Sequence[str], place: str) -> _Plain:
     """A value as it stands in a column: the number of a class that is given by its name."""
-    if _FITS[type(value)][0](kind):
+    if _FITS[type(value)][0](dtype):
         return value
-    if isinstance(value, str) and names and pa.types.is_integer(kind):
+    if isinstance(value, str) and names and pa.types.is_integer(dtype):
         if value not in names:
             raise DataError(f"{place}: no class '{value}'; {nearest(value, names)}")
         return names.index(value)
     given = str(value).lower() if isinstance(value, bool) else repr(value)
-    remedies = [remedy for fits, remedy in _FITS.values() if fits(kind)]
+    remedies = [remedy for fits, remedy in _FITS.values() if fits(dtype)]
     remedy = (*remedies, "name a column of booleans, integers or texts")[0]
-    raise DataError(f"{place}: the column holds {kind}, which {given} is not; {remedy}")
+    raise DataError(f"{place}: the column holds {dtype}, which {given} is not; {remedy}")
 
 
 def _classes(
@@ -503,15 +503,15 @@ def _classes(
 ) -> tuple[str, ...]:
     """Class names of a target in label order; none if only its numbers are known."""
     column = source.targets[target]
-    kind = table.type_of(column)
-    if pa.types.is_boolean(innermost(kind)):
+    dtype = table.type_of(column)
+    if pa.types.is_boolean(innermost(dtype)):
         return "false", "true"
-    if pa.types.is_integer(innermost(kind)):
+    if pa.types.is_integer(innermost(dtype)):
         return names.get(column, ())
     place = f"{table.place}, target '{target}', column '{column}'"
-    if not is_text(kind) or table.everywhere is None:
+    if not is_text(dtype) or table.everywhere is None:
         texts = "" if table.everywhere is None else ", or one text an item,"
-        raise DataError(f"{place}: a target needs integers or lists of integers{texts} not {kind}; use class numbers")
+        raise DataError(f"{place}: a target needs integers or lists of integers{texts} not {dtype}; use class numbers")
     if column in source.column_names.values():
         raise DataError(f"{place}: its texts are a modality already; a target needs a column of its own")
     return tuple(sorted(unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))

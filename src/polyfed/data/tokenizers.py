@@ -325,7 +325,7 @@ class PretrainedTokenizer(Tokenizer):
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:
         tokenizer = self.opened(context)
-        missing = [kind for kind in ("pad", "unk") if getattr(tokenizer, f"{kind}_token_id") is None]
+        missing = [mark for mark in ("pad", "unk") if getattr(tokenizer, f"{mark}_token_id") is None]
         if missing:
             raise ConfigError(f"tokenizer '{self.path}' has no {missing[0]} token; choose one that has")
 

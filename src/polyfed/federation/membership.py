@@ -19,7 +19,7 @@ from polyfed.data.source import Split
 from polyfed.federation.data import Views, sample_views
 from polyfed.federation.settings import GroupSettings, Lacking
 from polyfed.models.model import ModelSettings
-from polyfed.partitions.partition import dealt, grouped
+from polyfed.partitions.partition import grouped, partitioned
 from polyfed.tasks.task import Task
 
 LEAST_DEALT = 2
@@ -126,7 +126,7 @@ class Assignment:
         # numpy's generator, as that deals out the groups; seeded from the run's own stream
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=stream)))
         sizes = np.array([len(items) for items in self.parts], dtype=np.int64)
-        parts = dealt(units, self._class_counts(), sizes, rng, LEAST_DEALT)
+        parts = partitioned(units, self._class_counts(), sizes, rng, LEAST_DEALT)
         given = [int(units.sizes[part].sum()) for part in parts]
         if min(given) < LEAST_DEALT:
             largest = f" (the largest group that stays together, '{group.partition.together}', has {units.sizes.max()})"

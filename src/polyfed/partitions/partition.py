@@ -200,7 +200,9 @@ def grouped(groups: Indices, labels: Indices | None) -> tuple[Units, list[Indice
     return Units(sizes, pairs[1][order][first]), members
 
 
-def filled(units: Units, parts: Sequence[Indices], least: int, choose: Callable[[Indices, int], int]) -> list[Indices]:
+def with_least(
+    units: Units, parts: Sequence[Indices], least: int, choose: Callable[[Indices, int], int]
+) -> list[Indices]:
     """Move units to the client with fewest items until all clients have ``least``, or none can spare a unit.
 
     A unit comes from the client with most items of those that keep ``least`` without it.
@@ -228,7 +230,7 @@ def filled(units: Units, parts: Sequence[Indices], least: int, choose: Callable[
     return parts
 
 
-def dealt(
+def partitioned(
     units: Units, held: Mapping[int, Indices], sizes: Indices, rng: np.random.Generator, least: int
 ) -> list[Indices]:
     """Units of each client, disjoint and complete: every class in the proportions in which clients hold it.
@@ -259,7 +261,7 @@ def dealt(
         foreign = np.array([label not in held or not held[label][poor] for label in labels[spare].tolist()])
         return int(spare[np.lexsort((units.sizes[spare], foreign))[0]])
 
-    return filled(units, parts, least, smallest_of_own_classes)
+    return with_least(units, parts, least, smallest_of_own_classes)
 
 
 def largest_remainder(shares: Indices, total: int) -> Indices:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.item_classes import Indices
-from polyfed.partitions.partition import Partition, Units, filled
+from polyfed.partitions.partition import Partition, Units, with_least
 
 
 class Iid(Partition):
@@ -39,7 +39,7 @@ class Quantity(Partition):
         # the minimum is given out first, and only the rest in random shares
         ends = np.floor(np.cumsum(shares) * spare).astype(np.int64) + self.min_size * np.arange(1, clients + 1)
         parts = units.cut(rng.permutation(len(units)), ends[:-1])
-        return filled(units, parts, self.min_size, lambda spare, _: int(spare[-1]))
+        return with_least(units, parts, self.min_size, lambda spare, _: int(spare[-1]))
 
 
 class Drop(Partition):
@@ -111,8 +111,8 @@ class Shards(Partition):
         if self.order == "label":
             order = order[np.argsort(np.asarray(units.labels)[order], kind="stable")]
         shards = units.cut_evenly(order, total)
-        dealt = rng.permutation(total)[:needed].reshape(clients, self.per_client)
-        return [rng.permutation(np.concatenate([shards[shard] for shard in own])) for own in dealt]
+        chosen = rng.permutation(total)[:needed].reshape(clients, self.per_client)
+        return [rng.permutation(np.concatenate([shards[shard] for shard in own])) for own in chosen]
 
 
 _ENOUGH, _MANY = 20, 10  # draws after which it is given up if more clients than so many are always too small
@@ -143,14 +143,14 @@ class Dirichlet(Partition):
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Draw the sizes until they are acceptable, then the items."""
-        _, kind, number = np.unique(np.asarray(units.labels), return_inverse=True, return_counts=True)
+        _, class_index, number = np.unique(np.asarray(units.labels), return_inverse=True, return_counts=True)
         # where groups can be cut depends on their order; that of single items is drawn when their counts are known
         order = np.arange(len(units)) if units.are_items else rng.permutation(len(units))
-        order = order[np.argsort(kind[order], kind="stable")]
+        order = order[np.argsort(class_index[order], kind="stable")]
         counts = self._counts(np.split(units.sizes[order], np.cumsum(number)[:-1]), clients, rng)
         if units.are_items:
             order = rng.permutation(len(units))
-            order = order[np.argsort(kind[order], kind="stable")]
+            order = order[np.argsort(class_index[order], kind="stable")]
         # one class after another, in random order within a class
         pieces = np.split(order, np.cumsum(counts.ravel())[:-1])
         return [rng.permutation(np.concatenate(pieces[client::clients])) for client in range(clients)]
@@ -208,14 +208,14 @@ class Natural(Partition):
         return True
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        classes, kind = np.unique(np.asarray(units.labels), return_inverse=True)
+        classes, class_index = np.unique(np.asarray(units.labels), return_inverse=True)
         if len(classes) < clients:
             raise ConfigError(
                 f"partition 'natural': {clients} clients, but the items are of {len(classes)} classes; "
                 f"use at most {len(classes)} clients, or more columns under 'of'"
             )
-        holder = _holders(np.bincount(kind, weights=units.sizes).astype(np.int64), clients)
-        parts = [rng.permutation(np.flatnonzero(holder[kind] == client)) for client in range(clients)]
+        holder = _holders(np.bincount(class_index, weights=units.sizes).astype(np.int64), clients)
+        parts = [rng.permutation(np.flatnonzero(holder[class_index] == client)) for client in range(clients)]
         sizes = [int(units.sizes[part].sum()) for part in parts]
         if min(sizes) < self.min_size:
             raise ConfigError(
@@ -229,9 +229,9 @@ def _holders(sizes: Indices, clients: int) -> Indices:
     """The client of each class, given the classes' numbers of items."""
     holder = np.zeros(len(sizes), dtype=np.int64)
     held = np.zeros(clients, dtype=np.int64)
-    for place, label in enumerate(np.argsort(-sizes, kind="stable")):
+    for rank, label in enumerate(np.argsort(-sizes, kind="stable")):
         # the last of several clients that hold least
-        client = place if place < clients else clients - 1 - int(held[::-1].argmin())
+        client = rank if rank < clients else clients - 1 - int(held[::-1].argmin())
         holder[label] = client
         held[client] += sizes[label]
     return holder

@@ -120,9 +120,9 @@ def cxr_schema() -> pa.Schema:
     label = {"_type": "ClassLabel", "names": ["absent", "present"]}
     metadata = {"huggingface": json.dumps({"info": {"features": dict.fromkeys(FINDINGS, label)}})}
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    kinds = {"id": pa.string(), "image": picture, "text": pa.string(), "view": pa.string()}
-    kinds |= {"patient": pa.int64(), "study": pa.int64(), **dict.fromkeys(FINDINGS, pa.int8())}
-    return pa.schema(kinds, metadata=metadata)
+    dtypes = {"id": pa.string(), "image": picture, "text": pa.string(), "view": pa.string()}
+    dtypes |= {"patient": pa.int64(), "study": pa.int64(), **dict.fromkeys(FINDINGS, pa.int8())}
+    return pa.schema(dtypes, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class _Release:
     @cached_property
     def rows(self) -> pa.Table:
         """The rows of the split table that are items, in its order."""
-        kinds = {"dicom_id": pa.string(), "study_id": pa.int64(), "subject_id": pa.int64(), "split": pa.string()}
-        table, place = self._csv("split", kinds), f"source '{self.name}', {self._file('split').name}"
+        dtypes = {"dicom_id": pa.string(), "study_id": pa.int64(), "subject_id": pa.int64(), "split": pa.string()}
+        table, place = self._csv("split", dtypes), f"source '{self.name}', {self._file('split').name}"
         for column in ("dicom_id", "study_id", "subject_id"):
             if table[column].null_count:
                 row = pc.index(table[column].is_null(), True).as_py()
@@ -241,9 +241,9 @@ class _Release:
         name = f"mimic-cxr-2.0.0-{table}.csv"
         raise DataError(f"source '{self.name}': no {name}.gz or {name} in '{self.folder}'; {_how_to_get(_PICTURES)}")
 
-    def _csv(self, table: str, kinds: dict[str, pa.DataType]) -> pa.Table:
+    def _csv(self, table: str, dtypes: dict[str, pa.DataType]) -> pa.Table:
         """Some columns of a table; blank entries are null."""
-        options = pcsv.ConvertOptions(column_types=kinds, include_columns=list(kinds), strings_can_be_null=True)
+        options = pcsv.ConvertOptions(column_types=dtypes, include_columns=list(dtypes), strings_can_be_null=True)
         file = self._file(table)
         try:
             return pcsv.read_csv(file, convert_options=options)

@@ -120,21 +120,21 @@ class ParquetShards:
         """The first file's columns; one without a common type keeps its own, and is refused when it is read."""
         schema = self.schemas[0]
         for place, field in enumerate(schema):
-            kinds = [other.field(field.name).type for other in self.schemas if field.name in other.names]
+            dtypes = [other.field(field.name).type for other in self.schemas if field.name in other.names]
             common = field.type
-            for kind in kinds:
-                common = _common(common, kind) or common
+            for dtype in dtypes:
+                common = _common(common, dtype) or common
             schema = schema.set(place, field.with_type(plain_type(common)))
         return schema
 
     def read(self, column: str) -> pa.ChunkedArray:
-        kind, most = self._type(column), most_bytes(self.files, self.max_bytes)
+        dtype, most = self._type(column), most_bytes(self.files, self.max_bytes)
         values = list[pa.ChunkedArray]()
         for file in self.files:
             left, where = most - sum(part.nbytes for part in values), f"{self.where}/{file.name}, column '{column}'"
             values.append(self._of_file(file, partial(_column, column=column, most=left, where=where)))
         try:
-            return pa.chunked_array([chunk for part in values for chunk in part.cast(kind).chunks], kind)
+            return pa.chunked_array([chunk for part in values for chunk in part.cast(dtype).chunks], dtype)
         except pa.ArrowException as error:
             names = ", ".join(file.name for file in self.files)
             reason = f"the values do not fit one type ({_first_line(error)}); write all files with one type"
@@ -149,10 +149,10 @@ class ParquetShards:
         for file, schema in zip(self.files[1:], self.schemas[1:], strict=True):
             if column not in schema.names:  # the data set would fill it up with nulls
                 raise DataError(f"{self.where}/{file.name}: no column '{column}', which {holder.name} has; add it")
-            kind = schema.field(column).type
-            both = _common(common, kind)
+            dtype = schema.field(column).type
+            both = _common(common, dtype)
             if both is None:
-                types = f"holds {kind}, but {holder.name} holds {common}; write both files with one type"
+                types = f"holds {dtype}, but {holder.name} holds {common}; write both files with one type"
                 raise DataError(f"{self.where}/{file.name}, column '{column}': {types}")
             common, holder = both, holder if both == common else file
         return plain_type(common)
@@ -175,10 +175,10 @@ def _column(file: Path, column: str, most: int, where: str) -> pa.ChunkedArray:
         # a value may be as large as its chunk, but where that hardly shrinks, many are in it
         least = 1 if any(chunk.total_uncompressed_size > 100 * chunk.total_compressed_size for chunk in chunks) else 256
         parts = opened.iter_batches(min(max(least, most // 8 // max(1, largest)), 1 << 16), columns=[column])
-        kind = plain_type(opened.schema_arrow.field(column).type)
+        dtype = plain_type(opened.schema_arrow.field(column).type)
         # before they are counted: categories take little, their values may take much
-        plain = (pa.record_batch([part.column(column).cast(kind)], [column]) for part in parts)
-        return pa.chunked_array([part.column(0) for part in bounded(plain, most, where)], kind)
+        plain = (pa.record_batch([part.column(column).cast(dtype)], [column]) for part in parts)
+        return pa.chunked_array([part.column(0) for part in bounded(plain, most, where)], dtype)
 
 
 def _chunks(metadata: pq.FileMetaData, column: str) -> list[pq.ColumnChunkMetaData]:
@@ -198,12 +198,12 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if one == other:
         return one
     try:
-        schemas = [pa.schema([("", kind)]) for kind in (one, other)]
+        schemas = [pa.schema([("", dtype)]) for dtype in (one, other)]
         both = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         return None
-    inner = [innermost(kind) for kind in (one, other) if not pa.types.is_null(innermost(kind))]
-    same = all(test(kind) == test(innermost(both)) for kind in inner for test in (pa.types.is_integer, is_text))
+    inner = [innermost(dtype) for dtype in (one, other) if not pa.types.is_null(innermost(dtype))]
+    same = all(test(dtype) == test(innermost(both)) for dtype in inner for test in (pa.types.is_integer, is_text))
     return both if same else None
 
 

@@ -92,11 +92,11 @@ class Scenes(TableSource):
 
 
 def _generated(recipe: SceneRecipe, column: str, rows: Sequence[int] | None = None) -> pa.ChunkedArray:
-    kind, _, make = _COLUMNS[column]
+    dtype, _, make = _COLUMNS[column]
     what = f"generating scenes: {column} ({recipe.split})"
     chosen = range(recipe.count) if rows is None else rows
     numbers = prepared(what, chosen, len(chosen))
-    return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), kind)])
+    return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), dtype)])
 
 
 def _is_light(recipe: SceneRecipe, column: str) -> bool:
@@ -184,13 +184,13 @@ _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] 
     "mask": (_FILE, {"_type": "Image"}, partial(_png, mask=True)),
     "audio": (_FILE, {"_type": "Audio"}, _sound),
     **{
-        name: (pa.type_for_alias(kind), {"_type": "Value", "dtype": kind}, partial(_attribute, name))
-        for name, (kind, _) in ATTRIBUTES.items()
+        name: (pa.type_for_alias(dtype), {"_type": "Value", "dtype": dtype}, partial(_attribute, name))
+        for name, (dtype, _) in ATTRIBUTES.items()
     },
 }
 
 _FEATURES = {"info": {"features": {name: feature for name, (_, feature, _) in _COLUMNS.items()}}}
 SCHEMA = pa.schema(
-    [(name, kind) for name, (kind, _, _) in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}
+    [(name, dtype) for name, (dtype, _, _) in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}
 )
 """Of every split; class names stand in the Hugging Face metadata."""

@@ -36,8 +36,8 @@ class SpecAugment(Settings):
             lengths, starts = torch.rand(2, len(x), 1, generator=generator)
             lengths = (lengths * (min(longest, size) + 1)).long()
             starts = (starts * (size - lengths + 1)).long()
-            places = torch.arange(size)
-            hidden = (places >= starts) & (places < starts + lengths)
+            positions = torch.arange(size)
+            hidden = (positions >= starts) & (positions < starts + lengths)
             x = x.masked_fill(hidden.unsqueeze(3 - axis), 0)
         return x
 

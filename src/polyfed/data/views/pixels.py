@@ -115,8 +115,8 @@ class Masks(View):
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         assert self.size is not None
-        kind: MaskResampling = "nearest" if self.classes is None else "numbers"
-        pictures = pictures_of(column, self.size, self.fit, kind, context)
+        resampling: MaskResampling = "nearest" if self.classes is None else "numbers"
+        pictures = pictures_of(column, self.size, self.fit, resampling, context)
         return MaskRows(pictures, column.where, self)
 
     def beside(self, views: Mapping[str, View], context: DataContext) -> Self:

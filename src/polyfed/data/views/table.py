@@ -83,9 +83,9 @@ def _learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
         values = values.cast(pa.float64())
     while is_list(values.type):
         values = pc.list_flatten(values)
-    kind = values.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise DataError(f"{where}: holds {kind}; a table has numbers, true and false, or names")
+    dtype = values.type
+    if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
+        raise DataError(f"{where}: holds {dtype}; a table has numbers, true and false, or names")
     numbers = _plain(values)
     numbers = numbers[np.isfinite(numbers)]
     if not numbers.size:

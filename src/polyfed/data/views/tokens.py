@@ -62,13 +62,13 @@ class Tokens(View):
 
     def _stamp(self, vocabulary: Vocabulary, column: Column) -> str:
         """Changes whenever the ids may: with the tokenizer, its code, what it has learnt or read, and the texts."""
-        kind, code = self.tokenizer.model_dump_json(), own_code(self.tokenizer)
+        settings, code = self.tokenizer.model_dump_json(), own_code(self.tokenizer)
         learnt = vocabulary.tokens
         if (pipeline := vocabulary.pipeline) is not None:
             pipeline.no_truncation()  # set by every call that encodes
             learnt = (pipeline.to_str(),)
         versions = _VERSION, metadata.version("tokenizers"), self.length, vocabulary.pad, vocabulary.unknown
-        return fingerprint_of(*versions, kind, code, *learnt, column.fingerprint)
+        return fingerprint_of(*versions, settings, code, *learnt, column.fingerprint)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         vocabulary = self.tokenizer.ready(modality, context)
