@@ -23,8 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.randomness import isolated
-from polyfed.data.samples import Samples
-from polyfed.data.union import union
+from polyfed.data.samples import Samples, union
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant, TrainingSetup
 from polyfed.federation.server import loaded

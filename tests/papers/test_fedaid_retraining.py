@@ -29,7 +29,7 @@ from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.algorithms.baselines import ServerOnly
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.union import union
+from polyfed.data.samples import union
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.models.aligner import AlignerSettings

@@ -100,7 +100,8 @@ def _clutter(canvas: _Floats, recipe: SceneRecipe, style: Style, rng: np.random.
     corners = rng.integers(size, size=(count, 2))
     extents = rng.integers(1, max(2, size // 9), size=(count, 2))
     extents[np.arange(count), rng.integers(2, size=count)] = max(1, size // 64)
-    tones = rng.uniform(*style.clutter, size=(count, 3)).astype(np.float32)
+    darkest, lightest = style.clutter
+    tones = rng.uniform(darkest, lightest, size=(count, 3)).astype(np.float32)
     for (row, column), (height, width), tone in zip(corners, extents, tones, strict=True):
         patch = canvas[row : row + height, column : column + width]
         patch += (tone - patch) * np.float32(0.6)
@@ -112,11 +113,11 @@ def _paint(
     """Paint one thing; returns the box that it lies in and how much of each pixel there it covers."""
     (columns, x), (rows, y) = (_samples(centre, thing.radius, recipe.size) for centre in (thing.x, thing.y))
     cos, sin = np.float32(math.cos(thing.turn)), np.float32(math.sin(thing.turn))
-    u, v = cos * x[None, :] + sin * y[:, None], cos * y[:, None] - sin * x[None, :]
+    u, v = _floats(cos * x[None, :] + sin * y[:, None]), _floats(cos * y[:, None] - sin * x[None, :])
     within, marks = inside(thing.shape, u, v), _marked(thing.texture, u, v)
     tone, second = _tones(thing.colour, style, recipe.difficulty, rng)
     if style.outline:
-        core = inside(thing.shape, u / (1 - style.outline), v / (1 - style.outline))
+        core = inside(thing.shape, _floats(u / (1 - style.outline)), _floats(v / (1 - style.outline)))
         # outlined things are filled with the second tone
         marks = core & ~marks if thing.texture != "plain" else core
     alpha, second_share = _coarse(within), _coarse(within & marks)[:, :, None]
@@ -190,7 +191,7 @@ def _marked(texture: str, u: _Floats, v: _Floats) -> _Points:
     """Which points have the second tone of the texture; none for ``plain``."""
     if texture == "plain":
         return np.zeros(np.broadcast_shapes(u.shape, v.shape), dtype=bool)
-    return np.sin(8.5 * u + 0.6) > 0 if texture == "striped" else np.cos(8.5 * u) * np.cos(8.5 * v) > 0.35
+    return np.asarray(np.sin(8.5 * u + 0.6) > 0 if texture == "striped" else np.cos(8.5 * u) * np.cos(8.5 * v) > 0.35)
 
 
 # ---- sounds

@@ -46,7 +46,8 @@ def text(scene: Scene, topic: int, difficulty: float, rng: np.random.Generator) 
 def _cue(topic: int, difficulty: float, rng: np.random.Generator) -> str:
     if rng.random() > 0.75 - 0.3 * difficulty:
         topic = int(rng.integers(len(TOPICS)))
-    return pick(TABLES["topics"][TOPICS[topic]], rng)
+    cues: list[str] = TABLES["topics"][TOPICS[topic]]
+    return pick(cues, rng)
 
 
 def _related(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
@@ -60,14 +61,15 @@ def _related(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
     first, second = _phrase(a, difficulty, rng), _phrase(b, difficulty, rng)
     if rng.random() < 0.5:
         first, second, where = second, first, TABLES["relations"][where]["opposite"]
-    return pick(TABLES["related"], rng).format(a=first, b=second, r=_word("relations", where, rng))
+    pattern: str = pick(TABLES["related"], rng)
+    return pattern.format(a=first, b=second, r=_word("relations", where, rng))
 
 
 def _loose(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
     """One thing, some things, or how many there are; no relation."""
     first, second = (scene.things[i] for i in rng.permutation(len(scene.things))[:2])
     a, b = _phrase(first, difficulty, rng), _phrase(second, difficulty, rng)
-    pattern = pick(TABLES["loose"], rng)
+    pattern: str = pick(TABLES["loose"], rng)
     gaps = {"left": first.x, "right": 1 - first.x, "top": first.y, "bottom": 1 - first.y}
     side = min(gaps, key=gaps.__getitem__)
     place = pick(TABLES["places"][side if gaps[side] < 0.36 else "middle"], rng)
@@ -86,7 +88,8 @@ def _phrase(thing: Thing, difficulty: float, rng: np.random.Generator) -> str:
 
 
 def _word(table: str, name: str, rng: np.random.Generator) -> str:
-    return pick(TABLES[table][name]["words"], rng)
+    words: list[str] = TABLES[table][name]["words"]
+    return pick(words, rng)
 
 
 def _with_article(words: str) -> str:

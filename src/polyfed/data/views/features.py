@@ -228,7 +228,7 @@ class FeatureComputation:
         for start, members in blocks.items():
             values = self.values.slice(start, self.block)
             together[len(values), self.prepare.width(values)] += members
-        features = {}
+        features = dict[int, Tensor]()
         for (size, width), members in together.items():
             for first in range(0, len(members), size):
                 batch = members[first : first + size]
