@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 
 import click
 import typer
@@ -18,6 +18,9 @@ from typer.models import ArgumentInfo
 
 from polyfed.core.removed import removed
 from polyfed.core.untrusted import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class _Lines(logging.Handler):
@@ -57,6 +60,21 @@ def interruptible(hint: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(fail(f"interrupted; {hint}", 130)) from None
+
+
+@contextlib.contextmanager
+def preparation_shown(console: Console) -> Iterator[None]:
+    """Show what reads or computes data; nothing is written if that is interrupted."""
+    from polyfed.core.activity import heard_by
+    from polyfed.reporting.progress import progress_for
+    from polyfed.runs.events import Callbacks
+
+    with (
+        interruptible("nothing was written"),
+        contextlib.closing(Callbacks([progress_for(console)])) as display,
+        heard_by(display),
+    ):
+        yield
 
 
 def with_argument_help(command: click.Command) -> click.Command:

@@ -12,13 +12,12 @@ import typer
 
 from polyfed.cli import results, running
 from polyfed.cli.analyse import analyse_command
+from polyfed.cli.catalogue import list_command
 from polyfed.cli.console import Commands, fail, warnings_and_signals, with_argument_help
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
-from polyfed.cli.init import init_command
-from polyfed.cli.listing import list_command
 from polyfed.cli.options import with_shared_options
-from polyfed.cli.prepare import prepare_command
+from polyfed.cli.own_data import init_command, prepare_command
 from polyfed.cli.study import study_app
 from polyfed.core.errors import PolyfedError
 from polyfed.core.extras import extra_with, how_to_install

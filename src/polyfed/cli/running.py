@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.console import fail, interruptible
+from polyfed.cli.console import fail, preparation_shown
 from polyfed.cli.options import AllowCode, ExperimentArgument, ExperimentOptions, RunArgument, numbers_in
 from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
@@ -66,17 +66,10 @@ def run_command(
 
 
 def _dry_run(experiment: Experiment) -> None:
-    from polyfed.core.activity import heard_by
     from polyfed.lab.analysis.dry_run import DryRun
-    from polyfed.reporting.progress import progress_for
-    from polyfed.runs.events import Callbacks
 
     console = terminal()
-    with (
-        interruptible("nothing was written"),
-        contextlib.closing(Callbacks([progress_for(console)])) as display,
-        heard_by(display),
-    ):
+    with preparation_shown(console):
         tables = DryRun.of(experiment).tables()
     console.print_tables(tables)
     typer.echo("nothing was written; the same command without --dry-run runs it")

@@ -110,7 +110,7 @@ def with_moved(content: Mapping[str, Any], *, is_told: bool = True) -> dict[str,
     if not isinstance(run, Mapping) or MOVED.keys().isdisjoint(run):
         return dict(content)
     now = {key: value for key, value in run.items() if key not in MOVED}
-    for key in run.keys() & MOVED.keys():
+    for key in (key for key in run if key in MOVED):  # in the order of the file: equal runs have equal pages
         now[MOVED[key]] = {key: run[key], **now.get(MOVED[key], {})}
         if is_told:
             _tell(key)

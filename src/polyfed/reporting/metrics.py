@@ -90,23 +90,22 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
     """
     if f"{metric}{_CONSTANT}" in metrics:
         return metrics[f"{metric}{_CONSTANT}"]
-    recalls = find_recalls(metrics)
     if metric.endswith("r1_sum"):
-        return _chance_of_firsts(recalls, metric.removesuffix("r1_sum"))
-    return next((recall.chance for recall in recalls if recall.name == metric), math.nan)
+        firsts = _summed(metric, metrics)
+        return sum(recall.chance for recall in firsts) if firsts else math.nan
+    return next((recall.chance for recall in find_recalls(metrics) if recall.name == metric), math.nan)
 
 
 def scale_of(metric: str, metrics: Mapping[str, float]) -> float:
     """The most that a metric in percent can be: 100, or of a sum of recalls at 1 as many times 100 as it sums."""
-    if not metric.endswith("r1_sum"):
-        return 100.0
+    return 100.0 * (len(_summed(metric, metrics)) or 1)
+
+
+def _summed(metric: str, metrics: Mapping[str, float]) -> list[Recall]:
+    """The recalls at 1 that a metric called ``r1_sum`` is the sum of; of others none."""
     task = metric.removesuffix("r1_sum")
-    return 100.0 * (sum(recall.cutoff == 1 and recall.task == task for recall in find_recalls(metrics)) or 1)
-
-
-def _chance_of_firsts(recalls: Iterable[Recall], task: str) -> float:
-    firsts = [recall.chance for recall in recalls if recall.cutoff == 1 and recall.task == task]
-    return sum(firsts) if firsts else math.nan
+    firsts = (recall for recall in find_recalls(metrics) if recall.cutoff == 1 and recall.task == task)
+    return list(firsts) if metric.endswith("r1_sum") else []
 
 
 def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:

@@ -25,22 +25,8 @@ from polyfed.reporting.metrics import PREFERRED, is_context
 from polyfed.reporting.statistics import finite_mean, finite_values
 from polyfed.reporting.summary import RunSummary
 from polyfed.reporting.tables import duration, format_number, mib
-from polyfed.runs.events import (
-    Callback,
-    ClientDone,
-    ClientStarted,
-    Event,
-    Incident,
-    Measured,
-    Metrics,
-    Preparing,
-    RoundComplete,
-    RoundStarted,
-    RunComplete,
-    RunStarted,
-    StepStarted,
-    Working,
-)
+from polyfed.runs import events
+from polyfed.runs.events import Callback, Event, Incident, Metrics, Working
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import PACE, SERVER
 
@@ -77,7 +63,7 @@ class RunState(Callback):
     work: Working | None = None  # the latest report of somebody's work; that of preparing data names nobody
     # of the latest two rounds, by participant
     metrics: dict[_Metric, dict[int, dict[str, float]]] = field(default_factory=dict)
-    complete: dict[int, RoundComplete] = field(default_factory=dict)
+    complete: dict[int, events.RoundComplete] = field(default_factory=dict)
     incidents: dict[Incident, None] = field(default_factory=dict)  # in order
     clock: Callable[[], float] = time.time
     _began: float = 0.0
@@ -86,55 +72,55 @@ class RunState(Callback):
 
     def handle(self, event: Event) -> None:
         match event:
-            case RunStarted(name, rounds, _, done):
+            case events.RunStarted(name, rounds, _, done):
                 self.name, self.rounds, self.round, self.running, self.finished = name, rounds, done, False, False
                 self.clients, self.step, self.work = {}, "", None
                 self._forget_after(done)
-            case RoundStarted(number, cohort):
+            case events.RoundStarted(number, cohort):
                 self.round, self.running, self.step, self.work = number, True, "", None
                 self.clients, self._began = dict.fromkeys(cohort, "waiting"), self._now()
             case Incident():
                 self.incidents[event] = None
                 if event.incident == "client_excluded" and self.running and event.round == self.round:
                     self.clients[event.participant] = "excluded"
-            case Measured():
+            case events.Measured():
                 self._measure(event)
-            case RoundComplete(number, seconds) if seconds is not None:  # the state before training has no time
+            case events.RoundComplete(number, seconds) if seconds is not None:  # the state before training has no time
                 self.round, self.running, self.work, self.complete[number] = number, False, None, event
-            case RunComplete():
+            case events.RunComplete():
                 self.running, self.finished, self.work = False, True, None
             case _:
                 self._follow_work(event)
 
     def _follow_work(self, event: Event) -> None:
         match event:
-            case StepStarted(step, clients):
+            case events.StepStarted(step, clients):
                 self.step, self.work = step, None
                 excluded = {client: status for client, status in self.clients.items() if status == "excluded"}
                 self.clients = dict.fromkeys(clients, "waiting") | excluded
-            case ClientStarted(client, step):
+            case events.ClientStarted(client, step):
                 self._enter(step)
                 self.clients[client] = "working"
                 self._report(Working(client, step))
-            case ClientDone(client, step):
+            case events.ClientDone(client, step):
                 self._enter(step)
                 self.clients[client], self.work = "done", None
             case Working():
                 self._report(event)
-            case Preparing(what, done, total):
+            case events.Preparing(what, done, total):
                 self._report(Working("", what, done, total))
 
     def _enter(self, step: str) -> None:
         """Begin a step that nobody announced: all who are not excluded wait."""
         if step != self.step:
-            self.handle(StepStarted(step, list(self.clients)))
+            self.handle(events.StepStarted(step, list(self.clients)))
 
     def _report(self, work: Working) -> None:
         if self.work is None or (self.work.participant, self.work.what) != (work.participant, work.what):
             self._work_began = self._now()
         self.work = work
 
-    def _measure(self, event: Measured) -> None:
+    def _measure(self, event: events.Measured) -> None:
         group = SERVER if event.participant == SERVER else "clients"
         for name, value in event.metrics.items():
             if not is_context(name):
@@ -274,14 +260,14 @@ class LiveProgress(Callback):
         with self._lock:
             self._state.handle(event)
         match event:
-            case Preparing():
+            case events.Preparing():
                 self.show()
-            case RunStarted():
+            case events.RunStarted():
                 self.show()
                 _print_line(self._console, run_line(event))
             case Incident():
                 _print_line(self._console, incident_line(event), style="yellow")
-            case RunComplete(folder):
+            case events.RunComplete(folder):
                 self._live.transient = True
                 self.close()
                 self._console.print(summary_of(folder))
@@ -339,23 +325,23 @@ class PlainProgress(Callback):
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Preparing(what, done, total):
+            case events.Preparing(what, done, total):
                 self._goes_on(what, done, total)
             case Working(participant, what, done, total):
                 self._goes_on(f"{participant}: {what}", done, total)
-            case ClientStarted(client, step):
+            case events.ClientStarted(client, step):
                 self._goes_on(f"{client}: {step}")
-            case RunStarted():
+            case events.RunStarted():
                 self._print(run_line(event))
             case Incident():
                 self._print(incident_line(event))
-            case RoundStarted(_, cohort):
+            case events.RoundStarted(_, cohort):
                 self._metrics, self._cohort = {}, len(cohort)
-            case Measured(_, participant, kind, metrics):
+            case events.Measured(_, participant, kind, metrics):
                 self._metrics[participant, kind] = metrics
-            case RoundComplete(number, seconds) if seconds is not None:
+            case events.RoundComplete(number, seconds) if seconds is not None:
                 self._print("  ".join(self._round_parts(number, seconds)))
-            case RunComplete(folder):
+            case events.RunComplete(folder):
                 self._part = ""
                 self._console.print(summary_of(folder))
 
@@ -393,7 +379,7 @@ class FolderLine(Callback):
         self._folder, self._console = folder, console
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+        if isinstance(event, events.RunStarted):
             _print_line(self._console, f"run folder: {self._folder}")
 
 
@@ -422,7 +408,7 @@ def _brief(measured: Sequence[Metrics]) -> str:
     return ", ".join(f"{name} {finite_mean(own):.2f}{counts[name]}" for name, own in values.items())
 
 
-def run_line(event: RunStarted) -> str:
+def run_line(event: events.RunStarted) -> str:
     """Name and size of a run that begins."""
     resumed = f", resumed after round {event.done}" if event.done else ""
     return f"{event.name}: {event.rounds} rounds, {event.clients} clients{resumed}"

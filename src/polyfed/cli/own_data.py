@@ -1,0 +1,188 @@
+"""``polyfed init`` and ``prepare``: a first experiment on one's own data, and these data as Parquet files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyfed.cli.console import preparation_shown
+from polyfed.cli.options import WeightsDir
+from polyfed.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from polyfed.data.preparation import FolderFindings
+    from polyfed.reporting.tables import TextTable
+    from polyfed.runs.starter import DataKind
+
+_QUESTIONS: dict[DataKind, str] = {
+    "pairs": "Folder of pictures with captions (Enter: none)",
+    "pictures": "Folder of pictures with classes (Enter: none)",
+    "texts": "Folder or file of texts with classes (Enter: none)",
+}
+
+
+def init_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file to be written")] = Path("experiment.yaml"),
+    *,
+    pairs: Annotated[Path | None, typer.Option(help="folder of pictures with captions")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="folder of pictures with classes")] = None,
+    texts: Annotated[Path | None, typer.Option(help="folder or file of texts with classes")] = None,
+    method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
+    annotations: Annotated[str | None, typer.Option(help="of a folder: file with captions or labels")] = None,
+    file_column: Annotated[str | None, typer.Option(help="of that file: column of pictures' file names")] = None,
+    split_column: Annotated[str | None, typer.Option(help="of that file: column that says the split")] = None,
+    image_encoder: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FOLDER", help="pretrained network of pictures; else the best of --weights-dir"),
+    ] = None,
+    text_encoder: Annotated[
+        str | None, typer.Option(metavar="NAME|FOLDER", help="pretrained network of texts, likewise")
+    ] = None,
+    weights_dir: WeightsDir = None,
+) -> None:
+    """Write a first experiment on your own data.
+
+    Asks for the data if no option names them. The file has comments; what it says is checked before it is written.
+
+    Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4; polyfed
+    init shop.yaml --pairs photos --weights-dir weights --image-encoder facebook/dinov2-small
+    """
+    from polyfed.core.files import write_atomically
+    from polyfed.federation.settings import DataSettings
+    from polyfed.lab.analysis.partition import held_items, planned_holdings
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.runs.config_files import read_config
+    from polyfed.runs.experiment import Experiment
+    from polyfed.runs.starter import OFFLINE, StarterEncoders, modalities_of, starter_sources, starter_text
+
+    if file.exists():
+        raise RunError(f"'{file}' is there already; name another file, or remove it")
+    given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
+    paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
+    told = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
+    sources = starter_sources(paths, told)
+    weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
+    encoders = StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
+    text = starter_text(file.stem, str(file), sources, method=method, clients=clients, rounds=rounds, encoders=encoders)
+    write_atomically(file, text.encode())
+    try:
+        tables = held_items(planned_holdings(Experiment.parse(read_config(file)))).tables
+    except BaseException:
+        file.unlink()
+        raise
+    Terminal().print_tables(tables)
+    for source in sources:
+        typer.echo("\n  ".join([f"the first training item of {source.kind}:", *source.sample]))
+        for warning in [
+            *(source.warnings if source is sources[0] else ()),
+            *source.told_of,
+            *encoders.languages(source.texts),
+        ]:
+            typer.echo(f"warning: {warning}")
+    if missing := encoders.missing(modalities_of(paths)):
+        typer.echo(OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
+    typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
+
+
+def _asked() -> dict[DataKind, Path]:
+    if not sys.stdin.isatty():
+        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
+    answers = {kind: typer.prompt(words, default="", show_default=False) for kind, words in _QUESTIONS.items()}
+    return {kind: Path(answer) for kind, answer in answers.items() if answer}
+
+
+_SHOWN = 5  # of each list of faults; all are in report.json
+
+
+def prepare_command(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="pictures, captions, labels or texts")],
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to be made, for Parquet files")],
+    *,
+    annotations: Annotated[str | None, typer.Option(help="file with captions or labels, if not found by name")] = None,
+    file_column: Annotated[str | None, typer.Option(help="its column of pictures' file names")] = None,
+    split_column: Annotated[str | None, typer.Option(help="column that says the split")] = None,
+    validation: Annotated[float, typer.Option(help="share drawn for validation, where nothing tells splits")] = 0.1,
+    test: Annotated[float, typer.Option(help="share drawn for test, where nothing tells splits")] = 0.1,
+    drop_duplicates: Annotated[
+        bool, typer.Option("--drop-duplicates", help="leave out of train what validation or test has too")
+    ] = False,
+) -> None:
+    """Write a folder of data as Parquet, and report its faults.
+
+    Examples: polyfed prepare photos my-data/photos; polyfed prepare reviews.csv my-data/reviews --split-column fold
+    """
+    from polyfed.core.errors import DataError
+    from polyfed.core.settings import parse_settings
+    from polyfed.data.preparation import REPORT, prepare_folder
+    from polyfed.data.sources.folder import Folder
+    from polyfed.reporting.terminal import Terminal
+    from polyfed.runs.starter import small_splits
+
+    console = Terminal()
+    settings: dict[str, Any] = {
+        "path": str(source.absolute()),
+        "annotations": annotations,
+        "file_column": file_column,
+        "split_column": split_column,
+        "fractions": {"validation": validation, "test": test},
+        "incomplete": "leave_out",
+    }
+    folder = parse_settings(Folder, settings)
+    with preparation_shown(console):
+        findings = prepare_folder(folder, destination, drop_duplicates=drop_duplicates)
+    console.print_tables(_tables(findings, destination / REPORT))
+    typer.echo("\n  ".join(["the first training item:", *findings.sample]))
+    try:
+        for warning in small_splits(destination.absolute(), findings.roles):
+            typer.echo(f"warning: {warning}")
+    except DataError as error:  # all is written, and fit for another purpose
+        typer.echo(f"warning: {error}")
+    typer.echo("as a source of an experiment, below `data.sources`:")
+    identity = ", id: file_name" if findings.roles.image else ""
+    typer.echo(
+        f"  {destination.name}: {{name: parquet, path: {destination.name}{identity}, {findings.roles.settings}}}"
+    )
+    typer.echo(f"run it with --data-dir {destination.parent}; or let polyfed init write the experiment")
+
+
+def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
+    """What is wrong with the data -> where."""
+    from polyfed.data.files import SPLIT_NAMES
+
+    return {
+        "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
+        "rows whose pictures are not there, left out": findings.without_picture,
+        "pictures whose values are not of 8 bits, scaled": _numbers("from {}", findings.scaled),
+        "splits that lack classes": findings.absent,
+        "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],
+        "the same in two splits": [f"{first} = {second}" for first, second in findings.in_two_splits],
+        "columns with nothing in them, and of how many items": _numbers("{}", findings.lacking),
+        "pictures that no row names": findings.unused,
+        "files that are not read, by ending": _numbers("{}", findings.unread),
+    }
+
+
+def _numbers(form: str, counts: Mapping[str, int]) -> list[str]:
+    return [f"{form.format(what)}: {number:,}" for what, number in counts.items()]
+
+
+def _tables(findings: FolderFindings, report: Path) -> list[TextTable]:
+    from polyfed.reporting.tables import TextTable, count
+
+    faults = _faults(findings)
+    rows = [(what, count(len(entries)), "; ".join(entries[:_SHOWN])) for what, entries in faults.items() if entries]
+    if findings.repeated:
+        rows.append(("repeated within a split", count(findings.repeated), ""))
+    items = [(split, count(number)) for split, number in reversed(findings.items.items())]
+    return [
+        TextTable(f"{sum(findings.items.values()):,} items", ("split", "items"), items),
+        TextTable(
+            "To look at" if rows else "Nothing to look at", ("", "how many", "the first"), rows, [f"All: {report}"]
+        ),
+    ]
