@@ -20,7 +20,7 @@ from polyfed import evaluate_model, export_model, load_model, open_run
 from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.export.hugging_face import export_hugging_face
 from polyfed.lab.analysis.simulated import Simulated
-from polyfed.lab.downstream.model_choice import ModelChoice
+from polyfed.lab.downstream.suite import ModelChoice
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.gallery import write_gallery
@@ -118,12 +118,8 @@ COMMANDS = {
     "downstream": "downstream RUN --suite scenes --out OUT",
     "export": "export RUN --out OUT/export",
     "hugging face": "export RUN --out OUT/hf --format huggingface",
-    "landscape": "analyse landscape RUN --out OUT",
     "centres": "analyse centres RUN --out OUT",
-    "drift": "analyse drift RUN --out OUT",
-    "features": "analyse features RUN --out OUT",
     "weights": "analyse weights RUN --out OUT",
-    "retrain": "analyse retrain RUN --out OUT",
     "leakage": "analyse leakage RUN --out OUT",
 }
 

@@ -15,7 +15,7 @@ from polyfed.cli.options import BestOrLast, PlaceOptions, names_in
 from polyfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from polyfed.lab.downstream.model_choice import ModelChoice
+    from polyfed.lab.downstream.suite import ModelChoice
 
 _SEED = 42
 _LONGEST = 80  # characters of task names in the name of a file; file systems take 255 in all
@@ -46,8 +46,7 @@ def downstream_command(
     """
     from polyfed.core.device import cpu_threads
     from polyfed.lab.analysis.analysis import ready_folder
-    from polyfed.lab.downstream.model_choice import ModelChoice
-    from polyfed.lab.downstream.suite import Suite, run_suite, suites
+    from polyfed.lab.downstream.suite import ModelChoice, Suite, run_suite, suites
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")

@@ -27,7 +27,7 @@ def moved(found: DryRun, direction: str) -> float:
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {"name": "creamfl", "local_epochs": 1},
+        pytest.param({"name": "creamfl", "local_epochs": 1}, marks=pytest.mark.slow),
         {"name": "change_distillation", "warmup_rounds": 1, "local_epochs": 2, "public": {"samples": 12}},
         {"name": "fedafd", "local_epochs": 1},
         pytest.param({"name": "fedmd", "local_epochs": 1}, marks=pytest.mark.slow),

@@ -14,7 +14,7 @@ from polyfed.core.randomness import isolated
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.view import DataContext
 from polyfed.federation.settings import DataSettings
-from polyfed.lab.downstream.bench import Bench, FrozenModel
+from polyfed.lab.downstream.probe import Bench, FrozenModel
 from polyfed.models.model import ModelSettings
 
 Cli = Callable[..., tuple[int, str, str]]

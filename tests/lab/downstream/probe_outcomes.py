@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from polyfed.lab.downstream.bench import Bench
-from polyfed.lab.downstream.probe import Probe
-from polyfed.lab.downstream.results import Outcome
+from polyfed.lab.downstream.probe import Bench, Outcome, Probe
 
 
 def outcome(probe: Probe, bench: Bench) -> Outcome:

@@ -11,9 +11,8 @@ import torch
 import yaml
 
 from polyfed.core.errors import ConfigError
-from polyfed.lab.downstream.model_choice import ModelChoice
-from polyfed.lab.downstream.results import Outcome, ProbeRow
-from polyfed.lab.downstream.suite import Suite, suites
+from polyfed.lab.downstream.probe import Outcome, ProbeRow
+from polyfed.lab.downstream.suite import ModelChoice, Suite, suites
 from polyfed.runs.opened import open_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -101,7 +100,7 @@ def test_encoders_beside_a_run_search_its_clients(cli: Cli, tiny_run: Path, smal
 @pytest.mark.slow
 def test_results_of_other_options_stay(cli: Cli, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_up = Outcome("data", [ProbeRow("all", {"accuracy": [50.0]})])
-    monkeypatch.setattr("polyfed.lab.downstream.probes.few_shot.FewShot.run", lambda *_: made_up)
+    monkeypatch.setattr("polyfed.lab.downstream.probes.classification.FewShot.run", lambda *_: made_up)
     tasks = {name: SMALL["tasks"]["shapes"] | {"draws": 1} for name in ("one", "two/halves", "x" * 90)}
     for suite in ("a", "b"):
         written(f"{suite}.yaml", {**SMALL, "tasks": tasks})
@@ -220,7 +219,7 @@ def test_an_interrupted_test_writes_nothing(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polyfed.lab.downstream.probes.few_shot.FewShot.run", interrupted)
+    monkeypatch.setattr("polyfed.lab.downstream.probes.classification.FewShot.run", interrupted)
     code, _, err = cli(tiny_run, "--suite", small, "--out", "there")
     assert (code, err.splitlines()[-1]) == (130, "interrupted; nothing was written")
     assert not list(Path("there").glob("*"))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.lab.downstream.fitting import DecoderFit, fit_decoder
 from polyfed.lab.downstream.probe import macro_auroc
-from polyfed.lab.downstream.probes.few_shot import Labelled, class_scores, stratified
+from polyfed.lab.downstream.probes.classification import Labelled, class_scores, stratified
+from polyfed.lab.downstream.probes.segmentation import DecoderFit, fit_decoder
 
 
 def stream(seed: int = 0) -> torch.Generator:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
 from polyfed.data.view import DataContext
-from polyfed.lab.downstream.bench import FrozenModel
-from polyfed.lab.downstream.maps import MapReader
+from polyfed.lab.downstream.probe import FrozenModel
+from polyfed.lab.downstream.probes.segmentation import MapReader
 from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.model import ModelSettings
 from polyfed.models.towers import LocalFeatures, from_map

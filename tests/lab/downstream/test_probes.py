@@ -16,16 +16,14 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
-from polyfed.lab.downstream.bench import Bench
-from polyfed.lab.downstream.probe import Probe
-from polyfed.lab.downstream.probes.few_shot import FewShot
+from polyfed.lab.downstream.probe import Bench, Probe
+from polyfed.lab.downstream.probes.classification import FewShot, ZeroShot
 from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
 from polyfed.lab.downstream.probes.segmentation import SegmentationProbe
-from polyfed.lab.downstream.probes.zero_shot import ZeroShot
 from polyfed.tasks.metrics import label_ranks, top
 
 VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
-FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 3}
+FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 2}
 CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "fit": {"epochs": 2}, "draws": 2, "shares": [0.2, 1.0]}
 
 
@@ -44,7 +42,7 @@ def test_few_shot_is_deterministic_and_says_how_many_it_used(make_bench: Any) ->
     wanted = sum(max(1, round(0.1 * int(n))) for n in labels.bincount() if n)
     assert [row.facts["n"] for row in found.rows] == [wanted, 40]
     assert [row.facts["n_test"] for row in found.rows] == [20, 20]
-    assert all(len(each) == 3 for each in values(found)[0].values())
+    assert all(len(each) == 2 for each in values(found)[0].values())
     assert len(set(values(found)[0]["accuracy"] + values(found)[0]["auroc"])) > 1  # draws differ
 
 
@@ -62,20 +60,20 @@ def test_few_shot_computes_features_once_in_evaluation_mode(make_bench: Any) -> 
         return wrapped
 
     object.__setattr__(bench.subject, "pooled", counted)
-    outcome(FewShot(**FEW), bench)
-    outcome(FewShot(**FEW | {"target": "label"}), bench)
+    for target in ("topic", "label"):
+        outcome(FewShot(**FEW | {"target": target, "shares": [0.1], "draws": 1}), bench)
     assert calls[0] == 40 + 12 + 20
 
 
 @pytest.mark.parametrize(("features", "width"), [("trunk", 12), ("auto", 12), ("embedding", 8)])
 def test_few_shot_takes_the_trunk_or_the_embedding(make_bench: Any, features: str, width: int) -> None:
-    probe = FewShot(**FEW | {"features": features, "shares": [1.0], "draws": 1})
+    probe = FewShot(**FEW | {"features": features, "shares": [0.1], "draws": 1, "validation": None})
     assert f"width {width}." in outcome(probe, make_bench()).notes[0]
 
 
 def test_few_shot_joins_sources_by_class_name(make_bench: Any) -> None:
     more = Scenes(train=30, validation=5, test=10, size=16, seed=3, targets={"topic": "topic"})
-    found = outcome(FewShot(**FEW | {"source": ["scenes", "more"]}), make_bench(more=more))
+    found = outcome(FewShot(**FEW | {"source": ["scenes", "more"], "shares": [1.0], "draws": 1}), make_bench(more=more))
     assert (found.rows[-1].facts["n"], found.rows[-1].facts["n_test"]) == (70, 30)
     assert found.data == "scenes+more.topic"
 

@@ -95,7 +95,7 @@ def test_margins_keep_the_level_where_figures_move_in_steps(
     text: str, step: int, share: float, from_figures: bool
 ) -> None:
     draw = np.random.default_rng(5)
-    differences, right = draw.binomial(1, share, (2000, 5)) * step, draw.integers(0, 20, (2000, 5)) * abs(step)
+    differences, right = draw.binomial(1, share, (1000, 5)) * step, draw.integers(0, 20, (1000, 5)) * abs(step)
     samples = [
         PairedSample.between(dict(enumerate(base + own)), dict(enumerate(base))) if from_figures else sample(*own)
         for own, base in zip(differences.astype(float), right.astype(float), strict=True)

@@ -328,7 +328,7 @@ def candidates_of(
         most: of each kind.
         seed: of what is drawn.
     """
-    held, tests = ([train(member) for member in members], [test(member) for member in members])
+    held, tests = [train(member) for member in members], [test(member) for member in members]
     # the clients of a group may share their test samples
     distinct = {id(samples): samples for samples in tests if samples is not None and len(samples)}
     if not distinct:
@@ -445,7 +445,7 @@ def membership_findings(situation: Situation) -> Iterator[Finding]:
 
 def _on_final(situation: Situation, trained: TrainedModel) -> Iterator[Finding]:
     opened, plan = situation.opened, situation.plan
-    on, members = (f"final model of {trained.name}", list(opened.judges(trained).values()))
+    on, members = f"final model of {trained.name}", list(opened.judges(trained).values())
     is_server = trained.name == "server" and opened.experiment.server is not None
     candidates: Candidates | str = "no client has its task, modalities and classes, and test samples"
     if is_server and opened.is_server_untrained:
@@ -508,7 +508,7 @@ class _Target:
             yield model.eval()
 
     def _train(self, situation: Situation, model: Model, samples: Samples, place: int) -> None:
-        experiment, rounds, seed = (situation.opened.experiment, situation.seen.number, situation.plan.seed)
+        experiment, rounds, seed = situation.opened.experiment, situation.seen.number, situation.plan.seed
         local = experiment.algorithm.local_training or LocalTraining()
         state: dict[str, dict[str, Tensor]] = {}
         for number in range(1, rounds + 1):
@@ -697,7 +697,7 @@ def run_leakage(opened: Simulated, plan: Leakage) -> AnalysisResult:
         results = {name: list(kind.findings(situation)) for name, kind in _ATTACKS.items() if name in plan.attacks}
     findings = {name: [one for one in every if one.figures] for name, every in results.items()}
     unattacked = [one for every in results.values() for one in every if not one.figures]
-    method, protection = (opened.experiment.algorithm.component_name(), protection_of(opened.experiment))
+    method, protection = opened.experiment.algorithm.component_name(), protection_of(opened.experiment)
     exact = "to the bit" if seen.is_exact else "but for rounding: this machine computes other bits than the run's"
     about = (
         f"Method: {method}. Protection: {protection}. Replies of round {seen.number}, asked again, {exact}. An attack "
@@ -713,7 +713,7 @@ def run_leakage(opened: Simulated, plan: Leakage) -> AnalysisResult:
         "protection": protection,
         # whether the replies are those of the run to the bit
         "exact": seen.is_exact,
-        "plan": plan.model_dump(mode="json", exclude={"name", "model"}),
+        "plan": {name: value for name, value in dict(plan).items() if name != "model"},
         "findings": {name: [one.to_json() for one in found] for name, found in findings.items()},
         "no_attack": [one.to_json() for one in unattacked],
         "tables": [table_json(table) for table in tables],

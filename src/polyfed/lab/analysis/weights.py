@@ -123,7 +123,7 @@ def weights_result(run: str, channels: Sequence[ChannelWeights]) -> AnalysisResu
 
 def _matrix(each: ChannelWeights) -> Matrix:
     """Weights of the clients for a few samples."""
-    values, columns = (each.values[:, each.chosen], [f"sample {place}" for place in each.chosen])
+    values, columns = each.values[:, each.chosen], [f"sample {place}" for place in each.chosen]
     title = f"{each.channel}, round {each.round}: weight by recorded public sample"
     return Matrix(title, "client", each.clients, columns, values, limits=(0, float(values.max())))
 

@@ -1,23 +1,270 @@
-"""The base of all downstream probes, and what several of them share."""
+"""Downstream probes: a frozen model, data and features that are computed once, what a probe is, and what it found."""
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean
-from typing import Annotated, ClassVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int64
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.extras import brought_by
+from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
-from polyfed.lab.downstream.bench import Bench
-from polyfed.lab.downstream.results import Outcome
+from polyfed.data.assembly import assemble
+from polyfed.data.samples import Samples
+from polyfed.data.source import Split
+from polyfed.data.view import DataContext, View
+from polyfed.federation.settings import DataSettings
+from polyfed.models.model import Model
+from polyfed.models.towers import LocalFeatures, Splittable
+from polyfed.reporting.compare import Spread
+from polyfed.reporting.tables import TextTable, count
 from polyfed.tasks.metrics import balanced_accuracy, label_ranks, predictions, top
+
+_WIDEST = 8  # columns of a table on a terminal
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """Metrics under one condition (a share of the data, a client).
+
+    Attributes:
+        on: which condition.
+        values: metric -> value of every draw.
+        facts: what the values depend on, such as numbers of samples.
+    """
+
+    on: str
+    values: Mapping[str, Sequence[float]]
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def spreads(self) -> dict[str, Spread]:
+        return {name: Spread.of(list(values)) for name, values in self.values.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        metrics = {
+            name: {"mean": spread.mean, "std": spread.std, "values": list(self.values[name])}
+            for name, spread in self.spreads.items()
+        }
+        return {"on": self.on, "facts": dict(self.facts), "metrics": metrics}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a probe found in one task.
+
+    Attributes:
+        data: on what.
+        rows: conditions.
+        notes: sentences that a reader of the figures must know.
+    """
+
+    data: str
+    rows: Sequence[ProbeRow]
+    notes: Sequence[str] = ()
+
+    def table(self, title: str) -> TextTable:
+        """A row a condition; where there are many metrics, a column a condition."""
+        cells = [
+            {name: str(spread) for name, spread in row.spreads.items()}
+            | {name: count(value) for name, value in row.facts.items()}
+            for row in self.rows
+        ]
+        metrics = dict.fromkeys(chain.from_iterable(row.values for row in self.rows))
+        names = list(metrics | dict.fromkeys(chain.from_iterable(row.facts for row in self.rows)))
+        heads = ["", *(name.replace("_", " ") for name in names)]
+        lines = [[row.on, *(by.get(name, "-") for name in names)] for row, by in zip(self.rows, cells, strict=True)]
+        table = TextTable(title, heads, lines, tuple(self.notes))
+        return table.turned() if len(names) > _WIDEST else table  # a terminal is taller than it is wide
+
+
+FeatureKind = Literal["trunk", "embedding"]
+ClientTests = Callable[[], Mapping[str, Samples]]
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """What is put to the test: a model whose encoders stay as they are, and whose clients' data it may be shown.
+
+    Attributes:
+        name: for titles and records.
+        model: in evaluation mode, on its device, without gradients.
+        views: modality -> view of its encoder.
+        context: where the views find what they learnt.
+        batch: samples at a time where there is no gradient.
+        clients: gives the test samples of every client in these views, by id; None if there are no clients.
+    """
+
+    name: str
+    model: Model
+    views: Mapping[str, View]
+    context: DataContext
+    batch: int = 256
+    clients: ClientTests | None = None
+    _trunks: dict[str, nn.Module | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # frozen in earnest: no dropout, fixed batch statistics, and no graph behind features
+        self.model.requires_grad_(False).eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def lacks(self, modalities: Sequence[str]) -> str | None:
+        """Why it cannot be shown these modalities; None if it can."""
+        missing = [name for name in modalities if name not in self.views]
+        return f"{self.name} encodes {', '.join(self.views)}, not '{missing[0]}'" if missing else None
+
+    def trunk(self, modality: str) -> nn.Module | None:
+        """The encoder before its projection or align module, input -> ``LocalFeatures``; None if it cannot be split."""
+        if modality not in self._trunks:
+            encoder = self.model.encoders[modality]
+            # of a copy, as a split uses its encoder up
+            trunk = copy.deepcopy(encoder).split()[0].eval() if isinstance(encoder, Splittable) else None
+            self._trunks[modality] = trunk
+        return self._trunks[modality]
+
+    def embed(self, modality: str) -> Callable[[Tensor], Tensor]:
+        """Encoder input -> embedding [b, d]."""
+        return lambda x: self.model.embed(modality, x)
+
+    def pooled(self, modality: str) -> Callable[[Tensor], Tensor]:
+        """Encoder input -> pooled vector [b, c] of the trunk, of which there must be one."""
+        trunk = self.trunk(modality)
+        assert trunk is not None
+
+        def pool(x: Tensor) -> Tensor:
+            local: LocalFeatures = trunk(x)
+            return local.pooled
+
+        return pool
+
+
+@torch.no_grad()
+def computed(
+    function: Callable[[Tensor], Tensor], samples: Samples, modality: str, subject: FrozenModel, what: str
+) -> Tensor:
+    """``function`` of every distinct input of a modality, repeated as the samples repeat it; fp32, on the CPU.
+
+    Raises:
+        DataError: a value is not finite, or there are no samples.
+    """
+    if not len(samples):
+        raise DataError(f"{what} has no samples")
+    samples.require_all(modality, what)
+    # siblings share a picture: each is encoded once
+    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    load = samples.inputs[modality]
+    parts = [function(load(part).to(subject.device)).float().cpu() for part in torch.split(rows, subject.batch)]
+    features = torch.cat(parts)
+    if not bool(features.isfinite().all()):
+        raise DataError(f"features of '{modality}' by {subject.name} on {what} hold NaN or infinity: it has diverged")
+    return features[place]
+
+
+@dataclass
+class Bench:
+    """A model and the data that it is tested on.
+
+    Attributes:
+        subject: the model.
+        data: sources of the suite, and those of the run.
+        seed: what all draws derive from.
+        draws: overrides the number of draws of all tasks.
+    """
+
+    subject: FrozenModel
+    data: DataSettings
+    seed: int = 42
+    draws: int | None = None
+    _splits: dict[tuple[str, str], Split] = field(default_factory=dict)
+    _samples: dict[tuple[str, ...], Samples] = field(default_factory=dict)
+    _features: dict[tuple[str, str, str, str], Tensor] = field(default_factory=dict)
+
+    def stream(self, task: str, draw: int, purpose: str) -> torch.Generator:
+        return generator(self.seed + draw, "downstream", task, purpose)
+
+    def split(self, source: str, name: str) -> Split:
+        """A split of a source, opened once.
+
+        Raises:
+            ConfigError: no such source.
+            DataError: no such split.
+        """
+        if source not in self.data.sources:
+            raise ConfigError(f"no source '{source}' in the suite or the run; {nearest(source, self.data.sources)}")
+        if (source, name) not in self._splits:
+            opened = self.data.sources[source].open(name, name=source, data_dir=self.data.data_folder)
+            self._splits[source, name] = opened  # tasks of a suite share their data
+        return self._splits[source, name]
+
+    def require(
+        self, task: str, source: str, splits: Sequence[str], modalities: Sequence[str], target: str | None = None
+    ) -> None:
+        """Check that splits are there, have columns for the modalities, and the target if one is named.
+
+        Raises:
+            ConfigError: no such source, or it has no column for a modality, or no such target.
+            DataError: no such split.
+        """
+        for split in [self.split(source, name) for name in splits]:
+            for modality in modalities:
+                if modality not in split.columns:
+                    hint = nearest(modality, split.columns)
+                    raise ConfigError(f"tasks.{task}: source '{source}' has no columns.{modality}; {hint}")
+            if target is not None and target not in split.targets:
+                hint = nearest(target, split.targets)
+                raise ConfigError(f"tasks.{task}.target: source '{source}' has no target '{target}'; {hint}")
+
+    def samples(
+        self, source: str, split: str, *modalities: str, lazy: Mapping[str, View] = MappingProxyType({})
+    ) -> Samples:
+        key = (source, split, *modalities, str(lazy))
+        if key not in self._samples:
+            views = {name: self.subject.views[name] for name in modalities}
+            self._samples[key] = assemble(self.split(source, split), views, self.subject.context, lazy=lazy)
+        return self._samples[key]
+
+    def kind(self, wanted: Literal["auto", "trunk", "embedding"], modality: str, task: str) -> FeatureKind:
+        """What of an encoder is looked at: auto is the trunk where there is one.
+
+        Raises:
+            ConfigError: a trunk is wanted, and the encoder cannot be split.
+        """
+        if wanted == "embedding" or (wanted == "auto" and self.subject.trunk(modality) is None):
+            return "embedding"
+        if self.subject.trunk(modality) is None:
+            encoder = type(self.subject.model.encoders[modality]).__name__
+            raise ConfigError(
+                f"tasks.{task}.features is 'trunk', but the encoder of '{modality}' ({encoder}) cannot be split; "
+                "set it to embedding or auto"
+            )
+        return "trunk"
+
+    def features(self, source: str, split: str, modality: str, kind: FeatureKind) -> Float[Tensor, "n d"]:
+        key = (source, split, modality, kind)
+        if key not in self._features:
+            function = (self.subject.pooled if kind == "trunk" else self.subject.embed)(modality)
+            samples, what = self.samples(source, split, modality), f"'{source}' {split}"
+            self._features[key] = computed(function, samples, modality, self.subject, what)
+        return self._features[key]
+
+    def labels(self, source: str, split: str, modality: str, target: str) -> Int64[Tensor, " n"]:
+        return self.samples(source, split, modality).targets[target].long()
+
 
 Share = Annotated[float, Field(gt=0, le=1)]
 """Of the samples of a split."""

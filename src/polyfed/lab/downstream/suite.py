@@ -1,22 +1,31 @@
-"""Suites: named tasks with the data that they need, from a YAML file or of those that come with polyfed."""
+"""Suites: named tasks with the data that they need, and the model that is put to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field, SerializeAsAny
 
+from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.files import whole
+from polyfed.core.randomness import isolated
 from polyfed.core.settings import Settings, parse_settings
+from polyfed.data.samples import Samples
 from polyfed.data.source import Source
+from polyfed.data.view import DataContext
 from polyfed.federation.settings import DataSettings
 from polyfed.lab.analysis.analysis import AnalysisResult
-from polyfed.lab.downstream.bench import Bench, FrozenModel
-from polyfed.lab.downstream.probe import Probe
-from polyfed.lab.downstream.results import suite_result
+from polyfed.lab.downstream.probe import Bench, FrozenModel, Probe
+from polyfed.models.model import Model, ModelSettings
+from polyfed.reporting.tables import TextTable
 from polyfed.runs.config_files import read_config
+from polyfed.runs.opened import Run, open_run
 
 
 class Suite(Settings):
@@ -100,5 +109,132 @@ def run_suite(
     for task, probe in todo.items():
         tell(f"{task} ({probe.component_name()})")
         outcomes[task] = probe.run(bench, task)
-    kinds = {task: probe.component_name() for task, probe in suite.tasks.items()}
-    return suite_result({"subject": subject.name, "suite": name, "seed": seed}, kinds, outcomes, left_out)
+    tasks, tables = {}, []
+    for task, outcome in outcomes.items():
+        probe = suite.tasks[task].component_name()
+        rows = [row.to_json() for row in outcome.rows]
+        tasks[task] = {"probe": probe, "data": outcome.data, "rows": rows, "notes": list(outcome.notes)}
+        tables.append(outcome.table(f"{task} ({probe}, {outcome.data})"))
+    if left_out:
+        tables.append(TextTable("Left out", ("task", "why"), list(left_out.items())))
+    about = {"subject": subject.name, "suite": name, "seed": seed}
+    return AnalysisResult({**about, "tasks": tasks, "left_out": left_out}, tables)
+
+
+class Opened(NamedTuple):
+    """A model, and the data settings and CPU threads that it comes with."""
+
+    subject: FrozenModel
+    data: DataSettings
+    threads: int
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model is tested.
+
+    Attributes:
+        run: folder of a run, or None.
+        which: ``best``, ``last``, or a round, of the server's models; by default best if there is one.
+        client: id of a client, whose own model is wanted instead.
+        encoders: YAML file with ``ModelSettings``, whose model is wanted instead.
+        seed: of what is drawn at random in ``encoders``.
+        data_dir, weights_dir, device: other folders or another device than the run's.
+        allow_code: import what the run names by import path, see ``polyfed.open_run``.
+    """
+
+    run: Path | None = None
+    which: str | None = None
+    client: str | None = None
+    encoders: Path | None = None
+    seed: int = 42
+    data_dir: Path | str | None = None
+    weights_dir: Path | str | None = None
+    device: str | None = None
+    allow_code: bool = False
+
+    def open(self) -> Opened:
+        """The model, frozen, in evaluation mode, on its device.
+
+        Raises:
+            ConfigError: contradicting options, a wrong file, no such client, or no server model.
+            RunError: no run folder, or no model in it.
+        """
+        if self.client is not None and self.which not in (None, "last"):
+            raise ConfigError(f"--model {self.which} is the server's; of a client there is only its last model")
+        if self.encoders is not None:
+            return self._described(self.encoders)
+        run = self._run()
+        if run is None:
+            raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
+        return _server(run, self.which) if self.client is None else _client(run, self.client)
+
+    def _run(self) -> Run | None:
+        if self.run is None:
+            return None
+        where = {"data_dir": self.data_dir, "weights_dir": self.weights_dir, "device": self.device}
+        return open_run(self.run, **where, allow_code=self.allow_code)  # type: ignore[arg-type]
+
+    def _described(self, file: Path) -> Opened:
+        """The model of a file, pretrained where it says so and else drawn at random; with the data of a run, if any."""
+        if self.client or self.which:
+            raise ConfigError("--encoders is a model of its own: leave out --client and --model")
+        settings, run = parse_settings(ModelSettings, read_config(file)), self._run()
+        given = {"dir": self.data_dir, "weights_dir": self.weights_dir}
+        folders = {key: whole(path) for key, path in given.items() if path is not None}
+        data = DataSettings(sources={}).model_copy(update=folders)
+        context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels, seed=self.seed)
+        context = context if run is None else run.federation.data.context
+        with isolated(self.seed, "downstream", "encoders"):
+            model = settings.build({}, context)
+        if run is not None:  # whose clients' test samples can then be searched
+            return _of_run(run, file.stem, model, settings, context)
+        views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
+        model = model.to(resolve_device(self.device or "auto"))
+        return Opened(FrozenModel(file.stem, model, views, context), data, 2)
+
+
+def _server(run: Run, which: str | None) -> Opened:
+    if run.experiment.server is None:
+        hint = f"--client ID, one of: {', '.join(run.federation.members) or 'none'}"
+        raise ConfigError(f"run '{run.folder}' has no server model; test a client's with {hint}")
+    server = run.server_model(which)
+    title = f"{run.name}, {server.which} server model (round {server.round})"
+    opened = _of_run(run, title, server.model, server.settings, server.context)
+    server.warn_if_untrained()  # when nothing can be refused any more
+    return opened
+
+
+def _client(run: Run, client: str) -> Opened:
+    """A client's kept model, or the global model of its type where clients keep none."""
+    members = run.federation.members
+    if run.has_client_models:
+        model, settings = run.client_model(client), run.client(client).model
+        title = f"{run.name}, model of client {client} (round {run.clients[client][0]})"
+    elif client not in members:
+        raise ConfigError(f"no client '{client}' in '{run.folder}'; {nearest(client, members)}")
+    else:
+        kind = next(name for name, each in run.types.items() if client in {info.id for info in each.clients})
+        if kind not in run.global_weights:
+            raise ConfigError(
+                f"clients of '{run.experiment.algorithm.component_name()}' keep no model in '{run.folder}', nor does "
+                "the server for them; test the server's model"
+            )
+        model, settings = run.global_model(kind), members[client].model
+        title = f"{run.name}, global model of {kind} (round {run.checkpoint.round})"
+    return _of_run(run, title, model, settings, run.federation.data.context)
+
+
+def _of_run(run: Run, title: str, model: Model, settings: ModelSettings, context: DataContext) -> Opened:
+    """A model with the data of a run, and the test samples of its clients in the model's views."""
+
+    @cache  # the samples are opened when a task asks for them
+    def client_tests() -> Mapping[str, Samples]:
+        tests = {name: run.federation.test(member, settings) for name, member in run.federation.members.items()}
+        return {name: samples for name, samples in tests.items() if samples is not None}
+
+    experiment = run.experiment
+    clients = client_tests if experiment.clients else None
+    views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
+    subject = FrozenModel(title, model.to(run.place), views, context, experiment.run.evaluation_batch, clients)
+    return Opened(subject, experiment.data, experiment.run.threads)

@@ -15,9 +15,7 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
-from polyfed.lab.downstream.bench import Bench, computed
-from polyfed.lab.downstream.probe import Probe
-from polyfed.lab.downstream.results import Outcome, ProbeRow
+from polyfed.lab.downstream.probe import Bench, Outcome, Probe, ProbeRow, computed
 from polyfed.tasks.metrics import ranks, recall_at
 
 Recalls = dict[str, dict[int, float]]

@@ -121,8 +121,7 @@ class Downstream(ColumnSettings):
 def _task(
     folder: Path, suite: str, task: str, client: str | None, seed: int, draws: int | None, places: tuple[Any, ...]
 ) -> dict[str, Any]:
-    from polyfed.lab.downstream.model_choice import ModelChoice
-    from polyfed.lab.downstream.suite import Suite, run_suite
+    from polyfed.lab.downstream.suite import ModelChoice, Suite, run_suite
 
     opened = ModelChoice(folder, None, client, None, seed, *places).open()
     findings = run_suite(
