@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,14 +58,11 @@ def _draw_column(results: Results, drawing: Drawing, store: Path) -> Figure:
             _draw_scatter(where, results, drawing, points[0])
         else:
             _draw_lines(where, results, drawing, points)
-        where.set(title=", ".join(panel), ylabel=_label(results, drawing))
+        label = f"{drawing.column}: minus {results.reference}" if drawing.minus else drawing.column
+        where.set(title=", ".join(panel), ylabel=label)
         if drawing.minus:
             where.axhline(0.0, color=GREY, linewidth=1)
     return figure
-
-
-def _label(results: Results, drawing: Drawing) -> str:
-    return f"{drawing.column}: minus {results.reference}" if drawing.minus else drawing.column
 
 
 def _rows(results: Results, drawing: Drawing) -> list[str]:
@@ -135,19 +132,15 @@ def _draw_curves(axes: Axes, results: Results, column: str, point: Point, store:
         cells = [store / digest for label, digest in results.cells.items() if label.startswith(start)]
         runs = [RunRecords.load(cell) for cell in cells if cell.is_dir()]
         curves = [run.series(SERVER, metric.metric, metric.kind) for run in runs]
-        _draw_band(axes, curves, row, colour)
+        rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+        spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
+        means, reach = [spread.mean for spread in spreads], _whiskers(spreads)
+        axes.plot(rounds, means, color=colour, label=row, marker="o", markersize=3)
+        low, high = ([mean + sign * one for mean, one in zip(means, reach, strict=True)] for sign in (-1, 1))
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel("round")
     whole_rounds(axes)
     legend_below(axes, 3)
-
-
-def _draw_band(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, colour: str) -> None:
-    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
-    spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
-    means, reach = [spread.mean for spread in spreads], _whiskers(spreads)
-    axes.plot(rounds, means, color=colour, label=label, marker="o", markersize=3)
-    low, high = ([mean + sign * one for mean, one in zip(means, reach, strict=True)] for sign in (-1, 1))
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
 def _whiskers(spreads: Sequence[Spread]) -> list[float]:

@@ -158,31 +158,27 @@ class Results:
 
     def sample(self, claim: Claim) -> Sample | None:
         """Left against right by seed; None where no seed has all of it."""
-        left, right = (self._by_seed(self._places(claim, side)) for side in claim.sides)
+        left, right = (self._by_seed(claim, side) for side in claim.sides)
         columns = self.study.columns
         seeds = [seed for seed in left if seed in right]
         if seeds and claim.is_of_spreads:
             return PairedSpreads({seed: left[seed] for seed in seeds}, {seed: right[seed] for seed in seeds})
-        sample, costs = (
-            PairedSample.between(left, right),
-            not any(columns[one.column].is_outcome for one in claim.operands),
-        )
+        sample = PairedSample.between(left, right)
+        costs = not any(columns[one.column].is_outcome for one in claim.operands)
         # costs that are the same with every seed are known exactly; an outcome moves in steps, and may seem so
         is_exact = costs and all(len(side) > 1 and len({*side.values()}) == 1 for side in (left, right))
         return sample and replace(sample, is_exact=is_exact)
 
-    def _places(self, claim: Claim, side: Side) -> list[tuple[float, Place]]:
+    def _by_seed(self, claim: Claim, side: Side) -> dict[int, float]:
+        """Figures of a side of a claim, of the seeds that have all of it."""
         named = {point_label(point): [point] for point in self.study.points}
         shared = self.study.shared_points(claim.operands)
-        return [
-            (sign / len(points), (operand.row, point, operand.column))
+        parts = [
+            (sign / len(points), self.at(operand.row, point, operand.column))
             for sign, operand in zip((1, -1), side, strict=False)
             for points in [shared if operand.label == ALL else named[operand.label]]
             for point in points
         ]
-
-    def _by_seed(self, places: Sequence[tuple[float, Place]]) -> dict[int, float]:
-        parts = [(weight, self.values.get(place, {})) for weight, place in places]
         seeds = (seed for seed in parts[0][1] if all(seed in by_seed for _, by_seed in parts))
         return {seed: sum(weight * by_seed[seed] for weight, by_seed in parts) for seed in seeds}
 

@@ -16,7 +16,7 @@ from polyfed.lab.studies.cells import Cell, Places, require_data
 from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Point, Study
-from polyfed.lab.studies.workers import CellOutcome, Order, Workers, is_done, stopped_at_end
+from polyfed.lab.studies.workers import CellOutcome, Order, Workers, is_done
 
 _POLL = 0.5  # seconds between two looks at the display and the budget
 _Key = tuple[int, int, int]  # what comes first: main rows, then first seeds, then the order of rows
@@ -105,11 +105,10 @@ class Runner:
         self._advance()
         self.saver(self._failures)
         begun = time.monotonic()
-        with stopped_at_end(Workers(self.jobs, self.gpus)) as workers:
+        with contextlib.closing(Workers(self.jobs, self.gpus)) as workers:
             while workers.running or (self._due and not self._stopped):
-                self._stopped = self._stopped or self._spent(begun)
-                if self._stopped == _BUDGET:
-                    workers.stop()
+                if not self._stopped and self.budget is not None and time.monotonic() - begun > self.budget:
+                    self._stopped = "the budget is spent; the same command goes on"
                     break
                 while self._due and workers.is_free and not self._stopped:
                     self._start(workers)
@@ -121,9 +120,10 @@ class Runner:
                 left = len(self._due) + len(running) + len(self._waiting) * len(self.plan.study.seeds)
                 seconds_left = fmean(self._seconds) * left / self.jobs if self._seconds else None
                 self.listener(Progress(len(self._done), len(self._failures), left, running, seconds_left))
-        return self._ended()
-
-    # ---- which is next
+        not_done = [cell.label for key, cell in self._cells.items() if key not in self._done]
+        waiting = [f"{', '.join((row, *point))}: all seeds" for row, point in self._waiting]
+        missing = tuple(label for label in (*not_done, *waiting) if label not in self._failures)
+        return Ended(self._failures, missing, self._stopped)
 
     def _advance(self) -> None:
         """Plan what can be: searches, and the final cells of rows whose search is complete."""
@@ -177,32 +177,6 @@ class Runner:
                 self.plan.failed.add(cell.digest)
                 self._advance()
 
-    def _spent(self, begun: float) -> str:
-        return _BUDGET if self.budget is not None and time.monotonic() - begun > self.budget else ""
-
-    # ---- what is known
-
-    def _ended(self) -> Ended:
-        not_done = [cell.label for key, cell in self._cells.items() if key not in self._done]
-        waiting = [f"{', '.join((row, *point))}: all seeds" for row, point in self._waiting]
-        missing = tuple(label for label in (*not_done, *waiting) if label not in self._failures)
-        return Ended(self._failures, missing, self._stopped)
-
-
-_BUDGET = "the budget is spent; the same command goes on"
-
-
-def default_jobs() -> int:
-    """As many cells as this process may use cores; of each cell's threads there is one."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def gpus_here() -> int:
-    """How many GPUs there are; 0 if none."""
-    import torch
-
-    return torch.cuda.device_count()
-
 
 CELLS = "cells"
 """Folder of all cells, beside the folders of the studies that share them."""
@@ -249,6 +223,8 @@ def run_study(
         DataError: the data of a row are not there (likewise).
         RunError: another process works on the study.
     """
+    import torch
+
     for row in only or ():
         if row not in study.rows:
             raise ConfigError(f"--only {row}: no such row; {nearest(row, study.rows)}")
@@ -257,8 +233,10 @@ def run_study(
     def save(failures: Mapping[str, str]) -> None:
         Results.gather(plan, failures).save(out)  # whoever looks while it runs sees what is there
 
-    gpus = gpus_here()
-    runner = Runner(plan, jobs or gpus or default_jobs(), gpus, budget, only, listener, save)
+    gpus = torch.cuda.device_count()
+    # of each cell's threads there is one
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    runner = Runner(plan, jobs or gpus or cores, gpus, budget, only, listener, save)
     runner.prepare()
     out.mkdir(parents=True, exist_ok=True)
     with _alone(out):

@@ -423,7 +423,7 @@ class Study(Settings):
             raise ConfigError(f"--scale {scale}: {nearest(scale, {*scales, SMOKE})}")
         layers = [scales[SMALL], scales.get(SMOKE) or {}] if scale == SMOKE else [scales[scale] or {}]
         content = reduce(merged_study, layers, content)
-        study: Study = parse_settings(cls, _beside(content, Path(source).parent))
+        study: Study = parse_settings(cls, content)
         return study.smaller((scales.get(SMOKE) or {}).get("set", {})) if scale == SMOKE else study
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
@@ -449,19 +449,6 @@ class Study(Settings):
         content |= {"axes": {name: axis.model_dump(mode="json") for name, axis in axes.items()}}
         content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}
         return parse_settings(Study, content | {"against": None})
-
-
-def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The study with bases that are files beside it by their paths."""
-    rows = content.get("rows")
-    if isinstance(rows, Mapping):
-        rows = {name: _based(row, folder) for name, row in rows.items()}
-    return dict(_based({**content, "rows": rows}, folder))
-
-
-def _based(section: Any, folder: Path) -> Any:
-    base = section.get("base") if isinstance(section, Mapping) else None
-    return {**section, "base": str(folder / base)} if isinstance(base, str) and (folder / base).is_file() else section
 
 
 def _first_point(axis: Axis) -> Axis:

@@ -50,14 +50,17 @@ def _without(section: Any, names: Sequence[str]) -> Any:
 
 
 def _as_written(content: Any, folder: Path) -> Any:
-    """YAML reads 0.1 and 5 as numbers where they are labels of an axis; files of analyses lie beside the study."""
+    """YAML reads 0.1 and 5 as numbers where they are labels; bases and analyses may be files beside the study."""
     if isinstance(content, list):
         return [_as_written(item, folder) for item in content]
     if not isinstance(content, Mapping):
         return content
     result = {setting_label(key): _as_written(value, folder) for key, value in content.items()}
-    if is_file_class(analysis := str(result.get("analysis", ""))):
+    analysis, base = result.get("analysis"), result.get("base")
+    if isinstance(analysis, str) and is_file_class(analysis):
         result["analysis"] = os.path.normpath(folder / analysis)
+    if isinstance(base, str) and (folder / base).is_file():
+        result["base"] = str(folder / base)
     return result
 
 

@@ -31,7 +31,9 @@ def study_tables(results: Results) -> list[TextTable]:
     tables += claims_tables(results)
     tables += [claims.table for claims in claim_maps(results)]
     tables += [tuning_table(results)] if results.chosen else []
-    tables += [causes_table(results)] if results.causes else []
+    if results.causes:
+        notes = ("A cell that failed is tried again; a column that cannot be had, when its cell's folder is deleted.",)
+        tables.append(TextTable("Without a figure", ("", "why"), list(map(list, results.causes.items())), notes))
     return tables
 
 
@@ -44,7 +46,15 @@ def figure_tables(results: Results) -> list[TextTable]:
     notes = tuple(_figure_notes(results))
     if study.axes and len(study.columns) <= len(study.points):
         axes = ", ".join(study.axes)
-        return [_by_point(results, column, f"{column}, by {axes}", notes) for column in study.columns]
+        return [
+            TextTable(
+                f"{study.title}: {column}, by {axes}",
+                ("", *map(point_label, study.points)),
+                [[row, *(cell_text(results, row, point, column) for point in study.points)] for row in study.rows],
+                notes,
+            )
+            for column in study.columns
+        ]
     return [
         TextTable(
             f"{study.title}{_at(point)}",
@@ -58,13 +68,6 @@ def figure_tables(results: Results) -> list[TextTable]:
         )
         for point in study.points
     ]
-
-
-def _by_point(results: Results, column: str, title: str, notes: Sequence[str]) -> TextTable:
-    study = results.study
-    heads = ("", *map(point_label, study.points))
-    body = [[row, *(cell_text(results, row, point, column) for point in study.points)] for row in study.rows]
-    return TextTable(f"{study.title}: {title}", heads, body, notes)
 
 
 def cell_text(results: Results, row: str, point: Point, column: str) -> str:
@@ -82,9 +85,8 @@ def cell_text(results: Results, row: str, point: Point, column: str) -> str:
 
 def _spread_text(by_seed: SeedFigures, digits: int) -> str:
     spread = Spread.of(list(by_seed.values()))
-    return format_number(spread.mean, digits) + (
-        "" if math.isnan(spread.std) else f" ± {format_number(spread.std, digits)}"
-    )
+    std = "" if math.isnan(spread.std) else f" ± {format_number(spread.std, digits)}"
+    return format_number(spread.mean, digits) + std
 
 
 def _figure_notes(results: Results) -> Iterator[str]:
@@ -106,25 +108,18 @@ def _below_alone(results: Results) -> Iterator[str]:
     if _ALONE not in study.rows:
         return
     for column, settings in study.columns.items():
-        told = _beside_alone(results, column) if settings.is_outcome else []
-        below = [f"{row}{_at(point)}" for row, point, sample in told if _is_worse(sample, lower=settings.lower)]
+        is_known, below = False, []
+        for row, point in product(study.rows, study.points) if settings.is_outcome else ():
+            sample = results.difference((row, point, column), (_ALONE, point, column))
+            if row != _ALONE and sample is not None:
+                is_known, (low, high) = True, sample.interval
+                # the difference, and all of its interval where it has one, is on the worse side of 0
+                if (sample.mean > 0 and not low <= 0) if settings.lower else (sample.mean < 0 and not high >= 0):
+                    below.append(f"{row}{_at(point)}")
         if below:
             yield f"{column}: below training alone ({_ALONE}): {', '.join(below)}."
-        elif told:
+        elif is_known:
             yield f"{column}: nothing is below training alone ({_ALONE})."
-
-
-def _beside_alone(results: Results, column: str) -> list[tuple[str, Point, PairedSample]]:
-    """Row, point, and its difference from the row of clients that train alone, where both are known."""
-    cells = [(row, point) for row in results.study.rows if row != _ALONE for point in results.study.points_of(row)]
-    pairs = ((*cell, results.difference((*cell, column), (_ALONE, cell[1], column))) for cell in cells)
-    return [(row, point, sample) for row, point, sample in pairs if sample is not None]
-
-
-def _is_worse(sample: PairedSample, *, lower: bool) -> bool:
-    """Whether a difference, and all of its interval where it has one, is on the worse side of 0."""
-    low, high = sample.interval
-    return sample.mean > 0 and not low <= 0 if lower else sample.mean < 0 and not high >= 0
 
 
 def _at(point: Point) -> str:
@@ -136,7 +131,9 @@ def _at(point: Point) -> str:
 
 def difference_tables(results: Results) -> list[TextTable]:
     """Of every column of outcomes: each row minus the reference, seed by seed."""
-    tables = []
+    tables, notes = [], ["Paired by seed; interval: Student's t over these differences."]
+    if len(results.study.seeds) < FEWEST_SEEDS:
+        notes.append(f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim.")
     for column, settings in results.study.columns.items():
         if not settings.is_outcome:
             continue
@@ -149,14 +146,8 @@ def difference_tables(results: Results) -> list[TextTable]:
         ]
         if body:
             heads = ("", "seeds", "mean", "95 % interval", "smallest")
-            tables.append(TextTable(f"{column}: minus {results.reference}", heads, body, _difference_notes(results)))
+            tables.append(TextTable(f"{column}: minus {results.reference}", heads, body, notes))
     return tables
-
-
-def _difference_notes(results: Results) -> tuple[str, ...]:
-    note = "Paired by seed; interval: Student's t over these differences."
-    few = len(results.study.seeds) < FEWEST_SEEDS
-    return (note, f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim.") if few else (note,)
 
 
 def difference_texts(sample: PairedSample, digits: int) -> list[str]:
@@ -186,10 +177,6 @@ def shapley_tables(results: Results) -> list[TextTable]:
     ]
 
 
-def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else format_number(p, 3)
-
-
 def claims_tables(results: Results) -> list[TextTable]:
     """Primary claims with their verdicts, then secondary ones as differences."""
     tables, heads = [], ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
@@ -210,7 +197,8 @@ def claims_tables(results: Results) -> list[TextTable]:
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
     """Claim, verdict, seeds, difference, interval and p."""
     evidence = _evidence(item.claim, item.sample, study)
-    return [_claim_text(item.claim), item.verdict, *evidence, _p_text(item.p) if item.p else "-"]
+    p = "-" if not item.p else "< 0.001" if item.p < 0.001 else format_number(item.p, 3)
+    return [_claim_text(item.claim), item.verdict, *evidence, p]
 
 
 def _claim_text(claim: Claim) -> str:
@@ -223,15 +211,6 @@ def _evidence(claim: Claim, sample: Sample | None, study: Study) -> list[str]:
     if isinstance(sample, PairedSpreads):
         return [str(len(sample.seeds)), f"x {format_number(sample.ratio)}", _interval_text(sample.interval, ".2f")]
     return difference_texts(sample, study.columns[claim.left[0].column].decimals)[:3]
-
-
-# ---- what is missing
-
-
-def causes_table(results: Results) -> TextTable:
-    body = [[label, cause] for label, cause in results.causes.items()]
-    notes = ("A cell that failed is tried again; a column that cannot be had, when its cell's folder is deleted.",)
-    return TextTable("Without a figure", ("", "why"), body, notes)
 
 
 def tuning_table(results: Results) -> TextTable:

@@ -84,14 +84,20 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     if known is None:
         if own_code(order.experiment) != order.sources:
             raise RunError("its code was edited since the study began; the same command runs what it is by now")
-        _complete(order, callbacks)
+        if RunFolder(order.folder).has_begun():
+            resume(order.folder, callbacks, quiet=True)
+        else:
+            run(order.experiment, order.folder, callbacks, quiet=True)
+            shutil.rmtree(tuning_folder(order.folder), ignore_errors=True)
     values, kept = ({}, RECORDS) if known is None else (known.values, known.keep)
     keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
-    run = open_run(order.folder, data_dir=order.places.data_dir, weights_dir=order.places.weights_dir)
+    opened = open_run(order.folder, data_dir=order.places.data_dir, weights_dir=order.places.weights_dir)
     with cpu_threads(order.experiment.run.threads):  # probes and analyses, as the run itself
-        measured = {column.digest: _measured(column, run) for column in _due(order.columns, CellFigures(values))}
-    replies = len(run.records.clipped()), len(run.records.excluded())
-    CellFigures({**values, **measured}, _code(order.folder), keep, replies).save(order.folder)
+        measured = {column.digest: _measured(column, opened) for column in _due(order.columns, CellFigures(values))}
+    replies = len(opened.records.clipped()), len(opened.records.excluded())
+    made = file_json((order.folder / "environment.json").read_bytes())
+    code = " ".join(filter(None, [made["versions"]["polyfed"], made["git"]]))
+    CellFigures({**values, **measured}, code, keep, replies).save(order.folder)
     # after the figures are safe: a kill before them still finds the checkpoints to go on from
     for path in _superfluous(order.folder, keep):
         shutil.rmtree(path)
@@ -112,14 +118,6 @@ def _has_models(folder: Path) -> bool:
     return any((folder / name).is_dir() for name in ("models", "checkpoints"))
 
 
-def _complete(order: Order, callbacks: Sequence[Callback]) -> None:
-    if RunFolder(order.folder).has_begun():
-        resume(order.folder, callbacks, quiet=True)
-        return
-    run(order.experiment, order.folder, callbacks, quiet=True)
-    shutil.rmtree(tuning_folder(order.folder), ignore_errors=True)
-
-
 def _measured(column: ColumnSettings, run: Run) -> float | str:
     preparing(f"measuring {column.component_name()}")  # a probe or an analysis may take minutes
     try:
@@ -133,11 +131,6 @@ def _superfluous(folder: Path, keep: str) -> Iterator[Path]:
     for name in _OF_MODELS if keep == RECORDS else ():
         if (folder / name).is_dir():
             yield folder / name
-
-
-def _code(folder: Path) -> str:
-    made = file_json((folder / "environment.json").read_bytes())
-    return " ".join(filter(None, [made["versions"]["polyfed"], made["git"]]))
 
 
 _LOG = ".log"
@@ -197,7 +190,9 @@ class Workers:
         return len(self._running) < self.jobs
 
     def start(self, key: str, order: Order) -> None:
-        context = _context()
+        # a process that is forked from one which has only imported: no import to wait for, and no threads to inherit
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
         receiver, sender = context.Pipe(duplex=False)
         taken = {slot for *_, slot in self._running.values()}
         slot = next(number for number in range(self.jobs) if number not in taken)
@@ -234,7 +229,7 @@ class Workers:
         receiver.close()
         return CellOutcome(key, ending, text, time.monotonic() - begun)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End all that run; each can be resumed."""
         for process, receiver, *_ in self._running.values():
             process.terminate()
@@ -242,22 +237,6 @@ class Workers:
         for process, *_ in self._running.values():
             process.join()
         self._running.clear()
-
-
-@contextlib.contextmanager
-def stopped_at_end(workers: Workers) -> Iterator[Workers]:
-    """The workers; whatever ends the block ends them."""
-    try:
-        yield workers
-    finally:
-        workers.stop()
-
-
-def _context() -> multiprocessing.context.ForkServerContext:
-    # a process that is forked from one which has only imported: no import to wait for, and no threads to inherit
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
 
 
 # ---- in the process of a cell
