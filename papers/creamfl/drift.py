@@ -153,7 +153,7 @@ class ModalityDrift:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        return tuple(place for place, group in enumerate(self.groups) if group is not None)
+        return tuple(position for position, group in enumerate(self.groups) if group is not None)
 
     @property
     def server(self) -> int | None:
@@ -163,13 +163,13 @@ class ModalityDrift:
         """Means over pairs of clients: ``all``, of the ``same`` group or of ``different`` ones; or with the
         ``server``."""
         if kind == "server":
-            return self.over([(place, self.server) for place in self.clients if self.server is not None])
+            return self.over([(position, self.server) for position in self.clients if self.server is not None])
         pairs = combinations(self.clients, 2)
         wanted = {"all": (True, False), "same": (True,), "different": (False,)}[kind]
         return self.over([(i, j) for i, j in pairs if (self.groups[i] == self.groups[j]) in wanted])
 
-    def of_client(self, place: int) -> PairMeans:
-        return self.over([(place, other) for other in self.clients if other != place])
+    def of_client(self, position: int) -> PairMeans:
+        return self.over([(position, other) for other in self.clients if other != position])
 
     def over(self, pairs: Sequence[tuple[int, int]]) -> PairMeans:
         """Means over some pairs of positions; NaN entries do not count."""
@@ -192,7 +192,7 @@ def drift_result(run: str, samples: int, method: str, modalities: Sequence[Modal
     """``modalities``: those that two participants or more encode."""
     panels: list[Matrix | PointMap] = []
     for each in modalities:
-        points = {each.names[place]: own for place, own in zip(each.mapped, each.points, strict=True)}
+        points = {each.names[position]: own for position, own in zip(each.mapped, each.points, strict=True)}
         panels.append(PointMap(f"{each.modality}: {_METHODS[method]}", points))
         title = f"{each.modality}: debiased linear CKA"
         panels.append(Matrix(title, "", each.names, each.names, each.alignment, limits=(0, 1)))
@@ -215,9 +215,11 @@ def _table(run: str, samples: int, each: ModalityDrift) -> TextTable:
         return format_number(means.distance, 3), format_number(means.cka, 3)
 
     rows = []
-    for place in each.clients:
-        server = each.over([] if each.server is None else [(place, each.server)])
-        rows.append((each.names[place], str(each.rounds[place]), *cells(each.of_client(place)), *cells(server)))
+    for position in each.clients:
+        server = each.over([] if each.server is None else [(position, each.server)])
+        rows.append(
+            (each.names[position], str(each.rounds[position]), *cells(each.of_client(position)), *cells(server))
+        )
     for kind, title in PAIRS.items():
         means = each.between(kind)
         of_kind = ("", "", *cells(means)) if kind == "server" else (*cells(means), "", "")
@@ -265,9 +267,9 @@ def modality_drift(modality: str, participants: Sequence[Represented], method: s
     """Compare participants that represent the same samples in ``modality``; at least two, clients before the server."""
     values = [participant.values[modality] for participant in participants]
     widths = [rows.shape[1] for rows in values]
-    mapped = tuple(place for place, width in enumerate(widths) if width == max(widths, key=widths.count))
+    mapped = tuple(position for position, width in enumerate(widths) if width == max(widths, key=widths.count))
     # widths that differ have no common map
-    shown = torch.stack([values[place] for place in mapped])[:, : max(1, _POINTS // len(mapped))]
+    shown = torch.stack([values[position] for position in mapped])[:, : max(1, _POINTS // len(mapped))]
     return ModalityDrift(
         modality=modality,
         names=tuple(participant.name for participant in participants),

@@ -42,12 +42,12 @@ class Features(Analysis):
         seen = features_by_kind(run, self.client, self.samples)
         client, labels = seen.client, seen.labels
         with cpu_threads(run.experiment.run.threads):
-            units = {kind: F.normalize(values, dim=1) for kind, values in seen.values.items()}
-            kinds: dict[str, dict[str, Any]] = {
-                kind: vars(Separation.of(unit, labels)) | {"head": seen.metrics[kind]} for kind, unit in units.items()
-            }
+            units = {origin: F.normalize(values, dim=1) for origin, values in seen.values.items()}
+            measures: dict[str, dict[str, Any]] = {}
+            for origin, unit in units.items():
+                measures[origin] = vars(Separation.of(unit, labels)) | {"head": seen.metrics[origin]}
             shown = drawn(len(labels), MOST_POINTS, "features on maps", client)
-            places = {kind: project(unit[shown], self.method) for kind, unit in units.items()}
+            points_by_origin = {origin: project(unit[shown], self.method) for origin, unit in units.items()}
             together = project(torch.cat([unit[shown] for unit in units.values()]), self.method)
         content = {
             "run": run.name,
@@ -55,13 +55,13 @@ class Features(Analysis):
             "round": run.clients[client][0],
             "samples": len(labels),
             "classes": len(torch.unique(labels)),
-            "features": kinds,
+            "features": measures,
         }
         maps = []
-        for kind, points in places.items():
-            title = f"{kind}: silhouette {format_number(kinds[kind]['silhouette'])}"
+        for origin, points in points_by_origin.items():
+            title = f"{origin}: silhouette {format_number(measures[origin]['silhouette'])}"
             maps.append(PointMap(title, _by_class(points, labels[shown], seen.classes)))
-        maps.append(PointMap("all three", dict(zip(kinds, together.chunk(len(kinds)), strict=True))))
+        maps.append(PointMap("all three", dict(zip(measures, together.chunk(len(measures)), strict=True))))
         picture = partial(draw_panels, f"{run.name}, client {client}: features of its test samples", maps, len(maps))
         return AnalysisResult(content, [_table(content, seen.primary)], picture)
 
@@ -110,7 +110,7 @@ def _nearest_mean(
     return 100 * float((inner < distances.scatter(1, own, math.inf).amin(1)).double().mean())
 
 
-FEATURE_KINDS = ("local", "global", "fused")
+ORIGINS = ("local", "global", "fused")
 MOST_POINTS = 330  # samples on the maps
 
 
@@ -141,11 +141,11 @@ def _table(content: Mapping[str, Any], primary: str) -> TextTable:
     """One row a kind of features."""
     rows = [
         (
-            kind,
-            *(format_number(of_kind[name], 3) for name in ("silhouette", "ratio")),
-            *map(format_number, (of_kind["nearest_mean"], of_kind["head"][primary])),
+            origin,
+            *(format_number(own[name], 3) for name in ("silhouette", "ratio")),
+            *map(format_number, (own["nearest_mean"], own["head"][primary])),
         )
-        for kind, of_kind in content["features"].items()
+        for origin, own in content["features"].items()
     ]
     columns = ("features", "silhouette", "between / within", "nearest mean %", f"own head: {primary}")
     note = f"{content['samples']} test samples of {content['classes']} classes. The head was trained on fused features."
@@ -188,10 +188,10 @@ def features_by_kind(run: Run, client: str | None, most: int | None) -> SeenFeat
         tables, numbered = _tables(run, algorithm.fusion, member, most)
         # the head goes to where the tables are
         labels, head = numbered.targets[task.target].long(), model.heads[member.head].cpu()
-        for kind, table in tables.items():
+        for origin, table in tables.items():
             by_modality = [table.embed(name, numbered.rows[name]) for name in numbered.modalities]
-            values[kind] = torch.stack(by_modality).mean(0)
-            metrics[kind] = dict(task.evaluate(table, head, numbered, batch_size=batch))
+            values[origin] = torch.stack(by_modality).mean(0)
+            metrics[origin] = dict(task.evaluate(table, head, numbered, batch_size=batch))
     classes = dict(enumerate(numbered.classes.get(task.target, ())))
     return SeenFeatures(client, values, metrics, labels, classes, task.primary)
 
@@ -225,21 +225,21 @@ def _tables(run: Run, fusion: GuidedFusion, member: Member, most: int | None) ->
     partner, numbered = of_rows(guidance, test)
     fused = fusion.fused(model, partner).eval()
     server, theirs, device = guidance.model, guidance.samples.inputs, model.device
-    tables: dict[str, dict[str, Tensor]] = {kind: {} for kind in FEATURE_KINDS}
+    tables: dict[str, dict[str, Tensor]] = {origin: {} for origin in ORIGINS}
     for modality, inputs in test.inputs.items():
         rows = torch.unique(test.rows[modality])
-        parts: dict[str, list[Tensor]] = {kind: [] for kind in FEATURE_KINDS}
+        parts: dict[str, list[Tensor]] = {origin: [] for origin in ORIGINS}
         for part in torch.split(rows, run.experiment.run.evaluation_batch):
             parts["local"].append(model.embed(modality, inputs(part).to(device)))
             parts["global"].append(server.embed(modality, theirs[modality](part).to(device)))
             parts["fused"].append(fused.embed(modality, part))
-        values = {kind: torch.cat(embeddings).float() for kind, embeddings in parts.items()}
+        values = {origin: torch.cat(embeddings).float() for origin, embeddings in parts.items()}
         if fusion.inputs == "representations":  # then unit vectors enter the fusion
             values["local"], values["global"] = F.normalize(values["local"]), F.normalize(values["global"])
-        for kind, embeddings in values.items():
+        for origin, embeddings in values.items():
             table = torch.zeros(len(inputs), embeddings.shape[1])  # rows that nobody asks for stay empty
-            tables[kind][modality] = table.index_copy_(0, rows, embeddings.cpu())
-    return {kind: Tabled(by_modality) for kind, by_modality in tables.items()}, numbered
+            tables[origin][modality] = table.index_copy_(0, rows, embeddings.cpu())
+    return {origin: Tabled(by_modality) for origin, by_modality in tables.items()}, numbered
 
 
 def _judged(member: Member, test: Samples, guidance: FusionGuidance) -> Sequence[str]:

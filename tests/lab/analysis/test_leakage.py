@@ -166,8 +166,8 @@ def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> N
     samples = opened.federation.train(opened.federation.members["text-0"])
     canaries = planted(samples, "topic", 6, 10, torch.Generator().manual_seed(0))
     changed = samples.targets["topic"] != canaries.samples.targets["topic"]
-    assert sorted(canaries.places.tolist()) == changed.nonzero().flatten().tolist()
-    assert len(canaries.places) == 10
+    assert sorted(canaries.positions.tolist()) == changed.nonzero().flatten().tolist()
+    assert len(canaries.positions) == 10
 
 
 def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(overfitted_runs: Callable[[str], Path]) -> None:

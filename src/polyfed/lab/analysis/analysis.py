@@ -143,7 +143,7 @@ def analysis_class(name: str) -> type[Analysis]:
         ConfigError: there is none.
     """
     if is_file_class(name):
-        return class_in_file(name, Analysis)
+        return class_in_file(name, Analysis)  # type: ignore[type-abstract]
     if name not in (known := Analysis.declared()):
         gone = removed("analysis", name)
         hint = f"{nearest(name, known)}; those of one paper are files beside its studies, FILE.py:Class"
@@ -151,14 +151,14 @@ def analysis_class(name: str) -> type[Analysis]:
     return Analysis.named(name)  # type: ignore[return-value]
 
 
-def with_settings(kind: type[Analysis], settings: Mapping[str, Any]) -> Analysis:
+def with_settings(analysis: type[Analysis], settings: Mapping[str, Any]) -> Analysis:
     """The analysis with its settings.
 
     Raises:
         ConfigError: one is unknown or wrong.
     """
     try:
-        return parse_settings(kind, settings)
+        return parse_settings(analysis, settings)
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("config: ")) from error
 

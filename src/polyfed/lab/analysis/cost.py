@@ -292,10 +292,10 @@ def one_round(session: Session, number: int, around: AbstractContextManager[None
 
 def one_of_each(clients: Sequence[ClientInfo]) -> tuple[ClientInfo, ...]:
     """The first client of each architecture in each group."""
-    kinds: dict[tuple[str, str], ClientInfo] = {}
+    first: dict[tuple[str, str], ClientInfo] = {}
     for client in clients:
-        kinds.setdefault((client.group, client.architecture), client)
-    return tuple(kinds.values())
+        first.setdefault((client.group, client.architecture), client)
+    return tuple(first.values())
 
 
 def bytes_by_kind(ledger: Ledger, client: str) -> dict[str, dict[str, int]]:

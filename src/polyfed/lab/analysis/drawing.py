@@ -97,9 +97,9 @@ class PointMap:
 
     def draw(self, axes: Axes) -> None:
         """Draw a colour and marker for each group; the markers change when all colours are used."""
-        for place, (name, points) in enumerate(self.groups.items()):
-            marker = _MARKERS[place // len(COLOURS) % len(_MARKERS)]
-            look: Any = {"color": COLOURS[place % len(COLOURS)], "marker": marker, "linewidths": 0}
+        for number, (name, points) in enumerate(self.groups.items()):
+            marker = _MARKERS[number // len(COLOURS) % len(_MARKERS)]
+            look: Any = {"color": COLOURS[number % len(COLOURS)], "marker": marker, "linewidths": 0}
             axes.scatter(points[:, 0], points[:, 1], s=9, alpha=0.6, label=name, **look)
             if self.has_centres:
                 x, y = points.mean(0).tolist()
@@ -122,9 +122,9 @@ def draw_panels(title: str, panels: Sequence[Matrix | PointMap], columns: int) -
     named = max((len(panel.groups) for panel in panels if isinstance(panel, PointMap) and panel.has_legend), default=0)
     height = max(3.6 + 0.25 * math.ceil(named / _LEGEND), 1.6 + 0.3 * min(longest, 60))
     drawing, axes = figure_grid(math.ceil(len(panels) / columns), columns, height=height, title=title)
-    for place, panel in zip(axes, panels, strict=False):
-        panel.draw(place)
-        place.set_title(panel.title)
-    for place in axes[len(panels) :]:
-        place.set_axis_off()
+    for where, panel in zip(axes, panels, strict=False):
+        panel.draw(where)
+        where.set_title(panel.title)
+    for where in axes[len(panels) :]:
+        where.set_axis_off()
     return drawing

@@ -124,9 +124,9 @@ def _rates(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
     draws, count = np.random.default_rng(seed), len(members)
     ordered = np.concatenate([[np.inf], np.sort(others)[::-1], [-np.inf]])
     above = np.append(count - np.searchsorted(np.sort(members), ordered[:-1], side="right"), count)
-    places = draws.binomial(len(others), FALSE_POSITIVES, _DRAWS)
+    positions = draws.binomial(len(others), FALSE_POSITIVES, _DRAWS)
     ends = []
-    for told, level in ((above[places], (1 - LEVEL) / 2), (above[places + 1], (1 + LEVEL) / 2)):
+    for told, level in ((above[positions], (1 - LEVEL) / 2), (above[positions + 1], (1 + LEVEL) / 2)):
         rates = draws.beta(told + 0.5, count - told + 0.5)
         rates[told == (0 if level < 0.5 else count)] = 0 if level < 0.5 else 1  # no rate is beyond
         ends.append(float(np.quantile(rates, level)))
@@ -226,7 +226,7 @@ class Situation:
         for seen in self.seen.replies:
             if seen.is_sum or seen.clients[0] in turns[: self.plan.clients]:
                 for name, bundle in seen.bundles.items():
-                    on = f"{_kind(name, bundle)} of {seen.who}"
+                    on = f"{bundle_name(name, bundle)} of {seen.who}"
                     yield Crossed(on, self.member(seen.clients[0]), seen, name, bundle)
 
     def member(self, client: str) -> Member:
@@ -255,7 +255,7 @@ class Situation:
             return "the classifier does not cross, and representations alone do not say how well a sample is known"
         if isinstance(bundle, Representations | Logits):
             return "" if self._public else "the method does not say of which public samples rows are"
-        return f"no attack on {_kind(name, bundle)} is known to us"
+        return f"no attack on {bundle_name(name, bundle)} is known to us"
 
     @property
     def _public(self) -> PublicExchange | None:
@@ -279,7 +279,7 @@ class Situation:
         return who.model.eval()
 
 
-def _kind(name: str, bundle: TensorBundle) -> str:
+def bundle_name(name: str, bundle: TensorBundle) -> str:
     """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
     if isinstance(bundle, Weights) and name != UPDATE:
         return name
@@ -303,10 +303,10 @@ class Candidates:
 
 
 def one_an_item(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
-    """The place of the first sample of each item, in their order: samples of one item are members together."""
+    """The position of the first sample of each item, in their order: samples of one item are members together."""
     firsts: dict[int, int] = {}
-    for place, item in enumerate(items.tolist()):
-        firsts.setdefault(item, place)
+    for position, item in enumerate(items.tolist()):
+        firsts.setdefault(item, position)
     return torch.tensor(list(firsts.values()), dtype=torch.int64)
 
 
@@ -352,7 +352,7 @@ def _alike(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, Samp
     """Equally many of each class, in an order in which any beginning is mixed."""
     if not isinstance(task, Classification):
         return inside, outside
-    places: list[Int64[Tensor, " k"]] = []
+    positions: list[Int64[Tensor, " k"]] = []
     labels = [part.targets[task.target].long() for part in (inside, outside)]
     classes = torch.unique(torch.cat(labels)).tolist()
     by_class = [[(own == name).nonzero().flatten() for own in labels] for name in classes]
@@ -361,8 +361,8 @@ def _alike(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, Samp
         chosen = [pair[side][:size] for pair, size in zip(by_class, sizes, strict=True)]
         # the k-th of each class, then the next: both sides stop at the same classes
         turns = torch.cat([torch.arange(len(own)) for own in chosen])
-        places.append(torch.cat(chosen)[turns.argsort(stable=True)])
-    return inside.subset(places[0]), outside.subset(places[1])
+        positions.append(torch.cat(chosen)[turns.argsort(stable=True)])
+    return inside.subset(positions[0]), outside.subset(positions[1])
 
 
 # ---- scores of samples
@@ -390,8 +390,8 @@ def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Sam
         if isinstance(task, Classification):
             return torch.cat([_confidence(model, task, head, part) for part in _parts(samples)]).cpu()
         losses = [
-            task.loss(model, head, samples.batch(torch.tensor([place])).to(model.device))
-            for place in range(len(samples))
+            task.loss(model, head, samples.batch(torch.tensor([position])).to(model.device))
+            for position in range(len(samples))
         ]
         return -torch.stack(losses).double().cpu()
 
@@ -502,18 +502,18 @@ class _Target:
         """Models trained on halves of the candidates, as long as the client was in the run, on its task alone."""
         model = self.fresh()
         start = {name: value.clone() for name, value in model.exchanged().items()}
-        for place, chosen in enumerate(inside):
+        for shadow, chosen in enumerate(inside):
             model.load(start)
-            self._train(situation, model, self.candidates.samples.subset(chosen.nonzero().flatten()), place)
+            self._train(situation, model, self.candidates.samples.subset(chosen.nonzero().flatten()), shadow)
             yield model.eval()
 
-    def _train(self, situation: Situation, model: Model, samples: Samples, place: int) -> None:
+    def _train(self, situation: Situation, model: Model, samples: Samples, shadow: int) -> None:
         experiment, rounds, seed = situation.opened.experiment, situation.seen.number, situation.plan.seed
         local = experiment.algorithm.local_training or LocalTraining()
         state: dict[str, dict[str, Tensor]] = {}
         for number in range(1, rounds + 1):
             participant = Participant(
-                name=f"{self.member.id}-shadow-{place}",
+                name=f"{self.member.id}-shadow-{shadow}",
                 load_model=lambda weights: loaded(model, weights),
                 clock=Clock(seed, number, rounds, experiment.algorithm.epochs_a_round),
                 setup=TrainingSetup(
@@ -521,7 +521,7 @@ class _Target:
                 ),
                 optimizers=Optimizers(state),
             )
-            with isolated(seed, "shadow", place, number):
+            with isolated(seed, "shadow", shadow, number):
                 participant.fit(samples, epochs=local.epochs, steps=local.steps)
             # momentum goes on where the client's does
             state = participant.optimizers.kept() if "optimizer" in experiment.algorithm.keeps else {}
@@ -529,13 +529,13 @@ class _Target:
 
 def halves(samples: Samples, number: int, seed: int) -> Bool[Tensor, "k n"]:
     """Random halves and what they leave, by item, so that each candidate is in as many as it is out of."""
-    items, places = torch.unique(samples.items, return_inverse=True)
+    items, inverse_index = torch.unique(samples.items, return_inverse=True)
     rows = []
     for turn in range(number // 2):
         order = torch.randperm(len(items), generator=generator(seed, "halves", turn))
         chosen = torch.zeros(len(items), dtype=torch.bool)
         chosen[order[: len(items) // 2]] = True
-        rows += [chosen[places], ~chosen[places]]
+        rows += [chosen[inverse_index], ~chosen[inverse_index]]
     return torch.stack(rows)
 
 
@@ -567,21 +567,21 @@ class Canaries:
 
     Attributes:
         samples: all that the client trains on, these among them.
-        places: of these.
+        positions: of these.
     """
 
     samples: Samples
-    places: Int64[Tensor, " k"]
+    positions: Int64[Tensor, " k"]
 
 
 def planted(samples: Samples, target: str, classes: int, number: int, draws: torch.Generator) -> Canaries:
     """So many random samples, of an item each, with another class than their own, each as likely."""
     order = torch.randperm(len(samples), generator=draws)
-    places = order[one_an_item(samples.items[order])][: min(number, int(_SHARE * len(samples)))]
+    positions = order[one_an_item(samples.items[order])][: min(number, int(_SHARE * len(samples)))]
     labels = samples.targets[target].clone()
-    shifts = torch.randint(1, classes, (len(places),), generator=draws)
-    labels[places] = ((labels[places].long() + shifts) % classes).to(labels.dtype)
-    return Canaries(replace(samples, targets={**samples.targets, target: labels}), places)
+    shifts = torch.randint(1, classes, (len(positions),), generator=draws)
+    labels[positions] = ((labels[positions].long() + shifts) % classes).to(labels.dtype)
+    return Canaries(replace(samples, targets={**samples.targets, target: labels}), positions)
 
 
 def exposures(logits: Float[Tensor, "k c"], labels: Int64[Tensor, " k"]) -> Float[Tensor, " k"]:
@@ -645,7 +645,7 @@ def _exposed(model: Model, member: Member, canaries: Canaries) -> Float[Tensor, 
     """Exposure of each canary in a model."""
     task = member.settings.task
     assert isinstance(task, Classification)
-    batch = canaries.samples.batch(canaries.places).to(model.device)
+    batch = canaries.samples.batch(canaries.positions).to(model.device)
     with evaluating(model):
         logits = task.scores(model, head_of(model, member.head), batch).double().cpu()
     return exposures(logits, batch.targets[task.target].long().cpu())
@@ -654,7 +654,7 @@ def _exposed(model: Model, member: Member, canaries: Canaries) -> Float[Tensor, 
 _AUC = {"AUC": "{auc[value]:.2f} [{auc[low]:.2f}, {auc[high]:.2f}]"}
 
 
-class AttackKind(NamedTuple):
+class AttackType(NamedTuple):
     """How it is done, and how its table is made of its figures: heading -> format."""
 
     findings: Callable[[Situation], Iterator[Finding]]
@@ -664,7 +664,7 @@ class AttackKind(NamedTuple):
 
 
 _ATTACKS = {
-    MEMBERSHIP: AttackKind(
+    MEMBERSHIP: AttackType(
         membership_findings,
         "was this sample trained on",
         _AUC
@@ -673,7 +673,7 @@ _ATTACKS = {
         "AUC: chance is 0.5. Told at 1 %: share of members that are told when at most 1 % of the others are taken for "
         "members. In brackets: intervals of 95 % (bootstrap; exact).",
     ),
-    CANARIES: AttackKind(
+    CANARIES: AttackType(
         canary_findings,
         "random labels of canaries",
         _AUC
@@ -694,7 +694,7 @@ def run_leakage(opened: Simulated, plan: Leakage) -> AnalysisResult:
     """
     with cpu_threads(opened.experiment.run.threads), seen_round(opened) as seen:
         situation = Situation(opened, seen, plan)
-        results = {name: list(kind.findings(situation)) for name, kind in _ATTACKS.items() if name in plan.attacks}
+        results = {str(name): list(_ATTACKS[name].findings(situation)) for name in _ATTACKS if name in plan.attacks}
     findings = {name: [one for one in every if one.figures] for name, every in results.items()}
     unattacked = [one for every in results.values() for one in every if not one.figures]
     method, protection = opened.experiment.algorithm.component_name(), protection_of(opened.experiment)
@@ -725,14 +725,14 @@ def _tables(run: str, findings: Mapping[str, Sequence[Finding]], unattacked: Seq
     """A table for each kind of attack, and one of what was not attacked."""
     tables = []
     for name, found in findings.items():
-        kind = _ATTACKS[name]
+        attack = _ATTACKS[name]
         rows = [
-            (one.on, one.attack, *(shown.format(**one.figures) for shown in kind.columns.values()), one.says)
+            (one.on, one.attack, *(shown.format(**one.figures) for shown in attack.columns.values()), one.says)
             for one in found
         ]
         if rows:
-            columns = ("attacked", "by", *kind.columns, "gave away")
-            tables.append(TextTable(f"{run} gave away: {kind.title}", columns, rows, (kind.note,)))
+            columns = ("attacked", "by", *attack.columns, "gave away")
+            tables.append(TextTable(f"{run} gave away: {attack.title}", columns, rows, (attack.note,)))
     if unattacked:
         rows = [(one.on, one.attack, one.says) for one in unattacked]
         tables.append(TextTable(f"{run}: no attack here", ("what", "attack", "because"), rows))

@@ -96,10 +96,10 @@ class Simulated:
         server = self._server() if self.experiment.server is not None else None
         if server is not None:
             yield server
-        for kind, weights in self.run.global_weights.items():
+        for client_type, weights in self.run.global_weights.items():
             # a server that is the average of a type is not judged twice
             if server is None or not _holds(weights, server.model.exchanged()):
-                yield self._global(kind)
+                yield self._global(client_type)
 
     @cached_property
     def keepers(self) -> dict[str, int]:
@@ -132,12 +132,14 @@ class Simulated:
             f"of: server says not which; {nearest(SERVER, valid)}"
         )
 
-    def _global(self, kind: str, name: str | None = None) -> TrainedModel:
+    def _global(self, client_type: str, name: str | None = None) -> TrainedModel:
         number = self.run.checkpoint.round
         if self.which.isdecimal() and int(self.which) != number:
-            raise ConfigError(f"model {self.which}: the global model of '{kind}' is there of round {number} alone")
-        member = self.federation.members[self.run.types[kind].clients[0].id]
-        return self._of_member(name or kind, number, member, self.run.global_model(kind))
+            raise ConfigError(
+                f"model {self.which}: the global model of '{client_type}' is there of round {number} alone"
+            )
+        member = self.federation.members[self.run.types[client_type].clients[0].id]
+        return self._of_member(name or client_type, number, member, self.run.global_model(client_type))
 
     def _of_member(self, name: str, number: int, member: Member, model: Model) -> TrainedModel:
         classes = self.federation.train(member).classes

@@ -123,7 +123,7 @@ def weights_result(run: str, channels: Sequence[ChannelWeights]) -> AnalysisResu
 
 def _matrix(each: ChannelWeights) -> Matrix:
     """Weights of the clients for a few samples."""
-    values, columns = each.values[:, each.chosen], [f"sample {place}" for place in each.chosen]
+    values, columns = each.values[:, each.chosen], [f"sample {position}" for position in each.chosen]
     title = f"{each.channel}, round {each.round}: weight by recorded public sample"
     return Matrix(title, "client", each.clients, columns, values, limits=(0, float(values.max())))
 
@@ -173,7 +173,7 @@ def _kinds(run: Run) -> dict[str, str]:
 def _chosen_samples(channel: str, recorded: int, samples: int, at: Sequence[int] | None) -> tuple[int, ...]:
     if at is None:
         return tuple(drawn(recorded, samples, "weights", channel).tolist())
-    for place in at:
-        if not 0 <= place < recorded:
-            raise ConfigError(f"sample {place} of '{channel}' was not recorded; valid: 0 to {recorded - 1}")
+    for position in at:
+        if not 0 <= position < recorded:
+            raise ConfigError(f"sample {position} of '{channel}' was not recorded; valid: 0 to {recorded - 1}")
     return tuple(at)

@@ -166,13 +166,13 @@ def computed(
         raise DataError(f"{what} has no samples")
     samples.require_all(modality, what)
     # siblings share a picture: each is encoded once
-    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    rows, inverse_index = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     load = samples.inputs[modality]
     parts = [function(load(part).to(subject.device)).float().cpu() for part in torch.split(rows, subject.batch)]
     features = torch.cat(parts)
     if not bool(features.isfinite().all()):
         raise DataError(f"features of '{modality}' by {subject.name} on {what} hold NaN or infinity: it has diverged")
-    return features[place]
+    return features[inverse_index]
 
 
 @dataclass

@@ -111,10 +111,10 @@ def run_suite(
         outcomes[task] = probe.run(bench, task)
     tasks, tables = {}, []
     for task, outcome in outcomes.items():
-        probe = suite.tasks[task].component_name()
+        kind = suite.tasks[task].component_name()
         rows = [row.to_json() for row in outcome.rows]
-        tasks[task] = {"probe": probe, "data": outcome.data, "rows": rows, "notes": list(outcome.notes)}
-        tables.append(outcome.table(f"{task} ({probe}, {outcome.data})"))
+        tasks[task] = {"probe": kind, "data": outcome.data, "rows": rows, "notes": list(outcome.notes)}
+        tables.append(outcome.table(f"{task} ({kind}, {outcome.data})"))
     if left_out:
         tables.append(TextTable("Left out", ("task", "why"), list(left_out.items())))
     about = {"subject": subject.name, "suite": name, "seed": seed}
@@ -214,14 +214,14 @@ def _client(run: Run, client: str) -> Opened:
     elif client not in members:
         raise ConfigError(f"no client '{client}' in '{run.folder}'; {nearest(client, members)}")
     else:
-        kind = next(name for name, each in run.types.items() if client in {info.id for info in each.clients})
-        if kind not in run.global_weights:
+        client_type = next(name for name, each in run.types.items() if client in {info.id for info in each.clients})
+        if client_type not in run.global_weights:
             raise ConfigError(
                 f"clients of '{run.experiment.algorithm.component_name()}' keep no model in '{run.folder}', nor does "
                 "the server for them; test the server's model"
             )
-        model, settings = run.global_model(kind), members[client].model
-        title = f"{run.name}, global model of {kind} (round {run.checkpoint.round})"
+        model, settings = run.global_model(client_type), members[client].model
+        title = f"{run.name}, global model of {client_type} (round {run.checkpoint.round})"
     return _of_run(run, title, model, settings, run.federation.data.context)
 
 

@@ -94,9 +94,9 @@ class RowSearch:
             raise RunError(f"tuning.column: {error}") from error
         settings = {
             path: value
-            for name, kind in pattern.kinds.items()
-            for path, value in kind.at(best[name]).items()
-            if value != kind.values[path]
+            for name, group in pattern.kinds.items()
+            for path, value in group.at(best[name]).items()
+            if value != group.values[path]
         }
         scores = {choice_label(choice): self._sign * score for choice, score in pattern.scores}
         return Chosen(best, settings, scores, pattern.is_surrounded)
@@ -159,9 +159,9 @@ class StudyPlan:
         """Raise ConfigError if tuning names a setting that no row has."""
         tuning = self.study.tuning
         searches = list(filter(None, (self.row_search(*place) for place in places)))
-        for name, kind in tuning.settings.items() if tuning else ():
+        for name, group in tuning.settings.items() if tuning else ():
             known = [path for search in searches if (own := search.pattern.kinds.get(name)) for path in own.values]
-            for path in kind.paths:
+            for path in group.paths:
                 if not any(fnmatchcase(other, path) for other in known):
                     where = f"tuning.settings.{name}.paths"
                     raise ConfigError(f"{where}: no row that is tuned has a number at '{path}' that could be another")
@@ -239,10 +239,10 @@ class StudyPlan:
 
     def _tunable_at(self, row: str, point: Point) -> Tunable:
         if (row, point) not in self._tunable:
-            tuning, kinds = self._tuning(row), self.study.resolved(row).tune
+            tuning, names = self._tuning(row), self.study.resolved(row).tune
             ladders = tuning.ladders if tuning else {}
-            if isinstance(kinds, list):
-                ladders = {name: ladders[name] for name in ladders if name in kinds}
+            if isinstance(names, list):
+                ladders = {name: ladders[name] for name in ladders if name in names}
             of_axes = [overrides for axis in self.study.axes.values() for overrides in axis.overrides.values()]
 
             def is_of_axis(path: str) -> bool:  # what an axis sets stays as it says

@@ -31,7 +31,7 @@ from polyfed.runs.tuning import Ladders
 from polyfed.runs.twins import TwinSettings
 
 
-class TunedKind(Settings):
+class TunedSettings(Settings):
     """Settings that are multiplied together."""
 
     paths: list[str] = Field(
@@ -58,7 +58,7 @@ class Tuning(Settings):
     """
 
     candidates: int = Field(default=9, ge=1, description="how many a row has at most")
-    settings: dict[str, TunedKind] = Field(min_length=1, description="kind -> where its settings are")
+    settings: dict[str, TunedSettings] = Field(min_length=1, description="kind -> where its settings are")
     column: SerializeAsAny[ColumnSettings] = Field(description="what is compared; of validation data")
     seeds: list[int] = Field(default=[100], min_length=1, description="of candidates, whose mean is compared")
     at: Literal["row", "point"] = Field(
@@ -86,7 +86,7 @@ class Tuning(Settings):
 
     @property
     def ladders(self) -> Ladders:
-        return {name: (kind.paths, kind.factors) for name, kind in self.settings.items()}
+        return {name: (group.paths, group.factors) for name, group in self.settings.items()}
 
 
 def is_set_by(overrides: Mapping[str, JsonValue], path: str) -> bool:

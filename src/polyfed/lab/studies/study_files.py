@@ -123,8 +123,8 @@ def study_content(source: str | Path, extending: tuple[Path, ...] = ()) -> dict[
     base = content.pop("extends", None)
     if base is None:
         return dict(content)
-    beside = path.parent / str(base)
-    beside = next((file for file in (beside, beside.with_name(f"{beside.name}{SUFFIX}")) if file.is_file()), None)
+    named = path.parent / str(base)
+    beside = next((file for file in (named, named.with_name(f"{named.name}{SUFFIX}")) if file.is_file()), None)
     if beside is None:
         raise ConfigError(f"{path}: extends: {_missing(str(base))}")
     return merged_study(study_content(beside, (*extending, path.resolve())), content)

@@ -167,8 +167,10 @@ def can_be_missed(samples: Samples) -> bool:
 
 
 def _distinct(gallery: Gallery, samples: Samples, modality: str) -> Gallery:
-    rows, place = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    first = torch.full((len(rows),), len(place)).scatter_reduce(0, place, torch.arange(len(place)), "amin")
+    rows, inverse_index = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    first = torch.full((len(rows),), len(inverse_index)).scatter_reduce(
+        0, inverse_index, torch.arange(len(inverse_index)), "amin"
+    )
     return gallery.at(first)
 
 
