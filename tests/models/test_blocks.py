@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.blocks import Attention, DropPath, TransformerBlock, stack
+from polyfed.models.blocks import Attention, DropPath, PostBlock, TransformerBlock, stack
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.blocks import Blocks, BlocksModule, renamed_block
 from polyfed.models.heads import LinearHead
@@ -112,6 +112,23 @@ def test_a_block_is_written_as_in_the_paper():
     hidden = F.linear(F.layer_norm(middle, (6,), eps=1e-6), block.mlp.fc1.weight, block.mlp.fc1.bias)
     gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
     torch.testing.assert_close(block(x), middle + block.mlp.fc2(gelu))
+
+
+def test_a_post_norm_block_is_written_as_in_bert():
+    block, x = PostBlock(6, 2, 12), torch.randn(2, 5, 6)
+    middle = F.layer_norm(x + block.attention(x), (6,), eps=1e-12)
+    torch.testing.assert_close(block(x), F.layer_norm(middle + block.mlp(middle), (6,), eps=1e-12))
+
+
+@torch.no_grad()
+def test_the_first_position_attends_as_the_mean_of_its_heads():
+    attention, x, mask = Attention(6, 2), torch.randn(1, 4, 6), torch.tensor([[True, True, False, True]])
+    expected = torch.zeros(4)
+    q, k, _ = attention.qkv(x[0]).chunk(3, dim=1)
+    for head in (slice(0, 3), slice(3, 6)):
+        score = [math.exp(float(q[0, head] @ k[j, head]) / math.sqrt(3)) * bool(mask[0, j]) for j in range(4)]
+        expected += torch.tensor(score) / sum(score) / 2
+    torch.testing.assert_close(attention.leading(x, mask)[0], expected)
 
 
 def test_heads_must_divide_the_width():
@@ -218,17 +235,6 @@ def test_depth_and_final_norm_are_settings():
     module = model.build(96, PICTURES, CONTEXT)
     assert len(module.blocks) == 2
     assert not list(module.norm.parameters())
-
-
-@pytest.mark.parametrize("spec", [InputSpec((5,)), InputSpec((3, 5), ("a", "b")), InputSpec((2, 3, 8, 8))])
-def test_other_input_is_refused(spec):
-    with pytest.raises(ConfigError, match=r"encoder 'blocks' needs images .* its view gives shape \["):
-        nano(spec)
-
-
-def test_patches_that_do_not_divide_the_picture_are_refused():
-    with pytest.raises(ConfigError, match="patch 16 does not divide images of 24x32"):
-        nano(InputSpec((3, 24, 32)), patch=16)
 
 
 @pytest.fixture(scope="module")

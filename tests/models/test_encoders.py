@@ -164,6 +164,7 @@ def test_nothing_is_left_that_learns_nothing(name: str) -> None:
 # ---- refusals
 
 WORDS, FLAT = InputSpec((7,), ("a", "b")), InputSpec((9,))
+OTHERS = InputSpec((5,)), InputSpec((3, 5), ("a", "b")), InputSpec((2, 3, 8, 8))
 NEEDS_TOKENS = r"encoder '{}' needs token ids .* gives shape \[3, 32, 32\]"
 NEEDS_IMAGES = r"encoder '{}' needs images .*gives shape \[7\] and a vocabulary"
 
@@ -176,6 +177,8 @@ NEEDS_IMAGES = r"encoder '{}' needs images .*gives shape \[7\] and a vocabulary"
         ("projection", WORDS, "encoder 'projection' needs features"),
         ({"name": "projection", "pie": True}, FLAT, "pool: tokens"),
         ({"name": "vit", "patch": 7}, PICTURES, "patch 7 does not divide images of 32x32"),
+        *(("blocks", spec, "encoder 'blocks' needs images .* its view gives shape") for spec in OTHERS),
+        ("blocks", InputSpec((3, 24, 32)), "patch 16 does not divide images of 24x32"),
         ({"name": "bert", "positions": 8}, TEXTS, "room for 8 tokens a text, its view gives 12"),
     ],
 )
