@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, Self
@@ -121,28 +121,20 @@ class Classification(Task):
     )
 
     @model_validator(mode="after")
-    def _names_alone(self) -> Self:
+    def _all_acts(self) -> Self:
         if self.names is not None:
             require_default(self, "with names", "classes", "separation", "non_negative", "bias")
             if self.modality == self.names.modality:
                 raise ValueError(f"modality is '{self.modality}', which reads names (names.modality); name another")
-        return self
-
-    @model_validator(mode="after")
-    def _scale_acts(self) -> Self:
         if not self.non_negative:
             require_default(self, "with non_negative: false", "scale")
+        if self.modality is not None:
+            require_default(self, f"with modality: {self.modality}", "imputation", "given")
         return self
 
     @property
     def own_modalities(self) -> frozenset[str]:
         return frozenset() if self.names is None else frozenset({self.names.modality})
-
-    @model_validator(mode="after")
-    def _imputation_acts(self) -> Self:
-        if self.modality is not None:
-            require_default(self, f"with modality: {self.modality}", "imputation", "given")
-        return self
 
     @property
     def compared(self) -> frozenset[str]:
@@ -175,19 +167,21 @@ class Classification(Task):
             ConfigError: the samples have no such target or modality, or a label is out of range.
         """
         modalities, classes = self._modalities(samples.modalities), self._classes(samples)
-        head = self._classifier(dim, classes, samples)
+        head: nn.Module
+        if self.names is not None:
+            if not (names := samples.classes.get(self.target)):
+                raise ConfigError(
+                    f"task.names: target '{self.target}' has no names of classes, only numbers; give the source's "
+                    "column names of classes, or leave names out"
+                )
+            head = NamesHead(self.names.texts(names), self.names.modality, self.names.temperature)
+        elif self.non_negative:
+            head = NonNegativeHead(dim, classes, scale=self.scale, bias=self.bias)
+        else:
+            head = LinearHead(dim, classes, bias=self.bias)
         if len(modalities) > 1:
             head.add_module(_IMPUTER, self.imputation.imputer(dim, modalities, classes))
         return head
-
-    def _classifier(self, dim: int, classes: int, samples: Samples) -> nn.Module:
-        if self.names is not None:
-            return NamesHead(
-                self.names.texts(self._names_of_classes(samples)), self.names.modality, self.names.temperature
-            )
-        if self.non_negative:
-            return NonNegativeHead(dim, classes, scale=self.scale, bias=self.bias)
-        return LinearHead(dim, classes, bias=self.bias)
 
     def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
         """See ``Task``."""
@@ -229,7 +223,12 @@ class Classification(Task):
         if head is None:
             raise TypeError("classification needs the module that its head() made")
         labels, classes = self._labels(samples), class_count(head)
-        self._require_known(labels, classes)
+        outside = labels[(labels < 0) | (labels >= classes)]
+        if len(outside):
+            raise DataError(
+                f"target '{self.target}' has label {int(outside[0])}, but the head knows {classes} classes; "
+                "set classes to the number over all splits"
+            )
         modalities = self._modalities(samples.modalities)
         samples = self.usable(samples.only(modalities))
         labels = labels if len(labels) == len(samples) else self._labels(samples)
@@ -237,31 +236,16 @@ class Classification(Task):
             positions, predicted, losses = self._outcomes(model, head, samples, batch_size)
             metrics = accuracies(positions, predicted, labels, classes)
             metrics |= {"loss": float(losses.double().mean()), "n": float(len(labels)), "classes": float(classes)}
-            given = dict(self._given_each(model, head, samples, batch_size))
-            given = given or {name: positions[chosen] for name, chosen in _patterns(samples).items()}
-        for name, mine in given.items():
+            alone = samples.modalities if self.given == "each" and len(samples.modalities) > 1 else ()
+            given = {name: samples.only([name]).having(name) for name in alone}
+            ranks = {name: self._outcomes(model, head, own, batch_size)[0] for name, own in given.items() if len(own)}
+            ranks = ranks or {name: positions[chosen] for name, chosen in _patterns(samples).items()}
+        for name, mine in ranks.items():
             metrics[f"accuracy_given_{name}"] = 100.0 * float((mine < 1).double().mean())
             metrics[f"n_given_{name}"] = float(len(mine))
         return TaskScores(
             metrics | items_beside(samples), {"accuracy": [mean_by_item(100.0 * (positions < 1), samples.items)]}
         )
-
-    def _given_each(
-        self, model: Embedder, head: nn.Module, samples: Samples, batch_size: int
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Each of several modalities, and the positions of those that have it, given it alone."""
-        for name in samples.modalities if self.given == "each" and len(samples.modalities) > 1 else ():
-            own = samples.only([name]).having(name)
-            if len(own):
-                yield name, self._outcomes(model, head, own, batch_size)[0]
-
-    def _require_known(self, labels: Int64[Tensor, " n"], classes: int) -> None:
-        outside = labels[(labels < 0) | (labels >= classes)]
-        if len(outside):
-            raise DataError(
-                f"target '{self.target}' has label {int(outside[0])}, but the head knows {classes} classes; "
-                "set classes to the number over all splits"
-            )
 
     def _outcomes(
         self, model: Embedder, head: nn.Module, samples: Samples, batch_size: int
@@ -320,15 +304,6 @@ class Classification(Task):
         if len(samples) == 0:
             raise DataError(f"no samples to classify by '{self.target}'; enlarge this participant's share of the data")
         return samples.targets[self.target].long()
-
-    def _names_of_classes(self, samples: Samples) -> tuple[str, ...]:
-        names = samples.classes.get(self.target)
-        if not names:
-            raise ConfigError(
-                f"task.names: target '{self.target}' has no names of classes, only numbers; give the source's column "
-                "names of classes, or leave names out"
-            )
-        return tuple(names)
 
     def _classes(self, samples: Samples) -> int:
         labels = self._labels(samples)

@@ -211,7 +211,7 @@ class HF(Encoder):
         if self.adapter is not None:
             self.adapter.attach(trunk, self.tower, spec, self._folder(context), context)
         # parts that stay in evaluation mode
-        still = [trunk] if self._is_still else [] if self._last is None else before(body, self._last)
+        still: list[nn.Module] = [trunk] if self._is_still else [] if self._last is None else before(body, self._last)
         trained = self._trained(trunk, still)
         for name, value in trunk.state_dict(keep_vars=True).items():
             if name in trained:  # to itself, where copies share the others

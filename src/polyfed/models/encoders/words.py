@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float, Int64
