@@ -270,7 +270,7 @@ class Site:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after, step.digest)
         if training is None and not blank:
-            client.tell_idle(self._idle)
+            client.warn_if_idle(self._idle)
         return detach_reply(reply.payload, self._models.get(client.info.architecture))
 
     @cached_property

@@ -165,7 +165,7 @@ class TargetedPairs(Attack):
                     f"run.attackers 'targeted_pairs': {member.id} has no pairs with '{self.modality}' (it has "
                     f"{list(member.views)}); restrict it with run.attackers.groups"
                 )
-            if len(member.holdings) > 1 or member.holdings[0].dealt.public:
+            if len(member.holdings) > 1 or member.holdings[0].assignment.public:
                 raise ConfigError(
                     f"run.attackers 'targeted_pairs': {member.id} holds items of the public set or a second source; "
                     "restrict it with run.attackers.groups"

@@ -163,18 +163,18 @@ class ItemShare:
     """Items of one split that a client holds.
 
     Attributes:
-        dealt: what they were dealt out of.
+        assignment: what they were dealt out of.
         items: in random order.
         lacking: those without a modality, by its name.
     """
 
-    dealt: Assignment
+    assignment: Assignment
     items: Int64[Tensor, " k"]
     lacking: Lacking
 
     @property
     def ids(self) -> list[str]:
-        ids = self.dealt.split.ids
+        ids = self.assignment.split.ids
         return [ids[item] for item in self.items.tolist()]
 
 
@@ -207,7 +207,7 @@ class Member:
 
     @property
     def test_items(self) -> Int64[Tensor, " k"]:
-        return self.holdings[0].dealt.test_items(self.place)
+        return self.holdings[0].assignment.test_items(self.place)
 
     @property
     def views(self) -> Views:

@@ -169,7 +169,7 @@ class Participant:
         """
         return self.optimizers.epochs.through(number, once=once)
 
-    def tell_idle(self, warned: set[str]) -> None:
+    def warn_if_idle(self, warned: set[str]) -> None:
         """Warn, once a run, that it has taken up optimisers in the round and made no step with any."""
         trainers = self.optimizers.trainers.values()
         if trainers and not any(trainer.steps for trainer in trainers) and self.name not in warned:

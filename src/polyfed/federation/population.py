@@ -79,13 +79,13 @@ class Population:
         for name, group in self.groups.items():
             split = self.data.split(group.source, group.split)
             head = head_name(group.task, split, group.type)
-            dealt = [self._assignment(name, group, group.items == "public")]
+            assignments = [self._assignment(name, group, group.items == "public")]
             if group.also is not None:
                 second = group.additional(None if self.public is None else self.public.settings)
                 require_alike(name, group, split, self.data.split(second.source, second.split))
-                dealt.append(self._assignment(f"{name}.also", second, group.also.public))
+                assignments.append(self._assignment(f"{name}.also", second, group.also.public))
             for k, member_id in enumerate(member_ids(name, group.count)):
-                holdings = tuple(ItemShare(one, one.parts[k], one.lacking(k)) for one in dealt)
+                holdings = tuple(ItemShare(one, one.parts[k], one.lacking(k)) for one in assignments)
                 model = group.models[k % len(group.models)]
                 members[member_id] = Member(member_id, name, k, group, model, head, holdings)
         return members
@@ -127,31 +127,31 @@ class Population:
         """
         own, *more = [self._held(holding, member) for holding in member.holdings]
         entry: dict[str, object] = {"group": member.group, **own}
-        dealt = member.holdings[0].dealt
+        assignment = member.holdings[0].assignment
         if member.settings.test == "dealt":
-            entry["test"] = dealt.test_counts(member.test_items)
+            entry["test"] = assignment.test_counts(member.test_items)
         for also, holding in zip(more, member.holdings[1:], strict=True):
-            entry["also"] = {"public": holding.dealt.public, **also}
+            entry["also"] = {"public": holding.assignment.public, **also}
             entry |= {key: own[key] + also[key] for key in ("items", "samples")}
-        left_out = dict(getattr(dealt.split, "left_out", {}))
+        left_out = dict(getattr(assignment.split, "left_out", {}))
         return entry | ({"left_out": left_out} if left_out else {})
 
     def _held(self, holding: ItemShare, member: Member) -> dict[str, Any]:
-        dealt, items = holding.dealt, holding.items
+        assignment, items = holding.assignment, holding.items
         # the public set may have fewer samples an item than its source
-        public = self.public_samples({}) if dealt.public else None
-        layout = public or self.data.samples(dealt.split, {}, layout=tuple(member.views))
+        public = self.public_samples({}) if assignment.public else None
+        layout = public or self.data.samples(assignment.split, {}, layout=tuple(member.views))
         own = of_items(layout, items, holding.lacking)
         modalities = [name for name in member.views if name in own.rows]
         readable = own.having_any(*modalities)
         read = items if readable is own else items[torch.isin(items, readable.items)]
         gaps = {name: len(torch.unique(readable.items[readable.rows[name] < 0])) for name in modalities}
         return {
-            "source": dealt.split.source,
-            "split": dealt.split.name,
+            "source": assignment.split.source,
+            "split": assignment.split.name,
             "items": len(read),
             "samples": len(readable),
-            **dealt.counts(read),
+            **assignment.counts(read),
             "index": read.tolist(),
             **({"missing": gaps} if any(gaps.values()) else {}),
             **({"unreadable": len(items) - len(read)} if len(read) < len(items) else {}),
@@ -180,7 +180,9 @@ class Population:
         return self._trains[member.id]
 
     def _held_by(self, member: Member, model: ModelSettings | None) -> Samples:
-        held = [of_items(self._held_in(one.dealt, member, model), one.items, one.lacking) for one in member.holdings]
+        held = [
+            of_items(self._held_in(one.assignment, member, model), one.items, one.lacking) for one in member.holdings
+        ]
         return joined(held, member.settings.task)
 
     def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
@@ -196,7 +198,7 @@ class Population:
         key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
             split = self.data.split(group.source, group.test_split)
-            lacking = member.holdings[0].dealt.lacking(member.place, test=True)
+            lacking = member.holdings[0].assignment.lacking(member.place, test=True)
             self._tests[key] = of_items(self._viewed(split, member, model), member.test_items, lacking)
         return self._tests[key]
 
@@ -208,10 +210,10 @@ class Population:
         )
         return samples.having_any(*samples.modalities).prepared()
 
-    def _held_in(self, dealt: Assignment, member: Member, model: ModelSettings | None) -> Samples:
+    def _held_in(self, assignment: Assignment, member: Member, model: ModelSettings | None) -> Samples:
         """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
-        if self.public is None or not dealt.public:
-            return self._viewed(dealt.split, member, model)
+        if self.public is None or not assignment.public:
+            return self._viewed(assignment.split, member, model)
         views = sample_views(model or member.model, member.settings.task)
         own = {name: view for name, view in views.items() if name in member.views}
         return self.public.samples(own, {} if model else member.settings.task.target_views)
@@ -308,7 +310,7 @@ class Population:
             task.require_public([name for name in public if name in member.views])
             if member.settings.test != "all":
                 _ = member.test_items  # refuses what cannot be dealt out
-            if member.settings.missing is not None or any(_has_gaps(one.dealt.split) for one in member.holdings):
+            if member.settings.missing is not None or any(_has_gaps(one.assignment.split) for one in member.holdings):
                 _require_usable(member, "training", self.train(member))
                 _require_usable(member, "test", self.test(member))
             if (samples := len(task.usable(self.train(member)))) < 2:
@@ -343,7 +345,7 @@ class Population:
                 (f"client '{member.id}'", holding.ids)
                 for member in self.members.values()
                 for holding in member.holdings
-                if not holding.dealt.public
+                if not holding.assignment.public
             ]
             public = [self.public.split.ids[item] for item in self.public.all_items.tolist()]
             for where, ids in (*private, *judged):

@@ -218,7 +218,7 @@ def no_model(weights: Mapping[str, Tensor] | None) -> Model:
     raise ConfigError("this method needs a server model; add a 'server' section")
 
 
-def loaded(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
+def with_weights(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
     """The model, with the given weights or else with its own."""
     if weights is not None:
         model.load(weights)

@@ -113,11 +113,11 @@ class Trainer:
         """
         if not loss.requires_grad and not float(loss):  # any other loss without gradient is a mistake, and fails below
             return
-        self.forget()
+        self.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.apply(correct)
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         for _, value in self._named:  # what the optimiser's own way does, without its records for profilers
             value.grad = None
 
@@ -182,7 +182,7 @@ def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[s
 def step_together(loss: Tensor, *trainers: Trainer) -> None:
     """One step of several optimisers, of different parameters, on one scalar loss."""
     for trainer in trainers:
-        trainer.forget()  # all at first: the loss may reach parameters of each
+        trainer.zero_grad()  # all at first: the loss may reach parameters of each
     loss.backward()  # type: ignore[no-untyped-call]
     for trainer in trainers:
         trainer.apply()

@@ -103,7 +103,7 @@ class Loop:
         # draws of the server depend on nothing but seed and round: a resumed round repeats them
         with isolated(cfg.run.seed, number, SERVER):
             cfg.algorithm.round(self.server, cohort)
-        self.server.tell_idle(self._idle)
+        self.server.warn_if_idle(self._idle)
         # a personal model changes only where its client took part; a shared one changes everywhere
         self.changed(cohort.may_have_changed(asked) if cfg.algorithm.is_personal else None)
         if number % cfg.run.eval_every == 0 or number == cfg.run.rounds:

@@ -15,7 +15,7 @@ from polyfed.federation.data import sample_views
 from polyfed.federation.filters import counted
 from polyfed.federation.participant import PublicSamples, TrainingSetup
 from polyfed.federation.population import Population
-from polyfed.federation.server import Diagnostics, Server, loaded, no_model
+from polyfed.federation.server import Diagnostics, Server, no_model, with_weights
 from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.trainer import Clock
 from polyfed.federation.types import Blueprint, GlobalModels
@@ -76,7 +76,7 @@ def build_server(
     views = sample_views(settings.model, settings.task)
     validation = settings.validation_split
     return Server(
-        load_model=lambda weights: loaded(model, weights),  # one module for all models that a server juggles
+        load_model=lambda weights: with_weights(model, weights),  # one module for all models that a server juggles
         setup=TrainingSetup(
             settings.task, federation.server_head, settings.training, run.precision, run.evaluation_batch
         ),

@@ -32,7 +32,7 @@ from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples, union
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant, TrainingSetup
-from polyfed.federation.server import loaded
+from polyfed.federation.server import with_weights
 from polyfed.federation.trainer import Clock, Optimizers
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
 from polyfed.lab.analysis.leakage_replies import SeenReply, SeenRound, is_equal, seen_round
@@ -514,7 +514,7 @@ class _Target:
         for number in range(1, rounds + 1):
             participant = Participant(
                 name=f"{self.member.id}-shadow-{shadow}",
-                load_model=lambda weights: loaded(model, weights),
+                load_model=lambda weights: with_weights(model, weights),
                 clock=Clock(seed, number, rounds, experiment.algorithm.epochs_a_round),
                 setup=TrainingSetup(
                     self.member.settings.task, self.head, self.member.settings.training, experiment.run.precision
