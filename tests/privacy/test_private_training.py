@@ -284,9 +284,9 @@ def test_methods_whose_replies_are_made_of_the_model_run(tmp_path: Path, method:
     [
         (
             {"algorithm": {"name": "fedprox", "local_epochs": 1}},
-            "clients of 'fedprox' may learn of private data",
+            "algorithm 'fedprox': its clients may learn of private data",
         ),
-        ({"algorithm": {"name": "scaffold", "local_epochs": 1}}, "clients of 'scaffold' may learn"),
+        ({"algorithm": {"name": "scaffold", "local_epochs": 1}}, "algorithm 'scaffold': its clients may learn"),
         ({"algorithm": {"name": "fedema", "local_epochs": 1}}, "numbers in the reply to 'fit'"),
         ({"privacy": {"samples": {"noise_multiplier": 1.2}, "reply": {"weights": 1.0}}}, "give one of reply"),
         (
