@@ -26,7 +26,7 @@ from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples, union
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import Participant, TrainingSetup
-from polyfed.federation.server import loaded
+from polyfed.federation.server import with_weights
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
@@ -265,7 +265,7 @@ def trainer_of(
     # a schedule ends with the run: the round after its last has the last rate
     return Participant(
         name=name,
-        load_model=lambda weights: loaded(trained.model, weights),
+        load_model=lambda weights: with_weights(trained.model, weights),
         clock=Clock(run.seed if seed is None else seed, number, max(run.rounds, number), epochs),
         setup=TrainingSetup(trained.task, trained.head, training, run.precision, run.evaluation_batch),
     )
