@@ -264,12 +264,6 @@ def test_fediot_multiplies_the_samples_of_paired_clients() -> None:
     assert shares(rule, "image", "image", "embedding") == {"image": 1.0}
 
 
-def test_what_the_released_name_blocks_matches_leaves_attention_out() -> None:
-    rule = BySlot(layers="mlp_norm").rule(TYPES, DEFAULT)
-    assert set(shares(rule, "image", "image", "attention")) == {"image"}
-    assert set(shares(rule, "image", "image", "mlp")) == {"image", "paired"}
-
-
 def test_more_data_sets_of_a_modality_contribute_each() -> None:
     more = TYPES | {"organs": type_with_head("image", head="organs")}
     sizes = DEFAULT | {"organs": 5_000.0}

@@ -333,11 +333,9 @@ def test_arguments_are_left_alone_and_carry_no_gradient():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_named_by_its_index(bad):
     ones, broken = torch.ones(3), torch.tensor([0.5, 0.5, bad])
-    for project in PROJECTIONS:
+    for project in (*PROJECTIONS, simplex_projection):
         with pytest.raises(ValueError, match=r"v\[2\] is -?(nan|inf)"):
             project(broken, 1.0)
-    with pytest.raises(ValueError, match=r"v\[2\] is"):
-        simplex_projection(broken)
     with pytest.raises(ValueError, match=r"v\[2\] is"):
         mirror_step(ones, broken, 1.0, 1.0)
     with pytest.raises(ValueError, match=r"w\[2\] is"):
@@ -358,11 +356,9 @@ def test_a_value_that_is_not_finite_is_named_by_its_index(bad):
         (lambda: kl_projection(torch.tensor([1.0, -1.0]), 1.0), r"v\[1\] is -1.0"),
         (lambda: kl_projection(torch.zeros(2), 1.0), "v is 0 for all 2 clients"),
         (lambda: released_chi_square_projection(torch.ones(2), 0.0), "rho is 0"),
-        (lambda: released_chi_square_projection(torch.ones(2), -1.0), "rho is -1.0"),
         (lambda: mirror_step(torch.ones(2), torch.ones(3), 1.0, 1.0), "2 weights and 3 losses"),
         (lambda: mirror_step(torch.zeros(2), torch.ones(2), 1.0, 1.0), "w is 0 for all 2 clients"),
         (lambda: mirror_step(torch.ones(2), torch.ones(2), -1.0, 1.0), "gamma is -1.0"),
-        (lambda: mirror_step(torch.ones(2), torch.ones(2), 1.0, -1.0), "rho is -1.0"),
         (lambda: mirror_step(torch.ones(2), torch.ones(2), 1.0, 1.0, "l2"), "divergence is 'l2'; valid: chi_square"),
         (lambda: mirror_step_of(torch.ones(2), torch.tensor([True]), torch.ones(1), 1.0, 1.0), "mask must be of 2"),
         (lambda: mirror_step_of(torch.ones(2), torch.tensor([2]), torch.ones(1), 1.0, 1.0), "client 2; valid: 0 to 1"),

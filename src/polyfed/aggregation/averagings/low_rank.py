@@ -192,13 +192,16 @@ class LowRankAveraging(Averaging):
         for model in models.values():
             has_offset = all(own.offset in model.weights for own in factor_names(model.weights).values())
             self._require_fit(", ".join(model.clients[:3]), has_offset=has_offset)
-        ranks = {
-            (layer, len(model.weights[own.a])): model.clients[:1]
-            for model in models.values()
-            for layer, own in factor_names(model.weights).items()
-        }
-        if self.needs_equal_ranks:
-            self._require_equal(ranks)
+        ranks: dict[str, int] = {}
+        for model in models.values():
+            for layer, own in factor_names(model.weights).items():
+                rank = len(model.weights[own.a])
+                if rank != ranks.setdefault(layer, rank) and self.needs_equal_ranks:
+                    raise ConfigError(
+                        f"algorithm.averaging '{self.component_name()}' needs adapters of one rank, and those of "
+                        f"'{layer}' are {ranks[layer]} and, of client {model.clients[0]}, {rank}; make adapter.rank "
+                        "alike, or choose the method flexlora, hetlora or flora"
+                    )
         self._require_some(bool(ranks))
 
     def _require_some(self, are_there: bool) -> None:
@@ -214,16 +217,6 @@ class LowRankAveraging(Averaging):
                 f"algorithm.averaging '{self.component_name()}' adds to layers for good, and clients {clients} do not "
                 "exchange that; set adapter.offset: true in their encoders"
             )
-
-    def _require_equal(self, ranks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
-        first: dict[str, int] = {}
-        for (layer, rank), clients in ranks.items():
-            if rank != first.setdefault(layer, rank):
-                raise ConfigError(
-                    f"algorithm.averaging '{self.component_name()}' needs adapters of one rank, and those of '{layer}' "
-                    f"are {first[layer]} and, of client {clients[0]}, {rank}; make adapter.rank alike, or choose the "
-                    "method flexlora, hetlora or flora"
-                )
 
 
 def only(rule: type[LowRankAveraging]) -> AfterValidator:
