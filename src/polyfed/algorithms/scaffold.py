@@ -66,13 +66,10 @@ class Scaffold(FedAvg):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast W and c, train, average both."""
-        means: dict[str, WeightedMean] = {}
-        sizes: dict[str, float] = {}
+        changes = {name: WeightedMean() for name in server.types}
 
         def fold(reply: Reply) -> None:
-            type_name, share = server.type_of(reply.sender), self.share(server, reply.sender)
-            means.setdefault(type_name, WeightedMean()).add(reply.controls, share)
-            sizes[type_name] = sizes.get(type_name, 0.0) + share
+            changes[server.type_of(reply.sender)].add(reply.controls, self.share(server, reply.sender))
 
         replies = cohort.ask(
             self.controlled_fit,
@@ -83,9 +80,10 @@ class Scaffold(FedAvg):
         )
         self.average(server, cohort, tap(replies, fold))
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
-        for type_name, mean in means.items():
-            part = sizes[type_name] / sum(self.share(server, client) for client in server.types[type_name].clients)
-            server.state[_key(type_name)] = _moved(server.state.get(_key(type_name), {}), mean.take(), part)
+        for name, mean in changes.items():
+            if mean.total > 0:
+                part = mean.total / sum(self.share(server, client) for client in server.types[name].clients)
+                server.state[_key(name)] = _moved(server.state.get(_key(name), {}), mean.take(), part)
 
     def share(self, server: Server, client: ClientInfo) -> float:
         return 1.0 if self.objective == "clients" else float(server.weight(client))
