@@ -245,10 +245,3 @@ def test_attackers_who_cannot_attack_like_this_are_refused(
     with pytest.raises(ConfigError, match=message):
         polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_deployment_has_no_attackers(tiny: Config) -> None:
-    engine = {"name": "flower", "superlink": "localhost:9091", "sites": ["here"]}
-    tiny["run"] |= {"attackers": "sign_flip", "engine": engine}
-    with pytest.raises(ConfigError, match=r"run.*attackers are for simulations"):
-        Experiment.parse(tiny)

@@ -37,20 +37,17 @@ class FalseUpdate(Attack):
         """
         fields = dict(payload.fields)
         for name, bundle in payload.bundles.items():
-            start = _start(sent, name, bundle)
-            tensors = {key: self._of(bundle, key, start.get(key), stream) for key in bundle}
+            start, tensors = sent.bundles.get(name), dict(bundle)
+            is_weights = isinstance(bundle, Weights)
+            known = start if is_weights and isinstance(start, Weights) else {}
+            for key, value in bundle.items():
+                if value.is_floating_point() and value.numel():
+                    centre = known[key].to(value) if key in known else torch.zeros_like(value)
+                    # weights are one vector each, rows one a sample or class
+                    rows = (value - centre).reshape(1 if is_weights else -1, -1 if is_weights else value.shape[-1])
+                    tensors[key] = centre + self.false(rows, stream).reshape(value.shape)
             fields[name] = remade(bundle, tensors)
         return Payload(fields)
-
-    def _of(self, bundle: TensorBundle, key: str, start: Tensor | None, stream: torch.Generator) -> Tensor:
-        value = bundle[key]
-        if not value.is_floating_point() or not value.numel():
-            return value
-        centre = torch.zeros_like(value) if start is None else start.to(value)
-        change = value - centre
-        # weights are one vector each, rows one a sample or class
-        rows = change.reshape(1, -1) if isinstance(bundle, Weights) else change.reshape(-1, change.shape[-1])
-        return centre + self.false(rows, stream).reshape(value.shape)
 
     @abstractmethod
     def false(self, rows: Tensor, stream: torch.Generator) -> Tensor:
@@ -67,27 +64,27 @@ class Conspiracy(Attack):
             honest: client -> what training made of it, of all clients of the type that replied, in client order.
             attackers: those of them who attack, at least one.
         """
-        return {name: self._reply(honest, attackers, name) for name in attackers}
-
-    def _reply(self, honest: Mapping[str, Payload], attackers: Sequence[str], name: str) -> Payload:
-        fields = dict(honest[name].fields)
-        for field, bundle in honest[name].bundles.items():
-            everybody = [payload.bundles[field] for payload in honest.values()]
-            fellows = [honest[fellow].bundles[field] for fellow in attackers]
-            false = {
-                key: self.common(_alike(everybody, key, value), _alike(fellows, key, value))
-                for key, value in bundle.items()
-                if value.is_floating_point() and value.numel()
-            }
-            fields[field] = remade(bundle, {**bundle, **false})
-        return Payload(fields)
+        replies: dict[str, Payload] = {}
+        for name in attackers:
+            fields = dict(honest[name].fields)
+            for field, bundle in honest[name].bundles.items():
+                everybody = [payload.bundles[field] for payload in honest.values()]
+                fellows = [honest[fellow].bundles[field] for fellow in attackers]
+                false = {
+                    key: self.common(_like(value, key, everybody), _like(value, key, fellows))
+                    for key, value in bundle.items()
+                    if value.is_floating_point() and value.numel()
+                }
+                fields[field] = remade(bundle, {**bundle, **false})
+            replies[name] = Payload(fields)
+        return replies
 
     @abstractmethod
     def common(self, everybody: Sequence[Tensor], attackers: Sequence[Tensor]) -> Tensor:
         """What attackers send in place of a tensor that all clients of the type have, and the attackers among them."""
 
 
-def _alike(bundles: Sequence[TensorBundle], key: str, value: Tensor) -> list[Tensor]:
+def _like(value: Tensor, key: str, bundles: Sequence[TensorBundle]) -> list[Tensor]:
     """The tensors of that name and shape, which among prototypes not all have."""
     return [bundle[key] for bundle in bundles if key in bundle and bundle[key].shape == value.shape]
 
@@ -96,11 +93,6 @@ def remade(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
     """The bundle with other tensors; variances stay positive, as a negative one would be refused for that alone."""
     sound = {name: value.abs() if name.endswith(_VARIANCE) else value for name, value in tensors.items()}
     return type(bundle)(tensors=sound, **bundle.attributes())
-
-
-def _start(sent: Payload, name: str, bundle: TensorBundle) -> Mapping[str, Tensor]:
-    start = sent.bundles.get(name)
-    return start if isinstance(bundle, Weights) and isinstance(start, Weights) else {}
 
 
 class LabelFlip(Attack):

@@ -62,21 +62,35 @@ class FederationPlan:
             ConfigError: it is not so.
             DataError: a source has no such split.
         """
-        _require_names(self.groups)
+        sources = self.data.sources
+        self._require_names()
         for key, source, split in self._splits():
-            if source not in self.data.sources:
-                raise ConfigError(
-                    f"{key}: source '{source}' is not in data.sources; {nearest(source, self.data.sources)}"
-                )
-            self._most(source, split)
+            if source not in sources:
+                raise ConfigError(f"{key}: source '{source}' is not in data.sources; {nearest(source, sources)}")
+            sources[source].most_items(split, source)
         for name, group in self.groups.items():
-            _require_public(name, group, self.public)
-        for where, task, model, source in self._learners():
-            self._require_columns(where, task, model, source)
-            self._require_targets(where, task, source)
-        self._require_learnable_parts()
-        self._require_equal_width()
-        self._require_items()
+            self._require_public_items(name, group)
+        if (server := self.server) is not None:
+            self._require_learnable("server", server.task, server.model, server.source)
+            most = sources[server.source].most_items(server.test_split, server.source)
+            if most is not None and most < (server.expected_test_items or 0):
+                raise unexpected_test_items(server, most)
+        for name, model in self.models():
+            self._require_learnable(f"clients.{name}", self.groups[name].task, model, self.groups[name].source)
+        if self.public is not None:
+            self._require_public(self.public)
+        for name, group in self.groups.items():
+            self._require_dealt(name, group, group.items == "public")
+            if group.also is not None:
+                self._require_dealt(f"{name}.also", group.additional(self.public), group.also.public)
+
+    def _require_names(self) -> None:
+        """Check that no two clients have one name: 'a' with two clients and 'a-0' with one make two clients 'a-0'."""
+        names = Counter(client for name, group in self.groups.items() for client in member_ids(name, group.count))
+        for client in [client for client, times in names.items() if times > 1]:
+            raise ConfigError(f"two clients are called '{client}'; rename one of the groups under 'clients'")
+        if SERVER in names:
+            raise ConfigError(f"clients.{SERVER}: a client cannot be called '{SERVER}'; rename the group")
 
     def _splits(self) -> Iterator[tuple[str, str, str]]:
         """Key of a setting, and the source and split that it names."""
@@ -93,14 +107,17 @@ class FederationPlan:
             if group.also is not None and group.also.source is not None:
                 yield f"clients.{name}.also", group.also.source, group.also.split
 
-    def _learners(self) -> Iterator[tuple[str, Task, ModelSettings, str]]:
-        if self.server is not None:
-            yield "server", self.server.task, self.server.model, self.server.source
-        for name, model in self.models():
-            yield f"clients.{name}", self.groups[name].task, model, self.groups[name].source
+    def _require_public_items(self, name: str, group: GroupSettings) -> None:
+        """Check that there are public items where a group is to hold some."""
+        public = self.public
+        if group.items == "public" and (public is None or not group.is_of(public)):
+            what = f"the public set is not of '{group.source}' {group.split}" if public else "there is no public set"
+            raise ConfigError(f"clients.{name}.items is public, but {what}; give a number, or leave it out")
+        if group.also is not None and group.also.public and public is None:
+            raise ConfigError(f"clients.{name}.also is public, but there is no public set; add a 'public' section")
 
-    def _require_columns(self, where: str, task: Task, model: ModelSettings, source: str) -> None:
-        """Check that a task has its modalities, and that the source has what the model encodes."""
+    def _require_learnable(self, where: str, task: Task, model: ModelSettings, source: str) -> None:
+        """Check that a task has its modalities and targets, and that the source has what the model encodes."""
         encoded, columns = sample_views(model, task), self.data.sources[source].columns
         for modality in task.compared - encoded.keys():
             raise ConfigError(
@@ -112,73 +129,52 @@ class FederationPlan:
                 f"{where}: data.sources.{source}.columns has no '{modality}', which a model encodes; it has: "
                 f"{', '.join(columns)}"
             )
-
-    def _require_targets(self, where: str, task: Task, source: str) -> None:
-        if (there := self.data.sources[source].target_names) is None:
-            return
-        for target in [name for name in task.class_targets if name not in (*there, *task.target_views)]:
+        there = self.data.sources[source].target_names
+        known = task.class_targets if there is None else (*there, *task.target_views)
+        for target in [name for name in task.class_targets if name not in known]:
             raise ConfigError(
                 f"{where}.task '{task.component_name()}': target '{target}' is not among those of "
-                f"data.sources.{source} {sorted(there)}; set target, or name its column under the source's targets"
+                f"data.sources.{source} {sorted(there or ())}; set target, or name its column under the source's "
+                "targets"
             )
 
-    def _require_learnable_parts(self) -> None:
-        if self.public is not None and (columns := self.data.sources[self.public.source].columns):
-            require_named_columns(self.public, columns)
-        unpaired = {} if self.public is None or self.server is None else self.public.unpaired
-        for modality in [name for name in unpaired if name not in self.server_modalities]:
-            raise ConfigError(
-                f"public.unpaired.{modality} is {unpaired[modality]}, but server.model has no "
-                f"'{modality}' encoder to learn from them with; {nearest(modality, self.server_modalities)}"
-            )
-
-    def _require_equal_width(self) -> None:
+    def _require_public(self, public: PublicSettings) -> None:
+        """Check that the public set can be drawn and learnt from, and that all who share it have one width."""
+        source = self.data.sources[public.source]
+        if source.columns:
+            require_named_columns(public, source.columns)
+        for modality in public.unpaired if self.server is not None else ():
+            if modality not in self.server_modalities:
+                raise ConfigError(
+                    f"public.unpaired.{modality} is {public.unpaired[modality]}, but server.model has no "
+                    f"'{modality}' encoder to learn from them with; {nearest(modality, self.server_modalities)}"
+                )
         widths = {f"clients.{name}": model.dim for name, model in self.models()}
         if self.server is not None:
             widths["server"] = self.server.model.dim
-        if self.public is not None and len(set(widths.values())) > 1:
+        if len(set(widths.values())) > 1:
             low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
             raise ConfigError(
                 f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
                 f"'{high}' has {widths[high]}"
             )
-
-    # ---- counts of items, of sources whose settings say how many there are
-
-    def _most(self, source: str, split: str) -> int | None:
-        return self.data.sources[source].most_items(split, source)
-
-    def _require_items(self) -> None:
-        if self.public is not None and (most := self._most(self.public.source, self.public.split)) is not None:
-            require_drawable(self.public, most)
-        if self.server is not None:
-            most = self._most(self.server.source, self.server.test_split)
-            if most is not None and most < (self.server.expected_test_items or 0):
-                raise unexpected_test_items(self.server, most)
-        for name, group in self.groups.items():
-            self._require_dealt(name, group, group.items == "public")
-            if group.also is not None:
-                self._require_dealt(f"{name}.also", group.additional(self.public), group.also.public)
+        if (most := source.most_items(public.split, public.source)) is not None:
+            require_drawable(public, most)
 
     def _require_dealt(self, name: str, group: GroupSettings, public: bool) -> None:
-        """Check that a group's items, where they are counted, suffice for its clients and their partition."""
-        there = self._items_for(group, public)
-        items = group.items if isinstance(group.items, int) else there
-        if there is not None:
-            require_enough_items(name, group, there)
+        """Check that a group's items, where settings say how many there are, suffice for its clients and partition."""
+        most = self.data.sources[group.source].most_items(group.split, group.source)
+        if self.public is not None and group.is_of(self.public):
+            if public:
+                most = self.public.items
+            elif most is not None:
+                most -= (self.public.items or 0) + self.public.further
+        if most is not None:
+            require_enough_items(name, group, most)
         try:
-            group.partition.require(group.count, items)
+            group.partition.require(group.count, group.items if isinstance(group.items, int) else most)
         except ConfigError as error:
             raise ConfigError(f"clients.{name}.{error}") from error
-
-    def _items_for(self, group: GroupSettings, public: bool) -> int | None:
-        """Items that a group may deal out at most, private or public ones; None: only the data say how many."""
-        most = self._most(group.source, group.split)
-        if self.public is None or not group.is_of(self.public):
-            return most
-        if public:
-            return self.public.items
-        return None if most is None else most - (self.public.items or 0) - self.public.further
 
 
 def planned_clients(groups: Mapping[str, GroupSettings]) -> tuple[ClientInfo, ...]:
@@ -186,10 +182,10 @@ def planned_clients(groups: Mapping[str, GroupSettings]) -> tuple[ClientInfo, ..
     clients: list[ClientInfo] = []
     for name, group in groups.items():
         head = head_name(group.task, Split(group.source, group.split, (), {}, {}, {}, _unread), group.type)
-        kinds = [(tuple(sample_views(model, group.task)), f"{model.architecture}/{head}") for model in group.models]
         for k, client in enumerate(member_ids(name, group.count)):
-            modalities, kind = kinds[k % len(kinds)]
-            clients.append(ClientInfo(client, name, modalities, group.task.component_name(), 0, kind))
+            model = group.models[k % len(group.models)]
+            modalities, architecture = tuple(sample_views(model, group.task)), f"{model.architecture}/{head}"
+            clients.append(ClientInfo(client, name, modalities, group.task.component_name(), 0, architecture))
     return tuple(clients)
 
 
@@ -203,21 +199,3 @@ def unexpected_test_items(server: ServerSettings, count: int) -> ConfigError:
         f"{count} items; recalls would be of another gallery than they are named after; provide that split, or set "
         f"server.expected_test_items={count} and adapt server.task.folds"
     )
-
-
-def _require_names(groups: Mapping[str, GroupSettings]) -> None:
-    """Check that no two clients have one name: 'a' with two clients and 'a-0' with one make two clients 'a-0'."""
-    everybody = Counter(client for name, group in groups.items() for client in member_ids(name, group.count))
-    for client in [client for client, times in everybody.items() if times > 1]:
-        raise ConfigError(f"two clients are called '{client}'; rename one of the groups under 'clients'")
-    if SERVER in everybody:
-        raise ConfigError(f"clients.{SERVER}: a client cannot be called '{SERVER}'; rename the group")
-
-
-def _require_public(name: str, group: GroupSettings, public: PublicSettings | None) -> None:
-    """Check that there are public items where a group is to hold some."""
-    if group.items == "public" and (public is None or not group.is_of(public)):
-        what = f"the public set is not of '{group.source}' {group.split}" if public else "there is no public set"
-        raise ConfigError(f"clients.{name}.items is public, but {what}; give a number, or leave it out")
-    if group.also is not None and group.also.public and public is None:
-        raise ConfigError(f"clients.{name}.also is public, but there is no public set; add a 'public' section")

@@ -78,20 +78,16 @@ class RobustReplies:
             yield from self._of_type(sent, ask)
 
     def _of_type(self, sent: Sequence[Reply], ask: Ask) -> Iterator[Reply]:
-        false = self._require(sent, ask)
+        members = [reply.sender for reply in sent]
+        asked = sum(client.architecture == members[0].architecture for client in ask.clients)
+        false = self.rule.false_clients(asked)
+        if len(sent) < self.rule.required(false):
+            raise ExchangeError(f"'{ask.step}': {_too_few(self.rule, false, members, asked)}")
         fields = {name: self._bundles(name, sent, false, ask.step) for name in sent[0].payload.bundles}
         for k, reply in enumerate(sent):
             own = {name: bundles[k] for name, bundles in fields.items()}
             reply.payload = Payload({**reply.payload.fields, **own})
             yield reply
-
-    def _require(self, sent: Sequence[Reply], ask: Ask) -> int:
-        members = [reply.sender for reply in sent]
-        asked = [client for client in ask.clients if client.architecture == members[0].architecture]
-        false = self.rule.false_clients(len(asked))
-        if len(sent) < self.rule.required(false):
-            raise ExchangeError(f"'{ask.step}': {_too_few(self.rule, false, members, len(asked))}")
-        return false
 
     def _bundles(self, name: str, sent: Sequence[Reply], false: int, step: str) -> list[TensorBundle]:
         """What each sender's bundle becomes."""
@@ -125,9 +121,16 @@ def _combined(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> 
 def _prototypes(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> list[TensorBundle]:
     """Class by class: a class that too few have for the rule is left out of the round."""
     spaces = [by_space(bundle, ClassMeans) for bundle in bundles]
-    names = sorted({name for own in spaces for name in own})
-    robust = {name: _class_rows(rule, [_by_class(own[name]) for own in spaces if name in own], false) for name in names}
-    if names and not any(robust.values()):
+    held: dict[tuple[str, int], list[Tensor]] = {}
+    for own in spaces:
+        for name, means in own.items():
+            for label, mean in zip(_labels(means), means.means, strict=True):
+                held.setdefault((name, label), []).append(mean)
+    robust: dict[tuple[str, int], Tensor] = {}
+    for key, means in sorted(held.items()):
+        if len(means) >= rule.required(false):
+            (robust[key],) = rule.combined([[mean] for mean in means], false)
+    if any(spaces) and not robust:
         raise ExchangeError(
             f"aggregation.robust '{rule.component_name()}' needs {rule.required(false)} clients of a type with a "
             "class, and no class has so many; lower aggregation.robust.tolerated, or leave the rule out"
@@ -135,30 +138,16 @@ def _prototypes(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -
     return [Prototypes(_robust_tensors(own, robust)) for own in spaces]
 
 
-def _robust_tensors(spaces: Mapping[str, ClassMeans], robust: Mapping[str, Mapping[int, Tensor]]) -> dict[str, Tensor]:
+def _labels(means: ClassMeans) -> list[int]:
+    return means.present.nonzero().flatten().tolist()
+
+
+def _robust_tensors(spaces: Mapping[str, ClassMeans], robust: Mapping[tuple[str, int], Tensor]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, own in spaces.items():
-        kept = [label for label in _by_class(own) if label in robust[name]]
-        if kept:
-            tensors |= prototype_tensors(name, _table(own, kept, robust[name]))
+        if kept := [label for label in _labels(own) if (name, label) in robust]:
+            present = torch.zeros_like(own.present)
+            present[kept] = True
+            means = torch.stack([robust[name, label] for label in kept])
+            tensors |= prototype_tensors(name, ClassMeans(means, own.counts[present[own.present]], present))
     return tensors
-
-
-def _by_class(own: ClassMeans) -> dict[int, Tensor]:
-    return dict(zip(own.present.nonzero().flatten().tolist(), own.means, strict=True))
-
-
-def _class_rows(rule: RobustRule, rows: Sequence[Mapping[int, Tensor]], false: int) -> dict[int, Tensor]:
-    robust = {}
-    for label in sorted({label for own in rows for label in own}):
-        held = [[own[label]] for own in rows if label in own]
-        if len(held) >= rule.required(false):
-            (robust[label],) = rule.combined(held, false)
-    return robust
-
-
-def _table(own: ClassMeans, kept: Sequence[int], robust: Mapping[int, Tensor]) -> ClassMeans:
-    present = torch.zeros_like(own.present)
-    present[kept] = True
-    counts = own.counts[present[own.present]]
-    return ClassMeans(torch.stack([robust[label] for label in kept]), counts, present)

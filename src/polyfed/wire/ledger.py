@@ -42,7 +42,8 @@ class Ledger:
         """
         common = {"round": round_number, "client": client, "direction": direction, "step": step}
         sizes, framing = _sizes(payload)
-        full, full_framing = (sizes, framing) if plain is None or _is_same(plain, payload) else _sizes(plain)
+        same = plain is None or all(item is payload.fields.get(name) for name, item in plain.bundles.items())
+        full, full_framing = (sizes, framing) if same else _sizes(plain)
         for name, item in payload.bundles.items():
             dtypes = sorted({str(dtype).removeprefix("torch.") for _, dtype, _ in item.specs})
             line = {"bundle": name, "kind": bundle_kind(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
@@ -54,18 +55,13 @@ class Ledger:
         return sum(line["bytes"] for line in self.records if line["direction"] == direction)
 
 
-def _is_same(one: Payload, other: Payload) -> bool:
-    return all(item is other.fields.get(name) for name, item in one.bundles.items())
-
-
 def _sizes(payload: Payload) -> tuple[dict[str, int], int]:
     """Bytes of each bundle's tensors, of which one that is named twice crosses once, and of all else."""
     sizes: dict[str, int] = {}
     known = set()
     for name, item in payload.bundles.items():
-        key = item.identity
-        sizes[name] = tensor_bytes(item) if key not in known else 0
-        known.add(key)
+        sizes[name] = tensor_bytes(item) if item.identity not in known else 0
+        known.add(item.identity)
     return sizes, wire_size(payload) - sum(sizes.values())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -36,6 +36,8 @@ class TensorBundle(Mapping[str, Tensor]):
 
     tensors: Mapping[str, Tensor]
     kind: ClassVar[str] = "tensors"
+    limit: ClassVar[str] = "tensor_norm"
+    """Of ``Limits``: what each of ``norms`` may be at most."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -86,7 +88,7 @@ class TensorBundle(Mapping[str, Tensor]):
                 is to blame for what others made of it.
         """
         for name, norm in self._floating_norms.items():
-            allowed = self.bound(limits)
+            allowed = getattr(limits, self.limit)
             if norm <= allowed:  # which one that is not finite is not
                 continue
             if not bool(torch.isfinite(self.tensors[name]).all()):
@@ -98,12 +100,8 @@ class TensorBundle(Mapping[str, Tensor]):
 
     def norms(self, tensors: list[Tensor]) -> Tensor:
         """L2 norms of floating tensors, [k], fp32, on the device of the first."""
-        # squares of float16 overflow from 256 on, so sums are taken in fp32
-        return _stacked(torch._foreach_norm(tensors, 2, _sum_type(*tensors)))
-
-    def bound(self, limits: Limits) -> float:
-        """What each of ``norms`` may be at most."""
-        return limits.tensor_norm
+        norms = torch._foreach_norm(tensors, 2, _sum_type(*tensors))
+        return torch.stack([norm.to(norms[0].device) for norm in norms]).float()
 
 
 def settled(tensor: Tensor) -> Tensor:
@@ -114,26 +112,12 @@ def settled(tensor: Tensor) -> Tensor:
     """
     dense = tensor if tensor.is_contiguous() else tensor.contiguous()
     # a view into another tensor, such as a slice of a bank, may start anywhere
-    return dense if _is_aligned(dense) else dense.clone()
-
-
-def _is_aligned(tensor: Tensor) -> bool:
-    return tensor.data_ptr() % _ALIGNMENT == 0
-
-
-def _stacked(scalars: Sequence[Tensor]) -> Tensor:
-    return torch.stack([scalar.to(scalars[0].device) for scalar in scalars]).float()
+    return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
 
 
 def _sum_type(*tensors: Tensor) -> torch.dtype:
+    # squares of float16 overflow from 256 on, so sums are taken in fp32
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-
-
-def _largest_row(tensor: Tensor) -> Tensor:
-    if not tensor.numel():
-        return torch.zeros((), device=tensor.device)
-    rows: Tensor = torch.linalg.vector_norm(tensor, dim=-1 if tensor.ndim else None, dtype=_sum_type(tensor))
-    return rows.max()
 
 
 @dataclass(frozen=True)
@@ -160,13 +144,16 @@ class PublicRows(TensorBundle):
 
     order: str = ""
     kind: ClassVar[str] = "rows"
+    limit: ClassVar[str] = "row_norm"
 
     def norms(self, tensors: list[Tensor]) -> Tensor:
         """Largest L2 norm of a row of each tensor, [k], fp32; one row that is not finite makes it so."""
-        return _stacked([_largest_row(tensor) for tensor in tensors])
-
-    def bound(self, limits: Limits) -> float:
-        return limits.row_norm
+        largest = [torch.zeros(())] * len(tensors)
+        for k, tensor in enumerate(tensors):
+            if tensor.numel():
+                dim = -1 if tensor.ndim else None
+                largest[k] = torch.linalg.vector_norm(tensor, dim=dim, dtype=_sum_type(tensor)).max()
+        return torch.stack([norm.to(tensors[0].device) for norm in largest]).float()
 
     def require(self, order: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise PayloadError unless these are floating rows of these names and shapes, of the public set ``order``."""

@@ -32,23 +32,20 @@ def compressed(bundle: TensorBundle, dtype: torch.dtype) -> TensorBundle:
         bundle: to send.
         dtype: of fp32 tensors on the wire; int8: of those with two or more dimensions, others stay as they are.
     """
-    laid = {name: _laid_out(value, dtype) for name, value in bundle.items()}
+    laid: dict[str, Roles] = {}
+    for name, value in bundle.items():
+        if value.dtype != torch.float32:
+            laid[name] = {"whole": value}
+        elif dtype != torch.int8:
+            laid[name] = {"whole": value.to(dtype)}
+        elif value.ndim > 1 and 3 * value.numel() > 4 * len(value):
+            laid[name] = dict(zip(("codes", "scales"), quantise(value), strict=True))
+        else:  # of slices of one entry, scales would cost more than codes save
+            laid[name] = {"whole": value}
     if all(roles.keys() == {"whole"} for roles in laid.values()):
         return _settled_bundle(bundle, {name: roles["whole"] for name, roles in laid.items()})
     tensors = {f"{name}:{role}": settled(value) for name, roles in laid.items() for role, value in roles.items()}
     return Coded(tensors, of=bundle.kind, about=json.dumps(bundle.attributes(), separators=(",", ":")))
-
-
-def _laid_out(value: Tensor, dtype: torch.dtype) -> Roles:
-    if value.dtype != torch.float32:
-        return {"whole": value}
-    if dtype != torch.int8:
-        return {"whole": value.to(dtype)}
-    # of slices of one entry, scales would cost more than codes save
-    if value.ndim > 1 and 3 * value.numel() > 4 * len(value):
-        codes, scales = quantise(value)
-        return {"codes": codes, "scales": scales}
-    return {"whole": value}
 
 
 def _settled_bundle(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
@@ -76,7 +73,7 @@ def decompressed(bundle: TensorBundle, short: torch.dtype, limits: Limits) -> Te
             ``limits.message_bytes``.
     """
     if not isinstance(bundle, Coded):
-        return _settled_bundle(bundle, {name: _lengthened(value, short) for name, value in bundle.items()})
+        return _settled_bundle(bundle, {name: _read(name, {"whole": value}, short) for name, value in bundle.items()})
     kind, attributes = BUNDLE_KINDS.get(bundle.of), parsed_object(bundle.about)
     if kind is None or kind is Coded:
         raise PayloadError(f"damaged message: coded '{bundle.of}', which is no kind of bundle")
@@ -93,13 +90,10 @@ def decompressed(bundle: TensorBundle, short: torch.dtype, limits: Limits) -> Te
     return kind(tensors={name: _read(name, roles, short) for name, roles in by_name.items()}, **attributes)
 
 
-def _lengthened(value: Tensor, short: torch.dtype) -> Tensor:
-    return value.float() if value.dtype == short else value
-
-
 def _read(name: str, roles: Roles, short: torch.dtype) -> Tensor:
     if roles.keys() == {"whole"}:
-        return _lengthened(roles["whole"], short)
+        whole = roles["whole"]
+        return whole.float() if whole.dtype == short else whole
     if roles.keys() != {"codes", "scales"}:
         raise PayloadError(f"damaged message: tensor '{name}' is laid out as {sorted(roles)}")
     codes, scales = roles["codes"], roles["scales"]
