@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
@@ -298,20 +299,17 @@ class NormClip:
 
 
 def counted(clients: Sequence[ClientInfo], times: float) -> dict[str, int]:
-    """Client -> samples that it counts for in averages: as many as it joined with, at most ``times`` its median."""
+    """Client -> samples that it counts for in averages: as many as it joined with, at most ``times`` its median.
+
+    That is of the clients of its architecture; where these are too few, of all that share a modality.
+    """
     trained = [client for client in clients if client.samples > 0]  # those without samples would only lower it
-    kinds = {(client.architecture, client.modalities): client for client in clients}
-    peers = {kind: _peer_samples(client, trained) for kind, client in kinds.items()}
-    medians = {kind: median(samples) for kind, samples in peers.items() if len(samples) >= ENOUGH}
-    most = {client.id: medians.get((client.architecture, client.modalities), inf) * times for client in clients}
-    return {
-        client.id: client.samples if client.samples <= most[client.id] else int(most[client.id]) for client in clients
-    }
 
+    @cache
+    def most(architecture: str, modalities: tuple[str, ...]) -> float:
+        peers = [other.samples for other in trained if other.architecture == architecture]
+        if len(peers) < ENOUGH:
+            peers = [other.samples for other in trained if set(other.modalities) & set(modalities)]
+        return times * median(peers) if len(peers) >= ENOUGH else inf
 
-def _peer_samples(client: ClientInfo, trained: Sequence[ClientInfo]) -> list[int]:
-    """Samples of the clients of one architecture; where these are too few, of all that share a modality."""
-    own = [other.samples for other in trained if other.architecture == client.architecture]
-    if len(own) >= ENOUGH:
-        return own
-    return [other.samples for other in trained if set(other.modalities) & set(client.modalities)]
+    return {client.id: int(min(client.samples, most(client.architecture, client.modalities))) for client in clients}

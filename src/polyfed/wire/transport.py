@@ -73,7 +73,8 @@ def decompressed(bundle: TensorBundle, short: torch.dtype, limits: Limits) -> Te
             ``limits.message_bytes``.
     """
     if not isinstance(bundle, Coded):
-        return _settled_bundle(bundle, {name: _read(name, {"whole": value}, short) for name, value in bundle.items()})
+        long = {name: value.float() if value.dtype == short else value for name, value in bundle.items()}
+        return _settled_bundle(bundle, long)
     kind, attributes = BUNDLE_KINDS.get(bundle.of), parsed_object(bundle.about)
     if kind is None or kind is Coded:
         raise PayloadError(f"damaged message: coded '{bundle.of}', which is no kind of bundle")
