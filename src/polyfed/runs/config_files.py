@@ -55,8 +55,14 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
     elif str(source) in (*preset_names(), *preset_bases()):
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
-        gone = removed("preset", str(source))
-        raise ConfigError(f"preset {gone}" if gone else f"no preset or file '{source}'; {_instead(str(source))}")
+        if gone := removed("preset", str(source)):
+            raise ConfigError(f"preset {gone}")
+        # what may have been meant: the file beside, or the preset of nearly that name; not all presets, which are many
+        beside = [file for file in (f"{source}.yaml", f"{source}.yml") if Path(file).is_file()]
+        close = [f"did you mean '{name}'? " for name in difflib.get_close_matches(str(source), preset_names(), n=1)]
+        hint = f"{''.join(close)}polyfed list presets shows all; a file of your own ends in .yaml"
+        hint = f"did you mean the file '{beside[0]}'?" if beside else hint
+        raise ConfigError(f"no preset or file '{source}'; {hint}")
     return layers_of(content, path.parent, way)
 
 
@@ -68,16 +74,6 @@ def layers_of(content: Mapping[str, Any], folder: Path, extending: tuple[str, ..
         return [own]
     beside = folder / str(base)
     return [*read_layers(beside if beside.is_file() else str(base), extending), own]
-
-
-def _instead(source: str) -> str:
-    """What may have been meant: the file beside, or the preset of nearly that name; not all presets, which are many."""
-    beside = [file for file in (f"{source}.yaml", f"{source}.yml") if Path(file).is_file()]
-    close = difflib.get_close_matches(source, preset_names(), n=1)
-    if beside:
-        return f"did you mean the file '{beside[0]}'?"
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}polyfed list presets shows all; a file of your own ends in .yaml"
 
 
 def resolved_config(path: Path) -> dict[str, Any]:
@@ -98,10 +94,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         old = result.get(key)
         # settings of one optimiser, say, mean nothing to another: components of different names do not mix
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_component(old, value):
-            result[key] = merged(old, value)
-        else:
-            result[key] = value
+        is_section = isinstance(old, Mapping) and isinstance(value, Mapping)
+        is_same = is_section and ("name" not in value or value["name"] == old.get("name"))
+        result[key] = merged(old, value) if is_same else value
     return result
 
 
@@ -150,10 +145,6 @@ def portable_content(content: dict[str, Any], folder: Path, data_folder: Path | 
     if data_folder is None and sources != content["data"]["sources"]:
         data["dir"] = "."
     return {**with_paths(content, relative), "data": data}
-
-
-def _same_component(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" not in new or new["name"] == old.get("name")
 
 
 def _read(path: Path) -> str:

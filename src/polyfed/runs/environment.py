@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from polyfed.core.device import resolve_device
+from polyfed.core.device import resolve_device, usable_cores
 from polyfed.core.extras import how_to_install, is_installed, known_extras
 from polyfed.core.version import __version__
 from polyfed.federation.settings import DataSettings
@@ -88,14 +88,22 @@ def observations(here: Path) -> Iterator[Observation]:
     yield Observation(
         "packages", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed")
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pages = "SC_PHYS_PAGES" in os.sysconf_names
     memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB of memory" if pages else ""
-    yield Observation("machine", f"{cores} cores{memory}")
+    yield Observation("machine", f"{usable_cores()} cores{memory}")
     yield _gpus()
-    yield from map(_extra, known_extras())
-    yield from filter(None, (_torchvision(), _threads()))
-    yield from (_folder(variable, what) for variable, what in _FOLDERS.items())
+    for extra in known_extras():
+        state = "installed" if is_installed(extra) else f"not installed: {how_to_install(extra)}"
+        yield Observation(f"extra {extra}", state)
+    if (torchvision := _torchvision()) is not None:
+        yield torchvision
+    if (threads := os.environ.get("OMP_NUM_THREADS")) is not None:
+        yield Observation("OMP_NUM_THREADS", f"{threads}; run.threads sets what a run uses")
+    for variable, what in _FOLDERS.items():
+        given = os.environ.get(variable)
+        is_there = not given or Path(given).expanduser().is_dir()
+        remedy = "" if is_there else f"there is no such folder of {what}; correct or unset {variable}"
+        yield Observation(variable, given or "not set", remedy)
     yield _writable("cache", DataSettings(sources={}).cache_folder)
     yield _writable("runs", here)
 
@@ -117,10 +125,6 @@ def _gpus() -> Observation:
     return Observation("GPU", state)
 
 
-def _extra(name: str) -> Observation:
-    return Observation(f"extra {name}", "installed" if is_installed(name) else f"not installed: {how_to_install(name)}")
-
-
 def _torchvision() -> Observation | None:
     """A torchvision of another build breaks whatever imports it, transformers too; polyfed needs none."""
     try:
@@ -134,20 +138,6 @@ def _torchvision() -> Observation | None:
         remedy = "it is of another build than torch; polyfed needs none: pip uninstall torchvision"
         return Observation("torchvision", f"{version}, which cannot be imported ({cause})", remedy)
     return Observation("torchvision", f"{version}; polyfed needs none")
-
-
-def _threads() -> Observation | None:
-    given = os.environ.get("OMP_NUM_THREADS")
-    return None if given is None else Observation("OMP_NUM_THREADS", f"{given}; run.threads sets what a run uses")
-
-
-def _folder(variable: str, what: str) -> Observation:
-    given = os.environ.get(variable)
-    if not given:
-        return Observation(variable, "not set")
-    if not Path(given).expanduser().is_dir():
-        return Observation(variable, given, f"there is no such folder of {what}; correct or unset {variable}")
-    return Observation(variable, given)
 
 
 def _writable(name: str, folder: Path) -> Observation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -59,9 +60,18 @@ class Experiment(ExperimentSettings):
     def _read(cls, layers: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> Experiment:
         content: dict[str, Any] = reduce(merged, layers, {})
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
+        named = []
         for override in overrides:
-            content = _override(content, override)
-        named = [moved_path(override.partition("=")[0]) for override in overrides]
+            path, sign, text = override.partition("=")
+            if not sign or not path:
+                raise ConfigError(f"--set {override}: needs the form path.to.key=value")
+            named.append(moved_path(path))
+            value: Any = text
+            with contextlib.suppress(
+                ValueError
+            ):  # "a: b: c" is no YAML; whether a text is valid here, its type decides
+                value = yaml_content(text)
+            content = _set(content, named[-1].split("."), value, named[-1])
         if made.get("of") and any(name.split(".")[0] == "twin" for name in named):
             raise ConfigError(f"twin: this is a twin of '{made['of']}' already; give that experiment itself")
         experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
@@ -120,22 +130,6 @@ def _removed(content: Any, keys: Sequence[str]) -> Any:
     return {**content, keys[0]: _removed(content[keys[0]], keys[1:])}
 
 
-def _override(content: Mapping[str, Any], text: str) -> dict[str, Any]:
-    path, sign, value = text.partition("=")
-    if not sign or not path:
-        raise ConfigError(f"--set {text}: needs the form path.to.key=value")
-    path = moved_path(path)
-    changed: dict[str, Any] = _set(content, path.split("."), _parse_value(value), path)
-    return changed
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return yaml_content(text)
-    except ValueError:
-        return text  # such as "a: b: c", which is no YAML; whether a text is valid here, the setting's type decides
-
-
 def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
     if not keys:
         return value
@@ -143,15 +137,10 @@ def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
     if isinstance(content, list) and key.isdigit() and int(key) < len(content):
         position = int(key)
         return [*content[:position], _set(content[position], below, value, path), *content[position + 1 :]]
-    section = _section(content, key, path)
+    # a component may be its bare name
+    section = {"name": content} if isinstance(content, str) else {} if content is None else content
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"--set {path}: '{key}' is below a value, not a section")
     if path != "name" and list(keys) == ["name"] and section.get("name") != value:
         section = {}  # another component: settings of the old one do not apply
     return {**section, key: _set(section.get(key), below, value, path)}
-
-
-def _section(content: Any, key: str, path: str) -> Mapping[str, Any]:
-    if isinstance(content, str):  # a component given by its bare name
-        return {"name": content}
-    if content is not None and not isinstance(content, Mapping):
-        raise ConfigError(f"--set {path}: '{key}' is below a value, not a section")
-    return content or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -223,10 +224,14 @@ class StarterSource:
         is_parquet = not told and path.is_dir() and any(path.glob("*.parquet"))
         is_saved = not told and any((path / name).is_file() for name in SAVED)
         reader = Parquet if is_parquet else Arrow if is_saved else Folder
-        settings = {**told, **_fractions(kind, reader(path=whole, **told, fractions={}))}
+        settings, bare = dict(told), reader(path=whole, **told, fractions={})
+        if not any(map(bare.has, _TESTED)):  # shares of validation and test by the size of a folder that has none
+            settings["fractions"] = dict.fromkeys(_TESTED, _test_size(kind, bare, "train").share)
         source = reader(path=whole, **settings)
-        splits = ["train", *(split for split in _TESTED if _has(source, split))]
-        tables = {split: source.rows(split, name=kind, data_dir=None) for split in splits}
+        tables = {"train": source.rows("train", name=kind, data_dir=None)}
+        for split in _TESTED:
+            with contextlib.suppress(DataError):  # there is none
+                tables[split] = source.rows(split, name=kind, data_dir=None)
         table, roles = tables["train"], _roles(kind, tables["train"], path)
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
         unread = source.content().unread if isinstance(source, Folder) else {}
@@ -272,14 +277,6 @@ def _roles(kind: DataKind, table: SplitTable, path: Path) -> ColumnRoles:
     return ColumnRoles(*(getattr(roles, part) if part in _NEEDS[kind] else None for part in _WORDS))
 
 
-def _has(source: StoredSource, split: str) -> bool:
-    try:
-        source.rows(split, name="", data_dir=None)
-    except DataError:
-        return False
-    return True
-
-
 def _test_size(kind: DataKind, source: StoredSource, split: str) -> SplitSize:
     train, table = (source.rows(one, name=kind, data_dir=None) for one in ("train", split))
     label = ColumnRoles.of(_columns(train)).label if "label" in _NEEDS[kind] else None
@@ -295,14 +292,6 @@ def _test_size(kind: DataKind, source: StoredSource, split: str) -> SplitSize:
 
 def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.list_flatten(column) if is_list(column.type) else column
-
-
-def _fractions(kind: DataKind, folder: StoredSource) -> dict[str, Any]:
-    """Shares of validation and test that are drawn by the size of a folder; nothing where it tells its own splits."""
-    if any(map(folder.has, _TESTED)):
-        return {}
-    share = _test_size(kind, folder, "train").share
-    return {"fractions": dict.fromkeys(_TESTED, share)}
 
 
 _TESTED = ("validation", "test")

@@ -46,21 +46,18 @@ class Kind:
 
     def at(self, factor: float) -> dict[str, Number]:
         """The settings times a factor; whole numbers stay whole, and at least 1."""
-        return {path: _times(value, factor) for path, value in self.values.items()}
+        return {
+            path: max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.12g}")
+            for path, value in self.values.items()
+        }
 
     def beside(self, factor: float) -> list[float]:
         """The next factors above and below that make a difference."""
-        return [other for other in self._next(factor) if self.at(other) != self.at(factor)]
-
-    def _next(self, factor: float) -> list[float]:
-        if not self.factors:
-            return [factor * 2, factor / 2]
-        place = self.factors.index(factor)
-        return [*self.factors[place + 1 : place + 2], *self.factors[max(0, place - 1) : place]]
-
-
-def _times(value: Number, factor: float) -> Number:
-    return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.12g}")  # no 0.30000004
+        around = [factor * 2, factor / 2]
+        if self.factors:
+            place = self.factors.index(factor)
+            around = [*self.factors[place + 1 : place + 2], *self.factors[max(0, place - 1) : place]]
+        return [other for other in around if self.at(other) != self.at(factor)]
 
 
 @dataclass
@@ -123,17 +120,17 @@ class PatternSearch:
 
     @property
     def _centre(self) -> Choice:
-        return max(self.scores, key=_rank)[0]
+        def rank(candidate: tuple[Choice, float]) -> tuple[float, float]:
+            choice, score = candidate
+            distance = sum(abs(math.log2(factor)) for factor in choice.values())
+            return -math.inf if math.isnan(score) else score, -distance
+
+        return max(self.scores, key=rank)[0]
 
     def _untried(self, name: str) -> list[Choice]:
         centre, tried = self._centre, [choice for choice, _ in self.scores]
         beside = [{**centre, name: factor} for factor in self.kinds[name].beside(centre[name])]
         return [choice for choice in beside if choice not in tried and self.accepts(choice)]
-
-
-def _rank(candidate: tuple[Choice, float]) -> tuple[float, float]:
-    choice, score = candidate
-    return -math.inf if math.isnan(score) else score, -sum(abs(math.log2(factor)) for factor in choice.values())
 
 
 def choice_label(choice: Choice) -> str:

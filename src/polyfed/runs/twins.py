@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -58,17 +59,16 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     try:
         changes = _TWINS[kind](content, algorithm)
     except ConfigError as error:
-        others = ", ".join(other for other in _TWINS if _has_twin(other, content, algorithm))
-        raise ConfigError(f"twin.kind is {kind}, but {error}; twins of '{name}': {others or 'none'}") from error
+        others = []
+        for other, changes_of in _TWINS.items():
+            with contextlib.suppress(ConfigError):
+                changes_of(content, algorithm)
+                others.append(other)
+        raise ConfigError(
+            f"twin.kind is {kind}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
+        ) from error
     twin = {**content["twin"], "of": name}
     return {**content, "name": f"{name}-{kind}", "description": f"{kind} twin of {name}", "twin": twin, **changes}
-
-
-def _has_twin(kind: str, content: Mapping[str, Any], algorithm: Algorithm) -> bool:
-    try:
-        return bool(_TWINS[kind](content, algorithm))
-    except ConfigError:
-        return False
 
 
 def _require(there: object, obstacle: str) -> None:
