@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import as_left, outcome, play
-from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
 from polyfed.models.fused import FusionGuidance, SampleFeatures

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from aligned_sessions import (
     CLIENTS,
     assert_close,
@@ -23,8 +22,9 @@ from aligned_sessions import (
     stage_two,
     staged,
 )
-from by_hand import assert_mean, play
 from fedaid_by_hand import contrast, guided, taught, without_statistics
+
+from by_hand import assert_mean, play
 from polyfed.algorithms import fedaid
 from polyfed.algorithms.shared.robust_alignment import local_view
 from polyfed.data.samples import Samples

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from aligned_sessions import heard, parts_of, replies
+from fedaid_by_hand import Known
 from torch import Tensor
 
-from aligned_sessions import heard, parts_of, replies
 from by_hand import assert_mean, copies, descend, model_of, play, weights_of
-from fedaid_by_hand import Known
 from polyfed.aggregation.robust import mirror_step
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from gap_rounds import embedded, mean_of_present, with_gaps
 from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import assert_mean, copies, plain_training
-from gap_rounds import embedded, mean_of_present, with_gaps
 from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.data.samples import Batch
 from polyfed.models.model import CachedModel, Model

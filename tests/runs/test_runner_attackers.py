@@ -59,13 +59,11 @@ def test_weights_a_million_times_too_long_move_a_mean_by_nothing(tiny: Config, t
 
 def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path) -> None:
     config = lying(tiny, "far", LIARS, since=2)
-    config["run"] = config["run"] | {"rounds": 3}
-    complete = run(Experiment.parse(config), tmp_path / "complete")
+    config["run"] = config["run"] | {"rounds": 3, "evaluate_clients": False}
+    complete = run(Experiment.parse(config), tmp_path / "complete", quiet=True)
     assert {(participant, event) for _, participant, event in happened(complete)} == {
         (liar, "update_clipped") for liar in LIARS
     }
-    report = (complete.folder / "report.md").read_text().partition("Clipped updates")[2]
-    assert all(liar in report for liar in LIARS)
     resumed = polyfed.resume(cut_short(config, tmp_path / "cut"), quiet=True)
     assert left(resumed) == left(complete)
 

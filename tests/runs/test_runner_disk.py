@@ -1,9 +1,11 @@
-"""Runs on a disk that is full."""
+"""Runs on a disk that is full, or forgets what it was told when the power ends."""
 
 from __future__ import annotations
 
 import errno
 import importlib
+import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,12 @@ from typing import Any
 import pytest
 
 import polyfed
-from misbehaving import contents
+from misbehaving import contents, facts, happened
 from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
 from polyfed.reporting.api import resume, run
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder import RunFolder
+from polyfed.runs.folder import LOGS, RunFolder
 from small_federations import Config
 
 
@@ -37,7 +40,7 @@ def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int =
     [
         ("round-000002.safetensors", errno.ENOSPC),
         ("round-000002.json", errno.EDQUOT),
-        ("models/last/model.safetensors", errno.ENOSPC),
+        pytest.param("models/last/model.safetensors", errno.ENOSPC, marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_says_how_to_go_on(
@@ -116,3 +119,86 @@ def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
     assert "No space left on device" in result.records.excluded()[0].reason
     labels = sorted(path.stem for path in (result.folder / "checkpoints/clients/image").iterdir())
     assert labels == ["000001-00", "000003-00"]
+
+
+# ---- Runs after a loss of power
+
+Stopped = Callable[[int], Path]
+WRITTEN = tuple(log for log in LOGS if log != "pace")  # nobody is late in this run
+
+
+def cut(folder: Path, log: str, size: int, zeros: int = 0) -> None:
+    """Of a log only so much has reached the disk, and zeros after it."""
+    path = folder / f"{log}.jsonl"
+    path.write_bytes(path.read_bytes()[:size] + bytes(zeros))
+
+
+class Disk:
+    """What has been synced, in order: the path of a file with its size, or of a folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.synced: list[tuple[Path, int]] = []
+        monkeypatch.setattr("os.fsync", self._sync)
+
+    def _sync(self, descriptor: int) -> None:
+        self.synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), os.fstat(descriptor).st_size))
+
+
+def test_what_a_manifest_counts_is_synced_before_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, out = Disk(monkeypatch), tmp_path / "run"
+    polyfed.run(Experiment.parse(config), out, quiet=True)
+    for number in (2, 3):
+        counted = facts(out, number)["logs"]
+        manifests = [k for k, (path, _) in enumerate(disk.synced) if f".round-{number:06d}.json." in path.name]
+        before = disk.synced[: manifests[-1]]
+        assert {log for log in WRITTEN if (out / f"{log}.jsonl", counted[log]) in before} == set(WRITTEN)
+        assert out in [path for path, _ in before]  # that the logs are there is in their folder
+        assert out / "checkpoints" in [path for path, _ in disk.synced[manifests[-1] :]]
+
+
+def test_a_file_that_is_complete_is_there_with_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    write_atomically(tmp_path / "a" / "b" / "file", b"content")
+    paths = [path for path, _ in disk.synced]
+    assert set(paths[1:]) == {tmp_path / "a" / "b", tmp_path / "a", tmp_path}
+    assert paths[0].parent == tmp_path / "a" / "b"
+
+
+@pytest.mark.parametrize(
+    ("log", "zeros"), [(log, zeros) for log, zeros in zip(WRITTEN, itertools.cycle([0, 9, 100_000]))]
+)
+def test_a_round_whose_logs_are_lost_is_done_again(
+    stopped: Stopped, whole: dict[str, bytes], log: str, zeros: int
+) -> None:
+    out = stopped(3)
+    cut(out, log, facts(out, 1)["logs"][log] + 5, zeros)
+    result = polyfed.resume(out, quiet=True)
+    assert contents(result) == whole
+    assert (1, "server", "checkpoint_skipped") in happened(result)
+    reasons = [event.reason for event in result.records.events if event.incident == "checkpoint_skipped"]
+    assert f"{log}.jsonl" in reasons[0]
+
+
+def test_a_log_is_never_extended(stopped: Stopped) -> None:
+    out = stopped(3)
+    size = facts(out, 1)["logs"]["metrics"] - 5
+    cut(out, "metrics", size)
+    counted = facts(out, 2)["logs"]["metrics"]
+    with pytest.raises(
+        RunError, match=rf"metrics\.jsonl has {size:,} bytes of {counted:,}.*restore it from a copy"
+    ) as caught:
+        polyfed.resume(out, quiet=True)
+    assert "\n" not in str(caught.value)
+    assert (out / "metrics.jsonl").stat().st_size == size
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
+        RunFolder(out).rewind_logs(facts(out, 2)["logs"])
+    assert (out / "metrics.jsonl").stat().st_size == size
+
+
+def test_a_history_that_was_cut_off_goes_on_with_a_new_line(stopped: Stopped) -> None:
+    out = stopped(2)
+    line = json.dumps({"round": 1, "participant": "server", "event": "resumed", "reason": "after round 1"})
+    (out / "history.jsonl").write_text(f"{line}\n{line[:30]}" + "\0" * 20)
+    assert happened(polyfed.resume(out, quiet=True))[:2] == [(1, "server", "resumed")] * 2

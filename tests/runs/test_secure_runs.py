@@ -58,7 +58,7 @@ def representing(secure: Any, method: str) -> Config:
     return config
 
 
-@pytest.mark.parametrize("method", ["creamfl", "fedmd"])
+@pytest.mark.parametrize("method", ["creamfl", pytest.param("fedmd", marks=pytest.mark.slow)])
 def test_means_of_representations_are_those_in_the_clear(tmp_path: Path, method: str) -> None:
     masked, clear = (weights(representing(how, method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
     assert masked == clear

@@ -46,9 +46,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kinds", "method", "named"),
     [
         ("pairs pictures texts", None, "change_distillation"),
-        ("pairs pictures texts", "creamfl", "creamfl"),
+        pytest.param("pairs pictures texts", "creamfl", "creamfl", marks=pytest.mark.slow),
         ("pairs pictures", "fedavg", "fedavg"),
-        ("pictures texts", None, "fedavg"),
         ("texts", None, "fedavg"),
     ],
 )

@@ -12,7 +12,7 @@ import yaml
 
 import polyfed
 from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
-from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError
 from polyfed.federation.population import Population
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
@@ -147,11 +147,6 @@ def test_clients_alone_rest_while_the_methods_clients_wait(tmp_path: Path) -> No
     assert {transfer.round for transfer in run.records.transfers if "fit" in transfer.step} == {2}
 
 
-def test_twins_can_be_given_in_a_file_and_their_search_too() -> None:
-    made = Experiment.load(creamfl() | {"twin": {"kind": "server-only"}}, ["twin.candidates=3", "name=mine"])
-    assert (made.name, made.twin.candidates, made.twin.of) == ("mine-server-only", 3, "mine")
-
-
 # ---- who holds what
 
 
@@ -184,14 +179,6 @@ def test_without_private_data_clients_hold_their_share_of_the_public_samples(tmp
         assert len(samples) == int(torch.isin(public.items, member.items).sum()) == 2 * len(member.items)
         held = there.holding(member)
         assert (held["items"], held["samples"]) == (len(member.items), len(samples))
-
-
-def test_cohorts_by_group_lose_the_groups_that_are_left_out() -> None:
-    config = creamfl()
-    shares = {"image": 1, "text": 1, "paired": 0.5}
-    config["run"] |= {"sampling": {"kind": "stratified", "cohort": shares}, "exchange": {"min_clients": 0.5}}
-    made = twin(config, "no-private")
-    assert (made.run.sampling.cohort, made.run.exchange.min_clients) == ({"paired": 0.5}, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -286,22 +273,6 @@ def test_what_has_no_such_twin_says_which_it_has(kind: str, change: Callable[[Co
 def test_a_search_has_no_effect_where_nothing_is_tuned() -> None:
     with pytest.raises(ConfigError, match="twin: candidates has no effect with kind: local"):
         twin(creamfl(), "local", "twin.candidates=2")
-
-
-@pytest.mark.parametrize(
-    ("group", "change", "message"),
-    [
-        ("paired", {"items": "public", "split": "validation"}, "is not of 'scenes' validation; give a number"),
-        ("paired", {"items": 0}, "clients.paired.items"),
-        ("paired", {"items": "public", "count": 9}, "clients.paired.count is 9, but there are 8 samples"),
-        ("paired", {"items": "public", "also": "public"}, "clients.paired.also: .* are in its own"),
-    ],
-)
-def test_groups_of_public_items_that_cannot_be(tmp_path: Path, group: str, change: Config, message: str) -> None:
-    config = creamfl()
-    config["clients"][group] |= change
-    with pytest.raises((ConfigError, DataError), match=message):
-        federation(Experiment.load(config), tmp_path).require_sound()
 
 
 # ---- pretrained encoders as they come

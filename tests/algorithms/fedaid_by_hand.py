@@ -9,9 +9,9 @@ from itertools import combinations, islice
 from typing import Any
 
 import torch
+from aligned_sessions import RATE, Values, parts_of
 from torch import Tensor, nn
 
-from aligned_sessions import RATE, Values, parts_of
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.models.model import Model
