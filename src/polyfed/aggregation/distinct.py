@@ -14,11 +14,16 @@ from torch import Tensor
 
 
 def distinct_count(inverse_index: Int64[Tensor, " n"]) -> int:
+    """How many distinct rows there are."""
     return int(inverse_index.max()) + 1 if len(inverse_index) else 0
 
 
 def packed(values: Shaped[Tensor, "n ..."], inverse_index: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "k ..."]:
-    """The distinct rows, from rows of all samples."""
+    """The distinct rows, from rows of all samples.
+
+    >>> packed(torch.tensor([[1.0], [1.0], [2.0]]), torch.tensor([0, 0, 1])).tolist()
+    [[1.0], [2.0]]
+    """
     if inverse_index is None:
         return values
     # samples that share a row have equal ones, so that it does not matter whose is taken
@@ -27,11 +32,17 @@ def packed(values: Shaped[Tensor, "n ..."], inverse_index: Int64[Tensor, " n"] |
 
 
 def unpacked(values: Shaped[Tensor, "k ..."], inverse_index: Int64[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:
+    """The rows of all samples, from the distinct ones."""
     return values if inverse_index is None else values[inverse_index.to(values.device)]
 
 
 class Distinct(NamedTuple):
-    """Distinct rows, which of them each sample has, and how many samples have each."""
+    """Distinct rows, which of them each sample has, and how many samples have each.
+
+    >>> distinct = Distinct.of(torch.tensor([[1.0], [1.0], [2.0]]), torch.tensor([0, 0, 1]))
+    >>> distinct.rows.tolist(), distinct.counts.tolist()
+    ([[1.0], [2.0]], [2.0, 1.0])
+    """
 
     rows: Float[Tensor, "k w"]
     inverse_index: Int64[Tensor, " n"]

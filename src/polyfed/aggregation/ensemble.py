@@ -157,6 +157,10 @@ def relations(source: Mapping[str, Rows], target: Mapping[str, Rows], index: Int
         source: client -> its rows u_i and log weights l_i of one output on all samples.
         target: the same of another output, or of the same.
         index: the samples to compare. Memory: clients x b x b.
+
+    >>> rows = {"a": Rows(torch.eye(2), torch.zeros(2)), "b": Rows(torch.ones(2, 2), torch.zeros(2))}
+    >>> relations(rows, rows, torch.arange(2)).cosines.round(decimals=2).tolist()
+    [[1.0, 0.5], [0.5, 1.0]]
     """
     cosines = [torch.zeros(len(index), len(index), device=index.device)]
     logs = [torch.full_like(cosines[0], -torch.inf)]  # of nobody: a batch that nobody compares has relations, too
@@ -216,6 +220,11 @@ def procrustes(values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"]) ->
 
     Returns:
         In fp32, or in fp64 if a side is.
+
+    >>> reference = torch.eye(2)
+    >>> rotated = reference @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    >>> procrustes(rotated, reference).round(decimals=3).abs().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
     values, reference = _in_working_dtype(values, reference)
     # a row that is zero on either side adds nothing to the product
@@ -239,6 +248,10 @@ def ridge(values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"], penalty
 
     Returns:
         In fp32, or in fp64 if a side is.
+
+    >>> rows = torch.eye(2)
+    >>> ridge(rows, rows.flip(1), penalty=0.01).round(decimals=3).abs().tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
     """
     values, reference = _in_working_dtype(values, reference)
     fitted = values * reference.any(1, keepdim=True)
@@ -249,7 +262,12 @@ def ridge(values: Float[Tensor, "n d"], reference: Float[Tensor, "n d"], penalty
 
 
 class Alignment(Settings):
-    """A map of each client's representations to the server's, before they are averaged."""
+    """A map of each client's representations to the server's, before they are averaged.
+
+    >>> rows = torch.eye(2)
+    >>> Alignment(kind="procrustes").move(rows.flip(1), rows).round(decimals=3).abs().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
 
     kind: Literal["procrustes", "ridge"] = Field(description="rotation or reflection, or ridge regression")
     penalty: float | None = Field(

@@ -100,5 +100,9 @@ class _Entry:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The type in which tensors of a type are summed: fp32 at least, and fp64 for integers."""
+    """The type in which tensors of a type are summed: fp32 at least, and fp64 for integers.
+
+    >>> accumulator(torch.bfloat16), accumulator(torch.int64)
+    (torch.float32, torch.float64)
+    """
     return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64

@@ -76,7 +76,12 @@ PrototypeTable = TypeVar("PrototypeTable", ClassMeans, GlobalPrototypes)
 
 
 def prototype_tensors(space: str, prototypes: ClassMeans | GlobalPrototypes) -> dict[str, Tensor]:
-    """Tensors of a class space by name, ``<space>.means`` and so on; what ``by_space`` reads."""
+    """Tensors of a class space by name, ``<space>.means`` and so on; what ``by_space`` reads.
+
+    >>> prototypes = GlobalPrototypes(torch.zeros(1, 4), torch.tensor([True]))
+    >>> list(prototype_tensors("label", prototypes))
+    ['label.means', 'label.present']
+    """
     return {f"{space}.{part}": tensor for part, tensor in prototypes._asdict().items()}
 
 
@@ -85,6 +90,10 @@ def by_space(tensors: Mapping[str, Tensor], table_type: type[PrototypeTable]) ->
 
     Raises:
         PayloadError: a space has not just the tensors that it should.
+
+    >>> sent = prototype_tensors("label", GlobalPrototypes(torch.zeros(1, 4), torch.tensor([True])))
+    >>> list(by_space(sent, GlobalPrototypes))
+    ['label']
     """
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -126,7 +135,11 @@ class ClassAverage:
 
 
 def table(means: Float[Tensor, "c d"], present: Bool[Tensor, " classes"]) -> Float[Tensor, "classes d"]:
-    """The means with a row for every class, 0 where it is absent."""
+    """The means with a row for every class, 0 where it is absent.
+
+    >>> table(torch.tensor([[1.0, 2.0]]), torch.tensor([False, True])).tolist()
+    [[0.0, 0.0], [1.0, 2.0]]
+    """
     rows = means.new_zeros(len(present), means.shape[1])
     rows[present] = means
     return rows
@@ -137,6 +150,12 @@ def mean_prototypes(sent: Sequence[ClassMeans]) -> GlobalPrototypes:
 
     Raises:
         PayloadError: there are no clients, or they differ in classes or width.
+
+    >>> one, both = torch.tensor([True, False]), torch.tensor([True, True])
+    >>> first = ClassMeans(torch.tensor([[2.0]]), torch.tensor([9]), one)
+    >>> second = ClassMeans(torch.zeros(2, 1), torch.tensor([1, 1]), both)
+    >>> mean_prototypes([first, second]).means.tolist()
+    [[1.0], [0.0]]
     """
     if not sent:
         raise PayloadError("no client sent prototypes; there is no mean of nothing")
@@ -153,7 +172,13 @@ def mean_prototypes(sent: Sequence[ClassMeans]) -> GlobalPrototypes:
 
 
 def renewed(new: GlobalPrototypes, old: GlobalPrototypes | None) -> GlobalPrototypes:
-    """Global prototypes after a round; classes that nobody sent keep theirs, which absent clients may still need."""
+    """Global prototypes after a round; classes that nobody sent keep theirs, which absent clients may still need.
+
+    >>> old = GlobalPrototypes(torch.tensor([[1.0], [2.0]]), torch.tensor([True, True]))
+    >>> new = GlobalPrototypes(torch.tensor([[5.0]]), torch.tensor([False, True]))
+    >>> renewed(new, old).means.tolist()
+    [[1.0], [5.0]]
+    """
     if old is None:
         return new
     rows = torch.where(new.present[:, None], table(*new), table(*old).to(new.means))

@@ -26,12 +26,19 @@ def chi_square(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """||n w - 1||^2 / 2n, the chi-square divergence from equal weights (Namkoong and Duchi 2016).
 
     0 for equal weights, (n - 1) / 2 where one client has all.
+
+    >>> float(chi_square(torch.tensor([0.5, 0.5]))), float(chi_square(torch.tensor([1.0, 0.0])))
+    (0.0, 0.5)
     """
     return (len(w) * w - 1).square().sum() / (2 * len(w))
 
 
 def kl_divergence(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """sum w log(n w), where 0 log 0 = 0: from 0 for equal weights to log n where one client has all."""
+    """sum w log(n w), where 0 log 0 = 0: from 0 for equal weights to log n where one client has all.
+
+    >>> float(kl_divergence(torch.tensor([0.5, 0.5]))), round(float(kl_divergence(torch.tensor([1.0, 0.0]))), 3)
+    (0.0, 0.693)
+    """
     return torch.xlogy(w, len(w) * w).sum()
 
 
@@ -40,6 +47,9 @@ def simplex_projection(v: Real[Tensor, " n"], total: float = 1.0) -> Float[Tenso
 
     Raises:
         ValueError: ``v`` is not a non-empty vector of finite numbers, or ``total`` is not positive and finite.
+
+    >>> [round(w, 3) for w in simplex_projection(torch.tensor([0.9, 0.5, -1.0])).tolist()]
+    [0.7, 0.3, 0.0]
     """
     if not 0 < total < math.inf:
         raise ValueError(f"total is {total}; it must be positive and finite")
@@ -60,6 +70,10 @@ def chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " 
 
     Raises:
         ValueError: ``v`` is not a non-empty vector of finite numbers, or ``rho`` is negative or NaN.
+
+    >>> v = torch.tensor([1.0, 0.0])
+    >>> [round(float(chi_square_projection(v, rho)[0]), 3) for rho in (0.0, 0.02, 0.5)]
+    [0.5, 0.6, 1.0]
     """
     return _in_chi_square_ball(_finite(v, "v"), _radius(rho))
 
@@ -78,6 +92,10 @@ def released_chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[T
 
     Raises:
         ValueError: as ``chi_square_projection``; also rho = 0, that the public code refuses.
+
+    >>> v = torch.tensor([1.0, 0.0])
+    >>> [round(float(released_chi_square_projection(v, rho)[0]), 3) for rho in (0.02, 0.5)]
+    [0.755, 1.0]
     """
     if rho == 0:
         raise ValueError("rho is 0; the released routine needs it positive")
@@ -103,6 +121,10 @@ def kl_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
 
     Raises:
         ValueError: ``v`` is not a vector of finite numbers, at least 0 and one above 0, or ``rho`` is negative or NaN.
+
+    >>> v = torch.tensor([0.9, 0.1])
+    >>> [round(float(kl_projection(v, rho)[0]), 3) for rho in (0.0, 0.02, 1.0)]
+    [0.5, 0.6, 0.9]
     """
     return _in_kl_ball(_weights(v, "v").log(), _radius(rho))
 
@@ -180,6 +202,10 @@ def mirror_step_of(
 
     Raises:
         ValueError: as ``mirror_step``, or a client is unknown or named twice.
+
+    >>> w, present, losses = torch.full((3,), 1 / 3), torch.tensor([0, 2]), torch.tensor([0.0, 1.0])
+    >>> mirror_step_of(w, present, losses, gamma=1.0, rho=0.02).round(decimals=3)
+    tensor([0.2670, 0.3330, 0.4000], dtype=torch.float64)
     """
     w = _weights(w, "w")
     index = _indices(present, len(w)).to(w.device)

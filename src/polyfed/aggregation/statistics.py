@@ -74,6 +74,11 @@ def row_statistics(
     Raises:
         PayloadError: shapes do not match, or an own anchor does not exist.
         ConfigError: tau is not positive, or items are not ascending.
+
+    >>> anchors = torch.eye(3)
+    >>> statistics = row_statistics(anchors, anchors, {"winner", "lse"}, tau=0.5)
+    >>> statistics["winner"].tolist(), [round(x, 2) for x in statistics["lse"].tolist()]
+    ([0, 1, 2], [2.24, 2.24, 2.24])
     """
     of = torch.arange(len(rows)) if of is None else of.cpu()
     own = torch.arange(len(of)) if own is None else own.cpu()
@@ -108,6 +113,9 @@ def scores_statistics(
     Raises:
         PayloadError: labels and scores do not match.
         ConfigError: tau is not positive, or a statistic needs labels and there are none.
+
+    >>> scores_statistics(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), {"variance"})["variance"].tolist()
+    [0.0, 1.0]
     """
     logits = scores.to(working_dtype(scores, scores)) / _positive(tau)
     if labels is None:

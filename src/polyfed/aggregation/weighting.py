@@ -147,12 +147,21 @@ class Weighting(Settings):
 
 
 def log_share(statistics: Statistics) -> Float[Tensor, " n"]:
-    """x_kk - log sum_j exp x_kj over the own anchor and its rivals, from ``positive`` and ``negatives_lse``."""
+    """x_kk - log sum_j exp x_kj over the own anchor and its rivals, from ``positive`` and ``negatives_lse``.
+
+    >>> statistics = {"positive": torch.tensor([0.0]), "negatives_lse": torch.tensor([0.0])}
+    >>> log_share(statistics).exp().tolist()
+    [0.5]
+    """
     return statistics["positive"] - torch.logaddexp(statistics["positive"], statistics["negatives_lse"])
 
 
 def log_count(examples: float) -> float:
-    """log n; -inf, so that the client does not count, if it has no sample."""
+    """log n; -inf, so that the client does not count, if it has no sample.
+
+    >>> round(log_count(100), 2), log_count(0)
+    (4.61, -inf)
+    """
     return math.log(examples) if examples > 0 else -math.inf
 
 

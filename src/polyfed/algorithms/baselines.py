@@ -95,6 +95,9 @@ class Centralised(Algorithm):
 
     A ceiling means little without its budget: ``steps.<type>``, ``epochs.<type>`` and ``samples.<type>``, since the
     start of the run, are recorded every round.
+
+    >>> Centralised(local_epochs=1).keeps["optimizer"].value
+    'run'
     """
 
     short_name: ClassVar[str] = "centralised"

@@ -91,6 +91,10 @@ class ChangeDistillation(Algorithm):
     changes to agree; there ``targets: absolute``, the mean of the representations *after*, is better.
 
     In the first ``warmup_rounds`` nobody is asked: a server that knows nothing teaches its clients nothing.
+
+    >>> method = ChangeDistillation(targets="absolute", warmup_rounds=0)
+    >>> method.digest.by, method.task.order, method.distiller.weight
+    ('auto', 'joint', 6.0)
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}

@@ -133,6 +133,10 @@ class CreamFL(Algorithm):
 
     Defaults follow the paper; where the released code differs, the other behaviour is an option of the same name in
     the preset ``creamfl-released``. reamFL (no contrasts) is ``contrast: null``.
+
+    >>> method = CreamFL(contrast={"weight": 0.1, "intra": None})
+    >>> method.teacher.weights.component_name(), method.contrast.inter.tau, method.distiller.loss
+    ('gca', 1.0, 'l2')
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {

@@ -34,6 +34,9 @@ class FedMAE(FedAvg):
     pictures (or of their frozen features by position, which are then what is hidden and rebuilt): a client without any
     trains its task alone. The metrics ``reconstruction`` (mean loss of a round) and
     ``mae_clients`` say what was done.
+
+    >>> FedMAE(mask_ratio=0.6).decoder_depth
+    8
     """
 
     local_epochs: LocalEpochs = 1

@@ -60,6 +60,10 @@ class FedAFD(Algorithm):
     Defaults follow the paper; where the released code differs, the other behaviour is an option, bundled in the preset
     ``fedafd-released``. Without BAA: ``adversarial: null``; without GFF: ``fusion: null``; without SED:
     ``teacher.weights: mean``.
+
+    >>> method = FedAFD(adversarial={"weight": 0.1}, fusion=None)
+    >>> method.teacher.weights.component_name(), method.adversarial.loss, method.distiller.weight
+    ('sed', 'minimax', 0.4)
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {

@@ -154,6 +154,10 @@ class FedAID(RobustAlignment):
 
     All clients train one model whose encoders have align modules (``model.aligner``). What the paper leaves open is a
     setting, with what this class takes to be meant as the default.
+
+    >>> method = FedAID(local_steps=10, teacher={"steps": 10})
+    >>> method.guidance.distance, method.teacher.weights.divergence, method.teacher.beta
+    ('l2', 'chi_square', 2.0)
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {

@@ -26,6 +26,10 @@ class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017, Algorithm 1), of one global model for each type of clients.
 
     Clients of one architecture, task and classes are a type; their weights are averaged by sample count.
+
+    >>> method = FedAvg(local_epochs=1)
+    >>> method.averaging.component_name(), method.summed
+    ('by_type', {'fit': 'num_examples'})
     """
 
     takes_late_replies: ClassVar[bool] = True

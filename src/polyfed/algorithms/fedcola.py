@@ -117,6 +117,10 @@ class FedCola(FedAvg):
 
     Defaults are the paper's; where the released code differs, the other behaviour is an option, and the preset
     ``fedcola-released`` has them all.
+
+    >>> method = FedCola(averaging={"name": "fedcola", "layers": "blocks"})
+    >>> method.averaging.compensation, method.complement.train_out
+    (True, True)
     """
 
     fit: ClassVar[None] = None  # type: ignore[assignment]  # clients take ``complemented_fit``

@@ -79,6 +79,10 @@ class FedEMA(FedAvg):
 
     Online model and predictors cross both ways, targets never. Metrics: ``byol`` (mean loss), ``byol_clients`` (those
     with a random view) and ``blending`` (mean m of those who blended).
+
+    >>> method = FedEMA(task_weight=0.0, blending={"tau": 0.5})
+    >>> method.byol.momentum, method.blending.divergence
+    (0.99, 'norm')
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {

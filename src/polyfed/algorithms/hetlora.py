@@ -22,6 +22,9 @@ class HetLoRA(FedAvg):
     Factors are filled up with zeros to the largest rank and averaged with weights n ||B A||; each client gets the first
     directions. Clients add lambda ||B_tail|| ||A_tail|| to their loss, the tail being the directions behind the first
     gamma r; where a round has made that smaller, the client gives its tail up for good (rank self-pruning).
+
+    >>> HetLoRA(gamma=0.9).averaging.component_name()
+    'padded'
     """
 
     takes_late_replies: ClassVar[bool] = False

@@ -78,6 +78,9 @@ class FLoRA(FedAvg):
     Each round begins with new adapters. These side by side are the mean of their changes, which is added to the frozen
     layers. Needs ``adapter.offset``. The sum of all rounds so far is sent, not the stack of the last one: clients need
     not take part in each.
+
+    >>> FLoRA(local_epochs=1).averaging.component_name()
+    'stacked'
     """
 
     short_name: ClassVar[str] = "flora"

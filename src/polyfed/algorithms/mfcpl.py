@@ -61,6 +61,10 @@ class MFCPL(FedAvg):
 
     From the paper: complete prototypes, the three terms and what each compares. Ours, as its equations could not be
     checked: distances, weights and tau; and no projections, as all encoders here end in one space.
+
+    >>> method = MFCPL(contrast=0.0)
+    >>> method.regularisation, method.alignment
+    (0.1, 0.1)
     """
 
     regularisation: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPR")

@@ -17,6 +17,9 @@ class PromptFL(FedAvg):
     """Federated prompt learning (Guo et al., IEEE TMC 2024, Algorithm 1): FedAvg of prompts of a frozen network.
 
     They are averaged over all clients that have such prompts, whatever their classes.
+
+    >>> PromptFL.needs_adapter, PromptFL().averaging.component_name()
+    ('prompts', 'by_name')
     """
 
     short_name: ClassVar[str] = "promptfl"

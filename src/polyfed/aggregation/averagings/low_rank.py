@@ -38,7 +38,11 @@ OFFSET = "base_layer.offset"
 
 
 class Factors(NamedTuple):
-    """A layer's adapter."""
+    """A layer's adapter.
+
+    >>> Factors(a=torch.ones(2, 3), b=torch.ones(4, 2)).change.shape
+    torch.Size([4, 3])
+    """
 
     a: Float[Tensor, "r in"]
     b: Float[Tensor, "out r"]
@@ -61,7 +65,12 @@ class FactorNames(NamedTuple):
 
 
 def factor_names(names: Iterable[str]) -> dict[str, FactorNames]:
-    """Adapted layer -> names of its factors, of the tensors of a model."""
+    """Adapted layer -> names of its factors, of the tensors of a model.
+
+    >>> names = factor_names(["q.lora_A.default.weight", "q.lora_B.default.weight", "head.bias"])
+    >>> list(names), names["q"].b
+    (['q'], 'q.lora_B.default.weight')
+    """
     matches = [match for name in names if (match := _FACTOR.fullmatch(name))]
     named: dict[str, dict[str, str]] = {}
     for match in matches:
@@ -76,7 +85,11 @@ def _without_rank(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def without(names: Iterable[str], *, factor: str = "", offsets: bool = False) -> frozenset[str]:
-    """Names of tensors but those of a factor (``a`` or ``b``) or those of offsets."""
+    """Names of tensors but those of a factor (``a`` or ``b``) or those of offsets.
+
+    >>> sorted(without(["q.lora_A.default.weight", "q.lora_B.default.weight", "head.bias"], factor="a"))
+    ['head.bias', 'q.lora_B.default.weight']
+    """
     names = frozenset(names)
     own = factor_names(names).values()
     left = {getattr(layer, factor) for layer in own} if factor else set()
@@ -84,14 +97,25 @@ def without(names: Iterable[str], *, factor: str = "", offsets: bool = False) ->
 
 
 def leading(factors: Factors, rank: int) -> Factors:
-    """The first ``rank`` directions, or all and zeros."""
+    """The first ``rank`` directions, or all and zeros.
+
+    >>> factors = Factors(a=torch.ones(2, 3), b=torch.ones(4, 2))
+    >>> leading(factors, 1).rank, leading(factors, 3).a[2].tolist()
+    (1, [0.0, 0.0, 0.0])
+    """
     missing = max(0, rank - factors.rank)
     a = torch.cat([factors.a[:rank], factors.a.new_zeros(missing, factors.a.shape[1])])
     return Factors(a, torch.cat([factors.b[:, :rank], factors.b.new_zeros(len(factors.b), missing)], dim=1))
 
 
 def fresh(tensors: Mapping[str, Tensor], *key: int | str) -> dict[str, Tensor]:
-    """New factors of every layer, by names: A uniform as ``peft`` has it, from the key and the layer's name, B zero."""
+    """New factors of every layer, by names: A uniform as ``peft`` has it, from the key and the layer's name, B zero.
+
+    >>> tensors = {"q.lora_A.default.weight": torch.ones(2, 3), "q.lora_B.default.weight": torch.ones(4, 2)}
+    >>> new = fresh(tensors, 0)
+    >>> bool(new["q.lora_B.default.weight"].any()), new["q.lora_A.default.weight"].shape
+    (False, torch.Size([2, 3]))
+    """
     new = {}
     for layer, own in factor_names(tensors).items():
         a, b = tensors[own.a], tensors[own.b]
@@ -101,7 +125,12 @@ def fresh(tensors: Mapping[str, Tensor], *key: int | str) -> dict[str, Tensor]:
 
 
 def best_factors(change: Float[Tensor, "out in"], rank: int) -> Factors:
-    """The factors whose product is nearest to a change (Eckart and Young, 1936), singular values with B."""
+    """The factors whose product is nearest to a change (Eckart and Young, 1936), singular values with B.
+
+    >>> change = torch.diag(torch.tensor([3.0, 1.0]))
+    >>> [[round(float(x), 2) + 0.0 for x in best_factors(change, rank).change.diagonal()] for rank in (1, 2)]
+    [[3.0, 0.0], [3.0, 1.0]]
+    """
     u, s, v = torch.linalg.svd(change.float(), full_matrices=False)
     return leading(Factors(v, u * s), rank)
 
