@@ -25,6 +25,7 @@ from polyfed.core.files import write_atomically
 from polyfed.lab.studies.figures import draw_map, draw_study
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Drawing, Study
+from polyfed.lab.studies.study_files import study_content
 from polyfed.reporting.figures import svg_text
 from polyfed.reporting.markup import markdown_templates
 from study_records import (
@@ -95,7 +96,9 @@ def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
     first: dict[str, str] = {}  # runs and figures -> heading
     same = {one.name: first.setdefault(_figures(one.results), one.heading) for one in own}
     twins = {name: title for (name, title), one in zip(same.items(), own, strict=True) if title != one.heading}
-    return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], records=own, twins=twins)
+    common = PAPERS / paper / "common.yaml"
+    small = study_content(common)["description"] if common.is_file() else "Our own questions."
+    return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], small=small, records=own, twins=twins)
 
 
 def _figures(results: Results) -> str:

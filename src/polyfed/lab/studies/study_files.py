@@ -145,7 +145,7 @@ def _read(path: Path) -> Any:
 
 
 def study_files(folder: Path) -> dict[str, Path]:
-    """Path below a folder without its ending, such as ``creamfl/t1`` -> study file, of all that have rows and columns.
+    """Path below a folder without ending (``creamfl/t1``) -> file, of all with rows and columns, own or extended.
 
     Raises:
         ConfigError: there is no such folder, or a file in it is no YAML.
@@ -154,12 +154,9 @@ def study_files(folder: Path) -> dict[str, Path]:
         raise ConfigError(
             f"no folder '{folder}'; studies of papers are in {REPOSITORY}: polyfed study list CLONE/papers"
         )
-    files = sorted(folder.rglob(f"*{SUFFIX}"))
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if _is_study(_read(file))}
-
-
-def _is_study(content: Any) -> bool:
-    return isinstance(content, Mapping) and ("extends" in content or {"rows", "columns"} <= content.keys())
+    files = {file: study_content(file) for file in sorted(folder.rglob(f"*{SUFFIX}")) if isinstance(_read(file), dict)}
+    studies = [file for file, content in files.items() if {"rows", "columns"} <= content.keys()]
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in studies}
 
 
 def study_name(path: Path) -> str:
