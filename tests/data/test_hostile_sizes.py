@@ -103,12 +103,14 @@ READ = """
 import sys
 from polyfed.core.errors import DataError
 from polyfed.data.sources import arrow, parquet
-try:
-    kind = {"Arrow": arrow.Arrow, "Parquet": parquet.Parquet}[sys.argv[1]]
-    source = kind(path=sys.argv[2], columns={"text": "text"}, targets={"label": "label"})
-    print(source.open("train", name="mine", data_dir=None).modality("text").values.to_pylist()[:2])
-except DataError as error:
-    sys.exit(f"refused: {error}")
+for case, kind, path in zip(*[iter(sys.argv[1:])] * 3):
+    source = {"Arrow": arrow.Arrow, "Parquet": parquet.Parquet}[kind](
+        path=path, columns={"text": "text"}, targets={"label": "label"}
+    )
+    try:
+        print(case, source.open("train", name="mine", data_dir=None).modality("text").values.to_pylist()[:2])
+    except DataError as error:
+        print(f"{case} refused: {error}")
 """
 MAIN = "import sys; from polyfed.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
@@ -120,13 +122,18 @@ def limited(code: str, *arguments: object, gigabytes: int = 4) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in HOSTILE])
-def test_a_hostile_table_gives_one_line(tmp_path: Path, case: str) -> None:
-    kind, make, message = HOSTILE[case]
-    make(tmp_path)
-    ended = limited(READ, kind.__name__, tmp_path)
-    assert (ended.returncode, ended.stdout) == (1, ""), ended.stderr[-500:]
-    assert re.fullmatch(f"refused: .*{message}.*\n", ended.stderr), ended.stderr
+@pytest.mark.parametrize("cases", [QUICK, *(pytest.param([one], marks=pytest.mark.slow) for one in list(HOSTILE)[8:])])
+def test_a_hostile_table_gives_one_line(tmp_path: Path, cases: list[str]) -> None:
+    arguments = []
+    for case in cases:
+        kind, make, _ = HOSTILE[case]
+        (folder := tmp_path / case.replace(" ", "-")).mkdir()
+        make(folder)
+        arguments += [case, kind.__name__, folder]
+    ended = limited(READ, *arguments)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr[-500:]
+    for case, line in zip(cases, ended.stdout.splitlines(), strict=True):
+        assert re.fullmatch(f"{case} refused: .*{HOSTILE[case][2]}.*", line), line
 
 
 @pytest.mark.slow
@@ -146,7 +153,11 @@ def test_commands_give_one_line(tmp_path: Path, case: str, options: tuple[str, .
     assert ended.stderr.count("rror") == 1
 
 
-@pytest.mark.parametrize("command", [("prepare", "{}", "{}-out"), ("init", "{}.yaml", "--pairs", "{}")], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [("prepare", "{}", "{}-out"), pytest.param(("init", "{}.yaml", "--pairs", "{}"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
 def test_a_small_table_of_captions_takes_little_memory(tmp_path: Path, command: tuple[str, ...]) -> None:
     (folder := tmp_path / "data").mkdir()
     for number in range(20):

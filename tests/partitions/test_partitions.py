@@ -1,5 +1,10 @@
-"""Partitions of single items: what holds for all, and for each kind."""
+"""Partitions of single items and of groups that stay together: what holds for all, and for each."""
 
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from item_tables import opened, written
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.partitions.partition import Partition
-from polyfed.partitions.rules import Dirichlet, Drop, Iid, Quantity, Shards
+from polyfed.federation.membership import Assignment
+from polyfed.lab.analysis.partition import planned_holdings
+from polyfed.partitions.partition import Indices, Partition, Units, grouped, largest_remainder, partitioned, with_least
+from polyfed.partitions.rules import Dirichlet, Drop, Iid, Natural, Quantity, Shards
+from polyfed.runs.experiment import Experiment
 
 COMPLETE = ["iid", "quantity", "shards", "dirichlet"]
 every = pytest.mark.parametrize("name", [*COMPLETE, "drop"])
@@ -194,3 +203,244 @@ def test_shares_of_one_class_are_dirichlet_distributed():
     assert shares.mean(axis=0) == pytest.approx(0.25, abs=0.03)
     # redrawing until nobody is empty takes the corners away, so the spread is a little smaller
     assert 0.8 < shares.var(axis=0).mean() / (0.25 * 0.75 / 3) <= 1.02
+
+
+def patients(n: int, most: int, seed: int) -> torch.Tensor:
+    """Group of each of n items: groups of 1 to ``most`` items, in mixed order, with numbers that have gaps."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, most + 1, size=n)
+    groups = np.repeat(7 * np.arange(n) - 50, sizes)[:n]
+    return torch.from_numpy(rng.permutation(groups))
+
+
+def majority(labels: list[int]) -> int:
+    """By counting: most frequent, the smallest of several."""
+    counts = Counter(labels)
+    return min(label for label in counts if counts[label] == max(counts.values()))
+
+
+@pytest.mark.parametrize("name", [*COMPLETE, "natural", "drop"])
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(60, 300), clients=st.integers(2, 4), seed=st.integers(0, 1000))
+def test_groups_are_never_split(name: str, n: int, clients: int, seed: int) -> None:
+    groups = patients(n, 4, seed)
+    labels = groups % 4  # so that every class has groups for all its holders
+    parts = make(name).split(n, labels, clients, gen(seed), groups)
+    owners = [{client for client, part in enumerate(parts) if (groups[part] == group).any()} for group in groups]
+    assert all(len(owner) <= 1 for owner in owners)
+    joined = torch.cat(parts)
+    assert len(joined.unique()) == len(joined)
+    if name != "drop":
+        assert torch.equal(joined.sort().values, torch.arange(n))
+
+
+@pytest.mark.parametrize("name", [*COMPLETE, "natural", "drop"])
+def test_groups_of_one_are_dealt_like_items(name: str) -> None:
+    labels = torch.randint(4, (200,), generator=gen(5))
+    alone = make(name).split(200, labels, 4, gen(1))
+    grouped_ = make(name).split(200, labels, 4, gen(1), torch.arange(200))
+    assert all(torch.equal(a.sort().values, b.sort().values) for a, b in zip(alone, grouped_, strict=True))
+
+
+@given(pairs=st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 3)), min_size=1, max_size=40))
+def test_a_group_has_the_class_of_most_of_its_items(pairs: list[tuple[int, int]]) -> None:
+    groups, labels = (np.array(values) for values in zip(*pairs, strict=True))
+    units, members = grouped(groups, labels)
+    for unit, items in enumerate(members):
+        assert len({groups[item] for item in items}) == 1
+        assert units.sizes[unit] == len(items) == (groups == groups[items[0]]).sum()
+        assert units.labels is not None
+        assert units.labels[unit] == majority([labels[item] for item in items])
+    assert sorted(np.concatenate(members)) == list(range(len(pairs)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+def test_dirichlet_counts_items_against_the_cap(alpha: float, seed: int) -> None:
+    bits = torch.randint(2, (5, 2000), generator=gen(seed))
+    labels = (bits * (2 ** torch.arange(5))[:, None]).sum(0)  # 32 composite classes
+    groups = patients(2000, 5, seed)
+    parts = Dirichlet(alpha=alpha, min_size=1).split(2000, labels, 5, gen(seed), groups)
+    of_group = {int(g): majority(labels[groups == g].tolist()) for g in groups.unique()}
+    classes = torch.tensor([of_group[int(group)] for group in groups])
+    cap = 2000 / 5
+    for part in parts:
+        counts = classes[part].bincount(minlength=32)
+        last = int(counts.nonzero().max())
+        assert counts.sum() - counts[last] < cap  # one class share above the cap at most
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(2000))
+
+
+def test_a_minimum_counts_items_not_groups() -> None:
+    groups = torch.arange(30) // 10  # three groups of ten
+    labels = torch.zeros(30, dtype=torch.int64)
+    parts = Dirichlet(alpha=100, min_size=10).split(30, labels, 3, gen(), groups)
+    assert [len(part) for part in parts] == [10, 10, 10]
+    with pytest.raises(ConfigError, match=r"4 clients but only 3 groups of items; use at most 3 clients"):
+        Dirichlet(min_size=1).split(30, labels, 4, gen(), groups)
+
+
+@pytest.mark.parametrize("large", [40, 60])
+def test_quantity_keeps_its_minimum_beside_a_large_group(large: int) -> None:
+    groups = torch.cat([torch.zeros(large, dtype=torch.int64), torch.arange(1, 61)])
+    for seed in range(40):
+        parts = Quantity(alpha=0.3, min_size=10).split(large + 60, None, 4, gen(seed), groups)
+        assert min(len(part) for part in parts) >= 10
+        assert torch.equal(torch.cat(parts).sort().values, torch.arange(large + 60))
+
+
+def test_a_client_that_whole_groups_leave_empty_is_an_error_that_names_the_largest() -> None:
+    groups = torch.tensor([0] * 50 + [1, 2])
+    partition = Partition.model_validate({"name": "iid", "together": "patient"})
+    with pytest.raises(ConfigError, match=r"would have 0 items, and 1 are promised; .*\('patient'\) has 50"):
+        partition.split(52, None, 3, gen(0), groups)
+
+
+def test_units_are_cut_where_their_middle_lies() -> None:
+    units = Units(np.array([3, 1, 4, 2]))
+    order = np.array([2, 0, 3, 1])  # items 0-3, 4-6, 7-8, 9; middles at 1, 5, 7, 9
+    assert [piece.tolist() for piece in units.cut(order, np.array([1, 2, 5, 6, 9]))] == [[], [2], [], [0], [3], [1]]
+
+
+# ---- natural clients
+
+
+def test_natural_clients_are_the_largest_classes_and_rare_ones_join_the_smallest() -> None:
+    country = torch.tensor([9] * 8 + [4] * 5 + [7] * 3 + [1] * 2 + [2] * 2 + [3])
+    parts = Natural().split(21, country, 3, gen())
+    found = [sorted(country[part].unique().tolist()) for part in parts]
+    # 3 + 2 (class 1) = 5; of two clients with 5 the last takes class 2, then client 1 with 5 takes class 3
+    assert found == [[9], [3, 4], [1, 2, 7]]
+
+
+def test_natural_is_the_same_for_every_seed_but_for_the_order() -> None:
+    labels = torch.randint(9, (300,), generator=gen(1))
+    first, second = (Natural().split(300, labels, 4, gen(seed)) for seed in (0, 1))
+    assert all(torch.equal(a.sort().values, b.sort().values) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0], second[0])
+
+
+def test_natural_needs_as_many_classes_as_clients_and_its_minimum() -> None:
+    with pytest.raises(ConfigError, match=r"3 clients, but the items are of 2 classes; use at most 2 clients"):
+        Natural().split(10, torch.arange(10) % 2, 3, gen())
+    with pytest.raises(ConfigError, match=r"min_size=4, but 2 clients would hold \[7, 3\] items"):
+        Natural(min_size=4).split(10, torch.tensor([0] * 7 + [1] * 3), 2, gen())
+
+
+def by_hand(shares: list[int], total: int) -> list[int]:
+    """Largest remainder with exact fractions."""
+    exact = [Fraction(share * total, sum(shares)) for share in shares]
+    found = [int(value) for value in exact]
+    for _ in range(total - sum(found)):
+        k = max(range(len(shares)), key=lambda k: (exact[k] - found[k], -k))
+        found[k] += 1
+    return found
+
+
+@given(shares=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), total=st.integers(0, 90))
+def test_largest_remainder_is_exact(shares: list[int], total: int) -> None:
+    assert largest_remainder(np.array(shares), total).tolist() == by_hand(shares, total)
+
+
+def singles(labels: list[int]) -> Units:
+    return Units(np.ones(len(labels), dtype=np.int64), np.array(labels))
+
+
+def test_classes_go_where_they_are_held_and_unknown_ones_by_size() -> None:
+    labels = [0] * 10 + [1] * 6 + [9] * 8
+    held = {0: np.array([30, 0, 10]), 1: np.array([0, 5, 0])}
+    parts = partitioned(singles(labels), held, np.array([30, 5, 5]), np.random.default_rng(0), 0)
+    counts = [np.bincount(np.array(labels)[part], minlength=10)[[0, 1, 9]].tolist() for part in parts]
+    assert counts == [[8, 0, 6], [0, 6, 1], [2, 0, 1]]  # 7.5 / 2.5 and its tie to the first; 6 / 1 / 1
+    assert sorted(np.concatenate(parts)) == list(range(24))
+
+
+@given(seed=st.integers(0, 10_000), clients=st.integers(1, 6), most=st.integers(1, 4))
+def test_dealt_parts_are_disjoint_complete_and_large_enough(seed: int, clients: int, most: int) -> None:
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(100), rng.integers(1, most + 1, size=100))
+    units, _ = grouped(groups, rng.integers(0, 5, size=len(groups)))
+    held = {label: rng.integers(0, 40, size=clients) * (rng.random(clients) < 0.5) for label in range(4)}
+    sizes = np.maximum(sum(held.values()), 1)
+    parts = partitioned(units, held, sizes, rng, 2)
+    assert sorted(np.concatenate(parts)) == list(range(len(units)))
+    assert all(units.sizes[part].sum() >= 2 for part in parts)
+
+
+def test_a_client_without_test_items_gets_some_of_classes_that_it_holds() -> None:
+    labels = [0] * 10 + [1] * 10
+    held = {0: np.array([100, 0, 0]), 1: np.array([0, 100, 1])}
+    parts = partitioned(singles(labels), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
+    assert [len(part) for part in parts] == [9, 9, 2] or [len(part) for part in parts] == [10, 8, 2]
+    # the first gift comes from the first of the largest clients, which may hold nothing of class 1
+    again = partitioned(singles([0] * 4 + [1] * 10), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
+    assert {int(np.array([0] * 4 + [1] * 10)[unit]) for unit in again[2]} == {1}
+
+
+def test_a_client_with_one_large_group_does_not_keep_others_from_giving() -> None:
+    units = Units(np.array([50] + [1] * 20), np.zeros(21, dtype=np.int64))
+    for seed in range(20):
+        parts = partitioned(units, {0: np.array([1, 1, 1])}, np.array([1, 1, 1]), np.random.default_rng(seed), 2)
+        assert sorted(np.concatenate(parts)) == list(range(21))
+        assert min(int(units.sizes[part].sum()) for part in parts) >= 2
+
+
+def last(spare: Indices, _: int) -> int:
+    return int(spare[-1])
+
+
+def from_the_richest_alone(sizes: list[int], parts: list[list[int]], least: int) -> list[list[int]] | None:
+    """By lists: its last unit that it can spare, to the client with fewest; None: it has none."""
+    while min(held := [sum(sizes[unit] for unit in part) for part in parts]) < least:
+        rich, short = held.index(max(held)), held.index(min(held))
+        spare = [unit for unit in parts[rich] if held[rich] - sizes[unit] >= least]
+        if not spare:
+            return None
+        parts[rich].remove(spare[-1])
+        parts[short].append(spare[-1])
+    return parts
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=30),
+    clients=st.integers(1, 5),
+    least=st.integers(0, 6),
+    seed=st.integers(0, 1000),
+)
+def test_filling_takes_from_the_richest_as_long_as_it_can(
+    sizes: list[int], clients: int, least: int, seed: int
+) -> None:
+    owner = np.random.default_rng(seed).integers(0, clients, size=len(sizes))
+    parts = [np.flatnonzero(owner == client) for client in range(clients)]
+    found = [part.tolist() for part in with_least(Units(np.array(sizes)), parts, least, last)]
+    expected = from_the_richest_alone(sizes, [part.tolist() for part in parts], least)
+    assert expected is None or found == expected
+    held = [sum(sizes[unit] for unit in part) for part in found]
+    spare = [unit for part, own in zip(found, held, strict=True) for unit in part if own - sizes[unit] >= least]
+    assert min(held) >= least or not spare
+    assert sorted(unit for part in found for unit in part) == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("test", "count", "sizes"), [(6, 5, r"\[.*[01].*\]"), (5, 5, r"\[.*[01].*\]"), (1, 1, r"\[1\]")]
+)
+def test_too_few_test_items_are_refused(test: int, count: int, sizes: str) -> None:
+    counts = [f"data.sources.scenes.{key}" for key in (f"test={test}", "train=120")]
+    experiment = Experiment.load("fedaid-scenes", [*counts, f"clients.hospital.count={count}"])
+    message = (
+        rf"clients\.hospital\.test is dealt, .* {sizes} items, and each needs 2; lower count, set test: all, or use"
+    )
+    with pytest.raises(ConfigError, match=message):
+        planned_holdings(experiment)
+
+
+def test_a_refusal_names_the_largest_group_that_stays_together(tmp_path: Path) -> None:
+    split = opened(written(tmp_path, note=["p", "p", "p", "p", "p", "q"]))
+    group = Experiment.load("fedaid-scenes").clients["hospital"].model_copy(
+        update={"count": 2, "source": "s", "test_split": "train", "partition": Iid(together="note")}
+    )  # fmt: skip
+    deal = Assignment("a", group, 0, lambda *_: split, torch.arange(6))
+    with pytest.raises(
+        ConfigError, match=r"'s' train .* \[(5, 1|1, 5)\] items.* \(the largest .*, 'note', has 5\); lower"
+    ):
+        deal.test_items(0)

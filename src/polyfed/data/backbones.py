@@ -290,7 +290,10 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
         ConfigError: the model has no such output.
     """
     if pool in ("pooled", "projected"):
-        return _pooler_output(output)
+        value: Tensor | None = getattr(output, "pooler_output", None)
+        if value is None:
+            raise ConfigError("pool 'pooled' needs a backbone with a pooler; use 'cls' or 'mean'")
+        return value.flatten(1)
     hidden: Tensor = output.last_hidden_state
     if hidden.dim() == 4:
         if pool == "cls":
@@ -321,13 +324,6 @@ def averaged_neighbours(
     runs = (mask.cumsum(1) - 1) * count // mask.sum(1, keepdim=True).clamp(min=1)
     members = (functional.one_hot(runs.clamp(min=0), count) * mask.unsqueeze(-1)).to(tokens.dtype)
     return members.mT @ tokens / members.sum(1).clamp(min=1).unsqueeze(-1)
-
-
-def _pooler_output(output: Any) -> Tensor:
-    value: Tensor | None = getattr(output, "pooler_output", None)
-    if value is None:
-        raise ConfigError("pool 'pooled' needs a backbone with a pooler; use 'cls' or 'mean'")
-    return value.flatten(1)
 
 
 class Backbone(nn.Module):
@@ -526,12 +522,23 @@ class ImagePreparation(Preparation):
             what = f"'{folder}' holds no {PREPROCESSOR}, which says how its backbone takes images; put the file of the "
             raise ConfigError(f"{what}published model there, or what save_pretrained of its image processor writes")
         config = read_backbone_config(folder, PREPROCESSOR)
-        mean, std = _mean_and_std(config, folder)
+        mean, std = (0.0,) * 3, (1.0,) * 3
+        if config.get("do_normalize", True):
+            if not ("image_mean" in config and "image_std" in config):
+                raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
+            mean, std = tuple(config["image_mean"]), tuple(config["image_std"])
+        side = config.get("size")
+        if config.get("do_center_crop") and "crop_size" in config:
+            side = config["crop_size"]
+        if isinstance(side, dict):
+            side = side.get("height") or side.get("shortest_edge")
+        if not isinstance(size or side, int):
+            raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no size; set the view's size")
         number = config.get("resample", 2)
         if number not in _PILLOW:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
         return cls(
-            size=size or _side(config, folder),
+            size=size or side,
             fit=fit or ("crop" if config.get("do_center_crop") else "squash"),
             resampling=_PILLOW[number],
             factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
@@ -555,25 +562,6 @@ class ImagePreparation(Preparation):
         """Bytes [b, 3, s, s] -> what the backbone takes."""
         mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
         return (pixels.float() * self.factor - mean) / std
-
-
-def _mean_and_std(config: dict[str, Any], folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if not config.get("do_normalize", True):
-        return (0.0,) * 3, (1.0,) * 3
-    if not ("image_mean" in config and "image_std" in config):
-        raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
-    return tuple(config["image_mean"]), tuple(config["image_std"])
-
-
-def _side(config: dict[str, Any], folder: Path) -> int:
-    size = config.get("size")
-    if config.get("do_center_crop") and "crop_size" in config:
-        size = config["crop_size"]
-    if isinstance(size, dict):
-        size = size.get("height") or size.get("shortest_edge")
-    if not isinstance(size, int):
-        raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no size; set the view's size")
-    return size
 
 
 def require_tokenizer(folder: Path) -> None:

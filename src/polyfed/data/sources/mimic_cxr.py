@@ -147,11 +147,16 @@ class _Release:
         stored = {"id": "dicom_id", "patient": "subject_id", "study": "study_id"}
         values: Any
         if column in FINDINGS:
-            values = self._labels(FINDINGS[column])
+            table = self._csv("chexpert", {"study_id": pa.int64(), FINDINGS[column]: pa.float64()})
+            given = _looked_up(self.rows["study_id"], table["study_id"], table[FINDINGS[column]])
+            is_mentioned = self.settings.labels == "mentioned"
+            values = (given.is_valid() if is_mentioned else pc.fill_null(pc.equal(given, 1.0), False)).cast(pa.int8())
         elif column in stored:
             values = self.rows.column(stored[column]).combine_chunks()
+        elif column == "view":
+            values = self._views(self.rows)
         else:
-            values = {"view": self._views, "image": self._pictures, "text": self._texts}[column](self.rows)
+            values = self._pictures() if column == "image" else self._texts
         return pa.chunked_array([pa.array(values, cxr_schema().field(column).type)])
 
     @cached_property
@@ -180,49 +185,42 @@ class _Release:
             raise DataError(f"source '{self.name}', views: no picture has '{missing[0]}'; {nearest(missing[0], views)}")
         return _looked_up(rows["dicom_id"], metadata["dicom_id"], metadata["ViewPosition"])
 
-    def _labels(self, column: str) -> pa.Array:
-        table = self._csv("chexpert", {"study_id": pa.int64(), column: pa.float64()})
-        given = _looked_up(self.rows["study_id"], table["study_id"], table[column])
-        hit = given.is_valid() if self.settings.labels == "mentioned" else pc.fill_null(pc.equal(given, 1.0), False)
-        return hit.cast(pa.int8())
-
-    def _pictures(self, rows: pa.Table) -> list[dict[str, str | None] | None]:
+    def _pictures(self) -> list[dict[str, str | None] | None]:
         """One struct a picture; where incomplete items are left out, None if the file is not there."""
         self._require_files(self.folder, "pictures", _PICTURES)
-        keys = zip(*(rows[key].to_pylist() for key in ("subject_id", "study_id", "dicom_id")), strict=True)
+        keys = zip(*(self.rows[key].to_pylist() for key in ("subject_id", "study_id", "dicom_id")), strict=True)
         paths = [f"{_study(self.folder, patient, study)}/{dicom}.jpg" for patient, study, dicom in keys]
         lenient = self.settings.incomplete == "leave_out"
         return [None if lenient and not Path(path).exists() else {"bytes": None, "path": path} for path in paths]
 
-    def _texts(self, rows: pa.Table) -> list[str | None]:
-        """The text of each picture's study; None where there is no report or nothing in it."""
+    @cached_property
+    def _texts(self) -> list[str | None]:
+        """The text of each picture's study; None where there is no report or nothing in it.
+
+        Kept, as which items are complete is asked before what they hold.
+        """
         self._require_files(self.reports, "reports", _REPORTS)
-        studies = list(zip(rows["subject_id"].to_pylist(), rows["study_id"].to_pylist(), strict=True))
-        texts = self._text_of
+        studies = list(zip(self.rows["subject_id"].to_pylist(), self.rows["study_id"].to_pylist(), strict=True))
+
+        def text_of(study: tuple[int, int]) -> str | None:
+            path = Path(f"{_study(self.reports, *study)}.txt")
+            try:
+                report = path.read_text(encoding="utf-8", errors="replace")
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise DataError(f"source '{self.name}': report '{path}' cannot be read ({error.strerror})") from error
+            return section_text(report, self.settings.sections, self.settings.without_sections)
+
+        distinct = list(dict.fromkeys(studies))
+        with ThreadPoolExecutor(8) as pool:  # a quarter of a million small files: waiting for the disk dominates
+            texts = dict(zip(distinct, pool.map(text_of, distinct), strict=True))
         if not any(texts.values()):
             raise DataError(
                 f"source '{self.name}': none of {len(texts)} studies has a report with text in "
                 f"'{self.reports}/files'; {_how_to_get(_REPORTS)}, set reports to where they are, or look at sections"
             )
         return [texts[study] for study in studies]
-
-    @cached_property
-    def _text_of(self) -> dict[tuple[int, int], str | None]:
-        """Patient and study -> text; kept, as which items are complete is asked before what they hold."""
-        keys = zip(self.rows["subject_id"].to_pylist(), self.rows["study_id"].to_pylist(), strict=True)
-        studies = list(dict.fromkeys(keys))
-        with ThreadPoolExecutor(8) as pool:  # a quarter of a million small files: waiting for the disk dominates
-            return dict(zip(studies, pool.map(lambda study: self._text(*study), studies), strict=True))
-
-    def _text(self, patient: int, study: int) -> str | None:
-        path = Path(f"{_study(self.reports, patient, study)}.txt")
-        try:
-            report = path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise DataError(f"source '{self.name}': report '{path}' cannot be read ({error.strerror})") from error
-        return section_text(report, self.settings.sections, self.settings.without_sections)
 
     def _require_files(self, top: Path, what: str, project: str) -> None:
         if not (top / "files").is_dir():
