@@ -46,6 +46,20 @@ class Struck(CreamFL):
         return done < self.times
 
 
+FALSE_REPLY = ""
+"""What is wrong with replies of a ``Liar``'s client ``image`` in this process; nothing if empty."""
+
+
+class Liar(CreamFL):
+    """One client's replies are false as ``FALSE_REPLY`` says at the moment."""
+
+    @client_step(representations=Representations, num_examples=int)
+    def fit(self, client: Client, representations: Representations) -> Reply:
+        """CreamFL's, falsified."""
+        reply = super().fit(client, representations)
+        return _falsified(FALSE_REPLY, reply) if FALSE_REPLY and client.name == "image" else reply
+
+
 def _falsified(how: str, reply: Reply) -> Reply:
     own: Representations = reply.representations
     fields: dict[str, Any] = {"representations": own, "num_examples": reply.num_examples}

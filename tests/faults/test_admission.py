@@ -17,6 +17,7 @@ from federations_in_process import InProcess
 from outcomes import events, reasons
 from test_damaged_messages import facts
 
+from grids import mostly_slow
 from polyfed.core.errors import ExchangeError, PayloadError, PolyfedError
 from polyfed.core.version import __version__
 from polyfed.deploy.engines.flower_node import Node
@@ -75,7 +76,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", mostly_slow(REFUSED, "version", "method", "encoder", "pickle", "path", "public set"))
 def test_a_site_that_cannot_take_part_says_why(federation: InProcess, tmp_path: Path, name: str) -> None:
     change, message = REFUSED[name]
     node = federation.node("image")
@@ -100,7 +101,7 @@ def test_a_site_that_cannot_take_part_says_why(federation: InProcess, tmp_path: 
     assert not (Path(tempfile.gettempdir()) / "elsewhere").exists()
 
 
-@pytest.mark.parametrize("name", ["version", "method", "path"])
+@pytest.mark.parametrize("name", mostly_slow(["version", "method", "path"], "method"))
 def test_a_site_refuses_steps_as_it_refuses_to_join(federation: InProcess, tmp_path: Path, name: str) -> None:
     """A server that has changed in the middle of a run."""
     change, message = REFUSED[name]

@@ -13,17 +13,26 @@ from outcomes import events, reasons
 import polyfed
 from by_hand import play
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.session import Session
 from sessions import prepared, round_records
 
 
+@pytest.fixture(scope="module")
+def session(keeping_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """One session in which the client ``image`` sends what ``faulty.FALSE_REPLY`` says."""
+    config = keeping_config | {"algorithm": keeping_config["algorithm"] | {"name": "faulty.Liar"}}
+    return play(prepared(config, tmp_path_factory.mktemp("liar") / "run"), 1, 1)
+
+
 @pytest.mark.parametrize("how", FALSE)
-def test_a_false_reply_costs_its_client_the_round(keeping: dict[str, Any], tmp_path: Path, how: str) -> None:
-    session = prepared(ready(keeping, tmp_path, "local", how=how), tmp_path / "run")
-    for number, event in ((2, "client_excluded"), (3, "client_returned")):
+def test_a_false_reply_costs_its_client_the_round(session: Session, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    for reply, event in ((how, "client_excluded"), ("", "client_returned")):
+        monkeypatch.setattr("faulty.FALSE_REPLY", reply)
+        number = session.server.clock.round + 1
         play(session, number, number)
         (record,) = [record for record in round_records(session) if record["kind"] == "event"]
         assert (record["participant"], record["event"]) == ("image", event)
-        assert FALSE[how] in record["reason"] or number == 3
+        assert FALSE[how] in record["reason"] or not reply
 
 
 @pytest.mark.slow

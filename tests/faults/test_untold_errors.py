@@ -14,6 +14,7 @@ from fake_grid import DESCRIBE, MANY, STEP, Delivery, Fault, Rule
 from federations_in_process import InProcess
 from PIL import Image
 
+from grids import mostly_slow
 from polyfed.core.errors import DataError, PolyfedError
 from polyfed.deploy.settings import SiteConfig
 from small_federations import Config
@@ -114,7 +115,7 @@ def outcome(federation: InProcess, out: Path, **run: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", mostly_slow(BROKEN, *list(BROKEN)[::4]))
 def test_nothing_of_data_that_cannot_be_read_leaves(
     tiny: Config, tmp_path: Path, grid_messages: None, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
@@ -157,7 +158,12 @@ PLACES = [
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"), [*((place, DataError) for place in PLACES), (PLACES[0], OSError), (PLACES[7], KeyError)]
+    ("place", "kind"),
+    mostly_slow(
+        [*((place, DataError) for place in PLACES), (PLACES[0], OSError), (PLACES[7], KeyError)],
+        *((place, DataError) for place in PLACES[::3]),
+        (PLACES[7], KeyError),
+    ),
 )
 def test_nothing_of_an_error_leaves_wherever_it_is_raised(
     tiny: Config,
