@@ -25,6 +25,7 @@ from polyfed.federation import secure_ask
 from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle
 from polyfed.privacy.masking.party import Party, context_of
+from polyfed.wire.payload import Payload
 from small_federations import topics
 
 CLIENTS = ("coast", "north", "south-0", "south-1")
@@ -117,13 +118,14 @@ def test_a_site_with_another_key_than_the_rosters_stops_the_sum_by_name(masked: 
 def test_a_server_that_sends_keys_of_its_own_is_found_out(
     masked: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = secure_ask.told_keys
+    own_keys = secure_ask._TypeSum.keys
 
-    def substituted(kind: Any) -> Any:
+    def substituted(type_sum: Any) -> Payload:
         forged = Party("north", context_of("run", 1, 0))
-        return {**told(kind), KEYS: bytes_bundle(kind.public | {"north": forged.public})}
+        told = dict(own_keys.fget(type_sum).fields)  # type: ignore[attr-defined]
+        return Payload(told | {KEYS: bytes_bundle(type_sum.public | {"north": forged.public})})
 
-    monkeypatch.setattr(secure_ask, "told_keys", substituted)
+    monkeypatch.setattr(secure_ask._TypeSum, "keys", property(substituted))
     with pytest.raises(ExchangeError, match=r"coast: PayloadError: keys of 'north' are not signed by its site"):
         masked.run(tmp_path / "run")
     assert not any(step == "fit" for site in SITES for step, _ in masked.grid.steps(site))
