@@ -1,13 +1,19 @@
+"""Comparisons of runs, and paired differences against scipy's t-test and by hand."""
+
 from __future__ import annotations
 
 import io
+import json
 import math
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 from PIL import Image
 from rich.console import Console
+from scipy import stats
 
+from polyfed.core.errors import ConfigError
 from polyfed.reporting.compare import (
     Spread,
     clients_comparison_table,
@@ -15,10 +21,12 @@ from polyfed.reporting.compare import (
     comparison_rows,
     comparison_table,
     draw_comparison,
+    paired_differences,
+    paired_table,
 )
 from polyfed.reporting.terminal import FittedTable
 from polyfed.runs.records import RunRecords
-from run_folders import write_run
+from run_folders import write_lines, write_run
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +109,138 @@ def test_drawing(runs, tmp_path):
     with Image.open(path) as image:
         assert image.format == "PNG"
         assert len(set(image.convert("RGB").resize((200, 200)).get_flattened_data())) > 20
+
+
+CREAM, ALONE = {0: 24.0, 1: 26.5, 2: 25.0, 3: 29.0}, {0: 20.0, 1: 21.0, 2: 24.5, 3: 22.0}
+
+
+def run_with(
+    folder: Path, seed: int | None, test: list[float], validation: list[float] = (), **more: object
+) -> RunRecords:
+    """A run whose server has these test (and validation) values in rounds 0, 1, ...; clients' are final."""
+    folder.mkdir(parents=True)
+    clients = more.pop("clients", {})
+    series = {"test": test, "validation": validation}
+    lines = [
+        {"round": number, "participant": "server", "kind": kind, "metrics": {"r1_sum": value}}
+        for kind, values in series.items()
+        for number, value in enumerate(values)
+    ]
+    lines += [
+        {"round": 1, "participant": client, "kind": "test", "metrics": {"accuracy": value}}
+        for client, value in clients.items()
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    (folder / "config.yaml").write_text(json.dumps({"run": {"seed": seed}, **more}))
+    return RunRecords.load(folder)
+
+
+def two(folder: Path, one: dict[int, float], other: dict[int, float]) -> list[RunRecords]:
+    """Runs of two configurations with a final value a seed, the second with its seeds in another order."""
+    runs = [run_with(folder / f"alone-{seed}", seed, [1.0, value], name="x") for seed, value in other.items()]
+    mine = reversed(one.items())
+    return runs + [run_with(folder / f"cream-{seed}", seed, [9.0, value], algorithm="cream") for seed, value in mine]
+
+
+def test_figures_are_those_of_a_paired_t_test(tmp_path: Path) -> None:
+    (item,) = paired_differences(compare(two(tmp_path, CREAM, ALONE)))
+    assert (item.comparison.label, item.reference.label, item.metric) == ("cream-3", "alone-0", "server r1_sum, final")
+    assert item.by_seed == {0: 4.0, 1: 5.5, 2: 0.5, 3: 7.0}
+    assert (item.mean, item.smallest) == (4.25, 0.5)
+    # deviations -0.25, 1.25, -3.75, 2.75: squares sum up to 23.25
+    assert item.std == pytest.approx(math.sqrt(23.25 / 3))
+    expected = stats.ttest_rel(list(CREAM.values()), list(ALONE.values())).confidence_interval(0.95)
+    assert item.interval == pytest.approx((expected.low, expected.high))
+    reach = 3.182446 * item.std / 2  # of four seeds, from a table of t
+    assert item.interval == pytest.approx((4.25 - reach, 4.25 + reach), abs=1e-5)
+
+
+def test_only_common_seeds_count_and_the_reference_can_be_chosen(tmp_path: Path) -> None:
+    comparisons = compare(two(tmp_path, CREAM | {7: 99.0}, ALONE | {8: -99.0}))
+    (item,) = paired_differences(comparisons, against="cream-2")
+    assert (item.comparison.label, item.reference.label) == ("alone-0", "cream-7")
+    assert item.by_seed == {0: -4.0, 1: -5.5, 2: -0.5, 3: -7.0}
+    assert item.smallest == -7.0
+    with pytest.raises(ConfigError, match="--against cream-9: no such run here; did you mean 'cream-"):
+        paired_differences(comparisons, against="cream-9")
+
+
+def test_of_runs_with_one_name_the_folder_says_which_is_the_reference(tmp_path: Path) -> None:
+    runs = [run_with(tmp_path / name / "run", 0, [value], algorithm=name) for name, value in (("a", 1.0), ("b", 4.0))]
+    with pytest.raises(ConfigError, match="--against run: 2 configurations have a run called so; give its folder"):
+        paired_differences(compare(runs), against="run")
+    (item,) = paired_differences(compare(runs), against=str(tmp_path / "b" / "run"))
+    assert item.by_seed == {0: -3.0}
+
+
+def test_validation_selects_the_round_where_all_were_validated(tmp_path: Path) -> None:
+    runs = [
+        run_with(tmp_path / "a", 0, [1.0, 5.0, 2.0], [0.0, 1.0, 9.0]),
+        run_with(tmp_path / "b", 0, [1.0, 7.0, 3.0], [0.0, 9.0, 1.0], algorithm="b"),
+    ]
+    (item,) = paired_differences(compare(runs))
+    assert (item.metric, item.by_seed) == ("server r1_sum, selected by validation", {0: 7.0 - 2.0})
+    unjudged = run_with(tmp_path / "c", 0, [1.0, 8.0, 4.0], algorithm="c")
+    items = paired_differences(compare([*runs, unjudged]))
+    assert [(item.comparison.label, item.metric, item.by_seed[0]) for item in items] == [
+        ("b", "server r1_sum, final", 3.0 - 2.0),
+        ("c", "server r1_sum, final", 4.0 - 2.0),
+    ]
+
+
+def test_groups_are_compared_by_the_mean_of_their_clients(tmp_path: Path) -> None:
+    runs = [
+        run_with(tmp_path / "a", 0, [], clients={"x": 10.0, "y": 20.0}),
+        run_with(tmp_path / "b", 0, [3.0], clients={"x": 30.0, "y": 41.0}, algorithm="b"),
+    ]
+    (item,) = paired_differences(compare(runs))  # only one has a server
+    assert (item.metric, item.by_seed) == ("clients accuracy, final", {0: 35.5 - 15.0})
+
+
+def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) -> None:
+    comparisons = compare(two(tmp_path / "1", {0: 3.0, 5: 1.0}, {0: 1.0}))
+    (item,) = differences = paired_differences(comparisons)
+    assert math.isnan(item.std) and all(map(math.isnan, item.interval))  # noqa: PT018
+    table = paired_table(differences, comparisons)
+    assert table.rows == [("cream-5: server r1_sum, final", "1", "+2.00", "-", "-", "+2.00")]
+    assert table.notes[1:] == (
+        "One common seed has no spread and no interval: at least two are needed.",
+        "Differences over fewer than 5 seeds are no claim.",
+    )
+    assert item.to_json() == {
+        "figure": "server r1_sum, final",
+        "against": "alone-0",
+        "seeds": [0],
+        "mean": 2.0,
+        "std": None,
+        "interval_95": None,
+        "smallest": 2.0,
+    }
+    comparisons = compare(two(tmp_path / "2", {0: 3.0, 1: 3.0}, {0: 1.0, 1: 1.0}))
+    (item,) = differences = paired_differences(comparisons)
+    low, high = item.interval
+    assert low < 2.0 < high  # equal differences are no reason for nan, and no proof
+    assert paired_table(differences, comparisons).notes[1:] == ("Differences over fewer than 5 seeds are no claim.",)
+
+
+def test_what_has_nothing_in_common_is_named_and_without_pairs_there_is_no_table(tmp_path: Path) -> None:
+    runs = two(tmp_path, CREAM, ALONE)
+    other = run_with(tmp_path / "other", 9, [1.0], algorithm="other")
+    comparisons = compare([*runs, other])
+    table = paired_table(paired_differences(comparisons), comparisons)
+    assert len(table.rows) == 1
+    assert table.rows[0][1:4:2] == ("4", "2.78")
+    assert table.notes[1] == "No seed, or no metric, in common with the reference: other."
+    for few in ([], [other], [runs[0], other], [run_with(tmp_path / str(k), None, [1.0], k=k) for k in range(2)]):
+        assert paired_table(paired_differences(compare(few)), compare(few)).rows == []
+
+
+def test_twins_that_were_tuned_seed_by_seed_are_one_configuration(tmp_path: Path) -> None:
+    def tuned(seed: int, rate: float, passes: int, before: float = 0.1) -> RunRecords:
+        settings = {"server.training.optimizer.lr": before, "algorithm.server_epochs": 1}
+        server = {"training": {"optimizer": {"lr": rate}}}
+        more = {"server": server, "algorithm": {"server_epochs": passes}, "twin": {"of": "x", "tuned": settings}}
+        return run_with(tmp_path / f"{seed}-{before}", seed, [1.0], **more)
+
+    comparisons = compare([tuned(0, 0.1, 2), tuned(1, 0.8, 4), tuned(2, 0.8, 4, before=0.2)])
+    assert [len(item.runs) for item in comparisons] == [2, 1]

@@ -277,21 +277,6 @@ def test_the_table_of_clients(records, text):
     assert cells["image-0"]["rounds"] == "12"
 
 
-@pytest.mark.parametrize("clients", [3, 12, 30])
-def test_what_a_method_recorded_of_each_client_is_shown_of_few_and_of_many(tmp_path, clients):
-    metrics = {f"weight.h-{k}": (k + 1) / 100 for k in range(clients)}
-    write_measured(tmp_path, {"server": metrics}, 1, 2, kind="train")
-    page = page_of(tmp_path)
-    values = page.series
-    if clients == 3:
-        assert set(values) == {"h-0", "h-1", "h-2"}
-    else:
-        assert values["mean"] == pytest.approx([sum(metrics.values()) / clients] * 2, abs=1e-3)
-        assert ("h-11" in values) == (clients == 12)
-        assert ("highest" in values) == (clients == 30)
-    assert "recorded by the method" in page.text
-
-
 def test_what_is_one_figure_in_all_rounds_is_no_chart(tmp_path):
     write_measured(
         tmp_path, {"server": {"teacher.gallery": 0.0, "teacher.norm": 3.0, "digest.items": 9.0}}, 1, 2, kind="train"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_states import Now
+from rich.text import Text
 
-from polyfed.reporting.progress import LiveProgress, PlainProgress, RunState, brief_metrics, progress_for
+from polyfed.reporting.progress import LiveProgress, PlainProgress, RunState, brief_metrics, progress_for, run_picture
 from polyfed.runs.events import (
     Callback,
     ClientDone,
@@ -27,6 +28,172 @@ from polyfed.runs.events import (
     StepStarted,
     Working,
 )
+
+RECALLS = [f"{way}_r@{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+
+
+class Now:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def ids(count: int) -> list[str]:
+    return [f"{group}-{number:03d}" for group in ("image", "text") for number in range(count // 2)]
+
+
+def play_rounds(state, rounds: int, cohort: list[str], *, first: int = 1) -> None:
+    """Whole rounds, the time of each its number of seconds."""
+    for number in range(first, rounds + 1):
+        state.handle(RoundStarted(number, cohort))
+        state.handle(StepStarted("fit", cohort))
+        for client in cohort:
+            state.handle(ClientStarted(client, "fit"))
+            state.handle(ClientDone(client, "fit", 1.5))
+        state.handle(Measured(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0}))
+        state.handle(Measured(number, "server", "validation", dict.fromkeys(RECALLS, 5.0)))
+        for place, client in enumerate(cohort):
+            state.handle(Measured(number, client, "test", {"accuracy": float(place)}))
+        state.handle(RoundComplete(number, float(number), 2**20, 2**21))
+
+
+def mid_round(count: int = 6) -> RunState:
+    """Round 5 of 30: the first half has answered but for one that is excluded; one works for 12 s."""
+    clock, cohort = Now(), ids(count)
+    state = RunState(clock=clock)
+    state.handle(RunStarted("scenes-demo", 30, count))
+    play_rounds(state, 4, cohort)
+    state.handle(RoundStarted(5, cohort))
+    state.handle(StepStarted("distil", cohort))
+    for client in cohort[: count // 2]:
+        state.handle(ClientStarted(client, "distil"))
+        state.handle(ClientDone(client, "distil", 2.5))
+    state.handle(Incident(5, cohort[1], "client_excluded", "loss [red]is\x1b[31m not finite\nat step 3"))
+    state.handle(ClientStarted(cohort[count // 2], "distil"))
+    clock.time += 12
+    return state
+
+
+def screen(state: RunState, width: int = 100, *, ascii_only: bool = False) -> str:
+    """What is shown of a state, on a stream that takes ASCII alone if wanted."""
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii" if ascii_only else "utf-8", errors="strict")
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(run_picture(state))
+    text = captured.get()
+    stream.write(text)
+    stream.flush()
+    assert all(console.measure(Text(line)).maximum <= width for line in text.splitlines())
+    return text
+
+
+def test_metrics_are_the_last_means_over_clients_and_their_changes():
+    state = RunState()
+    for number, participant, value in ((1, "a", 1.0), (1, "b", math.nan), (1, "c", 3.0), (1, "a", 5.0), (2, "a", 7.0)):
+        state.handle(Measured(number, participant, "test", {"accuracy": value, "n": 3}))
+    state.handle(Measured(2, "server", "train", {"loss": math.nan}))
+    state.handle(Measured(2, "server", "test", {"r@1": 1.0, "r1_sum": 2.0}))
+    assert [names for names, _, _ in state.latest()] == [
+        ("server", "test", "r1_sum"),
+        ("server", "test", "r@1"),
+        ("clients", "test", "accuracy"),
+        ("server", "train", "loss"),
+    ]
+    assert [figures for names, *figures in state.latest() if names[2] == "accuracy"] == [[7.0, 3.0]]
+
+
+def test_told_twice_is_as_told_once():
+    once, twice = RunState(), RunState()
+    for state, times in ((once, 1), (twice, 2)):
+        for _ in range(times):
+            state.handle(RunStarted("run", 30, 6))
+            play_rounds(state, 3, ids(6))
+            state.handle(Incident(2, "text-000", "client_excluded", "late"))
+    assert (once.bytes, once.elapsed, once.incidents) == (twice.bytes, twice.elapsed, twice.incidents)
+    assert once.metrics == twice.metrics
+    assert once.bytes == (3 * 2**20, 3 * 2**21)
+
+
+def test_a_resumed_run_forgets_what_is_done_again():
+    state = mid_round()
+    state.handle(Incident(5, "text-000", "client_excluded", "late"))
+    state.handle(RunStarted("run", 30, 6, done=2))
+    assert (state.round, state.clients, state.running) == (2, {}, False)
+    assert list(state.complete) == [1, 2]
+    assert state.bytes == (2 * 2**20, 2 * 2**21)
+    assert state.incidents == {}
+    assert list(state.latest()) == []  # of the two latest rounds, which are done again
+
+
+def test_a_step_that_nobody_announced_begins_with_its_first_client():
+    state = RunState()
+    state.handle(RunStarted("run", 2, 3))
+    state.handle(RoundStarted(1, ["a", "b", "c"]))
+    state.handle(ClientDone("a", "fit", 1.0))
+    state.handle(Incident(1, "b", "client_excluded", "late"))
+    state.handle(ClientDone("c", "fit", 1.0))
+    state.handle(ClientDone("a", "distil", 1.0))
+    assert state.clients == {"a": "done", "c": "waiting", "b": "excluded"}
+
+
+def test_those_asked_may_be_others_than_the_cohort():
+    state = RunState()
+    state.handle(RoundStarted(2, ["a", "b"]))
+    state.handle(Incident(1, "a", "client_excluded", "late"))  # of another round, so not from this one
+    state.handle(Incident(2, "b", "client_excluded", "late"))
+    state.handle(StepStarted("evaluate", ["a", "z"]))
+    assert list(state.clients.items()) == [("a", "waiting"), ("z", "waiting"), ("b", "excluded")]
+
+
+def test_replayed_times_count_from_when_they_happened():
+    clock = Now()
+    state = RunState(clock=clock)
+    state.happened_at(940.0)
+    state.handle(RoundStarted(1, ["a"]))
+    state.happened_at(950.0)
+    state.handle(ClientStarted("a", "fit"))
+    assert (state.elapsed, state.work_in_words) == (60.0, "a: fit, 50 s")
+
+
+def test_before_anything_is_known() -> None:
+    assert screen(RunState()) == "polyfed: not begun\n"
+
+
+def test_in_the_middle_of_a_round() -> None:
+    text = screen(mid_round())
+    # 1 + 2 + 3 + 4, and 12; this round has had its mean of 2.5, 25 follow
+    assert "scenes-demo: round 5 of 30, 22 s elapsed, about 1:02 left" in text
+    assert "\n2/6 clients done, 1 working, 1 excluded (distil)\n" in text
+    assert "text-000: distil, 12 s" in text
+    assert "4.00 MiB up, 8.00 MiB down (last round 1.00, 2.00); 4.00 s a round" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["server", "test", "r1_sum", "40.00", "+10.00"] in lines
+    assert ["clients", "test", "accuracy", "2.50", "+0.00"] in lines
+    assert "gallery_image" not in text
+    # an excluded client is shown with its reason, and without control characters
+    assert "round 5: client excluded: image-001: loss [red]is [31m not finite at step 3" in text
+    assert "\x1b" not in text
+
+
+def test_of_a_thousand_clients_counts_are_shown() -> None:
+    text = screen(mid_round(1000))
+    assert "499/1000 clients done, 1 working, 1 excluded (distil)" in text
+    assert len(text.splitlines()) < 20
+
+
+@pytest.mark.parametrize("width", [1, 10, 40, 80, 150])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_any_width_and_state_can_be_drawn(width: int, ascii_only: bool) -> None:
+    finished = mid_round()
+    finished.handle(RunComplete(Path()))
+    for state in (RunState(), mid_round(), mid_round(1000), finished):
+        screen(state, width, ascii_only=ascii_only)
+    assert "scenes-demo: finished" in screen(finished)
+
 
 COHORT = ["image-0", "text-1", "paired-0", "paired-1"]
 
@@ -217,19 +384,3 @@ def test_an_interruption_gives_the_terminal_back():
     progress.close()
     assert stream.getvalue().count("\x1b[?25h") == 1
     assert (sys.stdout, sys.stderr) == before
-
-
-@pytest.mark.parametrize("size", [(20, 5), (60, 24), (200, 60)])
-def test_a_terminal_of_any_size_can_show_it(size):
-    progress, stream = live(*size)
-    progress.handle(RunStarted("demo", 3, 2))
-    play(progress)
-    assert "the report" in stream.getvalue()
-
-
-def test_what_is_printed_meanwhile_stands_above(capsys):
-    progress = LiveProgress(Console(force_terminal=True, width=80, height=24, color_system=None))
-    progress.handle(RunStarted("demo", 3, 2))
-    sys.stdout.write("a stray line\n")
-    progress.close()
-    assert "a stray line\n" in capsys.readouterr().out

@@ -1,10 +1,11 @@
-"""How a run ends on a terminal."""
+"""What came out of a run, in sentences and tables."""
 
 from __future__ import annotations
 
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -313,3 +314,48 @@ def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) ->
     write_measured(folder, {"a": {"r1_sum": 20.0, "x_to_y_r@1": 9.0, "y_to_x_r@1": 11.0}}, 13)
     judged = RunSummary(records(folder)).clients_headline
     assert judged.meaning == "The r1_sum of the one client that has it is {} of 200 %"
+
+
+FEW = {"accuracy": 54.0, "accuracy_of_constant": 50.0, "n": 100.0}
+FOLDS = {"image_to_text_r@1_5fold": 2.0, "gallery_text_5fold": 100.0, "image_to_text_positives_per_query_5fold": 1.0}
+MANY = FEW | {"n": 10_000.0}
+
+
+def measured_line(
+    metrics: dict[str, float], number: int = 1, kind: str = "test", participant: str = "server"
+) -> dict[str, Any]:
+    return {"round": number, "participant": participant, "kind": kind, "metrics": metrics}
+
+
+def course(*values: float, kind: str = "validation") -> list[dict[str, Any]]:
+    return [measured_line(MANY | {"accuracy": value}, number, kind) for number, value in enumerate(values)]
+
+
+def teaching(ensemble: float, held_out: float = 50.0) -> dict[str, Any]:
+    return measured_line({"student.r1_sum": 40.0, "teacher.r1_sum": ensemble, "teacher.gallery": held_out}, 4, "train")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([measured_line(FEW)], "100 test items cannot tell 54.00 % from chance, about 597 could"),
+        ([measured_line(MANY)], ""),
+        ([measured_line(FEW | {"accuracy": 49.0})], "nothing was learnt in"),
+        ([*course(50, 54, 56, 58, 60), measured_line(MANY, 4)], "validation still rises (58.00, then 60.00): --rounds"),
+        ([*course(50, 54, 60, 58, 60), measured_line(MANY, 4)], ""),
+        ([*course(50, 54, 60), measured_line(MANY, 2)], ""),
+        (course(50, 54, 56, 58, kind="test"), "test still rises"),
+        ([measured_line(MANY, 4), teaching(30.0)], "ensemble ranks below the server (r1_sum 30.00 against 40.00)"),
+        ([measured_line(MANY, 4), teaching(50.0)], ""),
+        ([measured_line(MANY, 4), teaching(30.0, held_out=0.0)], ""),
+        ([measured_line(FEW | {"accuracy": 49.0}, participant="image-0")], "nothing was learnt"),
+        ([], ""),
+        ([measured_line(FOLDS) | {"intervals": {"image_to_text_r@1_5fold": [0.0, 5.0]}}], ""),
+    ],
+)
+def test_the_first_condition_that_holds_speaks(tmp_path: Path, lines: list[dict[str, Any]], expected: str) -> None:
+    folder = write_run(tmp_path / "run")
+    write_lines(folder / "metrics.jsonl", lines)
+    said = RunSummary(RunRecords.load(folder)).advice
+    assert expected in said
+    assert bool(said) == bool(expected)

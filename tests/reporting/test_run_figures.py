@@ -1,4 +1,4 @@
-"""What the figures of a run show, read off matplotlib's axes."""
+"""What the figures of a run show."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from polyfed.reporting.run_figures import run_figures
+from polyfed.federation.timeline_events import TimelineEvent
+from polyfed.reporting.run_figures import Work, gantt_charts, run_figures, work_of
+from polyfed.runs.events import Measured
 from polyfed.runs.records import RunRecords
 
 
@@ -24,11 +25,6 @@ def axes_of(records: RunRecords, name: str) -> list[Axes]:
 
 def drawn_lines(axes: Axes) -> set[tuple[float, ...]]:
     return {tuple(np.asarray(line.get_ydata()).tolist()) for line in axes.lines if len(line.get_xdata())}
-
-
-def bars_of(axes: Axes) -> list[Rectangle]:
-    """All rectangles but the transparent ones that carry text."""
-    return [bar for bar in axes.patches if bar.get_alpha() != 0]
 
 
 def test_an_empty_run_has_no_plots(tmp_path):
@@ -50,15 +46,32 @@ def test_server_curves_show_the_recorded_values_and_chance(records):
     assert styles == {"test": "-", "validation": "--", "chance": ":"} | dict.fromkeys(("R@1", "R@5", "R@10"), "-")
 
 
-def test_traffic_is_stacked_in_mib(records):
-    rounds, seconds = axes_of(records, "traffic")
-    heights = [bar.get_height() for bar in bars_of(rounds)]
-    assert heights[:12] == pytest.approx([9 * 3_000_100 / 2**20] * 12)
-    assert [bar.get_y() for bar in bars_of(rounds)[12:]] == pytest.approx(heights[:12])
-    assert len(bars_of(seconds)) == 12
+def paced(number: int, client: str, what: str, asked: int, seconds: float) -> TimelineEvent:
+    return TimelineEvent(number, client, what, "fit", asked, seconds)
 
 
-def test_bytes_by_client_are_those_of_the_ledger(records):
-    *_, clients = axes_of(records, "bytes")
-    sizes = [bar.get_width() for bar in bars_of(clients)]
-    assert sizes == pytest.approx([12 * 3_000_100 / 2**20, 12 * 1_500_100 / 2**20] * 9)
+def test_a_bar_is_a_step_from_when_it_was_asked(tmp_path: Path) -> None:
+    events = (
+        paced(1, "b", "started", 1, 0.0),
+        paced(1, "a", "started", 1, 0.0),
+        paced(1, "a", "replied", 1, 2.0),
+        paced(2, "a", "started", 2, 2.0),
+        paced(2, "b", "replied", 1, 3.0),
+        paced(3, "a", "dropped", 2, 7.0),
+        paced(3, "b", "started", 3, 7.0),  # still at work
+    )
+    measured = [Measured(number, "server", "pace", {"virtual_seconds": at}) for number, at in ((1, 2.0), (2, 3.0))]
+    records = RunRecords(tmp_path, measurements=tuple(measured), paced=events)
+    (chart,) = gantt_charts(records)
+    assert work_of(records) == [
+        Work("a", 0.0, 2.0, 1, 1, "fresh"),
+        Work("b", 0.0, 3.0, 1, 2, "late"),
+        Work("a", 2.0, 7.0, 2, 3, "not used"),
+    ]
+    assert (chart.rows, chart.moments) == (["a", "b"], [2.0, 3.0])
+    svg = run_figures(records)["pace"].svg
+    assert "b: asked in round 1, 0.00 s; late in round 2, 3.00 s" in svg
+
+
+def test_a_run_without_time_has_no_such_figure(tmp_path: Path) -> None:
+    assert gantt_charts(RunRecords(tmp_path)) == []

@@ -1,3 +1,5 @@
+"""What a metric depends on and is judged against."""
+
 from __future__ import annotations
 
 import math
