@@ -40,6 +40,12 @@ def softmax(row: Iterable[float]) -> list[float]:
     return [p / sum(powers) for p in powers]
 
 
+def kl(teacher: Iterable[float], student: Iterable[float], tau: float = 1.0) -> float:
+    """KL(softmax(teacher / tau) || softmax(student / tau))."""
+    p, q = (softmax([x / tau for x in row]) for row in (teacher, student))
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
 class Largest(TorchDispatchMode):
     """Records the number of elements of the largest tensor that any operation returns."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from naive import Largest, cosine
+from naive import Largest, cosine, dot, softmax
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 from polyfed.losses.info_nce import InfoNCE, info_nce
 from polyfed.losses.soft_contrastive import SoftContrastive, soft_contrastive
@@ -103,11 +103,11 @@ def test_intra_modal_equals_loops(public):
 
 
 def model_contrast_by_loops(z, received, previous, tau):
-    losses = []
-    for own, g, p in zip(z.tolist(), received.tolist(), previous.tolist(), strict=True):
-        towards, away = math.exp(cosine(own, g) / tau), math.exp(cosine(own, p) / tau)
-        losses.append(-math.log(towards / (towards + away)))
-    return sum(losses) / len(losses)
+    shares = [
+        softmax([cosine(own, g) / tau, cosine(own, p) / tau])
+        for own, g, p in zip(z.tolist(), received.tolist(), previous.tolist(), strict=True)
+    ]
+    return sum(-math.log(towards) for towards, _ in shares) / len(shares)
 
 
 @pytest.fixture
@@ -131,18 +131,10 @@ def test_it_is_log_two_where_both_models_agree_and_stable_far_out():
 def queue_by_loops(student, targets, queue, items, queued, tau):
     losses = []
     for k, row in enumerate(student.tolist()):
-        own, rest = None, 0.0
-        candidates = [
-            *zip(targets.tolist(), items.tolist(), strict=True),
-            *zip(queue.tolist(), queued.tolist(), strict=True),
-        ]
-        for j, (target, item) in enumerate(candidates):
-            logit = sum(a * b for a, b in zip(row, target, strict=True)) / tau
-            if j == k:
-                own = logit
-            elif item != items.tolist()[k]:
-                rest += math.exp(logit)
-        losses.append(math.log(math.exp(own) + rest) - own)
+        candidates = [*targets.tolist(), *queue.tolist()]
+        owners = [*items.tolist(), *queued.tolist()]
+        seen = [k, *(j for j, item in enumerate(owners) if item != items[k])]
+        losses.append(-math.log(softmax([dot(row, candidates[j]) / tau for j in seen])[0]))
     return sum(losses) / len(losses)
 
 
