@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyfed.lab.studies.cells import Places
+from polyfed.lab.studies.cells import Places, StudyPlan
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.lab.studies.planning import StudyPlan
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import run_study
 from polyfed.lab.studies.study import Study

@@ -55,8 +55,7 @@ def study_run(
     study run papers/creamfl/t1.yaml --data-dir data --jobs 2
     """
     from polyfed.lab.studies.cells import Places
-    from polyfed.lab.studies.display import StudyDisplay
-    from polyfed.lab.studies.runner import run_study
+    from polyfed.lab.studies.runner import StudyDisplay, run_study
     from polyfed.lab.studies.study import Study
     from polyfed.lab.studies.study_files import study_name
     from polyfed.reporting.terminal import Terminal

@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import UnionType
 from typing import Any, Literal, TypeVar
 
@@ -109,12 +109,17 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
     return schema
 
 
+@cache
+def _declared_steps(method: type) -> Mapping[str, StepSchema]:
+    # static: properties of the method must not be computed to look for marks
+    marks = {name: getattr(inspect.getattr_static(method, name), "__client_step__", None) for name in dir(method)}
+    return {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
+
+
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
     """All client steps of a method, by name; of its class as declared, of an instance with the kinds that it sends."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
-    # static: properties of the method must not be computed to look for marks
-    marks = {name: getattr(inspect.getattr_static(kind, name), "__client_step__", None) for name in dir(kind)}
-    schemas = {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
+    schemas = dict(_declared_steps(kind))
     sends: Callable[[Declared], Declared] | None = None if kind is algorithm else getattr(algorithm, "sends", None)
     if sends is None:
         return schemas

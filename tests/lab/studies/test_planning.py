@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from polyfed.core.errors import ConfigError
-from polyfed.lab.studies.cells import Cell, CellFigures, Places, resolve
-from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.cells import Cell, CellFigures, Places, StudyPlan, resolve
 from polyfed.lab.studies.study import Study
 
 Load = Callable[..., Study]

@@ -10,7 +10,7 @@ import pytest
 
 from lab.studies.test_planning import RATES, complete, planned
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.cells import StudyPlan
 from polyfed.lab.studies.study import Study
 
 Load = Callable[..., Study]

@@ -18,8 +18,7 @@ import pytest
 
 from lab.studies.conftest import tiny_study
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.lab.studies.cells import Places
-from polyfed.lab.studies.planning import StudyPlan
+from polyfed.lab.studies.cells import Places, StudyPlan
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import StudyRun, run_study
 from polyfed.lab.studies.study import Study

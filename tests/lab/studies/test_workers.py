@@ -12,10 +12,8 @@ import pytest
 from rich.console import Console
 
 from polyfed.core.errors import RunError
-from polyfed.lab.studies.cells import Places
-from polyfed.lab.studies.display import StudyDisplay
-from polyfed.lab.studies.planning import StudyPlan
-from polyfed.lab.studies.runner import Progress
+from polyfed.lab.studies.cells import Places, StudyPlan
+from polyfed.lab.studies.runner import Progress, StudyDisplay
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.workers import Order, Told, execute
 from polyfed.runs.events import ClientStarted, Preparing

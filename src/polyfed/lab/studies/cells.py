@@ -1,14 +1,16 @@
-"""Cells: one row at one point with one seed, a run folder named by the hash of its resolved configuration."""
+"""Cells: one row at one point with one seed, a run folder each; those of a study, and the searches of its rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache, reduce
-from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from polyfed.core.declarations import own_code
@@ -16,11 +18,13 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import whole, write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import path_of
-from polyfed.lab.studies.study import Overrides, Point, Study, point_label
+from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.studies.study import Overrides, Point, Study, Tuning, is_set_by, point_label
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.preflight import require_settings
+from polyfed.runs.tuning import Choice, Number, PatternSearch, Tunable, choice_label
 from polyfed.runs.twins import with_groups
 
 FIGURES = "figures.json"
@@ -141,6 +145,8 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
         content = read_config(base) if isinstance(base, str) else base
         known = _expanded(content, overrides)
         experiment = Experiment.read(content, [f"{path}={json.dumps(value)}" for path, value in known.items()])
+        if settings.groups is None and settings.twin is None:
+            return _simulated(experiment)
         resolved = experiment.model_dump(mode="json")
         if settings.groups is not None:
             resolved = with_groups(resolved, settings.groups)
@@ -236,7 +242,8 @@ class CellFigures:
     def save(self, folder: Path) -> None:
         """Write them, which makes the cell complete."""
         finite = {
-            name: value if isinstance(value, str) or isfinite(value) else None for name, value in self.values.items()
+            name: value if isinstance(value, str) or math.isfinite(value) else None
+            for name, value in self.values.items()
         }
         content = {
             "config": RunFolder(folder).config_digest(),
@@ -246,3 +253,245 @@ class CellFigures:
             "figures": finite,
         }
         write_atomically(folder / FIGURES, (json.dumps(content, indent=1) + "\n").encode())
+
+
+_Place = tuple[str, Point]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What tuning chose for a row.
+
+    Attributes:
+        factors: kind of settings -> factor of what the row has; kinds that it lacks are not there.
+        settings: path -> value, of what has another value than before.
+        scores: candidate in words -> mean validation figure, in the order in which they were tried.
+        is_surrounded: whether all neighbours of the best were tried, so that more candidates would change nothing.
+    """
+
+    factors: Choice
+    settings: Mapping[str, Number]
+    scores: Mapping[str, float]
+    is_surrounded: bool
+
+
+@dataclass
+class RowSearch:
+    """A pattern search that goes as far as figures are known.
+
+    Attributes:
+        pattern: what is tried.
+        tuning: the plan.
+        place: the row, and the point at which it is tried.
+        tried: its experiment with other settings.
+        figure: of a cell; NaN: it has none; None: it is not complete.
+    """
+
+    pattern: PatternSearch
+    tuning: Tuning
+    place: _Place
+    tried: Tunable
+    figure: Callable[[Cell], float | None]
+    _cells: dict[str, list[Cell]] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Those of all candidates that are known to be needed."""
+        due = self.pattern.advance(self._score)
+        return [cell for choice in (*(tried for tried, _ in self.pattern.scores), *due) for cell in self._of(choice)]
+
+    def _of(self, choice: Choice) -> list[Cell]:
+        """The cells of a candidate, one a seed."""
+        if (label := choice_label(choice)) not in self._cells:
+            experiment = self.tried.at(choice)
+            self._cells[label] = [Cell(*self.place, with_seed(experiment, seed), label) for seed in self.tuning.seeds]
+        return self._cells[label]
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self.tuning.column.lower else 1
+
+    def _score(self, choice: Choice) -> float | None:
+        figures = [figure for cell in self._of(choice) if (figure := self.figure(cell)) is not None]
+        return self._sign * fmean(figures) if len(figures) == len(self.tuning.seeds) else None
+
+    @cached_property
+    def chosen(self) -> Chosen:
+        """What it chose.
+
+        Raises:
+            LookupError: the search is not complete.
+            RunError: no candidate has a figure.
+        """
+        pattern = self.pattern
+        if pattern.advance(self._score):
+            raise LookupError("the search is not complete")
+        try:
+            best = pattern.best
+        except LookupError as error:
+            raise RunError(f"tuning.column: {error}") from error
+        settings = {
+            path: value
+            for name, group in pattern.kinds.items()
+            for path, value in group.at(best[name]).items()
+            if value != group.values[path]
+        }
+        scores = {choice_label(choice): self._sign * score for choice, score in pattern.scores}
+        return Chosen(best, settings, scores, pattern.is_surrounded)
+
+
+@dataclass
+class StudyPlan:
+    """The cells of a study, and the searches of its rows.
+
+    Attributes:
+        study: what is planned.
+        places: where data are.
+        store: folder of all cells.
+        failed: cells of candidates that ended without figures; the next invocation tries them again.
+    """
+
+    study: Study
+    places: Places
+    store: Path
+    failed: set[str] = field(default_factory=set)
+    _resolved: dict[tuple[str, Point, str], Experiment] = field(default_factory=dict)
+    _final: dict[_Place, list[Cell]] = field(default_factory=dict)
+    _tunable: dict[_Place, Tunable] = field(default_factory=dict)
+    _searches: dict[_Place, RowSearch] = field(default_factory=dict)
+
+    def row_points(self, only: Collection[str] | None = None) -> list[_Place]:
+        """Rows, all or ``only`` these, each at its points; the main rows come first."""
+        chosen = [row for row in self.study.rows if only is None or row in only]
+        rows = sorted(chosen, key=lambda row: not self.study.resolved(row).main)
+        return [(row, point) for row in rows for point in self.study.points_of(row)]
+
+    def columns(self, cell: Cell) -> list[ColumnSettings]:
+        """What is measured in a cell: of a final one, the columns of all rows that are the same run."""
+        if cell.purpose:
+            return [self.study.tuning.column] if self.study.tuning else []
+        beside = {"columns": {}, "main": True, "only": {}}
+        runs = {row: self.study.resolved(row).model_copy(update=beside) for row in self.study.rows}
+        columns = [self.study.columns_of(row).values() for row, run in runs.items() if run == runs[cell.row]]
+        return list({column.digest: column for of_row in columns for column in of_row}.values())
+
+    def kept(self, cell: Cell) -> str:
+        """What stays of it: of a cell that only helps to choose, records."""
+        return "records" if cell.purpose else self.study.keep
+
+    def check(self, row: str, point: Point) -> Experiment:
+        """An experiment of a row at a point.
+
+        Raises:
+            ConfigError: the row cannot be run there, or a column cannot be measured.
+        """
+        experiment = self.experiment(row, point)
+        for name, column in self.study.columns_of(row).items():
+            _require(column, experiment, f"rows.{row}.columns.{name}")
+        if (tuning := self._tuning(row)) is not None:
+            hint = f"; or give rows.{row}.tune: false"
+            _require(tuning.column, self.experiment(row, point, tuning.set), "tuning.column", hint)
+        return experiment
+
+    def check_tuning(self, places: Iterable[_Place]) -> None:
+        """Raise ConfigError if tuning names a setting that no row has."""
+        tuning = self.study.tuning
+        searches = list(filter(None, (self.row_search(*place) for place in places)))
+        for name, group in tuning.settings.items() if tuning else ():
+            known = [path for search in searches if (own := search.pattern.kinds.get(name)) for path in own.values]
+            for path in group.paths:
+                if not any(fnmatchcase(other, path) for other in known):
+                    where = f"tuning.settings.{name}.paths"
+                    raise ConfigError(f"{where}: no row that is tuned has a number at '{path}' that could be another")
+
+    def most_candidates(self, places: Iterable[_Place]) -> int:
+        """How many runs all searches have at most; a search that rows share counts once."""
+        tuning = self.study.tuning
+        if tuning is None:
+            return 0
+        first = {search.cells[0].digest for place in places if (search := self.row_search(*place))}
+        return len(first) * tuning.candidates * len(tuning.seeds)
+
+    def search(self, row: str, point: Point) -> list[Cell]:
+        """The cells from which settings of a row are chosen, as far as they are known; none where nothing is chosen."""
+        search = self.row_search(row, point)
+        return search.cells if search else []
+
+    def chosen(self, row: str, point: Point) -> Chosen | None:
+        """What the search chose; None where nothing is to be chosen.
+
+        Raises:
+            LookupError: it is not complete.
+            RunError: no candidate has a figure.
+        """
+        search = self.row_search(row, point)
+        return search.chosen if search else None
+
+    def final(self, row: str, point: Point) -> list[Cell]:
+        """The cells of a row at a point with what was chosen, one a seed; raises as ``chosen``."""
+        if (row, point) not in self._final:
+            chosen = self.chosen(row, point)
+            experiment = self._tunable_at(row, point).at(chosen.factors if chosen else {})
+            self._final[row, point] = [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
+        return self._final[row, point]
+
+    def experiment(self, row: str, point: Point, extra: Overrides | None = None) -> Experiment:
+        """That of a row at a point, with further overrides."""
+        key = row, point, repr(sorted((extra or {}).items(), key=str))
+        if key not in self._resolved:
+            self._resolved[key] = resolve(self.study, row, point, self.places, extra)
+        return self._resolved[key]
+
+    # ---- tuning
+
+    def row_search(self, row: str, point: Point) -> RowSearch | None:
+        """That of a row, for a point; None where it has nothing to choose."""
+        tuning = self._tuning(row)
+        if tuning is None:
+            return None
+        points = (point,) if tuning.at == "point" else self.study.points_of(row)
+        place = row, points[0]
+        if place not in self._searches:
+            kinds = self._tunable_at(*place).kinds
+            tried = Tunable(self.experiment(*place, tuning.set), kinds)
+
+            def accepts(choice: Choice) -> bool:
+                return tried.accepts(choice) and all(self._tunable_at(row, one).accepts(choice) for one in points)
+
+            pattern = PatternSearch(kinds, tuning.candidates, accepts)
+            self._searches[place] = RowSearch(pattern, tuning, place, tried, self._score)
+        search = self._searches[place]
+        return search if search.pattern.kinds else None
+
+    def _tuning(self, row: str) -> Tuning | None:
+        """The plan by which a row is tuned; None: it is not."""
+        return self.study.tuning if self.study.resolved(row).tune is not False else None
+
+    def _score(self, cell: Cell) -> float | None:
+        assert self.study.tuning is not None
+        digest, figures = self.study.tuning.column.digest, CellFigures.of(cell.folder(self.store))
+        if figures is None or digest not in figures.values:
+            return math.nan if cell.digest in self.failed else None
+        value = figures.values[digest]
+        return math.nan if isinstance(value, str) else value
+
+    def _tunable_at(self, row: str, point: Point) -> Tunable:
+        if (row, point) not in self._tunable:
+            tuning, names = self._tuning(row), self.study.resolved(row).tune
+            ladders = tuning.ladders if tuning else {}
+            if isinstance(names, list):
+                ladders = {name: ladders[name] for name in ladders if name in names}
+            of_axes = [overrides for axis in self.study.axes.values() for overrides in axis.overrides.values()]
+
+            def is_of_axis(path: str) -> bool:  # what an axis sets stays as it says
+                return any(is_set_by(overrides, path) for overrides in of_axes)
+
+            self._tunable[row, point] = Tunable.of(self.experiment(row, point), ladders, is_of_axis)
+        return self._tunable[row, point]
+
+
+def _require(column: ColumnSettings, experiment: Experiment, where: str, hint: str = "") -> None:
+    try:
+        column.require(experiment)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}{hint}") from error

@@ -16,9 +16,8 @@ from polyfed.core.errors import RunError
 from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
-from polyfed.lab.studies.cells import Cell, CellFigures
+from polyfed.lab.studies.cells import Cell, CellFigures, Chosen, StudyPlan
 from polyfed.lab.studies.claims import ALL, Claim, Judgement, Side, judge
-from polyfed.lab.studies.planning import Chosen, StudyPlan
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
