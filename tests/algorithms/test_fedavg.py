@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
 import polyfed
 from by_hand import assert_mean, copies, plain_training
-from polyfed.federation.filters import each
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.filters import Reply, each
 from polyfed.runs.experiment import Experiment
+from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared
 from small_federations import Config, plain_sgd
 
@@ -74,3 +80,18 @@ def test_a_federation_without_server_model(tiny: Config, tmp_path: Path) -> None
     tiny["clients"]["image"]["count"] = 2
     result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
     assert result.records.last("image-0")["accuracy"] == result.records.last("image-1")["accuracy"]  # one global model
+
+
+@pytest.mark.parametrize("averaging", ["by_type", "by_slot", "by_name", {"name": "by_type", "mean": "sequential"}])
+def test_no_reply_is_held_while_the_next_client_trains(tiny: Config, tmp_path: Path, averaging: Any) -> None:
+    session = prepared(tiny | {"algorithm": {"name": "fedavg", "averaging": averaging}}, tmp_path)
+    server, cohort, sent = session.server, first_cohort(session), list[weakref.ref[Tensor]]()
+
+    def reply(client: ClientInfo) -> Reply:
+        assert not any(one() is not None for one in sent)
+        weights = {name: value + 1 for name, value in server.weights_for(client).items()}
+        sent.append(weakref.ref(next(iter(weights.values()))))
+        return Reply.received(Payload({"weights": Weights(weights), "num_examples": 3}), client)
+
+    session.experiment.algorithm.average(server, cohort, map(reply, cohort.clients))
+    assert len(sent) == len(cohort.clients) > 2
