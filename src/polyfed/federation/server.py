@@ -45,7 +45,6 @@ class Server(Participant):
         global_models: for methods that exchange weights.
         validation: samples for model selection.
         test: samples that are only ever reported on.
-        has_model: whether the federation has a server model at all.
         state: further named tensors that last for the run.
         diagnostics: metrics and matrices of the current round.
     """
@@ -53,9 +52,13 @@ class Server(Participant):
     global_models: GlobalModels
     validation: Samples | None = None
     test: Samples | None = None
-    has_model: bool = False
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the federation has a server model at all."""
+        return self.load_model is not no_model
 
     @cached_property
     def device(self) -> torch.device:

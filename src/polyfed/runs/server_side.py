@@ -87,7 +87,6 @@ def build_server(
         ),
         validation=federation.server_samples(validation) if validation else None,
         test=federation.server_samples(settings.test_split),
-        has_model=True,
         **common,
     )
 
