@@ -10,8 +10,7 @@ from pydantic import SerializeAsAny, ValidationError
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.settings import Settings
-from polyfed.partitions.partition import Partition
-from polyfed.partitions.rules import Dirichlet
+from polyfed.partitions.partition import Dirichlet, Partition
 
 
 class Holder(Settings):

@@ -82,13 +82,6 @@ def test_empty_column(tmp_path: Path) -> None:
     assert decoded(unread("e", nested=False), 8, tmp_path).shape == (0, 3, 8, 8)
 
 
-def test_picture_stored_as_a_path(tmp_path: Path) -> None:
-    file = tmp_path / "red.png"
-    Image.new("RGB", (4, 4), "red").save(file)
-    found = decoded(column_of([{"bytes": None, "path": "red.png"}], folder=tmp_path), 4, tmp_path / "cache")
-    assert found[0, :, 0, 0].tolist() == [255, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
@@ -125,19 +118,6 @@ def test_damaged_picture_is_named(tmp_path: Path, bad: bytes) -> None:
         decoded(column_of(pictures), 8, tmp_path)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"bytes": None, "path": None}, "row 1"),
-        ({"bytes": None, "path": "nowhere/a.png"}, "row 1"),
-        (None, "row 1: no value"),
-    ],
-)
-def test_entry_without_a_picture(tmp_path: Path, entry: dict[str, Any] | None, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        decoded(column_of([struct_of(noise(0)), entry]), 8, tmp_path)
 
 
 @pytest.mark.parametrize(

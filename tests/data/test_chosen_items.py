@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pydantic import ValidationError
 
 from item_tables import context_of, opened, picture, table, written
 from polyfed.core.errors import DataError
@@ -18,7 +17,6 @@ from polyfed.data.arrow import lacking
 from polyfed.data.assembly import assemble, of_items
 from polyfed.data.samples import Samples
 from polyfed.data.sources.parquet import Parquet, ParquetShards
-from polyfed.data.sources.questions import Questions
 from polyfed.data.tokenizers import Words
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
@@ -114,17 +112,6 @@ def test_a_value_that_only_another_split_has_is_no_mistake(tmp_path: Path) -> No
 
 
 # ---- other sources
-
-
-def test_questions_follow_the_source_that_they_are_of(tmp_path: Path) -> None:
-    written(tmp_path, captions=[["what", "who"]] * 6, tags=[["x", "y"], ["x", "z"], ["x", "y"], *[["q", "q"]] * 3])
-    inner = {"name": "parquet", "path": "set", "columns": {"image": "image"}, "where": {"country": "Italy"}}
-    source = Questions.model_validate({"of": inner, "question": "captions", "answers": "tags"})
-    split = source.open("train", name="s", data_dir=tmp_path)
-    assert len(split) == 3
-    assert "z" not in split.classes["answer"]
-    with pytest.raises(ValidationError, match="unknown key 'where'"):
-        Questions.model_validate({"of": inner, "where": {"country": "Italy"}})
 
 
 # ---- incomplete items

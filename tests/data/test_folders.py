@@ -188,15 +188,6 @@ def test_splits_that_nothing_tells_are_drawn(tmp_path: Path) -> None:
     assert tuple(again.ids) == tuple(parts["test"])
 
 
-def test_equal_texts_are_drawn_into_one_split(tmp_path: Path) -> None:
-    files(tmp_path, {"news.txt": "\n".join(f"text {k % 10}" for k in range(100))})
-    fractions = {"validation": 0.2, "test": 0.3}
-    parts = [
-        set(values(opened(tmp_path, split, fractions=fractions), "text")) for split in ("train", "validation", "test")
-    ]
-    assert [len(part) for part in parts] == [5, 2, 3]
-
-
 def test_a_column_of_splits_of_ones_own(tmp_path: Path) -> None:
     rows = "image,caption,fold\na.png,x,A\nb.png,y,B\n"
     files(tmp_path, {"a.png": "", "b.png": "", "captions.csv": rows})

@@ -252,24 +252,6 @@ def test_labels_by_mention_and_by_sign(made: Folder) -> None:
     assert len(FINDINGS) == 14
 
 
-def test_labels_choose_and_are_targets(made: Folder) -> None:
-    split = opened(made, where={"edema": "present"}, targets={"y": "edema"})
-    assert set(listed(split, "edema")) == {1}
-    assert split.classes == {"y": ("absent", "present")}
-    views = opened(made, targets={"view": "view"})
-    assert views.classes == {"view": ("AP", "PA")}
-    assert listed(views, "view")[:2] == [0, 1]
-
-
-def test_without_labels_asked_for_their_table_is_not_needed(made: Folder) -> None:
-    (made.top / "mimic-cxr-2.0.0-chexpert.csv.gz").unlink()
-    assert len(listed(opened(made), "text")) == 22
-    with pytest.raises(
-        DataError, match=r"no mimic-cxr-2\.0\.0-chexpert\.csv\.gz or mimic-cxr-2\.0\.0-chexpert\.csv in"
-    ):
-        listed(opened(made), "edema")
-
-
 # ---- what is missing or wrong
 
 
@@ -281,12 +263,6 @@ def test_missing_pictures_are_left_out_or_named(made: Folder) -> None:
     assert split.ids[0] == "d50000000-pa"
     with pytest.raises(DataError, match=r"row 0 \(path '.*d50000000-ap\.jpg'\): not a readable picture"):
         Pixels(size=8).open(opened(made).modality("image"), "image", DataContext(made.top / "cache"))
-
-
-def test_a_folder_without_pictures_says_how_to_get_them(made: Folder) -> None:
-    (made.top / "files").rename(made.top / "elsewhere")
-    with pytest.raises(DataError, match=r"no folder 'files' with pictures in .*physionet\.org/content/mimic-cxr-jpg/"):
-        listed(opened(made), "image")
 
 
 @pytest.mark.parametrize(

@@ -260,14 +260,6 @@ def test_types_that_differ_are_named_with_file_and_column(
         _ = split.read("x").values
 
 
-def test_a_type_names_the_file_that_it_is_from(tmp_path: Path) -> None:
-    sharded(tmp_path, of_type([None], pa.null()), of_type(["a"], pa.string()), of_type([b"a"], pa.binary()))
-    with pytest.raises(
-        DataError, match=r"/train-00002.*: holds binary, but train-00001-of-00003\.parquet holds string"
-    ):
-        _ = odd(tmp_path).read("x").values
-
-
 def test_a_column_that_only_some_files_have_is_not_filled_up_with_nulls(tmp_path: Path) -> None:
     sharded(tmp_path, of_type([1], pa.int64()), pa.table({"y": [1]}))
     with pytest.raises(DataError, match=r"train-00001-of-00002\.parquet: no column 'x', which train-00000-of-00002"):

@@ -53,17 +53,6 @@ def test_every_column_has_a_value_for_each_item(split: str, count: int):
     assert data.name == split
 
 
-def test_images_and_masks_decode_to_the_size_that_was_asked_for():
-    data = opened(size=32)
-    for column, mode in (("image", "RGB"), ("mask", "L")):
-        for value in values(data, column):
-            image = Image.open(io.BytesIO(value["bytes"]))
-            assert image.size == (32, 32)
-            assert image.mode == mode
-    mask = np.array(Image.open(io.BytesIO(values(data, "mask")[0]["bytes"])))
-    assert set(np.unique(mask)) == {0, 255}
-
-
 def test_labels_have_names_and_fit_them():
     data = opened(targets={"label": "label", "topic": "topic", "answer": "answers"})
     assert data.classes == {"label": LABELS, "topic": TOPICS, "answer": ANSWERS}

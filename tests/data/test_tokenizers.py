@@ -190,10 +190,6 @@ def test_pretrained_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         PretrainedTokenizer(path="gpt").ready("anything", context(tmp_path))
 
 
-def test_all_are_found_by_name() -> None:
-    assert set(Tokenizer.available()) == {"glove", "hashing", "pretrained", "wordpiece", "words"}
-
-
 @given(st.text(st.sampled_from("aZéß9_' .\n☃")), st.integers(1, 20))
 def test_no_text_breaks_a_word_tokenizer(text: str, length: int) -> None:
     found = Hashing(size=16).load("anything", DataContext(cache=Path()))

@@ -19,8 +19,21 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.membership import Assignment
 from polyfed.lab.analysis.partition import planned_holdings
-from polyfed.partitions.partition import Indices, Partition, Units, grouped, largest_remainder, partitioned, with_least
-from polyfed.partitions.rules import Dirichlet, Drop, Iid, Natural, Quantity, Shards
+from polyfed.partitions.partition import (
+    Dirichlet,
+    Drop,
+    Iid,
+    Indices,
+    Natural,
+    Partition,
+    Quantity,
+    Shards,
+    Units,
+    grouped,
+    largest_remainder,
+    partitioned,
+    with_least,
+)
 from polyfed.runs.experiment import Experiment
 
 COMPLETE = ["iid", "quantity", "shards", "dirichlet"]

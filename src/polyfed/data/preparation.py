@@ -218,7 +218,7 @@ class _Sieve:
         return f"{first}; {len(self.findings.in_two_splits)} are in another split"
 
     def kept(self, rows: Sequence[dict[str, Any]], split: str) -> list[dict[str, Any]]:
-        return [row for number, row in enumerate(rows) if self._keeps(row, split)]
+        return [row for row in rows if self._keeps(row, split)]
 
     def _keeps(self, row: dict[str, Any], split: str) -> bool:
         data = b"" if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
@@ -267,7 +267,9 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
         starts = range(0, len(rows), BATCH_ITEMS)
         for start in prepared(f"{split}: items", starts, len(rows), size=BATCH_ITEMS):
             batch = pa.Table.from_pylist(sieve.kept(rows.slice(start, BATCH_ITEMS).to_pylist(), split), schema)
-            _count_gaps(batch, sieve.findings)
+            for name in batch.column_names:
+                if not is_picture(batch.schema.field(name).type) and (gaps := int(lacking(batch.column(name)).sum())):
+                    sieve.findings.lacking[name] = sieve.findings.lacking.get(name, 0) + gaps
             written, size = written + len(batch), size + batch.nbytes
             writer.write_table(batch)
             if size > SHARD_BATCHES and start + BATCH_ITEMS < len(rows):
@@ -290,9 +292,3 @@ def _schema(schema: pa.Schema) -> pa.Schema:
         if is_picture(entry.type):
             features[entry.name] = Image()
     return schema.with_metadata(features.arrow_schema.metadata)
-
-
-def _count_gaps(batch: pa.Table, findings: FolderFindings) -> None:
-    for name in batch.column_names:
-        if not is_picture(batch.schema.field(name).type) and (missing := int(lacking(batch.column(name)).sum())):
-            findings.lacking[name] = findings.lacking.get(name, 0) + missing

@@ -19,8 +19,7 @@ from polyfed.data.images import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
 from polyfed.models.model import ModelSettings
 from polyfed.optim.settings import OptimizerSettings, Schedule
-from polyfed.partitions.partition import Partition
-from polyfed.partitions.rules import Iid
+from polyfed.partitions.partition import Iid, Partition
 from polyfed.tasks.task import Task
 
 Lacking = Mapping[str, Int64[Tensor, " k"]]

@@ -119,17 +119,14 @@ def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
         return data
     if type(data).__name__ == "DataFrame":
         return _table({str(column): data[column].tolist() for column in data.columns}, name)
-    if _are_rows(data):
+    is_sequence = isinstance(data, Sequence) and not isinstance(data, str)
+    if is_sequence and all(isinstance(row, Mapping) for row in data):
         columns = dict.fromkeys(str(key) for row in data for key in row)
         return _table({column: [row.get(column) for row in data] for column in columns}, name)
     raise DataError(
         f"data '{name}' are of type {type(data).__name__}; give a datasets.Dataset, a pandas frame, a pyarrow table, a "
         "list of dictionaries, or a dictionary of splits with these"
     )
-
-
-def _are_rows(data: Any) -> bool:
-    return isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data)
 
 
 def _table(columns: Mapping[str, list[Any]], name: str) -> pa.Table:

@@ -87,15 +87,13 @@ def _files(folder: Path, split: str, what: str) -> list[Path]:
     if not shards:
         hint = f"{nearest(split, {match['split'] for match in matches})}; or give it a share in `fractions`"
         raise DataError(f"{what}: no split '{split}'; {hint}")
-    _require_complete(shards, f"{what}, split '{split}'")
-    return [folder / match.string for match in shards]
-
-
-def _require_complete(shards: Sequence[re.Match[str]], what: str) -> None:
     expected = int(shards[0]["shards"] or 1)
     if [int(match["shard"] or 0) for match in shards] != list(range(expected)):
         names = ", ".join(match.string for match in shards)
-        raise DataError(f"{what}: needs exactly {expected} file(s) but has {names}; fetch or remove files")
+        raise DataError(
+            f"{what}, split '{split}': needs exactly {expected} file(s) but has {names}; fetch or remove files"
+        )
+    return [folder / match.string for match in shards]
 
 
 class ParquetShards:
@@ -142,7 +140,9 @@ class ParquetShards:
 
     def filled(self, column: str) -> bool:
         """Whether the files' statistics say that no part of a column is null: pictures need not be read for that."""
-        return all(_null_free(self._of_file(file, pq.read_metadata), column) for file in self.files)
+        parts = [_chunks(self._of_file(file, pq.read_metadata), column) for file in self.files]
+        null_free = (part.is_stats_set and part.statistics.null_count == 0 for chunks in parts for part in chunks)
+        return all(parts) and all(null_free)
 
     def _type(self, column: str) -> pa.DataType:
         common, holder = self.schemas[0].field(column).type, self.files[0]
@@ -186,11 +186,6 @@ def _chunks(metadata: pq.FileMetaData, column: str) -> list[pq.ColumnChunkMetaDa
     parts = [group.column(number) for group in groups for number in range(group.num_columns)]
     # a struct's parts are called column.part, and a name may itself have dots
     return [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]
-
-
-def _null_free(metadata: pq.FileMetaData, column: str) -> bool:
-    parts = _chunks(metadata, column)
-    return bool(parts) and all(part.is_stats_set and part.statistics.null_count == 0 for part in parts)
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

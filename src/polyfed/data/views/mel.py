@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import torch
@@ -92,14 +92,14 @@ class MelComputation:
         return self.column.flat_values()
 
     def __call__(self, rows: Sequence[int]) -> Float[Tensor, "k frames bands"]:
-        return torch.stack([self._of(row, self.values[row].as_py()) for row in rows])
-
-    def _of(self, row: int, value: Any) -> Float[Tensor, "frames bands"]:
-        view = self.view
-        try:
-            return recorded_mel(value, view.rate, view.bands, view.frames, self.column.folder)
-        except Exception as error:  # scipy raises errors of many kinds for what is no WAV
-            raise unreadable(self.column, row, value, error, "not a readable recording") from error
+        view, spectrograms = self.view, []
+        for row in rows:
+            value = self.values[row].as_py()
+            try:
+                spectrograms.append(recorded_mel(value, view.rate, view.bands, view.frames, self.column.folder))
+            except Exception as error:  # scipy raises errors of many kinds for what is no WAV
+                raise unreadable(self.column, row, value, error, "not a readable recording") from error
+        return torch.stack(spectrograms)
 
 
 @dataclass(frozen=True)

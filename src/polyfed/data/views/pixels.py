@@ -182,7 +182,10 @@ class MaskRows:
             return (moved[:, 0] > view.threshold).to(torch.uint8)
         present = torch.zeros(len(values), 256, dtype=torch.bool).scatter_(1, values.flatten(1).long(), True)
         if unknown := {*present.any(0).nonzero()[:, 0].tolist()} - {*range(view.classes), view.ignore}:
-            raise self._unknown(min(unknown))
+            raise DataError(
+                f"{self.where} has the value {min(unknown)}, and there are {view.classes} classes, numbered from 0; "
+                "name all classes, or set ignore to a value that stands for none"
+            )
         if generator is None:
             return values[:, 0]
         # plane by plane: a mean of the numbers of two classes is that of a third; each picture has planes of its own
@@ -193,9 +196,3 @@ class MaskRows:
         moved = numbers.gather(1, place.flatten(1)).view_as(place).to(torch.uint8)
         # what comes in from outside of the picture has no class
         return moved.where(strongest > 0, view.ignore or 0)
-
-    def _unknown(self, value: int) -> DataError:
-        return DataError(
-            f"{self.where} has the value {value}, and there are {self.view.classes} classes, numbered from 0; "
-            "name all classes, or set ignore to a value that stands for none"
-        )
