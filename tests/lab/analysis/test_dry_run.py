@@ -40,6 +40,7 @@ def test_bytes_and_clients_are_those_of_the_run(
 ) -> None:
     for participant in (tiny["server"], *tiny["clients"].values()):
         participant["training"]["batch_size"] = 4  # fewer than the public samples
+    tiny["run"] |= {"rounds": 1 + algorithm.get("warmup_rounds", 0), "evaluate_clients": False}
     experiment = Experiment.parse(tiny | {"algorithm": algorithm})
     found = DryRun.of(experiment)
     records = run(experiment, tmp_path / "run", quiet=True).records

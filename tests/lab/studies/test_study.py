@@ -176,5 +176,5 @@ def test_a_matrix_is_the_columns_and_rows_that_it_stands_for(loaded: Callable[..
     assert list(study.columns) == ["1 A", "1 all", "5 A", "5 all"]
     last = study.columns["5 all"].model_dump(mode="json")
     assert (last["metric"], last["of"]) == ("image_to_text_r@5", "clients")
-    assert list(study.rows) == ["rounds 1", "rounds 2"]
+    assert {name: row.set for name, row in study.rows.items()} == {f"rounds {n}": {"run.rounds": n} for n in (1, 2)}
     assert {column.over for column in study.columns_of("rounds 2").values()} == {"worst"}  # type: ignore[attr-defined]

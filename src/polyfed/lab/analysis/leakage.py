@@ -333,19 +333,16 @@ def candidates_of(
     distinct = {id(samples): samples for samples in tests if samples is not None and len(samples)}
     if not distinct:
         return "no test samples, so nobody that was not trained on"
-    name = ",".join(member.id for member in members)
-    sides = [_shuffled(part, seed, name) for part in (union(held), union(list(distinct.values())))]
+    name, sides = ",".join(member.id for member in members), []
+    for part in (union(held), union(list(distinct.values()))):
+        order = torch.randperm(len(part), generator=generator(seed, "candidates", name, len(part)))
+        sides.append(part.subset(order[one_an_item(part.items[order])]))
     inside, outside = _alike(sides[0], sides[1], members[0].settings.task)
     size = min(len(inside), len(outside), most)
     if size < _FEWEST:
         return f"{size} training and test items of like classes, an attack needs {_FEWEST} of each"
     both = union([inside.subset(torch.arange(size)), outside.subset(torch.arange(size))])
     return Candidates(both, torch.arange(2 * size) < size)
-
-
-def _shuffled(samples: Samples, seed: int, name: str) -> Samples:
-    order = torch.randperm(len(samples), generator=generator(seed, "candidates", name, len(samples)))
-    return samples.subset(order[one_an_item(samples.items[order])])
 
 
 def _alike(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, Samples]:
@@ -386,9 +383,18 @@ def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Sam
     """
     with evaluating(model, head):
         if isinstance(task, PairTask):
-            return _pair_scores(model, task, samples)
+            sides, samples = [], task.usable(samples)
+            for modality in task.between:
+                inputs = [part.batch(torch.arange(len(part))).inputs[modality] for part in _parts(samples)]
+                sides.append(torch.cat([model.represent(modality, x.to(model.device)) for x in inputs]).double())
+            return pair_margin(sides[0] @ sides[1].T).cpu()
         if isinstance(task, Classification):
-            return torch.cat([_confidence(model, task, head, part) for part in _parts(samples)]).cpu()
+            scores = []
+            for part in _parts(samples):
+                batch = task.usable(part.batch(torch.arange(len(part)))).to(model.device)
+                logits = task.scores(model, head, batch).double()
+                scores.append(confidence(logits, batch.targets[task.target].long()))
+            return torch.cat(scores).cpu()
         losses = [
             task.loss(model, head, samples.batch(torch.tensor([position])).to(model.device))
             for position in range(len(samples))
@@ -406,19 +412,6 @@ def confidence(logits: Float[Tensor, "n c"], labels: Tensor) -> Float[Tensor, " 
 def pair_margin(similarities: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
     own, n = similarities.diagonal(), len(similarities)
     return own - (similarities.sum(0) + similarities.sum(1) - 2 * own) / (2 * (n - 1))
-
-
-def _confidence(model: Model, task: Classification, head: nn.Module | None, part: Samples) -> Float[Tensor, " n"]:
-    batch = task.usable(part.batch(torch.arange(len(part)))).to(model.device)
-    return confidence(task.scores(model, head, batch).double(), batch.targets[task.target].long())
-
-
-def _pair_scores(model: Model, task: PairTask, samples: Samples) -> Float[Tensor, " n"]:
-    sides, samples = [], task.usable(samples)
-    for modality in task.between:
-        inputs = [part.batch(torch.arange(len(part))).inputs[modality] for part in _parts(samples)]
-        sides.append(torch.cat([model.represent(modality, x.to(model.device)) for x in inputs]).double())
-    return pair_margin(sides[0] @ sides[1].T).cpu()
 
 
 def _parts(samples: Samples) -> list[Samples]:

@@ -441,20 +441,14 @@ class Study(Settings):
 
     def smaller(self, changes: Mapping[str, Any]) -> Study:
         """One seed, one round, the first label of each axis, nothing tuned: whether all of it works, in seconds."""
-        axes = {name: _first_point(axis) for name, axis in self.axes.items()}
-        first = {name: list(axis.overrides) for name, axis in axes.items()}
-        rows = {name: row.model_copy(update={"only": {}}) for name, row in self.rows.items() if _is_at(row, first)}
+        first = {name: next(iter(axis.overrides.items())) for name, axis in self.axes.items()}
+        rows = {
+            name: row.model_copy(update={"only": {}})
+            for name, row in self.rows.items()
+            if all(first[axis][0] in map(setting_label, labels) for axis, labels in row.only.items())
+        }
         content = self.content() | {"printed": {}, "claims": {}, "figures": [], "tuning": None}
         content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
-        content |= {"axes": {name: axis.model_dump(mode="json") for name, axis in axes.items()}}
+        content |= {"axes": {name: {"points": {label: own}} for name, (label, own) in first.items()}}
         content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}
         return parse_settings(Study, content | {"against": None})
-
-
-def _first_point(axis: Axis) -> Axis:
-    label, overrides = next(iter(axis.overrides.items()))
-    return Axis(points={label: overrides})
-
-
-def _is_at(row: Row, labels: Mapping[str, list[str]]) -> bool:
-    return all(set(map(setting_label, own)) & {*labels[axis]} for axis, own in row.only.items())

@@ -101,6 +101,8 @@ def _filled(value: Any, axes: Iterable[str], texts: Sequence[Any]) -> Any:
     if not isinstance(value, str):
         return value
     for axis, text in zip(axes, texts, strict=True):
+        if value == f"{{{axis}}}":
+            return text  # a number stays one
         value = value.replace(f"{{{axis}}}", str(text))
     return value
 
