@@ -23,7 +23,7 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.model import Model
-from polyfed.models.slots import places
+from polyfed.models.slots import model_slots
 from polyfed.optim.servers import Models
 
 Weights = dict[str, Tensor]
@@ -43,7 +43,7 @@ def global_model(*modalities: str) -> GlobalModel:
         encoders = {name: encoder.build(WIDTH, INPUTS[name], context) for name in modalities}
         heads = {"label": nn.Linear(WIDTH, CLASSES[modalities[0]])} if alone else {}
         model = Model(encoders, heads, WIDTH, final_norm=None if alone else nn.LayerNorm(WIDTH))
-    return GlobalModel(model.state_dict(), places(model), modalities)
+    return GlobalModel(model.state_dict(), model_slots(model), modalities)
 
 
 class Population:

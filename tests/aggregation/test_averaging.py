@@ -15,15 +15,15 @@ from polyfed.aggregation.averagings.low_rank import Separate, SingularValues
 from polyfed.aggregation.averagings.tensors import ByName, BySlot, ByType, Rule
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
-from polyfed.models.slots import Slot, TensorPlace
+from polyfed.models.slots import Slot, TensorSlot
 
 ROLES = ("attention", "mlp")
 
 
 def global_model(*modalities: str) -> GlobalModel:
-    places = {f"{m}.{role}": TensorPlace(Slot(m, role), role) for m in modalities for role in ROLES}
-    places["count"] = TensorPlace(Slot("+".join(modalities), "head"), "count")
-    return GlobalModel({name: torch.zeros(() if name == "count" else (3,)) for name in places}, places, modalities)
+    slots = {f"{m}.{role}": TensorSlot(Slot(m, role), role) for m in modalities for role in ROLES}
+    slots["count"] = TensorSlot(Slot("+".join(modalities), "head"), "count")
+    return GlobalModel({name: torch.zeros(() if name == "count" else (3,)) for name in slots}, slots, modalities)
 
 
 MODELS = {"image": global_model("image"), "text": global_model("text"), "paired": global_model("image", "text")}
@@ -31,7 +31,7 @@ Model = dict[str, Tensor]
 
 
 def model(kind: str, stream: torch.Generator) -> Model:
-    names = MODELS[kind].places
+    names = MODELS[kind].slots
     return {
         name: torch.randint(0, 9, (), generator=stream) if name == "count" else torch.randn(3, generator=stream)
         for name in names
@@ -63,7 +63,7 @@ def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], averag
     rule = averaging.rule(MODELS, sizes)
     found = {kind: {name: value.double() for name, value in weights.items()} for kind, weights in start.items()}
     for kind, held in MODELS.items():
-        for name, place in held.places.items():
+        for name, place in held.slots.items():
             for share in rule[kind, place.slot]:
                 source = MODELS[share.source].keys[share.slot][place.key]
                 for other, weights, n in clients:
@@ -153,7 +153,7 @@ def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
         running = {kind: {name: value.double() for name, value in model.items()} for kind, model in start.items()}
         for kind, weights, n in order:
             for target, held in MODELS.items():
-                for name, place in held.places.items():
+                for name, place in held.slots.items():
                     for share in (share for share in rule[target, place.slot] if share.source == kind):
                         towards = weights[MODELS[kind].keys[share.slot][place.key]].double()
                         running[target][name] += share.coefficient * n / sizes[kind] * (towards - running[target][name])
@@ -180,10 +180,10 @@ SHAPE = (4, 4)
 
 def type_with_head(*modalities: str, head: str) -> GlobalModel:
     roles = ("embedding", "attention", "mlp", "norm", "projection")
-    found = {f"{m}.{role}": TensorPlace(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
+    found = {f"{m}.{role}": TensorSlot(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
     if len(modalities) > 1:
-        found["shared"] = TensorPlace(Slot("+".join(modalities), "final_norm"), "weight")
-    found["head"] = TensorPlace(Slot(head, "head"), "weight")
+        found["shared"] = TensorSlot(Slot("+".join(modalities), "final_norm"), "weight")
+    found["head"] = TensorSlot(Slot(head, "head"), "weight")
     return GlobalModel(dict.fromkeys(found, torch.zeros(SHAPE)), found, modalities, (f"{head}-0", f"{head}-1"))
 
 
@@ -300,11 +300,11 @@ def test_slots_that_differ_are_named_with_their_clients() -> None:
 
 def behind(model: GlobalModel, **digests: str) -> GlobalModel:
     """The model with something frozen in its encoders."""
-    places = {
+    slots = {
         name: replace(place, frozen=tuple(one for one in digests.items() if one[0] in place.slot.modality))
-        for name, place in model.places.items()
+        for name, place in model.slots.items()
     }
-    return replace(model, places=places)
+    return replace(model, slots=slots)
 
 
 @pytest.mark.parametrize("rule", [BySlot(), CA_ONLY, ByName(), Separate()])
@@ -312,8 +312,8 @@ def test_layers_behind_other_frozen_values_are_not_averaged(rule: Averaging) -> 
     factors = {"image.q.lora_A.default.weight": torch.zeros(2, 5), "image.q.lora_B.default.weight": torch.zeros(6, 2)}
 
     def with_factors(model: GlobalModel) -> GlobalModel:
-        place = TensorPlace(Slot("image", "attention"), "q", model.places["image.attention"].frozen)
-        return replace(model, places=model.places | dict.fromkeys(factors, place), weights={**model.weights, **factors})
+        place = TensorSlot(Slot("image", "attention"), "q", model.slots["image.attention"].frozen)
+        return replace(model, slots=model.slots | dict.fromkeys(factors, place), weights={**model.weights, **factors})
 
     image, paired = TYPES["image"], TYPES["paired"]
     for digests in ({}, {"image": "9xaa"}, {"text": "9xbb"}, {"image": "9xaa", "text": "9xbb"}):
@@ -329,7 +329,7 @@ def test_factors_of_all_ranks_need_one_frozen_network_and_tensors_of_other_shape
             "q.lora_A.default.weight": torch.zeros(rank, width),
             "q.lora_B.default.weight": torch.zeros(width, rank),
         }
-        place = TensorPlace(Slot("image", "trunk"), "q", (("image", digest),))
+        place = TensorSlot(Slot("image", "trunk"), "q", (("image", digest),))
         return GlobalModel(weights, dict.fromkeys(weights, place), ("image",), (f"rank-{rank}",))
 
     with pytest.raises(ConfigError, match=r"clients rank-1 cannot .* of clients rank-3: .* \(9xbb and 9xaa\)"):
@@ -341,7 +341,7 @@ def test_factors_of_all_ranks_need_one_frozen_network_and_tensors_of_other_shape
 def test_layers_that_nobody_has_are_an_error() -> None:
     bare = {
         "image": GlobalModel(
-            {"w": torch.zeros(SHAPE)}, {"w": TensorPlace(Slot("image", "trunk"), "w")}, ("image",), ("a",)
+            {"w": torch.zeros(SHAPE)}, {"w": TensorSlot(Slot("image", "trunk"), "w")}, ("image",), ("a",)
         )
     }
     with pytest.raises(ConfigError, match="no client's model has such layers; roles there are: trunk"):

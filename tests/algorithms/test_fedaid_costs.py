@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from aligned_sessions import config_of, events, global_model, parts_of, same, session_of
+
 from by_hand import play
 from polyfed.algorithms.algorithm import Reply
 from polyfed.data.view import DataContext, InputSpec
@@ -21,7 +21,7 @@ from polyfed.models.aligner import AlignerSettings
 from polyfed.models.binding import Parts
 from polyfed.models.encoders.from_config import Bert, ViT
 from polyfed.models.model import Model
-from polyfed.models.slots import places
+from polyfed.models.slots import model_slots
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Payload, Weights
@@ -137,7 +137,7 @@ def on_paper(folder: Path, **algorithm: Any) -> dict[tuple[int, str, str], float
     model = Model({"image": image, "text": text}, {}, 128)
     server, ledger = session.server, Ledger()
     (kind,) = server.types.values()
-    server.global_models.blueprints = {kind.architecture: Blueprint(model.state_dict(), places(model))}
+    server.global_models.blueprints = {kind.architecture: Blueprint(model.state_dict(), model_slots(model))}
     server.global_models.weights = {"hospital": dict(model.state_dict())}
     for number in (1, 2):
         server.begin(number)

@@ -20,7 +20,7 @@ from polyfed.models.encoders.from_config import Bert, ViT
 from polyfed.models.encoders.words import Bag
 from polyfed.models.heads import LinearHead
 from polyfed.models.model import Model, ModelSettings
-from polyfed.models.slots import places
+from polyfed.models.slots import model_slots
 from polyfed.models.towers import LocalFeatures
 
 
@@ -219,7 +219,7 @@ def test_every_tensor_is_of_one_part() -> None:
     }
     model = Model(encoders, {"task": LinearHead(DIM, 3)}, DIM)
     model.extras["more"] = nn.Linear(2, 2)
-    found, names = places(model), list(model.state_dict())
+    found, names = model_slots(model), list(model.state_dict())
     parts = Parts(found)
     assert sorted([*parts.encoder, *parts.aligner, *parts.rest]) == sorted(names)
     assert set(parts.aligner) == {name for name in names if ".aligner." in name and ".aligner.local." not in name}

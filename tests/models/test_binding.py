@@ -17,7 +17,7 @@ from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of, f
 from polyfed.models.encoders.words import Bag
 from polyfed.models.heads import LinearHead
 from polyfed.models.model import Model
-from polyfed.models.slots import places
+from polyfed.models.slots import model_slots
 
 BATCH = {
     "notes": torch.tensor([[5, 3, 7, 9], [2, 0, 0, 0], [1, 2, 3, 4]]),
@@ -144,7 +144,7 @@ def test_parts_do_not_go_by_names() -> None:
     torch.manual_seed(0)
     context, settings = DataContext(Path("unused")), AlignerSettings(hidden=7)
     encoders = {"aligner": settings.around(Bag(width=8).build(DIM, TEXTS, context), "aligner", DIM)}
-    parts = Parts(places(Model(encoders, {"trunk": LinearHead(DIM, 3)}, DIM)))
+    parts = Parts(model_slots(Model(encoders, {"trunk": LinearHead(DIM, 3)}, DIM)))
     assert parts.encoder == ("encoders.aligner.trunk.embedding.weight",)
     assert all(name.startswith("encoders.aligner.aligner.") for name in parts.aligner)
     assert {name.split(".")[:2] == ["heads", "trunk"] for name in parts.rest} == {True}

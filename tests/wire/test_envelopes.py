@@ -9,7 +9,7 @@ import pytest
 
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.models.slots import Slot, TensorPlace, decode_places, encode_places
+from polyfed.models.slots import Slot, TensorSlot, decode_slots, encode_slots
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Cause, Request, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.payload import Payload
@@ -64,16 +64,16 @@ def test_a_client_is_described_in_words_and_numbers_of_64_bits(change: dict[str,
 
 def test_deep_slots_are_refused() -> None:
     with pytest.raises(PayloadError, match="nested deeper than 32 levels"):
-        decode_places("[" * 100_000 + "]" * 100_000)
+        decode_slots("[" * 100_000 + "]" * 100_000)
 
 
 def test_places_of_tensors_say_what_is_frozen_around_them() -> None:
-    places = {
-        "encoders.image.w": TensorPlace(Slot("image", "trunk"), "w", (("image", "3xaa"),)),
-        "heads.h.w": TensorPlace(Slot("h", "head"), "w", (("image", "3xaa"), ("text", "4xbb"))),
-        "heads.h.b": TensorPlace(Slot("h", "head"), "b"),
+    slots = {
+        "encoders.image.w": TensorSlot(Slot("image", "trunk"), "w", (("image", "3xaa"),)),
+        "heads.h.w": TensorSlot(Slot("h", "head"), "w", (("image", "3xaa"), ("text", "4xbb"))),
+        "heads.h.b": TensorSlot(Slot("h", "head"), "b"),
     }
-    assert decode_places(encode_places(places)) == places
+    assert decode_slots(encode_slots(slots)) == slots
     for row in (
         '"a", "b", "c", "d", ["image"]',
         '"a", "b", "c", "d", ["image", 3]',
@@ -81,4 +81,4 @@ def test_places_of_tensors_say_what_is_frozen_around_them() -> None:
         '"a", "b", "c", 1',
     ):
         with pytest.raises(PayloadError, match="not a description of a model's parameters"):
-            decode_places(f"[[{row}]]")
+            decode_slots(f"[[{row}]]")

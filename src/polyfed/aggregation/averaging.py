@@ -19,7 +19,7 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.model import ModelSettings
-from polyfed.models.slots import Slot, TensorPlaces
+from polyfed.models.slots import Slot, TensorSlots
 from polyfed.optim.servers import Replace, ServerOptimizer
 
 
@@ -29,13 +29,13 @@ class GlobalModel:
 
     Attributes:
         weights: the model at the start of the round, tensors by name.
-        places: of its tensors.
+        slots: of its tensors.
         modalities: that the type's clients have.
         clients: ids of the type's clients, for messages.
     """
 
     weights: Mapping[str, Tensor]
-    places: TensorPlaces
+    slots: TensorSlots
     modalities: tuple[str, ...]
     clients: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ class GlobalModel:
     def keys(self) -> Mapping[Slot, Mapping[str, str]]:
         """Slot -> key -> name of the tensor."""
         keys: dict[Slot, dict[str, str]] = {}
-        for name, place in self.places.items():
+        for name, place in self.slots.items():
             keys.setdefault(place.slot, {})[place.key] = name
         return keys
 
@@ -133,7 +133,7 @@ def require_one_frozen(
     """
     first: dict[tuple[str, tuple[int, ...], str], tuple[str, GlobalModel]] = {}
     for model in models.values():
-        for name, place in model.places.items():
+        for name, place in model.slots.items():
             for modality, digest in place.frozen:
                 key = name, form(name, tuple(model.weights[name].shape)), modality
                 known, other = first.setdefault(key, (digest, model))

@@ -18,7 +18,7 @@ from polyfed.federation.plan import FederationPlan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
 from polyfed.models.model import Model
-from polyfed.models.slots import encode_places, places
+from polyfed.models.slots import encode_slots, model_slots
 from polyfed.tasks.task import Task
 from polyfed.wire.payload import Logits, Representations, Weights
 from polyfed.wire.schema import Declared, client_query, client_step, fresh_query
@@ -213,7 +213,7 @@ class Algorithm(Settings):
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
         """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
-        return Reply(weights=client.weights, slots=encode_places(places(client.model)))
+        return Reply(weights=client.weights, slots=encode_slots(model_slots(client.model)))
 
     def require(self, plan: FederationPlan) -> None:
         """Check that the federation suits the method, by settings alone: when an experiment is loaded, and once more

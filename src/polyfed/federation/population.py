@@ -32,7 +32,7 @@ from polyfed.federation.plan import FederationPlan, unexpected_test_items
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
 from polyfed.models.model import Model, ModelSettings
-from polyfed.models.slots import places
+from polyfed.models.slots import model_slots
 
 
 class Population:
@@ -265,7 +265,7 @@ class Population:
         for info in self.infos:
             if info.architecture not in by_architecture:
                 model = self.client_model(self.members[info.id])
-                by_architecture[info.architecture] = Blueprint(model.exchanged(), places(model))
+                by_architecture[info.architecture] = Blueprint(model.exchanged(), model_slots(model))
         return by_architecture
 
     # ---- checks before a run

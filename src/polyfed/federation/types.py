@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfed.aggregation.averaging import GlobalModel
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
-from polyfed.models.slots import TensorPlaces
+from polyfed.models.slots import TensorSlots
 from polyfed.tasks.joint import Joint
 from polyfed.tasks.task import Task
 
@@ -33,7 +33,7 @@ class Blueprint:
     """An architecture as its clients start: initial tensors by name, and the slot of each."""
 
     tensors: Mapping[str, Tensor]
-    places: TensorPlaces
+    slots: TensorSlots
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class GlobalModels:
 
     Attributes:
         clients: everybody in the federation, in client order.
-        blueprint: gives the initial tensors of every architecture among the clients, and their places.
+        blueprint: gives the initial tensors of every architecture among the clients, and their slots.
         counted: client -> samples that it counts for in averages, where these may be fewer than it joined with.
         weights: type of clients -> tensors by name; none before ``start``.
     """
@@ -107,7 +107,7 @@ class GlobalModels:
 
     @cached_property
     def blueprints(self) -> Mapping[str, Blueprint]:
-        """Architecture -> initial tensors and their places; asked for when first needed."""
+        """Architecture -> initial tensors and their slots; asked for when first needed."""
         return self.blueprint()
 
     def type_of(self, client: ClientInfo) -> str:
@@ -140,7 +140,7 @@ class GlobalModels:
         return {
             name: GlobalModel(
                 self.weights[name],
-                self.blueprints[own.architecture].places,
+                self.blueprints[own.architecture].slots,
                 own.modalities,
                 tuple(client.id for client in own.clients),
             )

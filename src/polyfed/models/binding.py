@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
 from polyfed.models.model import CachedEmbedder, Model
-from polyfed.models.slots import EXTRA, HEAD, TensorPlaces
+from polyfed.models.slots import EXTRA, HEAD, TensorSlots
 from polyfed.models.towers import LocalFeatures, Positions
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -65,8 +65,8 @@ class Parts:
     The rest are what serves tasks alone: their heads, and the align modules' heads for positions.
     """
 
-    def __init__(self, places: TensorPlaces) -> None:
-        roles = {name: place.slot.role for name, place in places.items()}
+    def __init__(self, slots: TensorSlots) -> None:
+        roles = {name: own.slot.role for name, own in slots.items()}
         self.aligner = tuple(name for name, role in roles.items() if role == ALIGNER)
         self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA, POSITIONS))
         # what is neither: whatever an encoder calls its tensors

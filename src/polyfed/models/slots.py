@@ -39,8 +39,8 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TensorPlace:
-    """Where a tensor belongs: its slot, and which it is there.
+class TensorSlot:
+    """The slot of a tensor, and which tensor it is there.
 
     Attributes:
         slot: modality and role.
@@ -53,25 +53,25 @@ class TensorPlace:
     frozen: tuple[tuple[str, str], ...] = ()
 
 
-TensorPlaces = Mapping[str, TensorPlace]
-"""Name of a tensor in the state dict -> its place."""
+TensorSlots = Mapping[str, TensorSlot]
+"""Name of a tensor in the state dict -> its slot."""
 
 
-def places(model: Model) -> dict[str, TensorPlace]:
-    """The place of every tensor that a model exchanges, in the order in which they are sent and averaged."""
-    return {name: _place(model, *name.split(".", 1)) for name in model.exchanged()}
+def model_slots(model: Model) -> dict[str, TensorSlot]:
+    """The slot of every tensor that a model exchanges, in the order in which they are sent and averaged."""
+    return {name: _slot_of(model, *name.split(".", 1)) for name in model.exchanged()}
 
 
-def _place(model: Model, part: str, name: str) -> TensorPlace:
+def _slot_of(model: Model, part: str, name: str) -> TensorSlot:
     frozen = tuple(model.frozen.items())
     if part == "final_norm":
         # shared by modalities, so it is exchangeable only among clients that have the same ones
-        return TensorPlace(Slot("+".join(model.modalities), SHARED), name, frozen)
+        return TensorSlot(Slot("+".join(model.modalities), SHARED), name, frozen)
     owner, _, key = name.partition(".")
     if part == "encoders":
         own = tuple(entry for entry in frozen if entry[0] == owner)
-        return TensorPlace(Slot(owner, _role(model.encoders[owner], key)), key, own)
-    return TensorPlace(Slot(owner, HEAD if part == "heads" else EXTRA), key, frozen)
+        return TensorSlot(Slot(owner, _role(model.encoders[owner], key)), key, own)
+    return TensorSlot(Slot(owner, HEAD if part == "heads" else EXTRA), key, frozen)
 
 
 def _role(module: nn.Module, key: str) -> str:
@@ -82,30 +82,30 @@ def _role(module: nn.Module, key: str) -> str:
     return str(role)
 
 
-def encode_places(tensor_places: TensorPlaces) -> str:
-    return json.dumps([[name, *place.slot, place.key, *place.frozen] for name, place in tensor_places.items()])
+def encode_slots(slots: TensorSlots) -> str:
+    return json.dumps([[name, *own.slot, own.key, *own.frozen] for name, own in slots.items()])
 
 
-def require_places(text: str) -> None:
-    """Raise PayloadError unless ``decode_places`` reads the text."""
-    decode_places(text)
+def require_slots(text: str) -> None:
+    """Raise PayloadError unless ``decode_slots`` reads the text."""
+    decode_slots(text)
 
 
-def decode_places(text: str) -> dict[str, TensorPlace]:
-    """The inverse of ``encode_places``.
+def decode_slots(text: str) -> dict[str, TensorSlot]:
+    """The inverse of ``encode_slots``.
 
     Raises:
         PayloadError: the text does not describe a model's parameters.
     """
     try:
         rows = read_json(text)
-        tensor_places = {
-            name: TensorPlace(Slot(modality, role), key, tuple((owner, digest) for owner, digest in frozen))
+        slots = {
+            name: TensorSlot(Slot(modality, role), key, tuple((owner, digest) for owner, digest in frozen))
             for name, modality, role, key, *frozen in rows
         }
     except (ValueError, TypeError) as error:
         raise PayloadError(f"not a description of a model's parameters: {error}") from error
-    frozen = [part for place in tensor_places.values() for entry in place.frozen for part in entry]
+    frozen = [part for own in slots.values() for entry in own.frozen for part in entry]
     if not all(isinstance(part, str) for part in chain(frozen, *(row[:4] for row in rows))):
         raise PayloadError("not a description of a model's parameters: a name is no text")
-    return tensor_places
+    return slots

@@ -25,7 +25,7 @@ from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.timeline import AtWork, RealTime, Timeline
 from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
 from polyfed.federation.types import Blueprint
-from polyfed.models.slots import decode_places, require_places
+from polyfed.models.slots import decode_slots, require_slots
 from polyfed.privacy.accounting import PrivacyCost, epsilon_of, releases_within
 from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
 from polyfed.runs.experiment import Experiment
@@ -112,9 +112,9 @@ class Cohorts:
         policy, ledger = ReplyPolicy(min_clients=len(clients)), Ledger()
         cohort = self._of(0, clients, ledger, lambda step: policy, purpose="setup:")
         algorithm: Any = self.experiment.algorithm
-        replies = cohort.ask(algorithm.initial, check=lambda reply: require_places(reply.slots))
+        replies = cohort.ask(algorithm.initial, check=lambda reply: require_slots(reply.slots))
         blueprints = {
-            reply.sender.architecture: Blueprint(reply.weights.tensors, decode_places(reply.slots)) for reply in replies
+            reply.sender.architecture: Blueprint(reply.weights.tensors, decode_slots(reply.slots)) for reply in replies
         }
         self.folder.append("ledger", ledger.records)  # at once: this ask belongs to no round that a checkpoint closes
         return blueprints

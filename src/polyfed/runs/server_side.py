@@ -19,7 +19,7 @@ from polyfed.federation.server import Diagnostics, Server, no_model, with_weight
 from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.trainer import Clock
 from polyfed.federation.types import Blueprint, GlobalModels
-from polyfed.models.slots import decode_places, encode_places
+from polyfed.models.slots import decode_slots, encode_slots
 from polyfed.runs.events import Metrics
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -112,18 +112,18 @@ def collected_blueprints(
         first = {client.architecture: client for client in reversed(clients)}  # the earliest of each wins
         _save(names, _sound(ask(tuple(client for client in clients if client in first.values()))), folder)
     tensors, texts = unflatten(folder.tensors(_FILE) or {}), folder.metadata(_FILE)
-    return {name: Blueprint(tensors[str(k)], decode_places(texts[str(k)])) for k, name in enumerate(names)}
+    return {name: Blueprint(tensors[str(k)], decode_slots(texts[str(k)])) for k, name in enumerate(names)}
 
 
 def _save(names: Sequence[str], blueprints: Mapping[str, Blueprint], folder: RunFolder) -> None:
     numbered = {str(k): blueprints[name] for k, name in enumerate(names)}
-    texts = {number: encode_places(blueprint.places) for number, blueprint in numbered.items()}
+    texts = {number: encode_slots(blueprint.slots) for number, blueprint in numbered.items()}
     folder.save_tensors(_FILE, flatten({number: blueprint.tensors for number, blueprint in numbered.items()}), texts)
 
 
 def _sound(blueprints: Mapping[str, Blueprint]) -> Mapping[str, Blueprint]:
     for architecture, blueprint in blueprints.items():
-        odd = sorted(set(chain(blueprint.tensors, blueprint.places)) - (set(blueprint.tensors) & set(blueprint.places)))
+        odd = sorted(set(chain(blueprint.tensors, blueprint.slots)) - (set(blueprint.tensors) & set(blueprint.slots)))
         if odd:
             raise PayloadError(f"a client with '{architecture}' describes tensor or slot of '{odd[0]}', but not both")
         for name, tensor in blueprint.tensors.items():

@@ -77,7 +77,7 @@ class ByType(Averaging):
         return {
             type_name: {
                 name: running[type_name][name] if (type_name, place.slot) in moved else model.weights[name]
-                for name, place in model.places.items()
+                for name, place in model.slots.items()
             }
             for type_name, model in models.items()
         }
@@ -181,7 +181,7 @@ class BySlot(ByType):
         return {
             type_name: {
                 name: _moved(models, known, rule[type_name, place.slot], type_name, name)
-                for name, place in model.places.items()
+                for name, place in model.slots.items()
             }
             for type_name, model in models.items()
         }
@@ -282,7 +282,7 @@ def _moved(
     type_name: str,
     name: str,
 ) -> Tensor:
-    old, place = models[type_name].weights[name], models[type_name].places[name]
+    old, place = models[type_name].weights[name], models[type_name].slots[name]
     if not shares:  # the very tensor: server optimisers leave alone what nobody has moved
         return old
     if shares == (Contribution(type_name, place.slot, 1.0),) or not old.is_floating_point():
@@ -346,4 +346,4 @@ def require_equal(target: GlobalModel, slot: Slot, source: GlobalModel, other: S
 
 def _frozen(model: GlobalModel, slot: Slot) -> dict[str, str]:
     """Modality -> digest of the frozen values that a slot works with."""
-    return {name: digest for key in model.keys.get(slot, {}).values() for name, digest in model.places[key].frozen}
+    return {name: digest for key in model.keys.get(slot, {}).values() for name, digest in model.slots[key].frozen}

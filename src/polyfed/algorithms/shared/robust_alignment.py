@@ -32,7 +32,7 @@ from polyfed.losses.info_nce import info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of
 from polyfed.models.model import Embedder, Model
-from polyfed.models.slots import places
+from polyfed.models.slots import model_slots
 from polyfed.tasks.pairing import PairTask
 
 _W = "robust_weights"
@@ -173,8 +173,8 @@ class RobustAlignment(Algorithm):
         """
         self._require_one(server.types)
         (clients,) = server.types.values()
-        places = server.global_models.blueprints[clients.architecture].places
-        slots = {place.slot for place in places.values()}
+        tensors = server.global_models.blueprints[clients.architecture].slots
+        slots = {tensor.slot for tensor in tensors.values()}
         self._require_aligned([name for name in clients.modalities if (name, "aligner") not in slots])
         server.share_weights()
 
@@ -228,7 +228,7 @@ def only_type(server: Server) -> str:
 
 def server_parts(server: Server) -> Parts:
     """Which tensors of the one model are what."""
-    return Parts(server.global_models.blueprints[server.types[only_type(server)].architecture].places)
+    return Parts(server.global_models.blueprints[server.types[only_type(server)].architecture].slots)
 
 
 def loss_reports(replies: Iterable[Reply]) -> dict[str, float]:
@@ -289,7 +289,7 @@ def train_part(
 
 def parts_of(client: Client) -> Parts:
     """Which tensors of a client's model are what; a client that has not loaded its weights would build initial ones."""
-    return Parts(places(client.model))
+    return Parts(model_slots(client.model))
 
 
 def local_view(model: Model) -> Bound:
