@@ -22,7 +22,7 @@ from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import AtWork, RealTime, Timeline
+from polyfed.federation.timeline import AtWork, Exchange, RealTime, Timeline
 from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_slots, require_slots
@@ -131,7 +131,8 @@ class Cohorts:
     ) -> Cohort:
         """A cohort; only of one that trains, which has no ``purpose``, is any time kept."""
         experiment, run = self.experiment, self.experiment.run
-        exchange, make = self.engine.exchange, partial(Cohort)
+        exchange: Exchange = self.engine.exchange
+        make: Callable[..., Cohort] = Cohort
         timeline, pace = None if purpose else self.timeline, run.pace
         if timeline is not None and isinstance(pace, LatePace):
             exchange = timeline.carried(exchange)

@@ -94,9 +94,10 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         old = result.get(key)
         # settings of one optimiser, say, mean nothing to another: components of different names do not mix
-        is_section = isinstance(old, Mapping) and isinstance(value, Mapping)
-        is_same = is_section and ("name" not in value or value["name"] == old.get("name"))
-        result[key] = merged(old, value) if is_same else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name") in (None, old.get("name")):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
     return result
 
 

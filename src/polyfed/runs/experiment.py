@@ -71,7 +71,7 @@ class Experiment(ExperimentSettings):
                 ValueError
             ):  # "a: b: c" is no YAML; whether a text is valid here, its type decides
                 value = yaml_content(text)
-            content = _set(content, named[-1].split("."), value, named[-1])
+            content = with_value(content, named[-1].split("."), value, named[-1])
         if made.get("of") and any(name.split(".")[0] == "twin" for name in named):
             raise ConfigError(f"twin: this is a twin of '{made['of']}' already; give that experiment itself")
         experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
@@ -130,17 +130,18 @@ def _removed(content: Any, keys: Sequence[str]) -> Any:
     return {**content, keys[0]: _removed(content[keys[0]], keys[1:])}
 
 
-def _set(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+def with_value(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+    """The content of a configuration with a value at the keys; ``path`` is what an error calls them."""
     if not keys:
         return value
     key, below = keys[0], keys[1:]
     if isinstance(content, list) and key.isdigit() and int(key) < len(content):
         position = int(key)
-        return [*content[:position], _set(content[position], below, value, path), *content[position + 1 :]]
+        return [*content[:position], with_value(content[position], below, value, path), *content[position + 1 :]]
     # a component may be its bare name
     section = {"name": content} if isinstance(content, str) else {} if content is None else content
     if not isinstance(section, Mapping):
         raise ConfigError(f"--set {path}: '{key}' is below a value, not a section")
     if path != "name" and list(keys) == ["name"] and section.get("name") != value:
         section = {}  # another component: settings of the old one do not apply
-    return {**section, key: _set(section.get(key), below, value, path)}
+    return {**section, key: with_value(section.get(key), below, value, path)}

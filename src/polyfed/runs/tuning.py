@@ -22,7 +22,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.runs.events import Callback, Callbacks, Event, RunStarted
-from polyfed.runs.experiment import Experiment
+from polyfed.runs.experiment import Experiment, with_value
 from polyfed.runs.folder import RunFolder, made_folder
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run
@@ -183,7 +183,7 @@ class Tunable:
             return self.experiment
         content = self.experiment.model_dump(mode="json")
         for path, value in values.items():
-            content = _changed(content, path.split("."), value)
+            content = with_value(content, path.split("."), value, path)
         return Experiment.parse(content)
 
     def accepts(self, choice: Choice) -> bool:
@@ -223,16 +223,6 @@ def _items(section: Any) -> Iterator[tuple[str, Any]]:
         yield from section.items()
     elif isinstance(section, list):
         yield from ((str(place), item) for place, item in enumerate(section))
-
-
-def _changed(content: Any, keys: Sequence[str], value: Number) -> Any:
-    if not keys:
-        return value
-    key: Any = int(keys[0]) if isinstance(content, list) else keys[0]
-    changed = _changed(content[key], keys[1:], value)
-    if isinstance(content, list):
-        return [*content[:key], changed, *content[key + 1 :]]
-    return {**content, key: changed}
 
 
 log = logging.getLogger(__name__)
