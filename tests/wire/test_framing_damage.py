@@ -134,7 +134,7 @@ def test_another_layout_is_refused_with_a_remedy(schema: Any) -> None:
         lambda header: header.pop("kind"),
         lambda header: header.pop("crc"),
         lambda header: header.update(crc="00000000"),
-        lambda header: header.update(attributes={"order": "abc"}),
+        lambda header: header.update(attributes={}),
         lambda header: header.update(attributes={"tensors": 1}),
         lambda header: header.update(attributes=None),
         lambda header: header.update(tensors=[["a", "complex64", [2]]]),
@@ -147,6 +147,7 @@ def test_another_layout_is_refused_with_a_remedy(schema: Any) -> None:
         lambda header: header.update(tensors=[["a", "float32", [-1, -2]]]),
         lambda header: header.update(tensors=[["a", "float32", [3]]]),
         lambda header: header.update(tensors=[["a", "float64", [2]]]),
+        *(lambda header, order=order: header["attributes"].update(order=order) for order in ([1], {"a": 1}, None, 3)),
         lambda header: header.update(tensors=5),
         lambda header: header.update(tensors=[["a", "float32", [1.7]]]),
         *(
@@ -164,22 +165,13 @@ def test_another_layout_is_refused_with_a_remedy(schema: Any) -> None:
 )
 def test_a_part_that_contradicts_itself_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
     with pytest.raises(PayloadError, match="damaged message"):
-        damaged_part(Weights({"a": torch.zeros(2)}), damage)
+        damaged_part(Representations({"a": torch.zeros(2)}, order="o"), damage)
 
 
 def test_two_tensors_of_one_name_are_refused() -> None:
-    with pytest.raises(PayloadError, match="damaged message"):
-        damaged_part(
-            Weights({"a": torch.zeros(1), "b": torch.zeros(1)}),
-            lambda header: header.update(tensors=[["a", "float32", [1]]] * 2),
-        )
-
-
-@pytest.mark.parametrize("order", [[1], {"a": 1}, None, 3])
-def test_attributes_are_of_the_declared_type(order: Any) -> None:
-    """One that is a list could not even be entered in the ledger."""
-    with pytest.raises(PayloadError, match="damaged message"):
-        damaged_part(Representations({"a": torch.zeros(1, 1)}), lambda header: header["attributes"].update(order=order))
+    twice = Weights({"a": torch.zeros(1), "b": torch.zeros(1)})
+    with pytest.raises(PayloadError, match="names of their own"):
+        damaged_part(twice, lambda header: header.update(tensors=[["a", "float32", [1]]] * 2))
 
 
 @settings(max_examples=100, deadline=None)
@@ -192,26 +184,14 @@ def test_any_other_text_is_refused_or_read_but_never_breaks_the_receiver(data: s
     target = data.draw(st.sampled_from([content, content["parts"], content["scalars"], header, header["attributes"]]))
     target[data.draw(st.sampled_from(sorted(target)))] = value
     try:
-        found = unpack(json.dumps(content), [Frame(json.dumps(header), frames[0].buffers)], LIMITS)
+        payload = unpack(json.dumps(content), [Frame(json.dumps(header), frames[0].buffers)], LIMITS)
     except PayloadError:
         return
-    Ledger().enter(1, "c", "up", "fit", found)
-    found.require_sound(LIMITS)
+    Ledger().enter(1, "c", "up", "fit", payload)
+    payload.require_sound(LIMITS)
 
 
 # ---- limits
-
-
-def test_messages_are_bounded_before_they_are_read() -> None:
-    payload = Payload({"w": Weights({"a": torch.zeros(10), "b": torch.zeros(10)}), "v": Weights({"c": torch.ones(5)})})
-    assert damaged(payload, lambda content: None, Limits(message_bytes=100, tensors=3)).bundles["v"]["c"].sum() == 5
-    with pytest.raises(PayloadError, match=r"message of 100 bytes, the limit is 99 \(limits.message_bytes\)"):
-        damaged(payload, lambda content: None, Limits(message_bytes=99))
-    with pytest.raises(PayloadError, match=r"message of 3 tensors, the limit is 2 \(limits.tensors\)"):
-        damaged(payload, lambda content: None, Limits(tensors=2))
-
-
-# ---- bounds
 
 
 def test_what_came_with_a_message_counts_referred_to_or_not() -> None:
