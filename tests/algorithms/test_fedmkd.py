@@ -93,7 +93,7 @@ def test_a_client_trains_on_its_own_task_alone(tiny: Config, tmp_path: Path) -> 
 def contrast_by_hand(
     student: Student, name: str, own: Tensor, teachers: Tensor, items: list[int], tau: float
 ) -> Tensor:
-    adapter = copy.deepcopy(student.attention.adapters[student.attention.places[name]]).double()
+    adapter = copy.deepcopy(student.attention.adapters[student.attention.positions[name]]).double()
     own, teachers = F.normalize(own.double(), dim=1), teachers.double()
     targets = []
     for k in range(len(own)):

@@ -46,9 +46,9 @@ class Complement(Settings):
 
     # ---- server half
 
-    def sources(self, server: Server, kind: str) -> list[str]:
+    def sources(self, server: Server, type_name: str) -> list[str]:
         """Types whose weights complement a type's: those of one other modality; none if it has several itself."""
-        own = server.types[kind].modalities
+        own = server.types[type_name].modalities
         if len(own) > 1:
             return []
         return [name for name, other in server.types.items() if len(other.modalities) == 1 and other.modalities != own]
@@ -60,26 +60,26 @@ class Complement(Settings):
             ConfigError: naming clients and layers.
         """
         models = server.global_models.by_type()
-        for kind, source in [(name, source) for name in server.types for source in self.sources(server, name)]:
-            (own,), (other,) = server.types[kind].modalities, server.types[source].modalities
-            roles = sorted({slot.role for slot in models[kind].keys} & ROLES[self.layers])
+        for type_name, source in [(name, source) for name in server.types for source in self.sources(server, name)]:
+            (own,), (other,) = server.types[type_name].modalities, server.types[source].modalities
+            roles = sorted({slot.role for slot in models[type_name].keys} & ROLES[self.layers])
             if not roles:
                 raise ConfigError(
-                    f"algorithm.complement.layers is '{self.layers}', but clients of type '{kind}' have no such "
+                    f"algorithm.complement.layers is '{self.layers}', but clients of type '{type_name}' have no such "
                     "layers; give them encoders 'blocks', or set algorithm.complement=null"
                 )
             for role in roles:
-                require_equal(models[kind], Slot(own, role), models[source], Slot(other, role))
+                require_equal(models[type_name], Slot(own, role), models[source], Slot(other, role))
 
-    def out_weights(self, server: Server, kind: str) -> Weights:
+    def out_weights(self, server: Server, type_name: str) -> Weights:
         """W_out of a type by name within its encoder; the mean by sample count where several types complement it.
 
         Empty where none does: clients of several modalities, or alone with their modality.
         """
-        sources = self.sources(server, kind)
+        sources = self.sources(server, type_name)
         # released: in round 1 the gate opens on a copy of the own weights
         if sources and self.first_out == "own" and server.clock.round == 1:
-            sources = [kind]
+            sources = [type_name]
         if not sources:
             return Weights({})
         mean = WeightedMean()
@@ -87,12 +87,12 @@ class Complement(Settings):
             mean.add(self._blocks(server, name), server.weight(*server.types[name].clients))
         return Weights(self._blocks(server, sources[0]) if len(sources) == 1 else mean.take())
 
-    def _blocks(self, server: Server, kind: str) -> dict[str, Tensor]:
-        tensors = server.weights[kind]
+    def _blocks(self, server: Server, type_name: str) -> dict[str, Tensor]:
+        tensors = server.weights[type_name]
         return {
             key: tensors[name]
-            for slot, keys in server.global_models.by_type()[kind].keys.items()
-            if slot.role in ROLES[self.layers] and slot.modality in server.types[kind].modalities
+            for slot, keys in server.global_models.by_type()[type_name].keys.items()
+            if slot.role in ROLES[self.layers] and slot.modality in server.types[type_name].modalities
             for key, name in keys.items()
             if self.send == "modules" or tensors[name].ndim == 2
         }
@@ -148,8 +148,8 @@ class FedCola(FedAvg):
         """Broadcast own models and complements, train, uni-aggregation, collaborative aggregation (section 4.1)."""
 
         @cache  # W_out is the same for all clients of a type
-        def out_weights(kind: str) -> Weights:
-            return self.complement.out_weights(server, kind) if self.complement else Weights({})
+        def out_weights(type_name: str) -> Weights:
+            return self.complement.out_weights(server, type_name) if self.complement else Weights({})
 
         replies = cohort.ask(
             self.complemented_fit,

@@ -154,9 +154,9 @@ class FedET(Algorithm):
             ConfigError: somebody lacks what the method exchanges.
         """
         require_server(server, self.public, self.teacher, self.task)
-        for kind in server.types:
-            initial = server.global_models.initial(kind).items()
-            server.weights[kind] = {name: value.to(server.device, copy=True) for name, value in initial}
+        for type_name in server.types:
+            initial = server.global_models.initial(type_name).items()
+            server.weights[type_name] = {name: value.to(server.device, copy=True) for name, value in initial}
         self.return_head(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -189,7 +189,7 @@ class FedET(Algorithm):
                 rows = ensembles.mix_with_server(output, values, reply.mixing)
                 votes.setdefault(output, []).append(ClientOutput(reply.sender.id, rows, weights))
         head, own = means.pop(_HEAD, None), server.model.exchanged()
-        server.weights.update({kind: mean.take() for kind, mean in means.items()})
+        server.weights.update({type_name: mean.take() for type_name, mean in means.items()})
         with torch.no_grad():
             for name, value in head.take().items() if head is not None else ():
                 own[name].copy_(value)
@@ -199,11 +199,11 @@ class FedET(Algorithm):
         return self.teacher.ensembles(server, self.public, server_outputs, keep_rows=compares_rows(self.distiller))
 
     def fold_weights(self, server: Server, reply: Reply, means: dict[str, WeightedMean]) -> None:
-        kind, count = server.type_of(reply.sender), reply.num_examples
+        type_name, count = server.type_of(reply.sender), reply.num_examples
         if count:  # a mean of nothing else would end the round
-            trained = limited(server.weights[kind], reply.weights, self.largest_update)
-            means.setdefault(kind, WeightedMean()).add(trained, count)
-            if names := self.shared(server, kind):
+            trained = limited(server.weights[type_name], reply.weights, self.largest_update)
+            means.setdefault(type_name, WeightedMean()).add(trained, count)
+            if names := self.shared(server, type_name):
                 means.setdefault(_HEAD, WeightedMean()).add({name: trained[name] for name in names}, count)
 
     def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
@@ -226,13 +226,13 @@ class FedET(Algorithm):
                 ensembles.add_weighed(output, *vote)
         aims, repeated = {}, self.public.inverse_index(server)
         for output, consensus in ensembles.targets().items():
-            anchors, places = self.public.anchors(server_outputs, output), repeated.get(output)
-            among = None if anchors is None else packed(anchors, places)
+            anchors, inverse = self.public.anchors(server_outputs, output), repeated.get(output)
+            among = None if anchors is None else packed(anchors, inverse)
             # diversity is dissent in answers, not in scores: clients differ in calibration
-            agreed = answers(consensus.values, among, places)
+            agreed = answers(consensus.values, among, inverse)
             others = Ensemble(len(agreed), consensus.values.shape[1], server.device)
             for vote in votes[output]:
-                answered = unpacked(answers(packed(vote.values, places), among), places)
+                answered = unpacked(answers(packed(vote.values, inverse), among), inverse)
                 contradicts = consensus.valid & (answered != agreed)
                 others.add(vote.values, vote.log_weights, contradicts)
             aims[output] = ConsensusTarget(consensus, others.result(), anchors)
@@ -269,16 +269,16 @@ class FedET(Algorithm):
                 losses.append(self.diversity * away.sum() / valid.sum().clamp_min(1))
         return torch.stack(losses).sum()
 
-    def shared(self, server: Server, kind: str) -> list[str]:
+    def shared(self, server: Server, type_name: str) -> list[str]:
         own = {name: value.shape for name, value in server.model.exchanged().items() if name.startswith("heads.")}
-        initial = server.global_models.initial(kind).items() if self.share_head else ()
+        initial = server.global_models.initial(type_name).items() if self.share_head else ()
         return [name for name, value in initial if own.get(name) == value.shape]
 
     def return_head(self, server: Server) -> None:
         own = server.model.exchanged()
-        for kind in server.weights:
-            head = {name: own[name].detach().clone() for name in self.shared(server, kind)}
-            server.weights[kind] = server.weights[kind] | head
+        for type_name in server.weights:
+            head = {name: own[name].detach().clone() for name in self.shared(server, type_name)}
+            server.weights[type_name] = server.weights[type_name] | head
 
     # ---- client half
 

@@ -197,14 +197,14 @@ class FedGEMS(Algorithm):
         labels = self.public.labels(server, samples)
         if labels is not None:
             return {name: values.argmax(1) == labels.to(values.device) for name, values in server_outputs.items()}
-        places = self.public.inverse_index(server)
-        known = {name: Distinct.of(rows, places.get(name), samples.items) for name, rows in server_outputs.items()}
+        inverse = self.public.inverse_index(server)
+        known = {name: Distinct.of(rows, inverse.get(name), samples.items) for name, rows in server_outputs.items()}
 
         def finds(own: Distinct, partner: Distinct) -> Tensor:
-            found = row_statistics(
+            nearest = row_statistics(
                 own.rows, partner.rows, {"winner"}, of=own.inverse_index, own=partner.inverse_index, items=partner.items
             )
-            return found["winner"] == partner.inverse_index
+            return nearest["winner"] == partner.inverse_index
 
         return {
             name: torch.stack([finds(own, partner) for other, partner in known.items() if other != name]).all(0)

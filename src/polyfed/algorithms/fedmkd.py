@@ -281,7 +281,7 @@ class TeacherAttention(nn.Module):
 
     def __init__(self, widths: Mapping[str, int], outputs: int = 10) -> None:
         super().__init__()
-        self.places = {output: place for place, output in enumerate(widths)}
+        self.positions = {output: position for position, output in enumerate(widths)}
         self._scale = 1 / math.sqrt(outputs)
         self.adapters = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)) for width in widths.values()
@@ -294,6 +294,6 @@ class TeacherAttention(nn.Module):
 
         The student's rows are constants: it is not to learn to choose easy teachers.
         """
-        adapter = self.adapters[self.places[output]]
+        adapter = self.adapters[self.positions[output]]
         weights = (self._scale * (adapter(student.detach()) * adapter(teachers)).sum(-1)).softmax(0)
         return torch.einsum("tb,tbw->bw", weights, teachers), weights

@@ -88,8 +88,8 @@ class ColludingEngine:
             yield from answers
             return
         held = {answer.client: answer for answer in answers}
-        for kind in by_architecture(info for info in self.clients() if info.id in held).values():
-            held.update(self._agreed([held[info.id] for info in kind]))
+        for members in by_architecture(info for info in self.clients() if info.id in held).values():
+            held.update(self._agreed([held[info.id] for info in members]))
         for client in list(held):
             yield held.pop(client)
 

@@ -223,12 +223,15 @@ class _Pool:
     def room(self) -> int:
         """Workers that the nodes that live have CPUs and GPUs for, whoever uses these now."""
         needs = {"CPU": self._threads} | ({"GPU": self._gpus} if self._gpus else {})
-        return sum(min(int(node.get(kind, 0) / need + 1e-6) for kind, need in needs.items()) for node in _living())
+        return sum(
+            min(int(node.get(resource, 0) / need + 1e-6) for resource, need in needs.items()) for node in _living()
+        )
 
     def _nodes(self) -> str:
-        kinds = ("CPU", "GPU") if self._gpus else ("CPU",)
+        resources = ("CPU", "GPU") if self._gpus else ("CPU",)
         return "; ".join(
-            f"{kind}s by node: " + ", ".join(f"{node.get(kind, 0):g}" for node in _living()) for kind in kinds
+            f"{resource}s by node: " + ", ".join(f"{node.get(resource, 0):g}" for node in _living())
+            for resource in resources
         )
 
     def home(self, position: int) -> int:
@@ -309,11 +312,11 @@ class _Pool:
             self.workers[number] = worker
             return
         ray.kill(worker)
-        told = f"a Ray worker cannot use the run folder {self._folder}: {refused}"
+        problem = f"a Ray worker cannot use the run folder {self._folder}: {refused}"
         if self.workers:  # a node that joined, or was left over
-            _log.warning("%s; it is left out", told)
+            _log.warning("%s; it is left out", problem)
             return
-        raise ConfigError(f"{told}; --out, data and weights must be on storage that all nodes see under one path")
+        raise ConfigError(f"{problem}; --out, data and weights must be on storage that all nodes see under one path")
 
 
 @dataclass

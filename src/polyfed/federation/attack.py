@@ -86,10 +86,12 @@ class Attack(Settings):
         return self.clients
 
     def _drawn(self, eligible: Sequence[ClientInfo], seed: int) -> Iterator[str]:
-        for kind in by_architecture(eligible).values():
+        for members in by_architecture(eligible).values():
             # the order is drawn, not the set: with more attackers, those of before are among them
-            order = torch.randperm(len(kind), generator=generator(seed, "attackers", kind[0].architecture)).tolist()
-            yield from (kind[k].id for k in order[: self._number(len(kind))])
+            order = torch.randperm(
+                len(members), generator=generator(seed, "attackers", members[0].architecture)
+            ).tolist()
+            yield from (members[k].id for k in order[: self._number(len(members))])
 
     def _number(self, clients: int) -> int:
         assert not isinstance(self.clients, tuple)
@@ -117,13 +119,13 @@ def attacks_by_client(attacks: Sequence[Attack], infos: Sequence[ClientInfo], se
     Raises:
         ConfigError: an attack names unknown clients, or a client is in two.
     """
-    found: dict[str, Attack] = {}
+    by_client: dict[str, Attack] = {}
     for attack in attacks:
         for name in attack.attackers(infos, seed):
-            if name in found:
+            if name in by_client:
                 raise ConfigError(
-                    f"run.attackers: '{name}' is an attacker of '{found[name].component_name()}' and of "
+                    f"run.attackers: '{name}' is an attacker of '{by_client[name].component_name()}' and of "
                     f"'{attack.component_name()}'; keep them apart with groups or names"
                 )
-            found[name] = attack
-    return found
+            by_client[name] = attack
+    return by_client

@@ -170,16 +170,16 @@ class TargetedPairs(Attack):
             ConfigError: the client has no sample with one of the words.
         """
         column = split.modality(self.modality)
-        places = {}
+        positions = {}
         for key, word in (("source", self.source), ("target", self.target)):
             mentions = mentioning(column, [word])[samples.items] & (samples.rows[self.modality] >= 0)
-            places[key] = mentions.nonzero().flatten()
-            if not len(places[key]):
+            positions[key] = mentions.nonzero().flatten()
+            if not len(positions[key]):
                 raise ConfigError(f"run.attackers.{key}: no text of {member.id} has the word '{word}'; choose another")
         stream = generator(seed, "targeted-pairs", member.id)
-        drawn = torch.randint(len(places["target"]), (len(places["source"]),), generator=stream)
+        drawn = torch.randint(len(positions["target"]), (len(positions["source"]),), generator=stream)
         rows = samples.rows[self.modality].clone()
-        rows[places["source"]] = samples.rows[self.modality][places["target"][drawn]]
+        rows[positions["source"]] = samples.rows[self.modality][positions["target"][drawn]]
         return replace(samples, rows={**samples.rows, self.modality: rows})
 
 
@@ -246,10 +246,10 @@ class Copied(Conspiracy):
             ConfigError: there is not.
         """
         names = {member.id for member in members}
-        for kind in by_architecture(info for info in infos if info.id in names).values():
-            if len(kind) < 2:
+        for group in by_architecture(info for info in infos if info.id in names).values():
+            if len(group) < 2:
                 raise ConfigError(
-                    f"run.attackers 'copied' needs two attackers of a type, and {kind[0].id} is alone in its; raise "
+                    f"run.attackers 'copied' needs two attackers of a type, and {group[0].id} is alone in its; raise "
                     "run.attackers.clients, or choose another attack"
                 )
 
@@ -274,10 +274,10 @@ class LittleIsEnough(Conspiracy):
             ConfigError: an attacker is alone in its type.
         """
         names = {member.id for member in members}
-        for kind in by_architecture(infos).values():
-            if len(kind) < 2 and kind[0].id in names:
+        for group in by_architecture(infos).values():
+            if len(group) < 2 and group[0].id in names:
                 raise ConfigError(
-                    f"run.attackers 'little_is_enough': {kind[0].id} is alone in its type; choose another"
+                    f"run.attackers 'little_is_enough': {group[0].id} is alone in its type; choose another"
                 )
 
     def common(self, everybody: Sequence[Tensor], attackers: Sequence[Tensor]) -> Tensor:

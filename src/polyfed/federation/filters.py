@@ -275,9 +275,9 @@ class NormClip:
         norms: RecentNorms = {}
         # unlike a loop, map lets go of a reply before it asks for the next
         yield from map(lambda reply: self._clipped(reply, ask, medians, norms), replies)
-        for key, found in norms.items():
-            older = {} if len(found) >= ENOUGH else self.recent_norms.get(key, {})
-            self.recent_norms[key] = older | found
+        for key, latest in norms.items():
+            older = {} if len(latest) >= ENOUGH else self.recent_norms.get(key, {})
+            self.recent_norms[key] = older | latest
 
     def _clipped(self, reply: Reply, ask: Ask, medians: Mapping[str, float | None], norms: RecentNorms) -> Reply:
         fields, notes = dict(reply.payload.fields), []

@@ -64,7 +64,7 @@ class RobustReplies:
             yield from replies
             return
         waiting: dict[str, list[Reply]] = {}
-        places = {client.id: k for k, client in enumerate(ask.clients)}
+        positions = {client.id: k for k, client in enumerate(ask.clients)}
         last = {client.architecture: k for k, client in enumerate(ask.clients)}
         for reply in replies:
             if reply.payload.bundles:
@@ -72,8 +72,8 @@ class RobustReplies:
             else:
                 yield reply
             # replies come in client order: of a type whose last client is behind us, no more will come
-            for kind in [kind for kind in waiting if last[kind] <= places[reply.sender.id]]:
-                yield from self._of_type(waiting.pop(kind), ask)
+            for architecture in [name for name in waiting if last[name] <= positions[reply.sender.id]]:
+                yield from self._of_type(waiting.pop(architecture), ask)
         for sent in waiting.values():
             yield from self._of_type(sent, ask)
 
@@ -113,8 +113,9 @@ def _combined(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> 
     result = {}
     for name, value in first.items():
         # the lower of two in the middle: a whole number that somebody counted
-        whole = torch.stack([bundle[name].long() for bundle in bundles]).median(0).values if name not in made else None
-        result[name] = (made[name] if whole is None else whole).to(value.dtype)
+        if name not in made:
+            made[name] = torch.stack([bundle[name].long() for bundle in bundles]).median(0).values
+        result[name] = made[name].to(value.dtype)
     return result
 
 
@@ -123,8 +124,8 @@ def _prototypes(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -
     spaces = [by_space(bundle, ClassMeans) for bundle in bundles]
     held: dict[tuple[str, int], list[Tensor]] = {}
     for own in spaces:
-        for name, means in own.items():
-            for label, mean in zip(_labels(means), means.means, strict=True):
+        for name, space in own.items():
+            for label, mean in zip(_labels(space), space.means, strict=True):
                 held.setdefault((name, label), []).append(mean)
     robust: dict[tuple[str, int], Tensor] = {}
     for key, means in sorted(held.items()):

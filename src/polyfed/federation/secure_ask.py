@@ -69,11 +69,11 @@ def require_several(clients: Sequence[ClientInfo], when: str) -> None:
     Raises:
         ConfigError: a type has too few clients.
     """
-    for kind in by_architecture(clients).values():
-        if len(kind) < FEWEST:
+    for members in by_architecture(clients).values():
+        if len(members) < FEWEST:
             raise ConfigError(
-                f"{when}: aggregation.secure needs {FEWEST} clients of a type, and type '{kind[0].group}' has "
-                f"{len(kind)} ({', '.join(client.id for client in kind)}); ask more clients, or leave it out"
+                f"{when}: aggregation.secure needs {FEWEST} clients of a type, and type '{members[0].group}' has "
+                f"{len(members)} ({', '.join(client.id for client in members)}); ask more clients, or leave it out"
             )
 
 

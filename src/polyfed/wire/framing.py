@@ -108,13 +108,13 @@ def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
     """
     header = parsed_object(frame.header, (limits or Limits()).text_bytes)
     try:
-        kind, attributes, crc = BUNDLE_KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
+        cls, attributes, crc = BUNDLE_KINDS[header["kind"]], _mapping(header["attributes"]), _text(header["crc"])
         specs = [
             (_text(name), _DTYPES[dtype], tuple(map(whole_number, shape))) for name, dtype, shape in header["tensors"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"damaged message: frame with {type(error).__name__}: {error}") from error
-    require_attributes(kind, attributes)
+    require_attributes(cls, attributes)
     if len(specs) != len(frame.buffers) or len({name for name, _, _ in specs}) != len(specs):
         raise PayloadError(
             f"damaged message: {len(frame.buffers)} tensors where {len(specs)} with names of their own are announced"
@@ -123,7 +123,7 @@ def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
         raise PayloadError("damaged message: the bytes do not match their checksum")
     raws = zip(specs, frame.buffers, strict=True)
     tensors = {name: _tensor(name, dtype, shape, raw) for (name, dtype, shape), raw in raws}
-    return kind(tensors=tensors, **attributes)
+    return cls(tensors=tensors, **attributes)
 
 
 def wire_size(payload: Payload) -> int:
@@ -194,14 +194,14 @@ def whole_number(value: Any) -> int:
     return value
 
 
-def require_attributes(kind: type[TensorBundle], attributes: Mapping[str, Any]) -> None:
+def require_attributes(cls: type[TensorBundle], attributes: Mapping[str, Any]) -> None:
     """Raise PayloadError unless these are the attributes of the kind, each of its type."""
-    wanted = {item.name: item.default for item in fields_of(kind) if item.name != "tensors"}
+    wanted = {item.name: item.default for item in fields_of(cls) if item.name != "tensors"}
     if attributes.keys() != wanted.keys():
-        raise PayloadError(f"damaged message: {kind.kind} with {sorted(attributes)}, expected {sorted(wanted)}")
+        raise PayloadError(f"damaged message: {cls.kind} with {sorted(attributes)}, expected {sorted(wanted)}")
     for name, default in wanted.items():
         if type(attributes[name]) is not type(default):
-            raise PayloadError(f"damaged message: {kind.kind}.{name} is {type(attributes[name]).__name__}")
+            raise PayloadError(f"damaged message: {cls.kind}.{name} is {type(attributes[name]).__name__}")
 
 
 def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:

@@ -42,8 +42,10 @@ class Ledger:
         """
         common = {"round": round_number, "client": client, "direction": direction, "step": step}
         sizes, framing = _sizes(payload)
-        same = plain is None or all(item is payload.fields.get(name) for name, item in plain.bundles.items())
-        full, full_framing = (sizes, framing) if same else _sizes(plain)
+        if plain is None or all(item is payload.fields.get(name) for name, item in plain.bundles.items()):
+            full, full_framing = sizes, framing
+        else:
+            full, full_framing = _sizes(plain)
         for name, item in payload.bundles.items():
             dtypes = sorted({str(dtype).removeprefix("torch.") for _, dtype, _ in item.specs})
             line = {"bundle": name, "kind": bundle_kind(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}

@@ -118,9 +118,9 @@ def _declared_steps(method: type) -> Mapping[str, StepSchema]:
 
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
     """All client steps of a method, by name; of its class as declared, of an instance with the kinds that it sends."""
-    kind = algorithm if isinstance(algorithm, type) else type(algorithm)
-    schemas = dict(_declared_steps(kind))
-    sends: Callable[[Declared], Declared] | None = None if kind is algorithm else getattr(algorithm, "sends", None)
+    cls = algorithm if isinstance(algorithm, type) else type(algorithm)
+    schemas = dict(_declared_steps(cls))
+    sends: Callable[[Declared], Declared] | None = None if cls is algorithm else getattr(algorithm, "sends", None)
     if sends is None:
         return schemas
     return {
@@ -150,7 +150,7 @@ def _fits(value: TensorBundle | Scalar, wanted: Declared) -> bool:
     return type(value) in (typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,))
 
 
-def _name(kind: Declared) -> str:
-    if isinstance(kind, UnionType):
-        return " or ".join(map(_name, typing.get_args(kind)))
-    return kind.kind if issubclass(kind, TensorBundle) else kind.__name__
+def _name(declared: Declared) -> str:
+    if isinstance(declared, UnionType):
+        return " or ".join(map(_name, typing.get_args(declared)))
+    return declared.kind if issubclass(declared, TensorBundle) else declared.__name__

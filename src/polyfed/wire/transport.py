@@ -75,10 +75,10 @@ def decompressed(bundle: TensorBundle, short: torch.dtype, limits: Limits) -> Te
     if not isinstance(bundle, Coded):
         long = {name: value.float() if value.dtype == short else value for name, value in bundle.items()}
         return _settled_bundle(bundle, long)
-    kind, attributes = BUNDLE_KINDS.get(bundle.of), parsed_object(bundle.about)
-    if kind is None or kind is Coded:
+    cls, attributes = BUNDLE_KINDS.get(bundle.of), parsed_object(bundle.about)
+    if cls is None or cls is Coded:
         raise PayloadError(f"damaged message: coded '{bundle.of}', which is no kind of bundle")
-    require_attributes(kind, attributes)
+    require_attributes(cls, attributes)
     total = sum(tensor.numel() * max(tensor.element_size(), 4) for tensor in bundle.values())
     if total > limits.message_bytes:
         raise PayloadError(
@@ -88,7 +88,7 @@ def decompressed(bundle: TensorBundle, short: torch.dtype, limits: Limits) -> Te
     for label, tensor in bundle.items():
         name, _, role = label.rpartition(":")
         by_name.setdefault(name, {})[role] = tensor
-    return kind(tensors={name: _read(name, roles, short) for name, roles in by_name.items()}, **attributes)
+    return cls(tensors={name: _read(name, roles, short) for name, roles in by_name.items()}, **attributes)
 
 
 def _read(name: str, roles: Roles, short: torch.dtype) -> Tensor:
@@ -174,9 +174,9 @@ class Transport(Settings):
 
         return _each(decoded)(payload)
 
-    def _dtype(self, kind: type[TensorBundle]) -> torch.dtype:
-        rows = self.representations if issubclass(kind, PublicRows | Prototypes) else None
-        return _WIRE[(self.weights if issubclass(kind, Weights) else rows) or self.dtype]
+    def _dtype(self, cls: type[TensorBundle]) -> torch.dtype:
+        rows = self.representations if issubclass(cls, PublicRows | Prototypes) else None
+        return _WIRE[(self.weights if issubclass(cls, Weights) else rows) or self.dtype]
 
 
 def _each(change: Callable[[TensorBundle], TensorBundle]) -> Callable[[Payload], Payload]:

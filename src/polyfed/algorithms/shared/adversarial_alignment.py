@@ -62,8 +62,8 @@ class AdversarialAlignment(Settings):
     def add_modules(self, model: Model) -> None:
         """The discriminators of each modality, as ``model.extras``."""
         for name in ["every"] if self.shared else list(model.encoders):
-            for kind in ("own", "cross"):
-                model.extras[f"{DISCRIMINATORS}{kind}_{name}"] = Discriminator(
+            for level in ("own", "cross"):
+                model.extras[f"{DISCRIMINATORS}{level}_{name}"] = Discriminator(
                     model.dim, double_sigmoid=self.double_sigmoid
                 )
 

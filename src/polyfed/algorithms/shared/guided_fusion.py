@@ -119,9 +119,9 @@ class GuidedFusion(Settings):
         """The task's loss of a batch, fused where there is guidance."""
         if guidance is None:
             return client.task_loss(batch)
-        partner, places = of_batch(guidance, batch)
+        partner, positions = of_batch(guidance, batch)
         with client.autocast():
-            return client.task.loss(self.fused(client.model, partner), client.head, places)
+            return client.task.loss(self.fused(client.model, partner), client.head, positions)
 
     def begin(self, client: Client) -> None:
         """Start the round with a new fusion, if so asked."""
