@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,6 +115,24 @@ def plain_training(
                 head = model.heads[member.head] if member.head in model.heads else None
                 descend(model, member.settings.task.loss(model, head, batch) + extra(model, batch), RATE, correct)
     return weights_of(model)
+
+
+def all_trained(session: Session, start: Mapping[str, Weights], **more: Any) -> dict[str, dict[str, Tensor]]:
+    """``plain_training`` of every client, from the global model of its type."""
+    server = session.server
+    return {info.id: plain_training(session, info.id, start[server.type_of(info)], **more) for info in server.clients}
+
+
+def naive_gca(local: Tensor, partner: Tensor, tau: float = 1.0) -> Tensor:
+    """Equations 4 to 6 of CreamFL, of [clients, rows, d] and [rows, d]."""
+    result = torch.zeros_like(local[0])
+    for k in range(len(partner)):
+        scores = []
+        for own in local[:, k]:
+            logits = torch.stack([own @ other for other in partner]) / tau
+            scores.append(logits[k] - torch.cat([logits[:k], logits[k + 1 :]]).exp().sum().log())
+        result[k] = torch.stack(scores).softmax(0) @ local[:, k]
+    return result
 
 
 def assert_mean(

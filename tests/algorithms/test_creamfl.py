@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import polyfed
+from by_hand import naive_gca
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.shared.public_exchange import PublicOutputs
@@ -68,20 +69,6 @@ def test_aggregation_is_equations_4_to_6(creamfl: Config, tmp_path: Path) -> Non
 
 def whole(values: torch.Tensor) -> Ensembled:
     return Ensembled(values, torch.ones(len(values), dtype=torch.bool))
-
-
-def naive_gca(local: torch.Tensor, partner: torch.Tensor, tau: float) -> torch.Tensor:
-    clients, rows, _ = local.shape
-    result = torch.zeros_like(local[0])
-    for k in range(rows):
-        scores = []
-        for c in range(clients):
-            logits = [float(local[c, k] @ partner[j]) / tau for j in range(rows)]
-            rest = sum(torch.tensor(logits[j]).double().exp() for j in range(rows) if j != k)
-            scores.append(logits[k] - float(rest.log()))
-        weights = torch.tensor(scores).double().softmax(0)
-        result[k] = sum(weights[c] * local[c, k] for c in range(clients))
-    return result
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import polyfed
-from by_hand import assert_mean, copies, descend, plain_training, weights_of
+from by_hand import assert_mean, copies, descend, naive_gca, plain_training, weights_of
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, StepContrast
 from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.errors import PayloadError
@@ -103,19 +103,6 @@ def test_models_are_averaged_by_type_and_only_single_modalities_are_contrasted(c
     one_round(session)
     for kind, members in server.types.items():
         assert_mean(server.weights[kind], {info.id: trained[info.id] for info in members.clients}, samples)
-
-
-def naive_gca(local: Tensor, partner: Tensor) -> Tensor:
-    """Equations 4 to 6, of [clients, rows, d] and [rows, d]."""
-    result = torch.zeros_like(local[0])
-    for k in range(len(partner)):
-        scores = []
-        for c in range(len(local)):
-            logits = [local[c, k] @ partner[j] for j in range(len(partner))]
-            scores.append(logits[k] - sum(value.exp() for j, value in enumerate(logits) if j != k).log())
-        weights = torch.stack(scores).softmax(0)
-        result[k] = sum(weights[c] * local[c, k] for c in range(len(local)))
-    return result
 
 
 def replies_of(session: Session, known: Tensors) -> tuple[dict[str, Tensors], dict[str, Tensor]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import polyfed
-from by_hand import assert_mean, copies, plain_training
+from by_hand import all_trained, assert_mean, copies, plain_training
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Reply, each
 from polyfed.runs.experiment import Experiment
@@ -38,7 +38,7 @@ def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) 
     server = session.server
     start = copies(server.weights)
     session.experiment.algorithm.round(server, first_cohort(session))
-    trained = {info.id: plain_training(session, info.id, start[server.type_of(info)]) for info in server.clients}
+    trained = all_trained(session, start)
     samples = {info.id: info.samples for info in server.clients}
     names = [name for name in start["image"] if name.startswith("encoders.image.") and "num_batches" not in name]
     assert names

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies
+from by_hand import RATE, assert_mean, copies, play
 from polyfed.algorithms.fedema import FedEMA
 from polyfed.core.randomness import generator
 from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records, site_of, woken
 from small_federations import Config, in_steps, plain_sgd
 from tiny_networks import save
@@ -44,12 +43,6 @@ def two_clients(config: Config, folder: Path, **algorithm: Any) -> Session:
     config["clients"]["image"]["count"] = 2
     config["algorithm"] = in_steps(config["algorithm"], 2) | algorithm
     return prepared(plain_sgd(config, 4), folder)
-
-
-def rounds(session: Session, *numbers: int) -> None:
-    for number in numbers:
-        session.server.begin(number)
-        session.experiment.algorithm.round(session.server, session.cohort(number, Ledger()))
 
 
 def kept(session: Session, client: str, number: int) -> dict[str, dict[str, Tensor]]:
@@ -153,7 +146,7 @@ def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, setting
     hands = {name: ByHand(session, name) for name in samples}
     for number in (1, 2, 3):
         start = copies(server.weights)[kind]
-        rounds(session, number)
+        play(session, number, number)
         done = [hand.fit(number, start) for hand in hands.values()]
         assert_mean(server.weights[kind], {name: hand.model for name, hand in hands.items()}, samples)
         metrics = round_records(session)[-1]["metrics"]
@@ -175,13 +168,13 @@ def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, setting
 
 def test_the_autoscaler_starts_at_tau_and_keeps_lambda(config: Config, tmp_path: Path) -> None:
     session = two_clients(config, tmp_path / "s", blending={"tau": 0.3})
-    rounds(session, 1)
+    play(session, 1, 1)
     assert "blending" not in round_records(session)[-1]["metrics"]
     assert float(kept(session, "image-0", 1)["blending"]["lambda"]) == 0
-    rounds(session, 2)
+    play(session, 2, 2)
     assert round_records(session)[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
     scale = kept(session, "image-0", 2)["blending"]["lambda"]
-    rounds(session, 3)
+    play(session, 3, 3)
     assert torch.equal(kept(session, "image-0", 3)["blending"]["lambda"], scale)
     assert round_records(session)[-1]["metrics"]["blending"] != pytest.approx(0.3, rel=1e-6)
 
@@ -193,13 +186,13 @@ def test_what_is_frozen_counts_for_nothing(config: Config, tmp_path: Path) -> No
     network = {"name": "hf", "weights": "vit", "adapter": "lora", "view": view}
     config["clients"]["image"]["model"]["encoders"]["image"] = network
     session = two_clients(config, tmp_path / "s", blending={"tau": 0.3})
-    rounds(session, 1, 2)
+    play(session, 1, 2)
     assert round_records(session)[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
 
 
 def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: Path) -> None:
     session = two_clients(config, tmp_path / "s", blending={"lam": 1e9})
-    rounds(session, 1)
+    play(session, 1, 1)
     before = kept(session, "image-0", 1)["model"]
     client = woken(session, "image-0", (2, 0), (1, 0))
     (kind,) = session.server.types
@@ -215,7 +208,7 @@ def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: P
 def test_equal_weights_need_no_lambda(config: Config, tmp_path: Path) -> None:
     config["clients"]["image"]["count"] = 1
     session = prepared(config, tmp_path / "s")
-    rounds(session, 1, 2)
+    play(session, 1, 2)
     assert float(kept(session, "image", 2)["blending"]["lambda"]) == 0  # alone of its type: it receives what it sent
     assert float(kept(session, "paired-0", 2)["blending"]["lambda"]) > 0
 
@@ -229,7 +222,7 @@ def test_views_that_are_not_random_are_left_to_the_task(tiny: Config, tmp_path: 
     tokens["encoders"]["text"]["view"]["drop"] = 0.2
     tiny["server"]["model"] = tokens
     session = prepared(tiny, tmp_path / "s")
-    rounds(session, 1)
+    play(session, 1, 1)
     assert round_records(session)[-1]["metrics"]["byol_clients"] == 2
     assert {name.split(".")[0] for name in kept(session, "paired-0", 1)["target"]} == {"text"}
     assert "target" not in kept(session, "image", 1)
@@ -243,7 +236,7 @@ def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tm
     """Pure BYOL of two clients: two views agree, and representations are still spread."""
     session, losses = learner(config, tmp_path / "s"), []
     for number in range(1, 6):
-        rounds(session, number)
+        play(session, number, number)
         losses.append(round_records(session)[-1]["metrics"]["byol"])
     assert losses[-1] < 0.6 * losses[0]
     client = woken(session, "image-0")

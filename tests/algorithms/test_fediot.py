@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from by_hand import assert_mean, copies, plain_training
+from by_hand import all_trained, assert_mean, copies
 from polyfed.runs.session import Session
 from sessions import first_cohort, metrics, prepared
 from small_federations import Config, plain_sgd, transformers
@@ -25,12 +25,6 @@ def averaged(**settings: Any) -> Config:
     return {"averaging": {"name": "fediot", **settings}}
 
 
-def trained_by_hand(session: Session) -> dict[str, dict[str, Any]]:
-    server = session.server
-    start = copies(server.weights)
-    return {info.id: plain_training(session, info.id, start[server.type_of(info)]) for info in server.clients}
-
-
 def counts(session: Session, factor: float = ALPHA) -> dict[str, float]:
     return {info.id: info.samples * (factor if len(info.modalities) > 1 else 1) for info in session.server.clients}
 
@@ -40,7 +34,7 @@ def test_blocks_of_a_modality_are_the_mean_with_paired_clients_times_100(
     config: Config, tmp_path: Path, modality: str
 ) -> None:
     session = prepared(plain_sgd(config, batch_size=24), tmp_path)  # two steps a client
-    trained, samples = trained_by_hand(session), counts(session)
+    trained, samples = all_trained(session, copies(session.server.weights)), counts(session)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     having = {info.id for info in session.server.clients if modality in info.modalities}
     assert len(having) >= 3
@@ -53,7 +47,7 @@ def test_blocks_of_a_modality_are_the_mean_with_paired_clients_times_100(
 
 def test_all_but_blocks_stays_with_its_type(config: Config, tmp_path: Path) -> None:
     session = prepared(plain_sgd(config, batch_size=24), tmp_path)
-    trained, samples = trained_by_hand(session), counts(session)
+    trained, samples = all_trained(session, copies(session.server.weights)), counts(session)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     for kind, members in session.server.types.items():
         found = session.server.weights[kind]
@@ -65,7 +59,7 @@ def test_all_but_blocks_stays_with_its_type(config: Config, tmp_path: Path) -> N
 def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "fediot", "local_epochs": 1} | averaged(layers="encoder")
     session = prepared(plain_sgd(tiny), tmp_path)
-    trained, samples = trained_by_hand(session), counts(session)
+    trained, samples = all_trained(session, copies(session.server.weights)), counts(session)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     for kind in ("image", "paired"):
         found = session.server.weights[kind]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, model_of, plain_training
+from by_hand import all_trained, assert_mean, copies, model_of
 from naive import global_models
 from polyfed.aggregation.averagings.low_rank import Factors, Padded, factor_names, fresh
 from polyfed.core.errors import ConfigError
@@ -31,14 +31,6 @@ def unequal(**algorithm: Any) -> Config:
     config = adapted((3, 1), **algorithm)
     config["server"]["model"]["encoders"] = config["clients"]["paired"]["models"][0]["encoders"]
     return config
-
-
-def trained_by_hand(session: Session, start: Models, **more: object) -> Models:
-    server = session.server
-    return {
-        info.id: plain_training(session, info.id, start[server.type_of(info)], **more)  # type: ignore[arg-type]
-        for info in server.clients
-    }
 
 
 def counts(session: Session) -> dict[str, int]:
@@ -62,7 +54,7 @@ def changes(session: Session, models: Models) -> dict[str, Tensor]:
 
 def test_fedit_averages_factors_over_all_who_have_the_layer(tmp_path: Path) -> None:
     session = session_of(adapted(name="fedit"), tmp_path)
-    trained = trained_by_hand(session, copies(session.server.weights))
+    trained = all_trained(session, copies(session.server.weights))
     for kind, new in played(session).items():
         for modality in ("image", "text"):
             factors = {name: value for name, value in new.items() if f".{modality}." in name and "lora" in name}
@@ -78,7 +70,7 @@ def test_the_new_model_is_the_average_of_the_full_ones(method: str, tmp_path: Pa
     start = copies(session.server.weights)
     if method == "flora":  # new adapters in every round
         start = {kind: tensors | fresh(tensors, 0, 1) for kind, tensors in start.items()}
-    trained = trained_by_hand(session, start)
+    trained = all_trained(session, start)
     mean, new = changes(session, trained), played(session)["paired"]
     assert len(mean) == 4
     for layer, own in factor_names(new).items():
@@ -116,7 +108,7 @@ def test_ffa_lora_trains_b_alone_with_one_a_for_all(tmp_path: Path) -> None:
     def still(name: str, gradient: Tensor) -> Tensor:
         return torch.zeros_like(gradient) if "lora_A" in name else gradient
 
-    trained = trained_by_hand(session, start, correct=still)
+    trained = all_trained(session, start, correct=still)
     new = played(session)["paired"]
     mean = changes(session, trained)
     for layer, own in factor_names(new).items():
@@ -128,10 +120,7 @@ def test_ffa_lora_trains_b_alone_with_one_a_for_all(tmp_path: Path) -> None:
 def test_fedsa_lora_shares_a_and_leaves_b_with_its_client(tmp_path: Path) -> None:
     session = session_of(adapted(name="fedsa_lora"), tmp_path)
     start = copies(session.server.weights)
-    own_start = {}
-    for info in session.server.clients:  # a client's own B, which is zero at first as all are
-        own_start[info.id] = start[session.server.type_of(info)]
-    trained = {client: plain_training(session, client, own) for client, own in own_start.items()}
+    trained = all_trained(session, start)  # a client's own B is zero at first, as all are
     new = played(session)["paired"]
     for layer, own in factor_names(new).items():
         having = {client: tensors for client, tensors in trained.items() if own.a in tensors}
@@ -163,7 +152,7 @@ def test_hetlora_keeps_factors_of_which_no_b_has_moved(tmp_path: Path) -> None:
 
 def test_flexlora_sends_each_rank_its_nearest_factors(tmp_path: Path) -> None:
     session = session_of(unequal(name="flexlora"), tmp_path)
-    mean = changes(session, trained_by_hand(session, copies(session.server.weights)))
+    mean = changes(session, all_trained(session, copies(session.server.weights)))
     ranks = set()
     for new in played(session).values():
         for layer, own in factor_names(new).items():

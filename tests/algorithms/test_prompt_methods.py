@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import polyfed
-from by_hand import assert_mean, copies, plain_training
+from by_hand import all_trained, assert_mean, copies
 from naive import global_models
 from polyfed.aggregation.averagings.tensors import ByName, ByType
 from polyfed.core.errors import ConfigError
@@ -36,7 +36,7 @@ def test_what_is_trained_is_averaged_over_clients_of_all_classes(method: str, tm
     server = session.server
     start = copies(server.weights)
     assert len(start) == 2  # types, as the classes differ
-    trained = {info.id: plain_training(session, info.id, start[server.type_of(info)]) for info in server.clients}
+    trained = all_trained(session, start)
     session.experiment.algorithm.round(server, first_cohort(session))
     for kind, new in server.weights.items():
         assert all(PART[method] in name for name in new)

@@ -42,10 +42,15 @@ class FedMAE(FedAvg):
     local_epochs: LocalEpochs = 1
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: none")
     mae_weight: float = Field(default=1.0, gt=0, description="factor of the reconstruction")
-    mask_ratio: float = Field(default=0.75, gt=0, lt=1, description="share of patches hidden, rounded; also used: 0.6")
+    mask_ratio: float = Field(
+        default=0.75,
+        gt=0,
+        lt=1,
+        description="share of patches hidden: more are harder to rebuild, and cost less to encode",
+    )
     decoder_depth: int = Field(default=8, ge=1, description="blocks of the decoder")
     decoder_width: int = Field(default=512, ge=4, multiple_of=4, description="width of the decoder")
-    decoder_heads: int = Field(default=16, ge=1, description="attention heads of the decoder; they divide its width")
+    decoder_heads: int = Field(default=16, ge=1, description="attention heads of the decoder, which divide its width")
     normalise_patches: bool = Field(default=True, description="rebuild each patch at mean 0 and deviation 1")
 
     @model_validator(mode="after")

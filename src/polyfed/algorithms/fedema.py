@@ -29,7 +29,12 @@ class Blending(Settings):
     lam: float | None = Field(
         default=None, gt=0, description="lambda, the same for all; None: tau / |W_g - W_k| of a client's first blending"
     )
-    tau: float = Field(default=0.7, gt=0, le=1, description="autoscaler: m of a client's first blending")
+    tau: float = Field(
+        default=0.7,
+        gt=0,
+        le=1,
+        description="autoscaler: m of a client's first blending; a higher one keeps more of its own",
+    )
     divergence: Literal["norm", "mean_layer"] = Field(
         default="norm", description="L2 norm over the encoders, or mean of that of each matrix and kernel, as released"
     )

@@ -32,9 +32,17 @@ class HetLoRA(FedAvg):
 
     averaging: WeightAveraging = Padded()
     pruning: float = Field(
-        default=0.01, ge=0, le=1e6, description="lambda, weight of the tail's norm; 0: nothing is pruned"
+        default=0.01,
+        ge=0,
+        le=1e6,
+        description="lambda, weight of the tail's norm: a higher one lets more directions fade; 0: nothing is pruned",
     )
-    gamma: float = Field(default=0.99, gt=0, le=1, description="share of its directions that a client is sure to keep")
+    gamma: float = Field(
+        default=0.99,
+        gt=0,
+        le=1,
+        description="share of its directions that a client is sure to keep; a lower one prunes faster",
+    )
 
     @property
     def summed(self) -> Mapping[str, str | None]:

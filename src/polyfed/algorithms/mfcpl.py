@@ -67,10 +67,19 @@ class MFCPL(FedAvg):
     (0.1, 0.1)
     """
 
-    regularisation: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPR")
-    contrast: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMPC")
-    alignment: float = Field(default=0.1, ge=0, le=1e6, description="weight of CMA")
-    tau: float = Field(default=0.5, gt=0, le=100, description="temperature of CMPC")
+    regularisation: float = Field(
+        default=0.1,
+        ge=0,
+        le=1e6,
+        description="weight of CMPR: a higher one draws features to the prototypes of their classes",
+    )
+    contrast: float = Field(
+        default=0.1, ge=0, le=1e6, description="weight of CMPC: a higher one parts the classes in each modality"
+    )
+    alignment: float = Field(
+        default=0.1, ge=0, le=1e6, description="weight of CMA: a higher one draws the modalities of a sample together"
+    )
+    tau: float = Field(default=0.5, gt=0, le=100, description="temperature of CMPC; a higher one softens it")
 
     @property
     def summed(self) -> Mapping[str, str | None]:
