@@ -62,9 +62,7 @@ def test_costs_are_the_papers(
     monkeypatch.setattr(session.engine, "exchange", exchange)
     monkeypatch.setattr(Ensembles, "add", lambda *arguments: None)
     # every pair of the paper's public set has a picture of its own
-    monkeypatch.setattr(
-        PublicExchange, "to_wire", lambda self, participant, outputs, order: Representations(outputs, order=order)
-    )
+    monkeypatch.setattr(PublicExchange, "inverse_index", lambda self, participant: {})
     monkeypatch.setattr(PublicExchange, "server_outputs", lambda self, server: known)
     for number in range(1, 11):
         server.begin(number)
