@@ -90,8 +90,10 @@ def test_texts_of_the_data_are_no_markup(tiny: Config, tmp_path: Path, monkeypat
     monkeypatch.setattr(
         Shelf,
         "entry",
-        lambda shelf, *place, **more: (
-            entry(shelf, *place)._replace(text="<script>x</script>") if shelf.kind == "text" else entry(shelf, *place)
+        lambda shelf, *at, **more: (
+            entry(shelf, *place)._replace(text="<script>x</script>")
+            if shelf.modality == "text"
+            else entry(shelf, *place)
         ),
     )
     text = write_gallery(opened).read_text()

@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error.show()
             return error.exit_code
         except click.ClickException as error:
-            said = _TWICE.sub(r"\1", error.format_message())  # by click, and by typer
-            return fail(f"error: {said}", error.exit_code)
+            message = _TWICE.sub(r"\1", error.format_message())  # by click, and by typer
+            return fail(f"error: {message}", error.exit_code)
         except click.Abort:
             return fail("interrupted", 130)
         except PolyfedError as error:

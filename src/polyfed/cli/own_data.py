@@ -65,8 +65,8 @@ def init_command(
         raise RunError(f"'{file}' is there already; name another file, or remove it")
     given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
-    told = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
-    sources = starter_sources(paths, told)
+    layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
+    sources = starter_sources(paths, layout)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     encoders = StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
     text = starter_text(file.stem, str(file), sources, method=method, clients=clients, rounds=rounds, encoders=encoders)

@@ -35,7 +35,7 @@ from polyfed.reporting.tables import TextTable, format_number
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 BAND = 0.15
 """Strength of the colour of an area behind lines."""
@@ -54,9 +54,9 @@ class Chart(ABC):
     title: str
 
     @property
-    @abstractmethod
     def inches(self) -> tuple[float, float]:
         """Width and height."""
+        return 5.0, 3.6
 
     @property
     def row_names(self) -> Sequence[str]:
@@ -68,7 +68,7 @@ class Chart(ABC):
         """Draw all but the title."""
 
     def values_table(self) -> TextTable | None:
-        """The values in figures, where they are not written into the chart."""
+        """The values as numbers, where they are not written into the chart."""
         return None
 
 
@@ -105,7 +105,19 @@ class FigureSheet:
         drawing = empty_figure(width, sum(heights) + 0.4, self.title)
         parts = drawing.subfigures(len(self.rows), 1, height_ratios=heights, squeeze=False)[:, 0]
         for part, row in zip(parts, self.rows, strict=True):
-            _draw_row(part, row, width)
+            widths = [chart.inches[0] for chart in row]
+            unused = width - sum(widths)  # the charts of a short row are as wide as those above
+            ratios = [*widths, unused] if unused > 0.5 else widths
+            names: Sequence[str] = ()
+            beside = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
+            for axes, chart in zip(beside, row, strict=False):
+                axes.set_title(wrapped(chart.title, chart.inches[0]))
+                chart.draw(axes)
+                if names and chart.row_names == names:
+                    axes.tick_params(labelleft=False)
+                names = chart.row_names
+            for axes in beside[len(row) :]:
+                axes.set_axis_off()
         return drawing
 
     @cached_property
@@ -139,23 +151,6 @@ def sheet_of(title: str, charts: Sequence[Chart], columns: int = 3) -> FigureShe
     """Charts in rows of so many; None where there are none."""
     rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
     return FigureSheet(title, rows) if rows else None
-
-
-def _draw_row(part: SubFigure, row: Sequence[Chart], width: float) -> None:
-    """Charts beside each other; those of a short row are as wide as those above."""
-    widths = [chart.inches[0] for chart in row]
-    unused = width - sum(widths)
-    ratios = [*widths, unused] if unused > 0.5 else widths
-    places = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
-    names: Sequence[str] = ()
-    for axes, chart, inches in zip(places, row, widths, strict=False):
-        axes.set_title(wrapped(chart.title, inches))
-        chart.draw(axes)
-        if names and chart.row_names == names:
-            axes.tick_params(labelleft=False)
-        names = chart.row_names
-    for axes in places[len(row) :]:
-        axes.set_axis_off()
 
 
 def chart_colour(number: int) -> str:
@@ -252,10 +247,6 @@ class RoundChart(Chart):
     @cached_property
     def rounds(self) -> list[int]:
         return sorted({number for line in self.lines for number in line.finite})
-
-    @property
-    def inches(self) -> tuple[float, float]:
-        return 5.0, 3.6
 
     @property
     def begins_at_zero(self) -> bool:
@@ -379,9 +370,9 @@ class HeatMap(Chart):
 
     @property
     def _below(self) -> dict[int, str]:
-        """Place -> name of the columns that are named below; of many columns only a few."""
+        """Index -> name of the columns that are named below; of many columns only a few."""
         step = 1 if len(self.columns) <= _NAMED_COLUMNS else len(self.columns) // 8
-        return {place: short_name(self.columns[place]) for place in range(0, len(self.columns), step)}
+        return {index: short_name(self.columns[index]) for index in range(0, len(self.columns), step)}
 
 
 class BarPart(NamedTuple):
@@ -418,14 +409,14 @@ class BarRows(Chart):
         return list(self.rows)
 
     def draw(self, axes: Axes) -> None:
-        for place, (name, parts) in enumerate(self.rows.items()):
+        for index, (name, parts) in enumerate(self.rows.items()):
             left = 0.0
             for part in parts:
-                (bar,) = axes.barh(place, part.value, left=left, color=chart_colour(part.colour), height=0.7)
+                (bar,) = axes.barh(index, part.value, left=left, color=chart_colour(part.colour), height=0.7)
                 bar.set(alpha=part.strength, gid=hover_id(f"{name}: {part.label}"))
                 left += part.value
             behind = self.amounts[name]
-            axes.annotate(behind, (left, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(behind, (left, index), (4, 0), textcoords="offset points", va="center", fontsize=8)
         axes.margins(x=0.35)  # room for the amounts
         axes.set_xlim(left=0)
         axes.set_xlabel(self.unit)

@@ -36,7 +36,7 @@ _ITSELF = -2.0  # similarity of a value to itself, below all others
 class GalleryEntry(NamedTuple):
     """What was retrieved, or asked with: a picture and a sound as data URIs, or a text; whether it is right.
 
-    ``late`` is the place of a right one that is not among the first, 0 of all others.
+    ``late`` is the rank of a right one that is not among the first, 0 of all others.
     """
 
     picture: str
@@ -51,20 +51,20 @@ class GalleryEntry(NamedTuple):
 class Shelf:
     """Values of one modality that are retrieved, each of an item: texts, encoded pictures, recordings, or rows."""
 
-    kind: str
+    modality: str
     values: Sequence[Any]
     items: Int64[np.ndarray, " n"]
 
     def entry(
-        self, place: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
+        self, index: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
     ) -> GalleryEntry:
         """One value as it is shown; a recording as its envelope, and to be heard if it is ``playable``."""
-        return gallery_entry(self.values[place], playable=playable)._replace(similarity=similarity, right=right)
+        return gallery_entry(self.values[index], playable=playable)._replace(similarity=similarity, right=right)
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """A participant: its model before and after the federation, and what it retrieves of which kind for which."""
+    """A participant: its model before and after the federation, and what it retrieves of which modality for which."""
 
     name: str
     before: LoadedModel
@@ -102,7 +102,7 @@ def write_gallery(
     Args:
         run: with its data at hand.
         out: the file, by default ``gallery.html`` in the run folder.
-        queries: of each kind, spread over the test data.
+        queries: of each modality, spread over the test data.
         k: how many are shown for each query.
         most: test items at most, the first ones.
         per_group: clients shown of each group.
@@ -119,9 +119,9 @@ def write_gallery(
     content: dict[str, Any] = {
         "run": run.name,
         "source": f"{split.source}, {split.name}",
-        "size": ", ".join(f"{len(shelf.values):,} {kind}s" for kind, shelf in shelves.items()),
+        "size": ", ".join(f"{len(shelf.values):,} {modality}s" for modality, shelf in shelves.items()),
         "k": k,
-        "queries": [query for kind in shelves for query in _queries(shown, shelves, kind, queries)],
+        "queries": [query for modality in shelves for query in _queries(shown, shelves, modality, queries)],
         "table": TextTable(
             f"Queries whose right answer is among the first {k}, per cent of all",
             ["participant", "direction", "before", "after"],
@@ -139,7 +139,7 @@ class Retrieval:
 
     Args:
         viewer: the participant.
-        shelves: by kind.
+        shelves: by modality.
         k: how many are shown for each query.
     """
 
@@ -152,11 +152,11 @@ class Retrieval:
             if set(direction) <= shelves.keys()
         }
 
-    def retrieved(self, when: str, asked: str, given: str, place: int) -> list[GalleryEntry]:
-        """The first k of the shelf of a kind for the value at a place of that of another, and the first right one."""
-        scores, shelf = self._scores[when, asked, given][place], self.shelves[given]
+    def retrieved(self, when: str, asked: str, given: str, index: int) -> list[GalleryEntry]:
+        """The first k of a modality for the value at an index of another, and the first right one."""
+        scores, shelf = self._scores[when, asked, given][index], self.shelves[given]
         order = np.argsort(-scores, kind="stable")
-        right = (shelf.items[order] == self.shelves[asked].items[place]) & (scores[order] > _ITSELF)
+        right = (shelf.items[order] == self.shelves[asked].items[index]) & (scores[order] > _ITSELF)
         late = [int(np.argmax(right))] if right.any() and not right[: self.k].any() else []
         return [
             shelf.entry(int(order[rank]), float(scores[order[rank]]), bool(right[rank]))._replace(
@@ -165,15 +165,15 @@ class Retrieval:
             for rank in [*range(min(self.k, len(order))), *late]
         ]
 
-    def rows(self, asked: str, place: int) -> Iterator[dict[str, object]]:
-        """What is retrieved for a value, of each kind by itself."""
-        kinds = [given for when, kind, given in self._scores if (when, kind) == ("after", asked)]
-        for given in kinds:
-            name = self.viewer.name if len(kinds) == 1 else f"{self.viewer.name}: {given}"
-            yield {"name": name} | {when: self.retrieved(when, asked, given, place) for when in ("before", "after")}
+    def rows(self, asked: str, index: int) -> Iterator[dict[str, object]]:
+        """What is retrieved for a value, of each modality by itself."""
+        modalities = [given for when, modality, given in self._scores if (when, modality) == ("after", asked)]
+        for given in modalities:
+            name = self.viewer.name if len(modalities) == 1 else f"{self.viewer.name}: {given}"
+            yield {"name": name} | {when: self.retrieved(when, asked, given, index) for when in ("before", "after")}
 
     def summary(self) -> Iterator[list[str]]:
-        # within a kind only some queries have a right answer: the other captions of a picture
+        # within a modality only some queries have a right answer: the other captions of a picture
         for asked, given in dict.fromkeys(key[1:] for key in self._scores if key[1] != key[2]):
             shares = [format_number(100 * float(self._hits(when, asked, given).mean())) for when in ("before", "after")]
             yield [self.viewer.name, f"{asked} to {given}", *shares]
@@ -185,7 +185,9 @@ class Retrieval:
         return hits
 
     def _compared(self, model: LoadedModel, asked: str, given: str) -> Float[np.ndarray, "n m"]:
-        vectors = {kind: model.encode_modality(kind, self.shelves[kind].values) for kind in {asked, given}}
+        vectors = {
+            modality: model.encode_modality(modality, self.shelves[modality].values) for modality in {asked, given}
+        }
         scores: Float[np.ndarray, "n m"] = vectors[asked] @ vectors[given].T
         if asked == given:
             np.fill_diagonal(scores, _ITSELF)  # nobody asks for what is at hand
@@ -236,8 +238,8 @@ def envelope(samples: Float[np.ndarray, " n"]) -> str:
     return _uri("image/png", stream.getvalue())
 
 
-def _uri(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+def _uri(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
 def _test_split(run: Run) -> Split:
@@ -255,15 +257,12 @@ def _test_split(run: Run) -> Split:
 def _shelves(split: Split, viewers: Sequence[Viewer], most: int, pixels: int) -> dict[str, Shelf]:
     """Kind of values that somebody encodes -> those of the split."""
     encoded = {modality for viewer in viewers for modality in viewer.after.encoders}
-    known = ((kind, _shelf(split, kind, most, pixels)) for kind in split.columns if kind in encoded)
-    return {kind: shelf for kind, shelf in known if shelf}
+    return {modality: _shelf(split, modality, most, pixels) for modality in split.columns if modality in encoded}
 
 
-def _shelf(split: Split, kind: str, most: int, pixels: int) -> Shelf | None:
-    """The values of a kind of the first items of a split; None where it has none."""
-    if kind not in split.columns:
-        return None
-    column = split.modality(kind)
+def _shelf(split: Split, modality: str, most: int, pixels: int) -> Shelf:
+    """The values of a modality of the first items of a split."""
+    column = split.modality(modality)
     flat = column.flat_values()
     lengths = list_lengths(column.values) if column.nested else np.ones(len(split), np.int64)
     items = np.repeat(np.arange(len(split)), lengths)
@@ -273,7 +272,7 @@ def _shelf(split: Split, kind: str, most: int, pixels: int) -> Shelf | None:
         _readable(column, row, value, pixels) if isinstance(value, dict) and "bytes" in value else value
         for row, value in enumerate(values)
     ]
-    return Shelf(kind, values, items[:count])
+    return Shelf(modality, values, items[:count])
 
 
 def _readable(column: Column, row: int, value: object, pixels: int) -> bytes:
@@ -301,11 +300,11 @@ def _viewers(run: Run, per_group: int) -> tuple[list[Viewer], dict[str, str]]:
 
 
 def _queries(
-    shown: Sequence[Retrieval], shelves: Mapping[str, Shelf], kind: str, count: int
+    shown: Sequence[Retrieval], shelves: Mapping[str, Shelf], modality: str, count: int
 ) -> Iterator[dict[str, object]]:
-    """Queries of a kind, spread over the shelf, with what each participant retrieves."""
-    shelf = shelves[kind]
-    places = np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)
-    for place in map(int, places):
-        rows = [row for each in shown for row in each.rows(kind, place)]
-        yield {"asked": shelf.entry(place, playable=True), "rows": rows}
+    """Queries of a modality, spread over the shelf, with what each participant retrieves."""
+    shelf = shelves[modality]
+    indices = np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)
+    for index in map(int, indices):
+        rows = [row for each in shown for row in each.rows(modality, index)]
+        yield {"asked": shelf.entry(index, playable=True), "rows": rows}

@@ -186,6 +186,6 @@ def _shortened(table: TextTable) -> TextTable:
 
 
 def _numeric(table: TextTable) -> list[bool]:
-    """Whether each column holds figures, which stand at the right."""
+    """Whether each column holds numbers, which stand at the right."""
     columns = zip(*table.rows, strict=True)
-    return [bool(place) and all(cell[:1] in _NUMBERS for cell in cells) for place, cells in enumerate(columns)]
+    return [bool(index) and all(cell[:1] in _NUMBERS for cell in cells) for index, cells in enumerate(columns)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event as Flag
 from threading import RLock, Thread
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, RenderableType, group
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -200,12 +200,9 @@ class RunState(Callback):
                 yield metric, means[-1], means[-1] - means[-2] if len(means) > 1 else math.nan
 
 
-def run_picture(state: RunState) -> Group:
+@group()
+def run_picture(state: RunState) -> Iterator[RenderableType]:
     """The state as it is now; what others named is text without markup."""
-    return Group(*_picture_parts(state))
-
-
-def _picture_parts(state: RunState) -> Iterator[RenderableType]:
     moment = "finished" if state.finished else "not begun"
     if state.rounds and not state.finished:
         left = "" if state.left is None else f", about {duration(state.left)} left"

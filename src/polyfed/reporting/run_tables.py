@@ -436,7 +436,7 @@ def classes_of(held: Holdings) -> list[str]:
     names = {name for holding in held.values() for name in holding.labels or ()}
     values = _values_by_column(held)
     # combinations are ordered like binary numbers: none, the first, the second, both
-    bits = {column: 1 << place for place, column in enumerate(values)}
+    bits = {column: 1 << index for index, column in enumerate(values)}
     if values and all(set(counted) <= _BITS for counted in values.values()):
         return sorted(names, key=lambda name: sum(bits.get(part, 0) for part in name.split("+")))
     # class 10 stands behind class 9

@@ -15,7 +15,7 @@ _MOST = 20  # columns of a page
 
 @dataclass(frozen=True)
 class TextTable:
-    """A titled table of finished cells; the first column is a label, the others are figures.
+    """A titled table of finished cells; the first column is a label, the others are numbers.
 
     Attributes:
         title: one line.
@@ -32,7 +32,7 @@ class TextTable:
     def turned(self) -> TextTable:
         """Rows as columns."""
         corner, *heads = self.columns
-        body = [[head, *(row[place] for row in self.rows)] for place, head in enumerate(heads, 1)]
+        body = [[head, *(row[index] for row in self.rows)] for index, head in enumerate(heads, 1)]
         return replace(self, columns=(corner, *(row[0] for row in self.rows)), rows=body)
 
     def markdown(self, level: int = 2) -> str:
