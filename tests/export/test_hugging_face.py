@@ -138,13 +138,12 @@ def test_written_code_computes_what_the_network_does(network: Any, spec: InputSp
         assert torch.allclose(names["network_x"](tensors, x), made(x), atol=1e-6)
 
 
-def test_the_command_writes_both_formats_of_torch(tiny_run: Path, tmp_path: Path, cli: Any) -> None:
-    for form, file in (("torch", "image.pt2"), ("huggingface", "modeling_polyfed.py")):
-        code, said, _ = cli("export", tiny_run, "--out", tmp_path / form, "--format", form)
-        assert (code, said) == (0, f"exported and checked: {tmp_path / form}\n")
-        assert (tmp_path / form / file).is_file()
-    code, _, said = cli("export", tiny_run, "--out", tmp_path / "x", "--push", "me/mine")
-    assert (code, "only a folder of --format huggingface" in said) == (2, True)
+def test_the_command_writes_such_a_folder_and_uploads_no_other(tiny_run: Path, tmp_path: Path, cli: Any) -> None:
+    code, printed, _ = cli("export", tiny_run, "--out", tmp_path / "out", "--format", "huggingface")
+    assert (code, printed) == (0, f"exported and checked: {tmp_path / 'out'}\n")
+    assert (tmp_path / "out" / "modeling_polyfed.py").is_file()
+    code, _, error = cli("export", tiny_run, "--out", tmp_path / "x", "--push", "me/mine")
+    assert (code, "only a folder of --format huggingface" in error) == (2, True)
 
 
 def test_the_configuration_names_all_tensors(folder: Path) -> None:

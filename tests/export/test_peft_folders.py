@@ -102,7 +102,15 @@ def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
             settings.build({}, run.server_model().context)
 
 
-@pytest.mark.parametrize("adapter", ["bottleneck", {"name": "prompts", "length": 2}])
+def test_a_run_without_adapters_has_none_to_export(tiny_run: Path) -> None:
+    with pytest.raises(RunError, match="no encoder of the server has an adapter that peft knows"):
+        export_adapters(tiny_run)
+    assert not (tiny_run / "adapters").exists()
+
+
+@pytest.mark.parametrize(
+    "adapter", [pytest.param("bottleneck", marks=pytest.mark.slow), {"name": "prompts", "length": 2}]
+)
 def test_an_adapter_that_peft_has_no_form_for_is_not_left_out(adapter: Any, tmp_path: Path) -> None:
     config = adapted(name="fedavg", averaging="by_type")
     config["run"]["rounds"] = 1
@@ -113,13 +121,5 @@ def test_an_adapter_that_peft_has_no_form_for_is_not_left_out(adapter: Any, tmp_
     with pytest.raises(
         RunError, match=r"encoder 'text' of the server has no adapter that peft knows .* --format torch"
     ):
-        export_adapters(run)
-    assert not (run.folder / "adapters").exists()
-
-
-def test_a_run_without_adapters_has_none_to_export(tiny: Config, tmp_path: Path) -> None:
-    tiny["run"]["rounds"] = 1
-    run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
-    with pytest.raises(RunError, match="no encoder of the server has an adapter that peft knows"):
         export_adapters(run)
     assert not (run.folder / "adapters").exists()

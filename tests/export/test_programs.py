@@ -54,7 +54,7 @@ class Networks:
         slow(ViT(size="nano", pie=True), PIXELS, ("batch", 3, 16, 16)),
         slow(MobileNet(), PIXELS, ("batch", 3, 16, 16)),
         (FeatureProjection(hidden=4), InputSpec((5,)), ("batch", 5)),
-        (FeatureProjection(pie=True), InputSpec((4, 5)), ("batch", 4, 5)),
+        slow(FeatureProjection(pie=True), InputSpec((4, 5)), ("batch", 4, 5)),
     ],
     ids=lambda value: value.component_name() if isinstance(value, Encoder) else "",
 )
