@@ -196,15 +196,15 @@ def write_onnx(program: Program, spec: InputSpec, what: str) -> Path:
         ) from error
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name, original = session.get_inputs()[0].name, loaded_program(program.path)
-    error, shape = _largest_error(
+    difference, shape = _largest_error(
         program,
         spec,
         lambda x: original(padded(x, program.fixed_length, spec.pad)),
         lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0]),
     )
-    if not error <= TOLERANCE:
+    if not difference <= TOLERANCE:
         raise RunError(
-            f"{what} cannot be exported to ONNX: onnxruntime gives values that differ by {error:.1e} on {shape}, more "
-            f"than {TOLERANCE:.0e}; leave ONNX out, or use another encoder"
+            f"{what} cannot be exported to ONNX: onnxruntime gives values that differ by {difference:.1e} on {shape}, "
+            f"more than {TOLERANCE:.0e}; leave ONNX out, or use another encoder"
         )
     return path

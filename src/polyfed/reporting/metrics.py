@@ -134,6 +134,13 @@ def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
     return recalls
 
 
+def recalls_and_others(metrics: Mapping[str, float]) -> tuple[list[Recall], list[str]]:
+    """All recalls, and the names of the other metrics that say how good a model is."""
+    recalls = find_recalls(metrics)
+    names = {recall.name for recall in recalls}
+    return recalls, [name for name in metrics if not is_context(name) and name not in names]
+
+
 def is_context(name: str) -> bool:
     """Whether a metric says what others depend on (a gallery's size, a count), not how good a model is."""
     return _CONTEXT.fullmatch(name) is not None

@@ -27,7 +27,7 @@ from polyfed.reporting.charts import (
     stacked_chart,
 )
 from polyfed.reporting.figures import COLOURS
-from polyfed.reporting.metrics import Recall, chance_of, find_recalls, is_context, main_metric
+from polyfed.reporting.metrics import Recall, chance_of, find_recalls, main_metric, recalls_and_others
 from polyfed.reporting.run_tables import (
     BYTE_DIRECTIONS,
     Holdings,
@@ -83,12 +83,10 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
 def server_charts(records: RunRecords) -> list[RoundChart]:
     """The server's recalls by direction with chance, then its losses and sums, then all other metrics together."""
     metrics = {**records.last(SERVER, "validation"), **records.last(SERVER, "test")}
-    recalls = find_recalls(metrics)
+    recalls, others = recalls_and_others(metrics)
     charts = [*_recall_charts(records, metrics, recalls)]
     together = []
-    for name in metrics:
-        if is_context(name) or name in {recall.name for recall in recalls}:
-            continue
+    for name in others:
         # losses and sums have scales of their own; percentages share one chart
         if "loss" in name or name == "r1_sum":
             title = "Sum of recalls at 1 (r1_sum)" if name == "r1_sum" else name

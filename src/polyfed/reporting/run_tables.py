@@ -16,10 +16,9 @@ from polyfed.reporting.metrics import (
     chance_of,
     client_spreads,
     common_chance,
-    find_recalls,
     is_context,
     main_metric,
-    quality_names,
+    recalls_and_others,
     spread_over,
     teaching,
 )
@@ -66,7 +65,7 @@ def tables(records: RunRecords) -> list[TextTable]:
 def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
     """The server's recalls with what they depend on, and its other metrics."""
     metrics = records.last(SERVER, kind)
-    recalls = find_recalls(metrics)
+    recalls, others = recalls_and_others(metrics)
 
     def best(metric: str) -> tuple[str, str]:
         # the best is the highest, which of a loss is the worst
@@ -89,14 +88,12 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         note = "Percent. Gallery: entries that a query is compared with (mean over folds). "
         note += "Ties count against the model. Chance: a random order of that gallery."
         yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
-    others = [
-        (name, format_number(metrics[name]), *best(name), format_number(chance_of(name, metrics)))
-        for name in quality_names([metrics])
-        if name not in {recall.name for recall in recalls}
+    values = [
+        (name, format_number(metrics[name]), *best(name), format_number(chance_of(name, metrics))) for name in others
     ]
     # the table of recalls has columns for what they depend on
     notes = () if recalls else (_context([metrics]),)
-    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)", "chance"), others, notes)
+    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)", "chance"), values, notes)
 
 
 def clients_table(records: RunRecords, kind: str) -> TextTable:
@@ -125,7 +122,8 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     """Of a model on any data: recalls with what they depend on, and the other metrics."""
     size = f"{evaluation.items:,} items, {evaluation.samples:,} samples"
     title = f"{evaluation.data}, {evaluation.split}: {size}; {evaluation.model} model of round {evaluation.round}"
-    metrics, recalls = evaluation.metrics, find_recalls(evaluation.metrics)
+    metrics = evaluation.metrics
+    recalls, others = recalls_and_others(metrics)
     rows = [
         (
             recall.label,
@@ -136,15 +134,11 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
         for recall in recalls
     ]
     note = "Percent. Gallery: entries that a query is compared with. Ties count against the model."
-    others = [
-        (name, format_number(metrics[name]), format_number(chance_of(name, metrics)))
-        for name in quality_names([metrics])
-        if name not in {recall.name for recall in recalls}
-    ]
+    values = [(name, *map(format_number, (metrics[name], chance_of(name, metrics)))) for name in others]
     context = list(filter(None, [_context([metrics])]))
     parts = [
         TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, [note]),
-        TextTable("" if recalls else title, ("metric", "value", "chance"), others, context),
+        TextTable("" if recalls else title, ("metric", "value", "chance"), values, context),
     ]
     return [part for part in parts if part.rows]
 
