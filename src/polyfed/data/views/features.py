@@ -226,17 +226,18 @@ class FeatureComputation:
         for row in rows:
             blocks[row - row % self.block].append(row)
         for start, members in blocks.items():
-            values = self.values.slice(start, self.block)
-            together[len(values), self.prepare.width(values)] += members
-        features = dict[int, Tensor]()
+            of_block = self.values.slice(start, self.block)
+            together[len(of_block), self.prepare.width(of_block)] += members
+        taken = self.values.take(pa.array(rows))  # at once: it looks at the whole column
+        value_of, features = dict(zip(rows, taken, strict=True)), dict[int, Tensor]()
         for (size, width), members in together.items():
             for first in range(0, len(members), size):
                 batch = members[first : first + size]
-                features |= zip(batch, self._batch(batch, size, width), strict=True)
+                values = [value_of[row].as_py() for row in batch]
+                features |= zip(batch, self._batch(batch, values, size, width), strict=True)
         return torch.stack([features[row] for row in rows])
 
-    def _batch(self, rows: Sequence[int], size: int, width: int | None) -> Tensor:
-        values = self.values.take(pa.array(rows)).to_pylist()
+    def _batch(self, rows: Sequence[int], values: list[Any], size: int, width: int | None) -> Tensor:
         filling = [*range(len(rows)), *[0] * (size - len(rows))]
         parts = self._prepared(values, rows, width)
         x, mask = (None if part is None else part[filling].to(self.device) for part in parts)
