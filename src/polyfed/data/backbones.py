@@ -527,18 +527,17 @@ class ImagePreparation(Preparation):
             if not ("image_mean" in config and "image_std" in config):
                 raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
             mean, std = tuple(config["image_mean"]), tuple(config["image_std"])
-        side = config.get("size")
-        if config.get("do_center_crop") and "crop_size" in config:
-            side = config["crop_size"]
+        key = "crop_size" if config.get("do_center_crop") and "crop_size" in config else "size"
+        side = size or config.get(key)
         if isinstance(side, dict):
             side = side.get("height") or side.get("shortest_edge")
-        if not isinstance(size or side, int):
+        if not isinstance(side, int):
             raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no size; set the view's size")
         number = config.get("resample", 2)
         if number not in _PILLOW:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
         return cls(
-            size=size or side,
+            size=side,
             fit=fit or ("crop" if config.get("do_center_crop") else "squash"),
             resampling=_PILLOW[number],
             factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
