@@ -148,18 +148,12 @@ def test_a_client_with_an_unusable_answer_is_out_for_the_round(answer: Payload |
     assert engine.asked == [("step", 0, ["a", "b", "c"]), ("step", 1, ["a", "c"])]
 
 
-def test_what_went_wrong_is_told_in_a_line_and_in_detail() -> None:
-    listener = Noting([])
-    cohort, _ = cohort_of("ab", FakeEngine({"b": "ValueError: boom"}), listener=listener)
-    list(cohort.ask(step, weights=weights()))
-    assert (listener.dropped, listener.details) == ([("b", "ValueError: boom")], ["Traceback of b"])
-
-
 def test_who_answered_is_told_with_the_step() -> None:
     listener = Noting([])
     cohort, _ = cohort_of("abc", FakeEngine({"b": "lost"}), listener=listener)
     list(cohort.ask(step, weights=weights()))
     list(cohort.ask(query, weights=weights()))
+    assert (listener.dropped, listener.details) == ([("b", "lost")], ["Traceback of b"])
     assert listener.answers == [("a", "step"), ("c", "step"), ("a", "query"), ("c", "query")]
 
 
@@ -180,23 +174,13 @@ def test_a_reply_that_arrives_narrow_is_judged_as_it_is_used() -> None:
 
 
 def test_every_message_is_entered_in_both_directions() -> None:
-    cohort, _ = cohort_of("ab", FakeEngine({"b": "lost"}))
+    answers = {"b": "lost", "c": bad(weights=weights(float("nan")))}  # what is refused has crossed
+    cohort, _ = cohort_of("abc", FakeEngine(answers))
     list(cohort.ask(step, weights=Weights({"w": torch.zeros(10)})))
     data = [
         (line["client"], line["direction"]) for line in cohort.channel.ledger.records if line["bundle"] == "weights"
     ]
-    assert data == [("a", "down"), ("b", "down"), ("a", "up")]
-
-
-def test_what_is_refused_has_crossed_and_is_entered() -> None:
-    cohort, _ = cohort_of(
-        "a", FakeEngine({"a": bad(weights=weights(float("nan")))}), reply_policy=lambda _: ReplyPolicy(0)
-    )
-    list(cohort.ask(step, weights=weights()))
-    assert [line["direction"] for line in cohort.channel.ledger.records if line["bundle"] == "weights"] == [
-        "down",
-        "up",
-    ]
+    assert data == [("a", "down"), ("b", "down"), ("c", "down"), ("a", "up"), ("c", "up")]
 
 
 # ---- accepted labels
@@ -281,9 +265,6 @@ def test_a_federation_without_clients_says_that_nobody_was_asked() -> None:
     cohort, _ = cohort_of("", engine)
     with pytest.raises(ExchangeError, match=r"0 of 0 clients .* is 1 \(nobody was asked\)"):
         list(cohort.ask(step, weights=weights()))
-
-
-def test_fewer_clients_than_the_quorum_were_asked_nevertheless() -> None:
     cohort, _ = cohort_of("ab", FakeEngine(), reply_policy=lambda name: ReplyPolicy(min_clients=3))
     with pytest.raises(ExchangeError, match=r"2 of 2 clients .* is 3 \(no more were waited for\)"):
         list(cohort.ask(step, weights=weights()))
@@ -319,17 +300,13 @@ def test_each_step_has_its_own_reply_policy() -> None:
     assert settings.reply_policy("step") == ReplyPolicy(2, 5.0)
     assert settings.reply_policy("query") == ReplyPolicy(0, 60.0)
     assert settings.reply_policy("other") == ReplyPolicy(0.5, 60.0)
+    assert [ExchangeSettings(min_clients=least).reply_policy("x").quorum(4) for least in (1, 1.0)] == [1, 4]
     engine = failing(2)
     cohort, _ = cohort_of("abc", engine, reply_policy=settings.reply_policy)
     assert len(list(cohort.ask(query, weights=weights()))) == 1
     with pytest.raises(ExchangeError, match=r"1 of 1 clients gave a usable reply to 'step', the quorum .* is 2"):
         list(cohort.ask(step, weights=weights()))
     assert engine.deadlines == [60.0, 5.0]
-
-
-def test_a_whole_number_stays_a_number_and_a_fraction_a_share() -> None:
-    assert ReplyPolicy(ExchangeSettings.model_validate({"min_clients": 1}).min_clients).quorum(4) == 1
-    assert ReplyPolicy(ExchangeSettings.model_validate({"min_clients": 1.0}).min_clients).quorum(4) == 4
 
 
 @pytest.mark.parametrize("setting", [{"min_clients": 1.5}, {"phases": {"fit": {"min_clients": 2.5}}}])

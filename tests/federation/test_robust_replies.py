@@ -222,14 +222,3 @@ def test_a_cohort_gives_its_method_robust_replies() -> None:
     assert [reply.weights["w"].tolist() for reply in replies] == [[1.0, 1.0]] * 3
     assert set(cohort.accepted) == {"a", "b", "c"}
     assert [client.id for client in cohort.clients] == ["a", "b", "c"]
-
-
-def test_a_cohort_without_a_rule_hands_on_the_very_tensors() -> None:
-    sent = {"a": 1.0, "b": 2.0}
-    replies, _ = asked(sent)
-    assert [reply.weights["w"].tolist() for reply in replies] == [[1.0, 1.0], [2.0, 2.0]]
-
-
-def test_too_few_usable_replies_stop_the_round() -> None:
-    with pytest.raises(ExchangeError, match=r"type 'a' has 2 \(a, b\)"):
-        asked({"a": 1.0, "b": 2.0, "c": None}, filters=(*CHECKS, RobustReplies(rule("median"))))
