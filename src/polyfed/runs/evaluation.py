@@ -71,11 +71,14 @@ def evaluate_model(run: Run | Path | str, target: Target | str, *, which: str | 
     """
     target = Target(target) if isinstance(target, str) else target
     server = as_run(run).server_model(which)
-    conditions = server.run.conditions
-    with cpu_threads(conditions.run.threads):
+    model, run_settings = server.model, server.run.conditions.run
+    half = run_settings.precision != "float32"  # as in training: metrics of a run are those of its precision
+    with cpu_threads(run_settings.threads):
         samples = _samples(server, target)
         server.warn_if_untrained()
-        metrics = _measure(server, samples)
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half):
+            batch = run_settings.evaluation_batch
+            metrics = server.task.evaluate(model, server.head, samples, batch_size=batch)
     return Evaluation(
         server.which,
         server.round,
@@ -85,13 +88,6 @@ def evaluate_model(run: Run | Path | str, target: Target | str, *, which: str | 
         samples=len(samples),
         metrics=metrics,
     )
-
-
-def _measure(server: ServerModel, samples: Samples) -> dict[str, float]:
-    model, run = server.model, server.run.conditions.run
-    half = run.precision != "float32"  # as in training: figures of a run are those of its precision
-    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half):
-        return server.task.evaluate(model, server.head, samples, batch_size=run.evaluation_batch)
 
 
 def _samples(server: ServerModel, target: Target) -> Samples:
@@ -124,7 +120,9 @@ def _source(conditions: Experiment, target: Target, modalities: Sequence[str]) -
     bare.open(target.split, name=target.data, data_dir=None)  # raises, naming those there, if the split is missing
     there = pq.read_schema(min(path.glob(f"{target.split}[-.]*parquet"))).names
     columns = {name: _column(conditions, target, name, there) for name in modalities}
-    return bare.model_copy(update={"columns": columns, "targets": _target_columns(conditions, target, there)})
+    known_targets = {name: column for own in _server_source(conditions) for name, column in own.targets.items()}
+    targets = {name: column for name, column in known_targets.items() if column in there} | dict(target.targets)
+    return bare.model_copy(update={"columns": columns, "targets": targets})
 
 
 def _parquet_folder(conditions: Experiment, target: Target) -> Path:
@@ -152,11 +150,6 @@ def _column(conditions: Experiment, target: Target, modality: str, there: Sequen
         f"data '{target.data}' has no column {names} for '{modality}'; give it with "
         f"--column {modality}=NAME, where NAME is one of: {', '.join(there)}"
     )
-
-
-def _target_columns(conditions: Experiment, target: Target, there: Sequence[str]) -> dict[str, str]:
-    known = {name: column for source in _server_source(conditions) for name, column in source.targets.items()}
-    return {name: column for name, column in known.items() if column in there} | dict(target.targets)
 
 
 def _server_source(conditions: Experiment) -> list[Source]:

@@ -7,7 +7,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -233,23 +232,20 @@ def loaded_model(name: str, model: Model, views: Mapping[str, View], context: Da
     def encoder(modality: str, given: View) -> LoadedEncoder:
         view = given.resolved(modality, context)
         view.spec(modality, context)  # what was learnt is read once, and stays in this context
+        heads = [head for head in model.heads.modules() if isinstance(head, MaskHead) and head.modality == modality]
+
+        def masks(x: Tensor) -> Tensor:
+            logits: Tensor = heads[0](model.positions(modality, x.to(model.device))[0])
+            return logits
+
         return LoadedEncoder(
             view,
             lambda column: opened_apart(view, column, modality, context),
             lambda x: model.represent(modality, x.to(model.device)),
-            next((partial(_masks, model, head) for head in _mask_heads(model) if head.modality == modality), None),
+            masks if heads else None,
         )
 
     return LoadedModel(name, model.dim, {modality: encoder(modality, view) for modality, view in views.items()})
-
-
-def _mask_heads(model: Model) -> list[MaskHead]:
-    return [head for head in model.heads.modules() if isinstance(head, MaskHead)]
-
-
-def _masks(model: Model, head: MaskHead, x: Tensor) -> Tensor:
-    logits: Tensor = head(model.positions(head.modality, x.to(model.device))[0])
-    return logits
 
 
 def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:

@@ -124,11 +124,16 @@ class RunRecords:
         transfers = _typed(Transfer, _lines(folder / "ledger.jsonl", warnings), "transfer")
         times = _typed(Timing, _lines(folder / "timing.jsonl", warnings), "timing")
         paced = _typed(TimelineEvent, _lines(folder / "pace.jsonl", warnings), "event of a timeline")
+        clients = _parsed(folder / "partition.json", file_json)
+        entries = ((f"partition.json entry '{client}'", entry) for client, entry in clients.items())
         config = with_moved(_parsed(folder / "config.yaml", yaml_content), is_told=False)
         privacy = _with_privacy(measurements, config)
         incidents = ((at, _incident(line)) for at, line in history + lines if "event" in line)
         events = _typed(Incident, incidents, "event")
-        _require_rounds(folder, chain(measurements, events, transfers, times))
+        for record in chain(measurements, events, transfers, times):
+            if not 0 <= record.round <= _MOST_ROUNDS:
+                odd = f"'{folder}' has a record of round {record.round}"
+                raise RunError(f"{odd}; rounds are from 0 to {_MOST_ROUNDS:,}")
         return cls(
             folder=folder,
             measurements=measurements,
@@ -136,7 +141,7 @@ class RunRecords:
             transfers=transfers,
             seconds={time.round: time.seconds for time in times},
             paced=paced,
-            holdings=_holdings(folder / "partition.json"),
+            holdings=dict(zip(clients, _typed(PartitionEntry, entries, "holding"), strict=True)),
             config=config,
             warnings=(*warnings, *filter(None, [untrained_best(folder), _with_attackers(events), privacy])),
         )
@@ -365,12 +370,6 @@ def _typed(kind: type[_T], lines: Iterable[tuple[str, _Line]], noun: str) -> tup
     return tuple(records)
 
 
-def _require_rounds(folder: Path, records: Iterable[Measured | Incident | Transfer | Timing]) -> None:
-    for record in records:
-        if not 0 <= record.round <= _MOST_ROUNDS:
-            raise RunError(f"'{folder}' has a record of round {record.round}; rounds are from 0 to {_MOST_ROUNDS:,}")
-
-
 def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         content = (parse(path.read_text("utf-8")) or {}) if path.exists() else {}
@@ -379,12 +378,6 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"{path.name} is damaged: {' '.join(str(error).split())}; restore {path}") from error
     return content
-
-
-def _holdings(path: Path) -> dict[str, PartitionEntry]:
-    clients = _parsed(path, file_json)
-    entries = ((f"{path.name} entry '{client}'", entry) for client, entry in clients.items())
-    return dict(zip(clients, _typed(PartitionEntry, entries, "holding"), strict=True))
 
 
 @dataclass(frozen=True)

@@ -155,20 +155,16 @@ def save_model(folder: RunFolder, name: str, server: Server, experiment: Experim
         "samples": None if server.test is None else _facts(server.test),
         "public": {modality: column.fingerprint for modality, column in context.public.items()},
     }
-    _save_common(folder, name, server.model, context)
-    folder.save_tensors(f"{name}/model.safetensors", server.model.exchanged(), {"format": "pt"})
-    folder.write(f"{name}/config.json", json.dumps(config, indent=1) + "\n")
-
-
-def _save_common(folder: RunFolder, name: str, model: Model, context: DataContext) -> None:
-    """Write what is the same in all rounds, unless it is there."""
+    # what is the same in all rounds is written unless it is there
     for file in sorted(context.bundles.glob("*.json")) if context.bundles else ():
         target = folder.path / name / "vocabulary" / file.name
         if not target.exists():  # a vocabulary is named after its content, so what is there is the same
             write_atomically(target, file.read_bytes())
-    frozen = frozen_tensors(model)
+    frozen = frozen_tensors(server.model)
     if frozen and not (folder.path / name / _FROZEN).exists():
         folder.save_tensors(f"{name}/{_FROZEN}", frozen, {"format": "pt"})
+    folder.save_tensors(f"{name}/model.safetensors", server.model.exchanged(), {"format": "pt"})
+    folder.write(f"{name}/config.json", json.dumps(config, indent=1) + "\n")
 
 
 # ---- what a head is sized by

@@ -110,15 +110,12 @@ def collected_blueprints(
     names = list(dict.fromkeys(client.architecture for client in clients))
     if folder.tensors(_FILE) is None:
         first = {client.architecture: client for client in reversed(clients)}  # the earliest of each wins
-        _save(names, _sound(ask(tuple(client for client in clients if client in first.values()))), folder)
+        told = _sound(ask(tuple(client for client in clients if client in first.values())))
+        numbered = {str(number): told[name] for number, name in enumerate(names)}
+        slots = {number: encode_slots(blueprint.slots) for number, blueprint in numbered.items()}
+        folder.save_tensors(_FILE, flatten({number: one.tensors for number, one in numbered.items()}), slots)
     tensors, texts = unflatten(folder.tensors(_FILE) or {}), folder.metadata(_FILE)
     return {name: Blueprint(tensors[str(k)], decode_slots(texts[str(k)])) for k, name in enumerate(names)}
-
-
-def _save(names: Sequence[str], blueprints: Mapping[str, Blueprint], folder: RunFolder) -> None:
-    numbered = {str(k): blueprints[name] for k, name in enumerate(names)}
-    texts = {number: encode_slots(blueprint.slots) for number, blueprint in numbered.items()}
-    folder.save_tensors(_FILE, flatten({number: blueprint.tensors for number, blueprint in numbered.items()}), texts)
 
 
 def _sound(blueprints: Mapping[str, Blueprint]) -> Mapping[str, Blueprint]:

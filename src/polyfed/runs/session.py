@@ -166,9 +166,11 @@ class Session:
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""
         self.engine = engine = with_conspirators(engine, self.experiment) if self.experiment.run.attackers else engine
-        self.server = build_server(
-            self.experiment, self.federation, engine.clients(), self._blueprint, self._server_measured
-        )
+
+        def measured(metrics: Metrics) -> None:
+            self.events.handle(Measured(self.server.clock.round, SERVER, "train", metrics))
+
+        self.server = build_server(self.experiment, self.federation, engine.clients(), self._blueprint, measured)
         self.cohorts = Cohorts(
             self.experiment,
             self.folder,
@@ -183,9 +185,6 @@ class Session:
     def _noticed(self, participant: str, incident: str, reason: str) -> None:
         log.warning("%s: %s: %s", incident.replace("_", " "), participant, reason)
         self._notices.append((participant, incident, reason))
-
-    def _server_measured(self, metrics: Metrics) -> None:
-        self.events.handle(Measured(self.server.clock.round, SERVER, "train", metrics))
 
     def _blueprint(self) -> Mapping[str, Blueprint]:
         if self.federation.members:

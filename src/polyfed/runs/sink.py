@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -258,40 +257,28 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
         records: as ``round_records`` gives them, all of one round, not empty.
         per_client: whether clients are named, in curves and in events.
     """
-    events = [record for record in records if record["kind"] == "event"]
-    named = records if per_client else [record for record in records if record["participant"] == SERVER]
-    values = dict(chain.from_iterable(_points_of(record).items() for record in named))
-    values |= _client_means(records)
-    values |= {f"events/{name}": float(number) for name, number in Counter(event["event"] for event in events).items()}
-    reasons = {f"{e['event']}/{e['participant']}": str(e.get("reason", "")) for e in events} if per_client else {}
-    return RoundPoints(int(records[0]["round"]), values, reasons)
-
-
-def _points_of(record: Record) -> dict[str, float]:
-    who = record["participant"]
-    prefix = SERVER if who == SERVER else f"client/{who}"
-    return {f"{prefix}/{name}": value for name, value in _by_kind(record).items()}
-
-
-def _by_kind(record: Record) -> dict[str, float]:
-    return {f"{record['kind']}/{name}": float(value) for name, value in record.get("metrics", {}).items()}
-
-
-def _client_means(records: Sequence[Record]) -> dict[str, float]:
-    """Means over clients, each over those that have the metric."""
-    values: dict[str, list[float]] = {}
-    # over this round's cohort: clients that were not asked have no new value
+    values: dict[str, float] = {}
+    of_clients: dict[str, list[float]] = {}  # of this round's cohort: clients that were not asked have no new value
+    events: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
     for record in records:
-        if record["participant"] != SERVER:
-            for name, value in _by_kind(record).items():
-                values.setdefault(name, []).append(value)
-    return {f"clients/{name}": _finite_mean(of_clients) for name, of_clients in values.items()}
-
-
-def _finite_mean(values: Sequence[float]) -> float:
-    # one client whose loss is infinite must not hide the curve of all others; its own curve shows it
-    finite = [value for value in values if math.isfinite(value)]
-    return fmean(finite) if finite else math.nan
+        who, is_server = record["participant"], record["participant"] == SERVER
+        for metric, value in record.get("metrics", {}).items():
+            name = f"{record['kind']}/{metric}"
+            if not is_server:
+                of_clients.setdefault(name, []).append(float(value))
+            if is_server or per_client:
+                values[f"{SERVER if is_server else f'client/{who}'}/{name}"] = float(value)
+        if record["kind"] == "event":
+            events[record["event"]] += 1
+            if per_client:
+                reasons[f"{record['event']}/{who}"] = str(record.get("reason", ""))
+    for name, own in of_clients.items():
+        # one client whose loss is infinite must not hide the curve of all others; its own curve shows it
+        finite = [value for value in own if math.isfinite(value)]
+        values[f"clients/{name}"] = fmean(finite) if finite else math.nan
+    values |= {f"events/{name}": float(number) for name, number in events.items()}
+    return RoundPoints(int(records[0]["round"]), values, reasons)
 
 
 def flat_settings(config: Any, prefix: str = "") -> dict[str, Any]:
