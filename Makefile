@@ -87,8 +87,8 @@ bench-deployed: install
 	$(BIN)/python benchmarks/kills.py --kills 20
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src papers tests benchmarks scripts
+	$(BIN)/ruff format --check src papers tests benchmarks scripts
 	$(BIN)/mypy
 
 # code lines by room, whose figures fall to what is there, imports, duplicates, complexity, fields; make test holds them too

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,15 @@ def polyfed(installed: Install, tmp_path_factory: pytest.TempPathFactory) -> Run
         return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
     return call
+
+
+@pytest.mark.slow
+def test_it_has_the_runner_and_no_study_of_a_paper(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "polyfed/lab/studies/study_files.py" in names
+    assert [
+        name for name in names if name.startswith("papers/") or ("studies/" in name and name.endswith(".yaml"))
+    ] == []
 
 
 @pytest.mark.slow
