@@ -153,11 +153,17 @@ def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nothing", "no study file 'nothing'"), ("a.yaml", "cannot read study"), ("b.yaml", "must be a mapping")],
+    [
+        ("nothing", "no study file 'nothing'"),
+        ("a.yaml", "cannot read study"),
+        ("b.yaml", "must be a mapping"),
+        ("c.yaml", "c.yaml: extends: no study file 'demo'; since 0.4 it is papers/"),
+    ],
 )
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b.yaml").write_text("- 1")
+    (tmp_path / "c.yaml").write_text("extends: demo")
     with pytest.raises(ConfigError, match=message):
         Study.load(name)
 
