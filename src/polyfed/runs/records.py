@@ -130,7 +130,8 @@ class RunRecords:
         privacy = _with_privacy(measurements, config)
         incidents = ((at, _incident(line)) for at, line in history + lines if "event" in line)
         events = _typed(Incident, incidents, "event")
-        for record in chain(measurements, events, transfers, times):
+        rounds: Iterable[Measured | Incident | Transfer | Timing] = chain(measurements, events, transfers, times)
+        for record in rounds:
             if not 0 <= record.round <= _MOST_ROUNDS:
                 odd = f"'{folder}' has a record of round {record.round}"
                 raise RunError(f"{odd}; rounds are from 0 to {_MOST_ROUNDS:,}")
