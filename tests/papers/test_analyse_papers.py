@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from paper_studies import STUDIES
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.analysis import analysis_class
 from polyfed.lab.studies.columns.models import AnalysisColumn
@@ -174,3 +175,18 @@ def test_a_handed_over_folder_runs_no_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit\n")
     with code_of(tmp_path, False), pytest.raises(ConfigError, match="names code"):
         analysis_class(f"{tmp_path}/mine.py:Mine")
+
+
+@pytest.mark.parametrize("scale", ["small", "paper", "smoke"])
+def test_studies_of_papers_name_analyses_that_there_are(scale: str) -> None:
+    """With settings that they have: a study itself loads whatever it names."""
+    named = set()
+    for path in STUDIES.values():
+        if "analysis:" in path.read_text():
+            study = Study.load(path, scale)
+            for row in study.rows:
+                for own in study.columns_of(row).values():
+                    if isinstance(own, AnalysisColumn):
+                        own.require(None)  # type: ignore[arg-type]
+                        named.add(own.asked.title())
+    assert named >= {"drift", "features", "landscape", "retrain", "distortion", "centres", "weights"}
