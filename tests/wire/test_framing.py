@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from crossings import LIMITS, bits, crossed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
@@ -74,6 +74,7 @@ ARTEFACTS = st.one_of(
 PAYLOADS = st.builds(Payload, st.dictionaries(NAMES, st.one_of(SCALARS, ARTEFACTS), max_size=8))
 
 
+@settings(max_examples=40, deadline=None)
 @given(PAYLOADS, st.booleans())
 def test_what_is_unpacked_is_what_was_packed(payload: Payload, checksums: bool) -> None:
     require_equal(crossed(payload, checksums=checksums), payload)
