@@ -1,0 +1,57 @@
+"""Each noun of the public API is explained on the page of concepts, once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import polyfed
+from polyfed.algorithms import algorithm
+from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Server
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "concepts.md"
+_OTHERS = (
+    "a accept accepted add an asks assess autocast average awaited be begin by changed count counts declares "
+    "distinct drop each evaluate exchanged export fit for from has have home idle if initial is judged late learn "
+    "learns learnt load local may need needs num of open own personal plot polyfed prepare public received register "
+    "represent require restore resume secure sends share shares snapshot steps summed takes train trained update "
+    "version warn without"
+)
+OTHERS = frozenset(_OTHERS.split())
+"""Verbs, adjectives and particles of names."""
+SINGULAR = {
+    "replies": "reply",
+    "queries": "query",
+    "modalities": "modality",
+    "passes": "pass",
+    "losses": "loss",
+    "batches": "batch",
+}
+
+
+def singular(word: str) -> str:
+    return SINGULAR.get(word) or (word[:-1] if word.endswith("s") and not word.endswith("ss") else word)
+
+
+def public_names() -> set[str]:
+    """Names that users and authors of methods write."""
+    names = {*polyfed.__all__, *algorithm.__all__} - {"__version__"}
+    for kind in (Server, Client, Cohort, Reply, Algorithm):
+        own = vars(kind) if kind is Algorithm else dir(kind)
+        fields = getattr(kind, "__dataclass_fields__", {})
+        names |= {name for name in (*own, *fields) if not name.startswith(("_", "model_"))}
+    return names
+
+
+def words(name: str) -> set[str]:
+    parts = re.findall(r"[A-Z]?[a-z]+", name)
+    return {singular(part.lower()) for part in parts if part.lower() not in OTHERS}
+
+
+def test_each_noun_of_the_public_api_stands_on_the_page_of_concepts_once() -> None:
+    bold = re.findall(r"\*\*([^*]+)\*\*", PAGE.read_text(encoding="utf-8"))
+    explained = Counter(singular(word.lower()) for term in bold for word in term.split())
+    nouns = set[str]().union(*map(words, public_names()))
+    assert sorted(nouns - explained.keys()) == []
+    assert [term for term, count in Counter(map(str.lower, bold)).items() if count > 1] == []
