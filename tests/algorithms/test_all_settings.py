@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import pytest
 import torch
 from pydantic import BaseModel
+from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, REFUSED, VALUES
 from torch import Tensor
 
 from by_hand import as_left, copies
@@ -25,7 +26,6 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, round_records
-from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, REFUSED, VALUES
 from small_federations import ADAPTED, METHODS, Config, federation_for
 
 Result = Mapping[str, Tensor]

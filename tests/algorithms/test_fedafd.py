@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import as_left, play
-from fedafd_sessions import CLIENTS, FAST, SEVERAL, SLOW, Values, asked, encoders_of, known_of, session_of
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
 from polyfed.algorithms.shared.public_exchange import PublicOutputs

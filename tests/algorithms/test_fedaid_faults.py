@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-import polyfed
 from aligned_sessions import (
     CLIENTS,
     Values,
@@ -23,6 +21,8 @@ from aligned_sessions import (
     shrink,
     staged,
 )
+
+import polyfed
 from by_hand import play
 from misbehaving import contents
 from polyfed.data.samples import Samples

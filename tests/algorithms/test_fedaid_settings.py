@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from aligned_sessions import CLIENTS, Values, events
+
 from by_hand import copies, play
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.core.errors import ConfigError

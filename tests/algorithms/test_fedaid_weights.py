@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from aligned_sessions import (
     CLIENTS,
     Values,
@@ -21,8 +20,9 @@ from aligned_sessions import (
     session_of,
     stage_two,
 )
-from by_hand import play
 from fedaid_by_hand import loss_of, without_statistics
+
+from by_hand import play
 from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
 from sessions import metrics, prepared
 from small_federations import Config

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
+from fedaid_by_hand import without_statistics
 from torch import Tensor, nn
 
-from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
 from by_hand import assert_mean, descend, model_of, play, weights_of
-from fedaid_by_hand import without_statistics
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
 from polyfed.core.randomness import isolated

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from gap_rounds import embedded, mean_of_present, with_gaps
 from torch import Tensor
 from torch.nn import functional as F
 
 import polyfed
 from by_hand import assert_mean, copies, model_of, plain_training
-from gap_rounds import embedded, mean_of_present, with_gaps
 from polyfed.aggregation.prototypes import ClassMeans
 from polyfed.algorithms.mfcpl import global_prototypes
 from polyfed.data.samples import Batch
