@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +59,7 @@ def test_representations_have_unit_norm_and_are_the_models(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["image", "text", "paired-0"])
 def test_scores_are_the_centred_logits(tmp_path: Path, name: str) -> None:
     client = woken(prepared(one_classification(three_kinds(name="fedmd", public={"form": "scores"})), tmp_path), name)
-    client.setup.evaluation_batch = 5  # 16 samples in four batches
+    client.setup = replace(client.setup, evaluation_batch=5)  # 16 samples in four batches
     client.model.train()
     outputs = SCORES.outputs(client)
     assert client.model.training
