@@ -61,6 +61,26 @@ def federation(keeping: dict[str, Any], tmp_path: Path, grid_messages: None) -> 
 
 
 @pytest.fixture(scope="module")
+def _common_federation(keeping_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(flower_grid, "Message", FakeMessage)
+        yield InProcess.made(tmp_path_factory.mktemp("common") / "federation", keeping_config)
+
+
+@pytest.fixture
+def refusing(_common_federation: InProcess) -> Iterator[InProcess]:
+    """One federation for all refusals of a module: its nodes and files are afterwards what they were."""
+    grid, folder = _common_federation.grid, _common_federation.folder
+    nodes, files = dict(grid.nodes), {path: path.read_bytes() for path in folder.glob("*/site.yaml")}
+    yield _common_federation
+    for path, content in files.items():
+        path.write_bytes(content)
+    grid.nodes, grid.keys, grid.rules = nodes, {}, []
+    grid.pushed.clear()
+    _common_federation.restart("paired", "image")
+
+
+@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """One Ray for all tests of a module: the engines use one that is there, and starting it takes seconds."""
     ray = pytest.importorskip("ray", reason="ray is not installed")

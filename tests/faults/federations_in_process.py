@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,20 @@ class InProcess:
         for site in sites:
             serve, _ = self.grid.nodes[self.node(site)]
             serve.opener.end()  # type: ignore[attr-defined]
+
+    def lies(self, site: str, change: Callable[[dict[str, Any]], Any]) -> None:
+        """A site describes itself otherwise than it is from now on."""
+        node = self.node(site)
+        serve, config = self.grid.nodes[node]
+
+        def changed(kind: str, fields: Any, frames: Any, own: Any) -> Any:
+            reply, made = serve(kind, fields, frames, own)
+            if kind == "describe":
+                change(reply)
+            return reply, made
+
+        changed.opener = serve.opener  # type: ignore[attr-defined]
+        self.grid.nodes[node] = (changed, config)
 
     def edit(self, place: str, change: Mapping[str, Any]) -> None:
         """Change top-level settings of a site's or the server's file."""

@@ -127,7 +127,9 @@ def struck(tmp_path_factory: pytest.TempPathFactory, keeping_config: dict[str, A
     """A session whose clients all tests here ask in turn: what one does to a client must not outlast it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flower_grid, "Message", FakeMessage)
-        yield Struck.made(tmp_path_factory.mktemp("struck"), keeping_config)
+        struck = Struck.made(tmp_path_factory.mktemp("struck"), keeping_config)
+        yield struck
+        assert struck.answers(), struck.reasons[-1]
 
 
 @pytest.mark.parametrize("name", DAMAGES)

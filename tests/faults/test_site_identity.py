@@ -52,21 +52,6 @@ def refusals(folder: Path) -> list[tuple[int, str, str]]:
     return [(event.round, event.participant, event.reason) for event in found]
 
 
-def lies(federation: InProcess, site: str, change: Callable[[Reply], Any]) -> None:
-    """A site describes itself otherwise than it is from now on."""
-    node = federation.node(site)
-    serve, config = federation.grid.nodes[node]
-
-    def changed(kind: str, fields: Any, frames: Any, own: Any) -> Any:
-        reply, made = serve(kind, fields, frames, own)
-        if kind == "describe":
-            change(reply)
-        return reply, made
-
-    changed.opener = serve.opener  # type: ignore[attr-defined]
-    federation.grid.nodes[node] = (changed, config)
-
-
 # ---- a key that does not take part
 
 
@@ -175,8 +160,8 @@ def test_a_site_that_is_back_under_another_node_id_is_itself(federation: InProce
 # ---- a site that takes part
 
 
-def described_as(client: str) -> Callable[[Reply], Any]:
-    return lambda reply: reply["clients"][0].update(id=client)
+def described_as(**values: Any) -> Callable[[Reply], Any]:
+    return lambda reply: reply["clients"][0].update(values)
 
 
 def failing_as(site: str, error: str) -> Callable[[Reply], Any]:
@@ -193,11 +178,14 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
         ".*it reports an error as site 'paired', and its key was admitted as",
     ),
     "an error, whatever it calls its folder": (failing_as("srv", "no GPU"), "no GPU$"),
-    "another's client": (described_as("paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
-    "another's group": (described_as("paired"), ".*client 'paired', which carries the name of site 'paired'"),
-    "a client of no name": (described_as("ward"), ".*client 'ward', which does not carry its name, as 'image-1' does"),
+    "another's client": (described_as(id="paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
+    "another's group": (described_as(id="paired"), ".*client 'paired', which carries the name of site 'paired'"),
+    "a client of no name": (
+        described_as(id="ward"),
+        ".*client 'ward', which does not carry its name, as 'image-1' does",
+    ),
     "a client of a like name": (
-        described_as("imagery"),
+        described_as(id="imagery"),
         ".*client 'imagery', which does not carry its name, as 'image-1' does",
     ),
     "a client thrice": (
@@ -208,16 +196,31 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
         lambda reply: reply["clients"].extend(reply["clients"][0] | {"id": f"image-{k}"} for k in (1, 2)),
         ".*it describes 3 clients, and may bring 1; .* set run.engine.clients.image to 3",
     ),
+} | {
+    str(values): (described_as(**values), "its node described itself wrongly")
+    for values in (
+        {"samples": -1},
+        {"samples": "many"},
+        {"samples": True},
+        {"modalities": 5},
+        {"task": ["a"]},
+        {"more": 1},
+        {"id": "../image"},
+        {"id": "two\nlines"},
+        {"id": ""},
+        {"id": "server"},
+    )
 }
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_a_site_that_claims_what_it_is_not_is_itself_refused(federation: InProcess, tmp_path: Path, claim: str) -> None:
+def test_a_site_that_claims_what_it_is_not_is_itself_refused(refusing: InProcess, tmp_path: Path, claim: str) -> None:
     change, told = CLAIMS[claim]
-    lies(federation, "image", change)
-    federation.grid.nodes = dict(reversed(federation.grid.nodes.items()))
+    refusing.lies("image", change)
+    refusing.grid.nodes = dict(reversed(refusing.grid.nodes.items()))
     with pytest.raises(ExchangeError, match=rf"^not all sites can take part: image: {told}"):
-        federation.run(tmp_path / "run")
+        refusing.run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -236,7 +239,7 @@ def test_a_site_that_comes_back_as_another_is_refused(
     """In mid-run: the other site's clients stay where they are, and nothing of theirs goes to the impostor."""
 
     def turns(delivery: Any) -> Any:
-        lies(federation, "image", change)
+        federation.lies("image", change)
         return comes_back_as(999)(delivery)
 
     federation.grid.rules = [Rule(turns, client="image", round=2, step="fit")]
@@ -248,10 +251,10 @@ def test_a_site_that_comes_back_as_another_is_refused(
     assert federation.grid.steps("paired-0").count(("fit", 2)) == 1
 
 
-def test_what_a_node_says_is_told_as_one_plain_line(federation: InProcess, tmp_path: Path) -> None:
-    lies(federation, "image", lambda reply: reply.update(site="\x1b[2J\nok: all is well" + "x" * 1000))
+def test_what_a_node_says_is_told_as_one_plain_line(refusing: InProcess, tmp_path: Path) -> None:
+    refusing.lies("image", lambda reply: reply.update(site="\x1b[2J\nok: all is well" + "x" * 1000))
     with pytest.raises(ExchangeError) as caught:
-        federation.run(tmp_path / "run")
+        refusing.run(tmp_path / "run")
     assert "\x1b" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
