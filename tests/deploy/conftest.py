@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from folders import Folders, Live, make, served
+from federations import Folders, Live, make, served
 
 
 @pytest.fixture(scope="session")

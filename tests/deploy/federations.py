@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from cryptography import x509
+
+from polyfed.deploy.files import ServerFolder, SiteFolder
+from polyfed.deploy.flower_programs import Link, link_to
+from polyfed.deploy.init import create_federation
 from polyfed.deploy.processes import free_port
+from polyfed.deploy.settings import ServerAddress, load_settings
+from polyfed.runs.experiment import Experiment
 
 COMMAND = [sys.executable, "-m", "polyfed.cli", "deploy"]
 CLI = [sys.executable, "-c", "import sys; from polyfed.cli.main import main; sys.exit(main())"]
 MARK = "POLYFED_TEST"
+LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0", None, ""}
+RECORDER = Path(__file__).parent / "recorder"
 
 
 def experiment_settings() -> dict[str, Any]:
@@ -130,3 +142,89 @@ def ports() -> tuple[int, int]:
     first = free_port()
     second = free_port()
     return (first, second) if first != second else ports()
+
+
+# ---- folders, and a federation that is served
+
+
+@dataclass(frozen=True)
+class Folders:
+    path: Path
+
+    @property
+    def server(self) -> ServerFolder:
+        return ServerFolder(self.path / "server")
+
+    @property
+    def address(self) -> ServerAddress:
+        return load_settings(ServerAddress, self.server.settings)
+
+    @property
+    def link(self) -> Link:
+        return link_to(self.server, self.address)
+
+    def site(self, name: str) -> SiteFolder:
+        return SiteFolder(self.path / name)
+
+
+@dataclass(frozen=True)
+class Live:
+    folders: Folders
+    process: Started
+    environment: dict[str, str]
+    logs: Path
+
+
+def make(path: Path, *, keys: bool = True, settings: dict[str, Any] | None = None) -> Folders:
+    port, superlink = ports()
+    experiment = Experiment.load(settings or experiment_settings())
+    create_federation(path, experiment, ["localhost"], port=port, superlink_port=superlink, keys=keys)
+    return Folders(path)
+
+
+@contextlib.contextmanager
+def served(folders: Folders, logs: Path) -> Iterator[Live]:
+    """The federation while it is served, all its processes marked; in the end nothing of it is left."""
+    mark = uuid.uuid4().hex
+    environment = {MARK: mark}
+    with started("server", str(folders.server.path), log=logs / "server.log", environment=environment) as process:
+        process.wait_for("open for sites")
+        yield Live(folders, process, environment, logs)
+    wait_until(lambda: not marked(mark), 10, lambda: f"left: {marked(mark)}")
+
+
+def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Names and addresses that a certificate is valid for."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return tuple(str(name.value) for name in names)
+
+
+# ---- look-ups and connections of Python processes, as ``recorder/sitecustomize.py`` writes them down
+
+
+class Record(NamedTuple):
+    event: str
+    place: str
+    program: str
+
+    @property
+    def host(self) -> str | None:
+        """Name or address; None for a socket in the file system."""
+        value = ast.literal_eval(self.place)
+        value = value[0] if isinstance(value, tuple) else value
+        value = value.decode(errors="replace") if isinstance(value, bytes) else value
+        return None if value is None or value.startswith(("/", "\0")) else str(value)
+
+
+def recording(folder: Path) -> dict[str, str]:
+    """Environment of processes that are to be recorded into a new folder."""
+    folder.mkdir()
+    return {"POLYFED_RECORD": str(folder), "PYTHONPATH": str(RECORDER)}
+
+
+def recorded(folder: Path) -> list[Record]:
+    return [Record(*line.split("\t")) for path in folder.glob("*.txt") for line in path.read_text().splitlines()]
+
+
+def outside(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.host not in LOOPBACK]

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from folders import hosts_of
+from federations import hosts_of
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy.files import write_new

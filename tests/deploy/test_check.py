@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from federations import experiment_settings
-from folders import Folders, Live, make
+from federations import Folders, Live, experiment_settings, make
 from typer.testing import CliRunner
 
 from polyfed.cli.deploy import deploy_app as app

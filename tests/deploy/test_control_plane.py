@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from federations import Started, free_port
-from folders import Live
+from federations import Live, Started, free_port
 
 from polyfed.core.errors import RunError
 from polyfed.deploy import flower_programs

@@ -15,8 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import CLI, MARK, completed, experiment_settings, marked_processes, started, wait_until
-from folders import Folders, Live, make, served
+from federations import (
+    CLI,
+    MARK,
+    Folders,
+    Live,
+    completed,
+    experiment_settings,
+    make,
+    marked_processes,
+    served,
+    started,
+    wait_until,
+)
 
 from polyfed import Experiment, run
 from polyfed.runs.records import RunRecords

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federations import CLI, MARK, started
-from folders import Live
+from federations import CLI, MARK, Live, started
 
 from polyfed.runs.records import RunRecords
 

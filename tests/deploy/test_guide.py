@@ -1,4 +1,4 @@
-"""docs/tutorials/three-sites.md, done literally: a server and three sites on loopback train a model together."""
+"""The guides of docs, done literally: a server and three sites on loopback train a model together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from federations import outside, recorded, recording
 from guide import Block, Guide, blocks, carried_out
-from lookups import outside, recorded, recording
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "three-sites.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "tutorials" / "three-sites.md"
 
 
 @pytest.mark.slow
@@ -19,6 +20,26 @@ def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
     assert outside(recorded(tmp_path / "records")) == [], "training looks up nothing and stays on loopback"
     rows = [json.loads(line) for line in (tmp_path / "runs" / "consortium" / "metrics.jsonl").read_text().splitlines()]
     assert {"hospital", "picture-archive", "text-archive"} <= {str(value) for row in rows for value in row.values()}
+
+
+@pytest.mark.slow
+def test_the_guide_to_masked_sums_works_as_it_stands(tmp_path: Path) -> None:
+    pytest.importorskip("opacus", reason="opacus is not installed")
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    said = carried_out(DOCS / "how-to" / "masked-sums-at-sites.md", tmp_path)
+    assert "plan and demands: the planned run meets them" in said
+    assert "planned for north: epsilon 4.94 at delta 0.0001 in 2 replies to fit" in said
+    assert "masked: the server gets the sum, trained with noise (DP-SGD)" in said
+    assert "given away by north: epsilon 4.94 at delta 0.0001 in 2 replies, of 8" in said
+    ledger = [json.loads(line) for line in (tmp_path / "runs" / "wards" / "ledger.jsonl").read_text().splitlines()]
+    assert {"mask_keys", "mask_shares", "fit", "mask_opening"} <= {line["step"] for line in ledger}
+    for site in ("north", "south", "coast"):
+        (account,) = (tmp_path / "wards" / site / "state" / ".privacy").glob("*.jsonl")
+        assert sum(json.loads(line)["cost"] is not None for line in account.read_text().splitlines()) == 2
+        (masks,) = (tmp_path / "wards" / site / "state").rglob("masks.json")
+        left = json.loads(masks.read_text())
+        assert (left["stage"], left["seed"], left["for_masks"], left["held"]) == ("opened", "", "", {})
+        assert masks.stat().st_mode & 0o077 == 0
 
 
 def test_the_page_names_three_sites_and_a_server() -> None:

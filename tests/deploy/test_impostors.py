@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from federations import CLI, Started, started, wait_until
-from folders import Folders, Live
+from federations import CLI, Folders, Live, Started, started, wait_until
 
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys, read_public

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import experiment_settings
-from folders import Folders, hosts_of
+from federations import Folders, experiment_settings, hosts_of
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower_programs

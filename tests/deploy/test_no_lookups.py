@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from federations import COMMAND, MARK, Started, marked, wait_until
-from folders import make
-from lookups import Record, outside, recorded, recording
+from federations import COMMAND, MARK, Record, Started, make, marked, outside, recorded, recording, wait_until
 
 from polyfed.deploy.check import check_site
 

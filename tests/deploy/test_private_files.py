@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from folders import Folders
+from federations import Folders
 
 from polyfed.cli.main import main
 from polyfed.core.files import private_files

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import MARK, Started, marked, started, wait_until
-from folders import Folders, Live, make
+from federations import MARK, Folders, Live, Started, make, marked, started, wait_until
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import attend, flower_programs, serve

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from fake_grid import FakeMessage
 from federations_in_process import InProcess
-from outcomes import results
+from struck_runs import results
 
 import polyfed
 from polyfed import Experiment

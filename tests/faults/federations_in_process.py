@@ -1,23 +1,31 @@
-"""A deployed federation without processes: real site folders on a fake grid."""
+"""Deployed federations without processes: real site folders on a fake grid; and a session on which asks are tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from fake_grid import FakeGrid
+from fake_grid import FakeGrid, Rule
 
 import polyfed
+from polyfed.core.errors import PayloadError
 from polyfed.deploy import host
-from polyfed.deploy.engines.flower import within
+from polyfed.deploy.engines.flower import Flower, within
 from polyfed.deploy.engines.flower_node import Host, Node
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
+from polyfed.federation.client import ClientInfo
+from polyfed.federation.cohort import Cohort, CohortListener, ReplyPolicy
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run
+from polyfed.runs.session import Session
+from polyfed.wire.ledger import Ledger
+from polyfed.wire.messages import Failure
+from sessions import crossing
 
 
 class SiteProcess:
@@ -114,3 +122,60 @@ class InProcess:
         """``polyfed resume``, without SuperLink."""
         with within(self.grid):
             return polyfed.resume(out, quiet=True)
+
+
+@dataclass
+class Struck(CohortListener):
+    """A session whose client ``image`` is asked to ``fit``, round after round: much quicker than runs.
+
+    Attributes:
+        federation: its sites and its grid.
+        session: attached to the grid.
+        round: number of the last ask.
+        reasons: why the client was excluded, ask by ask that it was.
+    """
+
+    federation: InProcess
+    session: Session
+    round: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    @classmethod
+    def made(cls, folder: Path, config: dict[str, Any]) -> Struck:
+        federation = InProcess.made(folder / "federation", config)
+        experiment = Experiment.parse(federation.experiment())
+        (folder / "run").mkdir()
+        session = Session(experiment, RunFolder(folder / "run"), "a-test")
+        assert isinstance(experiment.run.engine, Flower)
+        with within(federation.grid):
+            session.attach(experiment.run.engine.over(federation.grid, session.hosting))
+        session.server.begin(1)
+        struck = cls(federation, session)
+        assert struck.answers()  # a client that has a state to go on from
+        return struck
+
+    def excluded(self, client: ClientInfo, failure: Failure) -> None:
+        self.reasons.append(failure.text)
+
+    def answers(self, *rules: Rule) -> bool:
+        """Whether the client's reply to the next ask is used, if this happens."""
+        self.round += 1
+        self.federation.grid.rules = list(rules)
+        known = crossing(self.session, self.session.server.represent_public())
+        return bool(list(self._cohort().ask(self.session.experiment.algorithm.fit, representations=known)))
+
+    def _cohort(self) -> Cohort:
+        cohort = self.session.cohort(self.round, Ledger())
+        cohort.clients = tuple(client for client in cohort.clients if client.id == "image")
+        cohort.reply_policy = lambda step: ReplyPolicy(min_clients=0)
+        cohort.listener = self
+        return cohort
+
+    def refuses(self, rule: Rule) -> str:
+        """Why the client is out if this happens; it is to be back at the next ask, from where it stood."""
+        before = dict(self.session.cohorts.accepted)
+        if self.answers(rule) or rule.times:
+            raise AssertionError(f"the reply was used, or nothing happened to it: {rule}")
+        if self.session.cohorts.accepted != before:
+            raise PayloadError("a step whose reply was refused has moved its client")
+        return self.reasons[-1]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from fake_grid import DESCRIBE, STEP, Rule, damages_request
 from federations_in_process import InProcess
-from outcomes import events, reasons
+from struck_runs import events, reasons
 from test_damaged_messages import facts
 
 from grids import mostly_slow

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines_under_test import ENGINES, ready
-from outcomes import events, reasons, results
+from struck_runs import ENGINES, events, ready, reasons, results
 
 import polyfed
 from polyfed import Experiment

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from fake_grid import FakeGrid, FakeMessage, Rule, damages_reply, damages_request
-from federations_in_process import InProcess
+from federations_in_process import InProcess, Struck
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from outcomes import events, reasons
-from struck_session import Struck
+from struck_runs import events, reasons
 
 from polyfed.deploy.engines import flower_grid
 

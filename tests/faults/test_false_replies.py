@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines_under_test import ready
 from faulty import FALSE
-from outcomes import events, reasons
+from struck_runs import events, ready, reasons
 
 import polyfed
 from by_hand import play

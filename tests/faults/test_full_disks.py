@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fake_grid import Rule
 from federations_in_process import InProcess
-from outcomes import events, reasons, results
+from struck_runs import events, reasons, results
 
 import polyfed
 from polyfed import Experiment

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines_under_test import ready
 from fake_grid import (
     DESCRIBE,
     MANY,
@@ -23,7 +22,7 @@ from fake_grid import (
     served,
 )
 from federations_in_process import InProcess
-from outcomes import events, reasons, results
+from struck_runs import events, ready, reasons, results
 
 from polyfed.core.errors import ExchangeError
 

@@ -13,7 +13,7 @@ pytest.importorskip("cryptography", reason="cryptography is not installed")
 
 from fake_grid import Fault, Rule, dies_after, dies_before
 from federations_in_process import InProcess
-from outcomes import events, reasons, results
+from struck_runs import events, reasons, results
 
 import polyfed
 from polyfed import Experiment

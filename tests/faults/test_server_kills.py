@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from engines_under_test import ENGINES, ready
-from outcomes import results
+from struck_runs import ENGINES, ready, results
 
 POLYFED = [sys.executable, "-c", "import sys; from polyfed.cli.main import main; sys.exit(main())"]
 PATIENCE = 300.0
+RANDOM_KILLS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 
 def killed(config: dict[str, Any], folder: Path, rounds: int) -> Path:
@@ -93,3 +93,14 @@ def test_too_few_clients_end_the_program_with_code_2_and_how_to_go_on(keeping: d
     assert "2 of 3 clients gave a usable reply to 'fit'" in found.stderr
     assert "image: ValueError: no GPU left" in found.stderr
     resumed(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "kinds"), [("local", 2), ("ray", 2), ("flower", 2), ("deployment", 9)])
+def test_whoever_is_killed_at_a_random_moment_the_run_ends_in_the_same_bits(engine: str, kinds: int) -> None:
+    """One of every kind of process."""
+    command = [sys.executable, str(RANDOM_KILLS), "--kills", str(kinds), "--seed", "1", "--engines", engine]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    ended = found.stdout.count(": same bits: killed ")
+    assert ended == kinds or (engine == "local" and ended + found.stdout.count(": refused: killed ") == kinds)

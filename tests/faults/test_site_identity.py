@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_grid import DESCRIBE, STEP, Rule, comes_back_as, dies_before, goes_away, pem
 from federations_in_process import InProcess, SiteProcess
-from outcomes import events, reasons, results
+from struck_runs import events, reasons, results
 
 from polyfed.core.errors import ExchangeError
 from polyfed.core.files import write_atomically

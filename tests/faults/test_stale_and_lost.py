@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_grid import Rule, dies_before
 from federations_in_process import InProcess
-from outcomes import events, reasons, results
+from struck_runs import events, reasons, results
 
 from polyfed.core.errors import ExchangeError, RunError
 from polyfed.runs.folder import RunFolder

@@ -1,10 +1,26 @@
-"""What is compared, and what is read, of a run that something happened to."""
+"""Runs that something happens to: their engines, and what is compared and read of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from polyfed.runs.records import RunRecords
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "local": {"name": "local"},
+    "ray": {"name": "ray", "workers": 2},
+    "flower": {"name": "flower", "nodes": 3},
+}
+
+
+def ready(config: dict[str, Any], folder: Path, engine: str, *, how: str, times: int = 1, **run: Any) -> dict[str, Any]:
+    """An experiment in whose second round the client ``image`` is struck."""
+    folder.mkdir(parents=True, exist_ok=True)
+    method = {"name": "faulty.Struck", "how": how, "times": times, "counter": str(folder / "counter")}
+    algorithm = config["algorithm"] | method
+    return config | {"algorithm": algorithm, "run": config["run"] | run | {"engine": ENGINES[engine]}}
+
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")
 
