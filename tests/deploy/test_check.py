@@ -263,7 +263,6 @@ def test_what_is_wrong_with_the_server_is_said(
     [
         (ProbeAnswer(401, b"Invalid SuperNode authentication", ""), "ok", "knows this site's key"),
         (ProbeAnswer(401, REFUSAL.encode(), ""), "warning", "give node.pub to the server's operator"),
-        (ProbeAnswer(502, b"502", ""), "error", "SuperLink behind it does not"),
     ],
 )
 def test_what_the_server_thinks_of_the_sites_key_is_told(

@@ -138,10 +138,14 @@ def test_written_code_computes_what_the_network_does(network: Any, spec: InputSp
         assert torch.allclose(names["network_x"](tensors, x), made(x), atol=1e-6)
 
 
-def test_the_command_writes_such_a_folder_and_uploads_no_other(tiny_run: Path, tmp_path: Path, cli: Any) -> None:
+@pytest.mark.slow
+def test_the_command_writes_such_a_folder(tiny_run: Path, tmp_path: Path, cli: Any) -> None:
     code, printed, _ = cli("export", tiny_run, "--out", tmp_path / "out", "--format", "huggingface")
     assert (code, printed) == (0, f"exported and checked: {tmp_path / 'out'}\n")
     assert (tmp_path / "out" / "modeling_polyfed.py").is_file()
+
+
+def test_the_command_uploads_no_other_folder(tiny_run: Path, tmp_path: Path, cli: Any) -> None:
     code, _, error = cli("export", tiny_run, "--out", tmp_path / "x", "--push", "me/mine")
     assert (code, "only a folder of --format huggingface" in error) == (2, True)
 

@@ -54,7 +54,7 @@ def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path) -> N
     assert (folder / "image" / "projection.safetensors").is_file()
 
 
-@pytest.mark.parametrize("weights", ["bert", "roberta"])
+@pytest.mark.parametrize("weights", [pytest.param("bert", marks=pytest.mark.slow), "roberta"])
 def test_prompts_in_front_of_texts_go_both_ways(weights: str, tmp_path: Path) -> None:
     config = adapted(name="promptfl")
     prompts = {"name": "prompts", "length": 3, "place": "front"}

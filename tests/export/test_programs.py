@@ -48,7 +48,7 @@ class Networks:
     ("encoder", "spec", "shape"),
     [
         (Bag(width=4), TOKENS, ("batch", "length")),
-        (GRU(width=4, readout="last"), TOKENS, ("batch", 6)),
+        slow(GRU(width=4, readout="last"), TOKENS, ("batch", 6)),
         slow(Bert(size="tiny", pooling="mean"), TOKENS, ("batch", "length")),
         slow(ResNet(widths=(4, 4), depths=(1, 1), block="basic", pie=True), PIXELS, ("batch", 3, 16, 16)),
         slow(ViT(size="nano", pie=True), PIXELS, ("batch", 3, 16, 16)),

@@ -25,7 +25,7 @@ def _cluster(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ALL)
+@pytest.mark.parametrize("engine", PROCESSES)  # the local one: tests/runs/test_runner_clients.py
 def test_a_client_that_raises_is_excluded_with_its_traceback(keeping: Config, tmp_path: Path, engine: str) -> None:
     config = ready(keeping, tmp_path, engine, how="raise", evaluate_clients=False)
     folder = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from federations_in_process import InProcess
 from struck_runs import events, reasons, results
 
 import polyfed
+from grids import mostly_slow
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.deploy.keys import create_keys, read_public
@@ -78,10 +80,17 @@ def test_masked_sites_end_in_the_bits_of_sums_in_the_clear(
     assert events(run.folder) == []
 
 
-@pytest.mark.parametrize("fault", [dies_before, dies_after], ids=["before", "after"])
-# the other one of south is in the same message
-@pytest.mark.parametrize("client", [pytest.param("north", marks=pytest.mark.slow), "south-0"])
-@pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
+@pytest.mark.parametrize(
+    ("step", "client", "fault"),
+    mostly_slow(
+        # the other one of south is in the same message as south-0
+        product((KEYS, SHARES, "fit", OPENING), ("north", "south-0"), (dies_before, dies_after)),
+        (KEYS, "south-0", dies_before),
+        (SHARES, "south-0", dies_after),
+        ("fit", "south-0", dies_after),
+        (OPENING, "south-0", dies_before),
+    ),
+)
 def test_a_site_that_dies_in_a_phase_changes_nothing(
     masked: InProcess, in_the_clear: Mapping[str, bytes], tmp_path: Path, step: str, client: str, fault: Fault
 ) -> None:

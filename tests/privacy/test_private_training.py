@@ -261,6 +261,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert contents(finished(federation(), tmp_path / "other")) != contents(whole)
 
 
+@pytest.mark.slow
 def test_clipped_gradients_learn(tmp_path: Path) -> None:
     config = federation(samples={"noise_multiplier": 0.01, "clip": 1.0})
     config["data"]["sources"]["texts"]["train"] = 600

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyfed
+from grids import mostly_slow
 from misbehaving import cut_short, happened, lying
 from polyfed import Experiment
 from polyfed.engines.local import LocalEngine
@@ -33,7 +34,7 @@ def left(result: Run) -> dict[str, bytes]:
 REFUSED = ("negative", "half", "double", "flags", "back")  # of minus three times the weights, for variances below 0
 
 
-@pytest.mark.parametrize("how", ["huge", *REFUSED])
+@pytest.mark.parametrize("how", mostly_slow(["huge", *REFUSED], "huge", "negative", "flags"))
 def test_those_who_lie_are_named_in_every_round_and_nobody_else(tiny: Config, tmp_path: Path, how: str) -> None:
     config = lying(tiny, how, LIARS, since=2)  # what norms are usual is known then
     result = polyfed.run(

@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("pairs pictures texts", None, "change_distillation"),
         pytest.param("pairs pictures texts", "creamfl", "creamfl", marks=pytest.mark.slow),
-        ("pairs pictures", "fedavg", "fedavg"),
+        pytest.param("pairs pictures", "fedavg", "fedavg", marks=pytest.mark.slow),
         ("texts", None, "fedavg"),
     ],
 )
