@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,21 +61,3 @@ def test_a_block_that_fails_fails_with_its_output(tmp_path: Path) -> None:
     with Guide(tmp_path, {}) as guide, pytest.raises(AssertionError, match="spoken before"):
         guide.carry_out(Block("echo spoken before\nfalse\necho never"))
     assert "never" not in guide.output()
-
-
-def test_a_terminal_is_waited_for_and_ended_like_with_ctrl_c(tmp_path: Path) -> None:
-    code = (
-        f"{sys.executable} -uc \"import signal, time; signal.signal(signal.SIGINT, lambda *a: exit(print('bye')))\n"
-        "time.sleep(0.5); print('it is up'); time.sleep(60)\"\n"
-    )
-    with Guide(tmp_path, {}) as guide:
-        guide.carry_out(Block(code, "t", "it is up"))
-        guide.carry_out(Block("grep 'it is up' t.log"))
-        assert guide.codes == {"t": None}
-    assert guide.codes == {"t": 0}
-    assert guide.output("t") == "it is up\nbye\n"
-
-
-def test_a_terminal_that_ends_too_early_fails(tmp_path: Path) -> None:
-    with Guide(tmp_path, {}) as guide, pytest.raises(AssertionError, match="not ready: it is up"):
-        guide.carry_out(Block("echo gone", "t", "it is up"))

@@ -5,17 +5,20 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import tokenizers
 import torch
 
 import polyfed
+from polyfed import load_model
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
 from polyfed.export.model import export_model
 from polyfed.export.programs import Program
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.loaded import loaded_model
 from polyfed.runs.opened import open_run
 from small_federations import Config, tiny_experiment
 
@@ -68,6 +71,22 @@ def test_programs_agree_with_the_live_model_on_any_batch(exported: Path, tiny_ru
             found = program(x)
             assert found.shape == (rows, 8)
             assert torch.allclose(found, model.represent(modality, x), atol=1e-5)
+
+
+def test_the_weights_of_an_export_give_the_same_vectors_in_the_architecture(exported: Path, tiny_run: Path) -> None:
+    server = open_run(tiny_run).server_model("last")
+    with torch.no_grad():
+        for value in server.model.parameters():
+            value.zero_()
+    server.model.load_state_dict(safetensors.torch.load_file(exported / "model.safetensors"))
+    model = loaded_model("weights", server.model, server.views, server.context)
+    pictures = np.random.default_rng(0).integers(0, 255, (5, 20, 30, 3), dtype=np.uint8)
+    vectors = (
+        model.encode(pictures, ["a red square", ""]),
+        load_model(exported, allow_code=True).encode(pictures, ["a red square", ""]),
+    )
+    for found, expected in zip(*vectors, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_the_example_runs_as_it_stands(

@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from polyfed import export_model, load_model, open_run
+from polyfed import export_model, load_model
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
 from polyfed.export import programs
 from polyfed.export.programs import write_program
-from polyfed.runs.loaded import loaded_model
 
 
 def test_without_the_extra_the_command_to_install_it_is_told(
@@ -74,20 +72,3 @@ def test_classifiers_are_written_too(classifier_run: Path, tmp_path: Path) -> No
     pytest.importorskip("onnxruntime")
     folder = export_model(classifier_run, tmp_path / "export", onnx=True)
     assert {path.name for path in folder.glob("*.onnx")} == {"image.onnx", "image-classes.onnx"}
-
-
-def test_the_weights_of_an_export_give_the_same_vectors_in_the_architecture(tiny_run: Path, tmp_path: Path) -> None:
-    folder = export_model(tiny_run, tmp_path / "export", which="last")
-    server = open_run(tiny_run).server_model("last")
-    with torch.no_grad():
-        for value in server.model.parameters():
-            value.zero_()
-    server.model.load_state_dict(load_file(folder / "model.safetensors"))
-    model = loaded_model("weights", server.model, server.views, server.context)
-    pictures = np.random.default_rng(0).integers(0, 255, (5, 20, 30, 3), dtype=np.uint8)
-    vectors = (
-        model.encode(pictures, ["a red square", ""]),
-        load_model(folder, allow_code=True).encode(pictures, ["a red square", ""]),
-    )
-    for found, expected in zip(*vectors, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)

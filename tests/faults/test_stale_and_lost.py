@@ -11,7 +11,7 @@ from fake_grid import Rule, dies_before
 from federations_in_process import InProcess
 from struck_runs import events, reasons, results
 
-from polyfed.core.errors import ExchangeError, RunError
+from polyfed.core.errors import ExchangeError
 from polyfed.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow  # make test-engines; the other modules here stand for them in make test
@@ -35,10 +35,12 @@ def old(federation: InProcess, tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-def test_a_server_restored_from_an_old_copy_is_told_so(
+def test_a_server_restored_from_an_old_copy_is_told_so_and_harms_no_state(
     federation: InProcess, old: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.clear()
+    before = {path: path.read_bytes() for path in federation.folder.glob("*/state/**/*.safetensors")}
+    assert len(before) > 6
     told = (
         r"image: RunError: state of client 'image' after round 1, phase 0 is not here; "
         r"there are newer ones \(rounds 4, 5, 6\): the server is stale, restored from an old copy of its run"
@@ -49,13 +51,6 @@ def test_a_server_restored_from_an_old_copy_is_told_so(
         record.getMessage() for record in caplog.records if record.name == "polyfed.deploy.engines.flower_node"
     ]
     assert any("client image failed" in line and "the server is stale" in line for line in at_the_site)
-
-
-def test_a_stale_server_harms_no_state(federation: InProcess, old: Path, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in federation.folder.glob("*/state/**/*.safetensors")}
-    assert len(before) > 6
-    with pytest.raises(ExchangeError, match="the server is stale"):
-        federation.resume(old)
     assert {path: path.read_bytes() for path in federation.folder.glob("*/state/**/*.safetensors")} == before
 
 
@@ -110,14 +105,6 @@ def resumed(federation: InProcess, tmp_path: Path) -> Path:
     config.write_text(config.read_text().replace("min_clients: 3", "min_clients: 2"))
     folder.write("run.json", json.dumps({"run": folder.identity, "config": folder.config_digest()}))
     return federation.resume(tmp_path / "run").folder
-
-
-def test_a_run_whose_settings_were_edited_is_refused(federation: InProcess, tmp_path: Path) -> None:
-    stopped(federation, tmp_path / "run", 2)
-    config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
-    with pytest.raises(RunError, match="was edited after the run had started"):
-        federation.resume(tmp_path / "run")
 
 
 def test_a_resumed_run_names_what_a_site_says_of_itself(federation: InProcess, tmp_path: Path) -> None:

@@ -287,7 +287,6 @@ def test_methods_whose_replies_are_made_of_the_model_run(tmp_path: Path, method:
             {"algorithm": {"name": "fedprox", "local_epochs": 1}},
             "algorithm 'fedprox': its clients may learn of private data",
         ),
-        ({"algorithm": {"name": "scaffold", "local_epochs": 1}}, "algorithm 'scaffold': its clients may learn"),
         ({"privacy": {"samples": {"noise_multiplier": 1.2}, "reply": {"weights": 1.0}}}, "give one of reply"),
         (
             {"privacy": {"samples": {"noise_multiplier": 1.2}, "metrics": "clear", "budget": {"epsilon": 1.0}}},

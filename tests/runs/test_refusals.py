@@ -301,8 +301,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
             # how clients are trained
             ({"clients.image.training.schedule": {"warmup": 3}}, r"schedule\.warmup is 3, but run\.rounds is 2"),
             # what protects replies
-            ({"aggregation": MASKED | {"clip": {}}}, r"does not go with aggregation\.clip: it looks at each reply"),
-            ({"aggregation": MASKED | {"robust": "median"}}, "a rule compares single replies; choose one of the two"),
             ({"aggregation": {"secure": {"name": "pairwise_masks", "range": math.inf}}}, r"secure\.range: .*finite"),
             ({"aggregation": MASKED, "clients.image": GONE}, "needs 3 clients of a type, and type 'paired' has 2"),
             (
@@ -311,7 +309,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ),
         )
     ),
-    (tiny(name="local"), {"aggregation": {"robust": "median"}}, "its clients send nothing that is combined"),
     (tiny(name="fedavg"), {"clients.image.training.batch_size": 1}, r"clients\.image\.training\.batch_size: .*2"),
     (tiny(name="scaffold"), {"run.pace": "buffered"}, "'buffered' does not go with algorithm 'scaffold'"),
     (

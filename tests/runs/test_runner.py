@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,33 +107,6 @@ def test_a_run_keeps_its_identity_and_shares_it_with_no_other(config: Config, tm
     polyfed.resume(first, quiet=True)
     assert json.loads((first / "run.json").read_text())["run"] == names[0]
     assert contents(first) == contents(second)
-
-
-# ---- killed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.05, 0.4, 0.9, 1.6])
-def test_killed_at_any_moment_and_resumed(config: Config, tmp_path: Path, delay: float) -> None:
-    config["run"]["rounds"] = 6
-    experiment = Experiment.parse(config)
-    (tmp_path / "config.yaml").write_text(experiment.to_yaml())
-    code = (
-        "import sys; import torch; torch.set_num_threads(1)\n"
-        "from polyfed import Experiment, run\n"
-        "run(Experiment.load(sys.argv[1]), sys.argv[2])\n"
-    )
-    folder = tmp_path / "a"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "config.yaml"), str(folder)])
-    give_up = time.monotonic() + 120
-    while not (folder / "checkpoints" / "round-000000.json").exists() and time.monotonic() < give_up:
-        time.sleep(0.01)
-    time.sleep(delay)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    resumed = polyfed.resume(folder, quiet=True)
-    assert contents(folder) == contents(polyfed.run(experiment, tmp_path / "whole", quiet=True).folder)
-    assert torch.isfinite(torch.tensor(list(resumed.metrics().values()))).all()
 
 
 def test_a_second_process_cannot_work_on_the_same_run(finished: Path) -> None:

@@ -59,16 +59,6 @@ def test_a_step_that_failed_changed_nothing_on_its_client(misbehaved: Callable[.
     assert sorted(path.stem for path in states.iterdir()) == ["000001-00", "000003-00"]
 
 
-@pytest.mark.slow
-def test_a_share_of_the_cohort_can_be_the_quorum(config: Config, tmp_path: Path) -> None:
-    config = failing(config, "raise")
-    config["run"] |= {"exchange": {"min_clients": 0.6}, "rounds": 2}
-    assert polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True).records.rounds == 2
-    config["run"]["exchange"] = {"min_clients": 0.7}
-    with pytest.raises(ExchangeError, match=r"2 of 3 clients .* the quorum \(run.exchange.min_clients\) is 3"):
-        polyfed.run(Experiment.parse(config), tmp_path / "b", quiet=True)
-
-
 def test_an_evaluation_in_the_same_round_shows_that_a_client_is_back(misbehaved: Callable[..., Run]) -> None:
     result = misbehaved("raise")
     assert happened(result) == [(2, "paired-0", "client_excluded"), (2, "paired-0", "client_returned")]
