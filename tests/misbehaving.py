@@ -105,9 +105,8 @@ class Fails(CreamFL):
             raise ValueError("no GPU left")
         own = dict(reply.representations)
         bad = {name: value[:-1] if self.how == "short" else value * float("nan") for name, value in own.items()}
-        order = "another" if self.how == "order" else representations.order
-        tensors = own if self.how == "order" else bad
-        return Reply(representations=Representations(tensors, order=order), num_examples=client.num_examples)
+        tensors = Representations(bad, order=representations.order)
+        return Reply(representations=tensors, num_examples=client.num_examples)
 
 
 def failing(config: Config, how: str) -> Config:

@@ -37,7 +37,6 @@ def misbehaved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
         ("raise", "ValueError: no GPU left", True),
         ("nan", "NaN", True),  # the client finds this itself
         ("short", "expected [16, 8]", False),  # nothing was raised where the server could not use what came
-        ("order", "another public set", False),
     ],
 )
 def test_a_failing_client_is_left_out_of_the_round_and_named(
