@@ -6,12 +6,23 @@ from typing import Any
 
 import pytest
 
-from polyfed.algorithms.algorithm import Algorithm
+from polyfed.algorithms.algorithm import Algorithm, Cohort, Server, each
+from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.settings import parse_settings
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.conflicts import CONFLICTS, Choice, Feature, conflicts
 from polyfed.runs.settings import RunSettings
 from small_federations import METHODS, Config
+
+
+class OwnRound(FedAvg):
+    """A round of its own, and nothing said of sums."""
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """As FedAvg, of replies that were looked at one by one."""
+        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
+        self.average(server, cohort, (reply for reply in replies if reply.num_examples))
+
 
 LATE, MASKED, ROBUST = {"run": {"pace": "buffered"}}, {"secure": "pairwise_masks"}, {"robust": "median"}
 DEPLOYED = {"engine": {"name": "flower", "superlink": "localhost:9093"}}
@@ -80,3 +91,10 @@ def test_changes_of_factors_are_averaged_of_one_model(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_with_itself(method: str) -> None:
     assert list(conflicts(choice(method))) == []
+
+
+def test_a_round_of_ones_own_inherits_no_promise_that_sums_are_enough() -> None:
+    masked = AggregationSettings(**MASKED)
+    assert not list(conflicts(Choice(FedAvg(), masked)))
+    (told,) = conflicts(Choice(OwnRound(), masked))
+    assert "needs each client's reply" in told

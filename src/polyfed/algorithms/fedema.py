@@ -112,6 +112,10 @@ class FedEMA(FedAvg):
         for modality in model.modalities if width else ():
             model.extras[f"predictor_{modality}"] = Predictor(model.dim, width)
 
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
+
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from polyfed.aggregation.averagings.tensors import BySlot, MultimodalAveraging
 from polyfed.algorithms.algorithm import Cohort, Reply, Server, WeightAveraging, each, tap
 from polyfed.algorithms.fedavg import FedAvg
@@ -24,6 +26,10 @@ class FedIoT(FedAvg):
     """
 
     averaging: WeightAveraging = MultimodalAveraging()
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
 
     # ---- server half
 

@@ -46,6 +46,10 @@ class FFALoRA(FedAvg):
 
     averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
 
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
+
     # ---- server half
 
     def setup(self, server: Server) -> None:
@@ -179,6 +183,10 @@ class FedSALoRA(FedAvg):
     learns_by_fit: ClassVar[bool] = True
 
     averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {"fit": "num_examples"}
 
     # ---- server half
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from polyfed.core.activity import passed
+from polyfed.core.activity import SERVER, passed
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
@@ -135,7 +135,8 @@ class Participant:
     def public_set(self) -> Samples:
         """The public set; raises if the federation has none."""
         if self.public.pairs is None:
-            raise ConfigError(f"{self.name} has no public set; add a 'public' section")
+            needed = "a 'public' section" + (" and a 'server' section" if self.name == SERVER else "")
+            raise ConfigError(f"{self.name} has no public set; add {needed}")
         return self.public.pairs
 
     def generator(self, purpose: str) -> torch.Generator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -81,9 +82,18 @@ alignment = chosen("algorithm.teacher.alignment")
 unasked_clients = algorithm(lambda method: not method.asks_clients)
 one_model_a_round = algorithm(lambda method: method.asks_clients and not method.takes_late_replies)
 nothing_combined = algorithm(lambda method: not returned_bundles(method))
-unsummed_method = algorithm(lambda method: not method.summed)
+unsummed_method = algorithm(lambda method: not (method.summed and _is_of_its_round(method)))
 # what derives from a class that vouches for it may do more
 unseen_learning = algorithm(lambda method: not vars(type(method)).get("learns_by_fit"))
+
+
+def _is_of_its_round(method: Algorithm) -> bool:
+    """Whether ``summed`` was declared for the round that the method has, and not for one that it replaces."""
+
+    def generation(name: str) -> int:
+        return next((depth for depth, base in enumerate(type(method).__mro__) if name in vars(base)), sys.maxsize)
+
+    return generation("summed") <= min(generation("round"), generation("average"))
 
 
 def attackers(are: Callable[[Attack], bool]) -> Feature:
