@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import polyfed
+from grids import mostly_slow
 from masked_runs import Faulty, between, federation, left
 from misbehaving import cut_short
 from polyfed import Experiment
@@ -29,7 +30,10 @@ def weights(config: Config, folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "method",
-    ["fedavg", "fedprox", "moon", {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}}],
+    [
+        *mostly_slow(["fedavg", "fedprox", "moon"], "fedavg"),
+        {"name": "fedavg", "averaging": {"name": "by_type", "server_optimizer": "adam"}},
+    ],
 )
 def test_masked_runs_end_in_the_bits_of_unmasked_ones(tmp_path: Path, method: Any) -> None:
     masked, clear = (weights(federation(how, method=method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
