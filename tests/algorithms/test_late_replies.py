@@ -47,7 +47,7 @@ def test_initial_weights_are_taken_as_they_are(tmp_path: Path) -> None:
     session = prepared(paced("fedavg", "async"), tmp_path)
     firsts = {client.architecture: client for client in reversed(session.server.clients)}
     asked, own = session.cohorts.blueprints(tuple(firsts.values())), session.federation.blueprints()
-    assert {name: one.places for name, one in asked.items()} == {name: one.places for name, one in own.items()}
+    assert {name: one.slots for name, one in asked.items()} == {name: one.slots for name, one in own.items()}
     for name, blueprint in asked.items():
         assert all(torch.equal(value, own[name].tensors[key]) for key, value in blueprint.tensors.items())
 
