@@ -101,7 +101,7 @@ def protected(method: str) -> Mapping[str, Settings]:
     return cells
 
 
-def measured(settings: Settings, folder: Path, plan: AttackPlan) -> dict[str, Any]:
+def measured(settings: Settings, folder: Path, plan: Leakage) -> dict[str, Any]:
     """A run, attacked."""
     with cpu_threads(1):
         polyfed.run(Experiment.parse(settings), folder, quiet=True)

@@ -91,9 +91,7 @@ def test_texts_of_the_data_are_no_markup(tiny: Config, tmp_path: Path, monkeypat
         Shelf,
         "entry",
         lambda shelf, *at, **more: (
-            entry(shelf, *place)._replace(text="<script>x</script>")
-            if shelf.modality == "text"
-            else entry(shelf, *place)
+            entry(shelf, *at)._replace(text="<script>x</script>") if shelf.modality == "text" else entry(shelf, *at)
         ),
     )
     text = write_gallery(opened).read_text()
