@@ -39,7 +39,7 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
-"""Slow: fewer public samples cross by the same code in all methods, which ``fedafd:few`` and ``fedmd:scores`` run."""
+"""Slow: fewer public samples cross by the same code in all methods, which ``fedmd:scores`` runs."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
 ALIKE |= {
     "fedit",
@@ -55,9 +55,14 @@ ALIKE |= {
     "fedema",
     "fediot",
     "moon",
+    "centralised",
+    "fedafd:few",
+    "fedet",
     "fedgems",
     "fedmkd",
     "fedmd:procrustes",
+    "mfcpl",
+    "server_only",
     "feddra",
     "fedmac",
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import as_left, play
+from grids import mostly_slow
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
 from polyfed.algorithms.shared.public_exchange import PublicOutputs
@@ -194,7 +195,7 @@ class ByHand:
                     named[key] -= rate * gradient
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", mostly_slow(CLIENTS, "paired-0"))
 @pytest.mark.parametrize(
     "options",
     [

@@ -30,6 +30,7 @@ from sessions import prepared
 from small_federations import Config
 
 
+@pytest.mark.slow
 def test_narrow_transports_carry_both_schedules(tmp_path: Path) -> None:
     found = {}
     for broadcast in ("shared", "repeated"):

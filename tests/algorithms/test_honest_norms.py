@@ -17,7 +17,7 @@ from small_federations import METHODS, Config, federation_for, participants, siz
 
 SILENT = {"local", "server_only", "centralised"}
 """Methods whose clients send nothing, or are one."""
-FAST = {"fedavg", "fedcola", "fedit", "scaffold", "fedmd"}
+FAST = {"fedavg", "fedmd"}
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 import polyfed
+from grids import mostly_slow
 from misbehaving import contents
 from polyfed.core.errors import ConfigError
 from polyfed.data import samples as samples_module
@@ -78,7 +79,7 @@ def classifying(**task: object) -> Config:
     return config | {"server": None}
 
 
-@pytest.mark.parametrize("imputation", Imputation.available())
+@pytest.mark.parametrize("imputation", mostly_slow(Imputation.available(), "nearest", "prototypes"))
 def test_every_imputation_trains_and_is_averaged_alike_on_a_wire(
     imputation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from by_hand import copies
+from grids import mostly_slow
 from polyfed.core.errors import ConfigError
 from polyfed.optim.servers import ServerOptimizer
 from polyfed.runs.experiment import Experiment
@@ -194,7 +195,7 @@ def test_what_an_absent_type_shares_moves_and_the_rest_does_not(config: Config, 
     assert all(torch.equal(value, after[key]) for key, value in before.items() if ".blocks." not in key)
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", mostly_slow(STATEFUL, "adam"))
 def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: Path, name: str) -> None:
     config["algorithm"] |= followed_by(SETTINGS[name])
     whole, other = (prepared(config, tmp_path / which) for which in ("whole", "other"))

@@ -193,6 +193,7 @@ def test_each_kept_model_on_the_union(local_run: Path) -> None:
     assert list(found.figures["rows"][0]["after"]["paired-0"]) == ["R@1", "R@5", "R@10", "gallery"]
 
 
+@pytest.mark.slow
 def test_rows_columns_and_differences(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     found = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05))
@@ -350,6 +351,7 @@ def test_without_training_there_is_no_distortion(fedavg_run: Path) -> None:
     assert {fall for by_client in found["decrease"].values() for fall in by_client.values()} == {0}
 
 
+@pytest.mark.slow
 def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     found = run_distortion(opened)

@@ -29,9 +29,9 @@ def moved(found: DryRun, direction: str) -> float:
     [
         pytest.param({"name": "creamfl", "local_epochs": 1}, marks=pytest.mark.slow),
         {"name": "change_distillation", "warmup_rounds": 1, "local_epochs": 2, "public": {"samples": 12}},
-        {"name": "fedafd", "local_epochs": 1},
+        pytest.param({"name": "fedafd", "local_epochs": 1}, marks=pytest.mark.slow),
         pytest.param({"name": "fedmd", "local_epochs": 1}, marks=pytest.mark.slow),
-        {"name": "scaffold", "local_steps": 4},
+        pytest.param({"name": "scaffold", "local_steps": 4}, marks=pytest.mark.slow),
     ],
     ids=lambda algorithm: algorithm["name"],
 )

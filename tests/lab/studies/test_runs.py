@@ -38,6 +38,7 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load, tmp_path: Path) -> None:
     study = loaded(
         columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims={"primary": ["prox >= tiny on r1 by 100"]}
