@@ -10,7 +10,9 @@ import pytest
 
 def mostly_slow(cases: Iterable[Any], *fast: Any) -> list[Any]:
     """The cases, of which those that are not among ``fast`` are slow."""
+    known = list(cases)
+    assert all(case in known for case in fast), f"not all of {fast} are among {known}"
     return [
         case if case in fast else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
-        for case in cases
+        for case in known
     ]

@@ -195,7 +195,7 @@ class ByHand:
                     named[key] -= rate * gradient
 
 
-@pytest.mark.parametrize("name", mostly_slow(CLIENTS, "paired-0"))
+@pytest.mark.parametrize("name", mostly_slow(CLIENTS, "paired"))
 @pytest.mark.parametrize(
     "options",
     [
