@@ -123,7 +123,7 @@ def ledger_text(recorded: Sequence[StudyRecord]) -> str:
 
 
 def _counts(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
-    """Folder below papers/ -> verdict -> primary claims of studies that were run."""
+    """Folder below papers/ -> verdict -> judged claims of studies that were run."""
     counts: dict[str, Counter[str]] = {paper: Counter() for paper in NAMES}
     for record in recorded:
         counts[record.name.partition("/")[0]] += Counter(

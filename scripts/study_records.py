@@ -114,23 +114,23 @@ class StudyRecord:
 
     @property
     def claims(self) -> list[str]:
-        """``held: A > B on r1_sum: +4.11 (+3.35 to +4.86), p 0.004``."""
+        """``method, held: A > B on r1_sum: +4.11 (+3.35 to +4.86), p 0.004``."""
         lines = []
         for item in self.judgements:
-            claim, verdict, seeds, mean, interval, p = claim_evidence(item, self.study)
+            claim, about, verdict, seeds, mean, interval, p = claim_evidence(item, self.study)
             evidence = "" if item.sample is None else f": {mean}{_within(interval)}" + ("" if p == "-" else f", p {p}")
             few = "" if seeds in ("0", str(len(self.study.seeds))) else f" ({seeds} seeds)"
-            lines.append(f"{verdict}: {markdown(claim)}{markdown(evidence)}{few}")
+            lines.append(f"{about}, {verdict}: {markdown(claim)}{markdown(evidence)}{few}")
         return lines
 
     @property
     def main_columns(self) -> list[str]:
         """Those that claims are on; all of a study without claims."""
-        primary, secondary = (
+        judged, secondary = (
             {operand.column for claim in claims for operand in claim.operands}
             for claims in (self.study.claims.to_judge, self.study.claims.to_show)
         )
-        chosen = primary | (secondary if len(primary | secondary) <= 4 else set())
+        chosen = judged | (secondary if len(judged | secondary) <= 4 else set())
         return [name for name in self.study.columns if name in chosen] or list(self.study.columns)
 
     @property
@@ -143,7 +143,7 @@ class StudyRecord:
         places = list(product(study.points, columns))
         heads = [", ".join(filter(None, (column * is_named, point_label(point)))) for point, column in places]
         lines = [[row, *(_figure(results, row, *place) for place in places)] for row in study.rows]
-        judged = study.claims.to_judge[0].left[0].column if study.claims.primary else columns[0]
+        judged = next((claim.left[0].column for claim in study.claims.to_judge), columns[0])
         if not study.axes and study.columns[judged].is_outcome and len(study.rows) > 1:
             heads.append(f"{judged} minus {results.reference}")
             lines = [[*line, self._minus(line[0], judged)] for line in lines]

@@ -18,7 +18,7 @@ def record(item: str = "Table 1", runs: int = 20, **more: Any) -> StudyRecord:
     """``prox`` is above ``tiny`` by about 2 at the first point, and below it by as much at the second."""
     settings = {
         "base": tiny_experiment(), "seeds": 5, "axes": AXES, "source": {"paper": "Tiny", "item": item},
-        "claims": {"primary": ["prox > tiny on r1 at 1", "prox > tiny on r1 at 5"]},
+        "claims": {"method": ["prox > tiny on r1 at 1", "prox > tiny on r1 at 5"]},
         "figures": [{"map": "prox > tiny on r1", "x": "pairs"}],
     }  # fmt: skip
     study = Study.model_validate(tiny_study(**(settings | more)))
@@ -35,8 +35,8 @@ def test_what_a_page_says_of_a_record() -> None:
     own = record()
     assert own.heading == "Table 1: tiny"
     assert [line.partition(" (")[0] for line in own.claims] == [
-        "held: prox > tiny on r1 at 1: +2.20",
-        "contradicted: prox > tiny on r1 at 5: -2.20",
+        "method, held: prox > tiny on r1 at 1: +2.20",
+        "method, contradicted: prox > tiny on r1 at 5: -2.20",
     ]
     assert own.table == "|r1|1|5|\n|-|-:|-:|\n|tiny|12.00±1.58|12.00±1.58|\n|prox|14.20±1.74|9.80±1.42|"
     assert own.map_file(1) == "t1-map-1.svg"
@@ -44,7 +44,7 @@ def test_what_a_page_says_of_a_record() -> None:
 
 
 def test_without_axes_the_last_column_is_the_difference_of_what_is_claimed() -> None:
-    claims = {"primary": ["prox > tiny on r1"]}
+    claims = {"method": ["prox > tiny on r1"]}
     study = Study.model_validate(tiny_study(base=tiny_experiment(), seeds=5, claims=claims))
     by_seed = {seed: 10.0 + seed for seed in study.seeds}
     values = {("tiny", (), "r1"): by_seed, ("prox", (), "r1"): {seed: 1.1 * value for seed, value in by_seed.items()}}

@@ -58,17 +58,18 @@ def test_other_forms_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("claims", "more", "message"),
     [
-        (["tiny > prox on r1"], {}, r"claims: is a list; write \{primary: \[one to three claims"),
-        ({"secondary": ["tiny > prox on r1"]}, {}, "claims: primary: there is none"),
-        ({"primary": ["tiny > prox on r1"] * 4}, {}, "claims.primary: .*at most 3"),
-        ({"primary": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),
-        ({"primary": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
-        ({"primary": ["std of tiny > prox on r1"]}, {}, "there is no 'std of tiny'"),
-        ({"primary": ["tiny on r1 > prox on r2"]}, {}, "there is no 'r2'"),
-        ({"primary": ["tiny > prox on r1 at 3"]}, {"axes": AXES}, "there is no '3'"),
-        ({"primary": ["tiny > prox on r1"]}, {"axes": AXES}, "names no point; add 'at LABEL', or 'at all'"),
+        (["tiny > prox on r1"], {}, r"claims: a list does not say .*; write \{method: \["),
+        ({"primary": ["tiny > prox on r1"]}, {}, r"claims: primary does not say .*; write \{method: \["),
+        ({"secondary": ["tiny > prox on r1"]}, {}, "claims: method, part, setting: there is none"),
+        ({"method": ["tiny > prox on r1"] * 2, "part": ["tiny > prox on r1"] * 2}, {}, "4 are judged; .*three at most"),
+        ({"method": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),
+        ({"method": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
+        ({"method": ["std of tiny > prox on r1"]}, {}, "there is no 'std of tiny'"),
+        ({"method": ["tiny on r1 > prox on r2"]}, {}, "there is no 'r2'"),
+        ({"method": ["tiny > prox on r1 at 3"]}, {"axes": AXES}, "there is no '3'"),
+        ({"method": ["tiny > prox on r1"]}, {"axes": AXES}, "names no point; add 'at LABEL', or 'at all'"),
         (
-            {"primary": ["a > b on r1 at all"]},
+            {"method": ["a > b on r1 at all"]},
             {"axes": AXES, "rows": {"a": {"only": {"alpha": [5]}}, "b": {"only": {"alpha": [0.1]}}}},
             "its rows have no point in common",
         ),
@@ -77,3 +78,9 @@ def test_other_forms_are_refused(text: str, message: str) -> None:
 def test_refusals(loaded: Callable[..., Study], claims: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loaded(claims=claims, **more)
+
+
+def test_judged_claims_are_of_a_kind(loaded: Callable[..., Study]) -> None:
+    study = loaded(claims={name: ["tiny > prox on r1"] for name in ("setting", "method", "part", "secondary")})
+    assert [claim.kind for claim in study.claims.to_judge] == ["method", "part", "setting"]
+    assert [claim.kind for claim in study.claims.to_show] == [None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,25 +105,26 @@ def test_margins_keep_the_level_where_figures_move_in_steps(
 
 
 @pytest.mark.parametrize(
-    ("text", "digits", "verdict"),
+    ("text", "column", "unit", "verdict"),  # the difference is 0.13 units
     [
-        *((f"a {sign} b on c", 2, "open") for sign in ("<", "<=", ">", ">=")),
-        ("a > b on c", 3, "held"),
-        ("a < b on c", 3, "contradicted"),
-        ("a >= b on c by 0.01", 2, "held"),
-        ("a > b on c by 0.01", 2, "contradicted"),
+        *((f"a {sign} b on c", {"metric": "r1_sum"}, 1, "open (less than 0.5)") for sign in ("<", "<=", ">", ">=")),
+        ("a > b on c", {"metric": "r1_sum"}, 4, "held"),
+        ("a > b on c", {"metric": "r1_sum", "effect": 1}, 4, "open (less than 1)"),
+        ("a < b on c", {"metric": "r1_sum", "effect": 0.1}, 1, "contradicted"),
+        ("a >= b on c by 0.01", {"metric": "r1_sum"}, 1, "held"),
+        ("a > b on c by 0.01", {"metric": "r1_sum"}, 1, "held"),
+        ("a > b on c", {"name": "seconds"}, 0.1, "held"),
+        ("a > b on c", {"name": "seconds"}, 0.01, "open (less than 0.005)"),
     ],
 )
-def test_a_difference_that_does_not_show_decides_nothing_without_a_margin(
-    loaded: Callable[..., Study], text: str, digits: int, verdict: str
+def test_a_difference_that_does_not_matter_decides_nothing_without_a_margin(
+    loaded: Callable[..., Study], text: str, column: dict[str, Any], unit: float, verdict: str
 ) -> None:
-    columns = {"c": {"metric": "r1_sum", "digits": digits}}
-    study = loaded(rows={"a": {}, "b": {}}, columns=columns, claims={"primary": [text]}, seeds=5)
-    left = dict(enumerate((0.5011, 0.4012, 0.3010, 0.2011, 0.1013)))
-    right = dict(enumerate((0.5, 0.4, 0.3, 0.2, 0.1)))
+    study = loaded(rows={"a": {}, "b": {}}, columns={"c": column}, claims={"method": [text]}, seeds=5)
+    left = {seed: unit * figure for seed, figure in enumerate((5.211, 4.112, 3.110, 2.111, 1.113))}
+    right = {seed: unit * figure for seed, figure in enumerate((5.0, 4.0, 3.0, 2.0, 1.0))}
     results = Results(study, {("a", (), "c"): left, ("b", (), "c"): right})
-    assert results.judgements()[0].verdict == verdict
-    assert claims_tables(results)[0].rows[0][3] == ("+0.00" if digits == 2 else "+0.001")
+    assert claims_tables(results)[0].rows[0][2] == verdict
 
 
 def test_clear_effects_are_held_on_five_seeds() -> None:

@@ -48,7 +48,7 @@ def test_cells_show_mean_spread_missing_seeds_and_what_the_paper_prints(loaded: 
 def test_tables_by_hand(loaded: Load) -> None:
     settings = {name: {"paths": ["clients.*.training.optimizer.lr"]} for name in ("rate", "weight")}
     column = {"metric": "r1_sum", "kind": "validation"}
-    claims = {"primary": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1 by 5"]}
+    claims = {"method": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1 by 5"]}
     study = loaded(
         rows={"tiny": {"tune": False}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}},
         seeds=3,
@@ -57,12 +57,12 @@ def test_tables_by_hand(loaded: Load) -> None:
     )
     chosen = {("prox", ()): Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, False)}
     own = results(study, chosen=chosen, causes={"x, seed 1": "why"}, replies={"tiny": [0, 0], "prox": [3, 1]})
-    main, differences, primary, secondary, tuning, causes = study_tables(own)
+    main, differences, judged, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
     assert "Replies clipped / excluded, over all seeds: tiny 0 / 0; prox 3 / 1." in main.notes
     assert differences.title == "r1: minus tiny"  # of costs there is none
     assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48", "+1.00"]]
-    assert primary.rows[0] == ["prox > tiny on r1", "open", "3", "+2.00", "-0.48 to +4.48", "-"]
+    assert judged.rows[0] == ["prox > tiny on r1", "method", "open", "3", "+2.00", "-0.48 to +4.48", "-"]
     assert secondary.rows == [["prox < tiny on r1 by 5", "3", "+2.00", "-0.48 to +4.48"]]
     assert tuning.rows == [["prox", "2", "rate x 2 (lr 0.2)", "as given: 1.00; rate x 2: 3.00"]]
     assert tuning.notes == (
@@ -82,13 +82,13 @@ def test_by_point_where_points_outnumber_columns(loaded: Load) -> None:
 
 
 def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
-    primary = ["prox > tiny on r1 at all", "std of prox > std of tiny on r1 at 5"]
+    judged = ["prox > tiny on r1 at all", "std of prox > std of tiny on r1 at 5"]
     secondary = [
         "prox > tiny on r1",
         "prox at 5 - tiny at 5 > prox at 1 - tiny at 1 on r1",
         "tiny on r1 at 5 > tiny on MiB at 1",
     ]
-    own = results(loaded(seeds=3, axes=AXES, claims={"primary": primary, "secondary": secondary}))
+    own = results(loaded(seeds=3, axes=AXES, claims={"method": judged, "secondary": secondary}))
     mean, spread = (item.sample for item in own.judgements())
     assert isinstance(mean, PairedSample)
     assert mean.by_seed == {0: 1, 1: 2, 2: 3}
@@ -97,14 +97,14 @@ def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
     read = [sample.values for _, sample in own.readings() if isinstance(sample, PairedSample)]
     assert read == [[1, 2, 3], [1, 2, 3], [0, 0, 0], [16, 17, 18]]
     first, second = claims_tables(own)
-    assert first.rows[1][2:5] == ["3", "x 1.94", "0.24 to 15.51"]
+    assert first.rows[1][3:6] == ["3", "x 1.94", "0.24 to 15.51"]
     assert [row[0] for row in second.rows[:2]] == ["prox > tiny on r1 (1)", "prox > tiny on r1 (5)"]
 
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     scores = {"as given": 3.0, "rate x 2": float("nan")}
     chosen = {("prox", ()): Chosen({"rate": 1.0}, {}, scores, is_surrounded=True)}
-    own = results(loaded(seeds=3, claims={"primary": ["prox > tiny on r1"]}), chosen=chosen)
+    own = results(loaded(seeds=3, claims={"method": ["prox > tiny on r1"]}), chosen=chosen)
     own.save(tmp_path)
     again = Results.load(tmp_path)
     assert again.to_json() == own.to_json()
@@ -191,7 +191,7 @@ def test_curves_are_read_from_the_cells(loaded: Load, tmp_path: Path) -> None:
 
 
 def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
-    own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"primary": ["prox > tiny on r1"]}))
+    own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"method": ["prox > tiny on r1"]}))
     paths = export_study(own, tmp_path / "export", tmp_path)
     assert {path.name for path in paths} == {"tables.md", "figures.csv", "figure-1.png", "figure-1.svg"}
     assert all(path.stat().st_size for path in paths)
@@ -225,10 +225,10 @@ def test_rows_below_training_alone_are_named(
 @pytest.mark.parametrize(("column", "interval"), [("MiB", "-"), ("x", "+0.99 to +3.01")])
 def test_costs_that_no_seed_changes_have_no_interval(loaded: Callable[..., Study], column: str, interval: str) -> None:
     columns = {"x": {"metric": "r1_sum"}, "MiB": {"name": "traffic"}}
-    claims = {"primary": [f"a > b on {column}"], "secondary": [f"b > a on {column}"]}
+    claims = {"method": [f"a > b on {column}"], "secondary": [f"b > a on {column}"]}
     study = loaded(rows={"a": {}, "b": {}}, columns=columns, claims=claims, seeds=5)
     values = {(name, (), column): dict.fromkeys(range(5), figure) for name, figure in (("a", 3.0), ("b", 1.0))}
-    primary, secondary = claims_tables(Results(study, values))
-    assert primary.rows[0][1:5] == ["held", "5", "+2.00", interval]
-    assert (primary.rows[0][5] == "-") == (column == "MiB")
+    judged, secondary = claims_tables(Results(study, values))
+    assert judged.rows[0][2:6] == ["held", "5", "+2.00", interval]
+    assert (judged.rows[0][6] == "-") == (column == "MiB")
     assert (secondary.rows[0][3] == "-") == (column == "MiB")

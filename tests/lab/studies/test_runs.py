@@ -41,7 +41,7 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.slow
 def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load, tmp_path: Path) -> None:
     study = loaded(
-        columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims={"primary": ["prox >= tiny on r1 by 100"]}
+        columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims={"method": ["prox >= tiny on r1 by 100"]}
     )
     heard: set[str] = set()
     first = run(study, tmp_path / "out", listener=lambda progress: heard.update(progress.running.values()))
@@ -177,7 +177,7 @@ def test_two_invocations_do_not_work_on_one_study(loaded: Load, tmp_path: Path) 
 @pytest.mark.slow
 def test_twelve_cells_killed_five_times_give_the_same_bytes(study_file: Callable[..., Path], tmp_path: Path) -> None:
     axes = {"rounds": {"setting": "run.rounds", "values": [2, 3]}}
-    path = study_file(tiny_study(seeds=3, axes=axes, claims={"primary": ["prox > tiny on r1 at all"]}))
+    path = study_file(tiny_study(seeds=3, axes=axes, claims={"method": ["prox > tiny on r1 at all"]}))
     draw = random.Random(0)
 
     def command(out: Path) -> list[str]:
@@ -211,7 +211,7 @@ ROWS: dict[str, Any] = {
 
 
 def test_they_share_a_cell_and_have_columns_of_their_own(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(seeds=1, rows=ROWS, claims={"primary": ["clients >= worst client on r1"]})
+    study = loaded(seeds=1, rows=ROWS, claims={"method": ["clients >= worst client on r1"]})
     results = run_study(study, tmp_path / "out", jobs=1).results
     (cell,) = set(results.cells.values())
     records = open_run(tmp_path / "cells" / cell).records

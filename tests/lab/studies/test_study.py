@@ -78,7 +78,7 @@ def test_scales_are_merged_over_the_file(study_file: Callable[..., Path]) -> Non
 def test_smoke_is_one_seed_one_round_and_the_first_labels(study_file: Callable[..., Path]) -> None:
     rows = {"tiny": {}, "late": {"only": {"alpha": [5]}}, "early": {"only": {"alpha": [0.1]}}}
     content = tiny_study(
-        rows=rows, axes=ALPHA, tuning=TUNING, seeds=4, claims={"primary": ["tiny > early on r1 at 0.1"]}
+        rows=rows, axes=ALPHA, tuning=TUNING, seeds=4, claims={"method": ["tiny > early on r1 at 0.1"]}
     )
     smoke = Study.load(study_file(content | {"scales": {"smoke": {"set": {"public.items": 4}}}}), "smoke")
     assert (smoke.seeds, list(smoke.rows), smoke.points, smoke.tuning) == ([0], ["tiny", "early"], (("0.1",),), None)

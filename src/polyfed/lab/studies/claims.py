@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -12,6 +12,11 @@ from pydantic import Field, model_validator
 
 from polyfed.core.settings import Settings
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSpreads, Sample, holm
+
+Kind = Literal["method", "part", "setting"]
+"""What a judged claim is about."""
+
+KINDS: tuple[Kind, ...] = ("method", "part", "setting")
 
 ALL = "all"
 """Label of the mean over all points of the axes at which every row of a claim is run."""
@@ -55,6 +60,7 @@ class Claim:
         sign: one of > < >= <=.
         margin: m, 0 unless it is given.
         is_of_spreads: whether standard deviations over seeds are compared, in place of means.
+        kind: what it is about, if it is judged.
     """
 
     text: str
@@ -63,6 +69,7 @@ class Claim:
     sign: str
     margin: float = 0.0
     is_of_spreads: bool = False
+    kind: Kind | None = None
 
     @classmethod
     def parse(cls, text: str) -> Claim:
@@ -140,10 +147,13 @@ def _operands(side: str, column: str, label: str) -> Side:
 
 
 class Claims(Settings):
-    """What a study is to prove, and what it says besides."""
+    """What a study is to prove, by what it is about, and what it says besides; one to three are judged (Holm)."""
 
-    primary: list[str] = Field(
-        default_factory=list, max_length=3, description="one to three statements that are judged (Holm over these)"
+    method: list[str] = Field(default_factory=list, description="judged: a method is better than another")
+    part: list[str] = Field(default_factory=list, description="judged: what a part of a method does; ablations")
+    setting: list[str] = Field(
+        default_factory=list,
+        description="judged: what no method decides; more rounds or data, skew by construction, a ceiling over a floor",
     )
     secondary: list[str] = Field(
         default_factory=list, description="statements that are shown as differences with intervals, without verdict"
@@ -151,20 +161,26 @@ class Claims(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_rank(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            raise ValueError("is a list; write {primary: [one to three claims, judged], secondary: [the others]}")
+    def _by_kind(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple) or (isinstance(value, Mapping) and "primary" in value):
+            raise ValueError(
+                f"{'primary' if isinstance(value, Mapping) else 'a list'} does not say what claims are about; write "
+                "{method: [A is better than B], part: [ablations], setting: [more rounds, skew, a ceiling over a "
+                "floor], secondary: [what is not judged]}"
+            )
         return value
 
     @model_validator(mode="after")
-    def _with_a_primary_one(self) -> Self:
-        if self.secondary and not self.primary:
-            raise ValueError("primary: there is none; name the statement for which the study is run")
+    def _one_to_three(self) -> Self:
+        if self.secondary and not self.to_judge:
+            raise ValueError("method, part, setting: there is none; name the statement for which the study is run")
+        if len(self.to_judge) > 3:
+            raise ValueError(f"method, part, setting: {len(self.to_judge)} are judged; name three at most, in all")
         return self
 
     @property
     def to_judge(self) -> list[Claim]:
-        return list(map(Claim.parse, self.primary))
+        return [replace(Claim.parse(text), kind=kind) for kind in KINDS for text in getattr(self, kind)]
 
     @property
     def to_show(self) -> list[Claim]:
@@ -185,12 +201,14 @@ class Judgement:
         sample: left against right by seed; None where no seed has both.
         p: of the two-sided paired test, adjusted for all claims of the family (Holm); NaN where a seed is missing.
         verdict: held or contradicted where p is below the level.
+        why: it is open all the same.
     """
 
     claim: Claim
     sample: Sample | None
     p: float
     verdict: Verdict
+    why: str = ""
 
 
 def judge(claims: Sequence[Claim], samples: Sequence[Sample | None], seeds: Sequence[int]) -> list[Judgement]:

@@ -17,7 +17,7 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 
-_SHOWN = ("lower", "digits")
+_SHOWN = ("lower", "digits", "effect")
 
 
 class ColumnSettings(Settings):
@@ -29,6 +29,12 @@ class ColumnSettings(Settings):
 
     lower: bool = Field(default=False, description="whether lower values are better")
     digits: int = Field(default=2, ge=0, le=9, description="decimals shown")
+    effect: float | None = Field(
+        default=None,
+        ge=0,
+        description="the smallest difference that matters, in the column's unit: less decides nothing, however sure it "
+        "is; null: what the decimals show as 0",
+    )
 
     @property
     def decimals(self) -> int:
@@ -68,7 +74,7 @@ class ColumnSettings(Settings):
 
     @property
     def digest(self) -> str:
-        """What identifies the figure in a cell: all settings but those of its display, and own code."""
+        """What identifies the figure in a cell: all settings but those of display and verdicts, and own code."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -132,17 +132,19 @@ class Results:
         return values
 
     def judgements(self) -> list[Judgement]:
-        """Every primary claim, as one family, each at the point that it names, or over all."""
+        """Every judged claim, as one family, each at the point that it names, or over all."""
         claims = self.study.claims.to_judge
-        judged = judge(claims, list(map(self.sample, claims)), self.study.seeds)
-        return [item if self._shows(item) else replace(item, verdict="open") for item in judged]
+        return list(map(self._if_it_matters, judge(claims, list(map(self.sample, claims)), self.study.seeds)))
 
-    def _shows(self, item: Judgement) -> bool:
-        """Whether a difference is no 0 in its column's decimals, however sure it is, or was judged by a margin."""
-        if item.verdict not in ("held", "contradicted") or item.claim.margin or isinstance(item.sample, PairedSpreads):
-            return True
-        digits = self.study.columns[item.claim.left[0].column].decimals
-        return item.sample is not None and abs(item.sample.mean) >= 0.5 * 10**-digits
+    def _if_it_matters(self, item: Judgement) -> Judgement:
+        """Open where a difference is smaller than its column's effect, unless a margin says what matters."""
+        column, sample = self.study.columns[item.claim.left[0].column], item.sample
+        if item.verdict not in ("held", "contradicted") or item.claim.margin or not isinstance(sample, PairedSample):
+            return item
+        least = 0.5 * 10**-column.decimals if column.effect is None else column.effect
+        if sample.is_exact or abs(sample.mean) >= least:
+            return item
+        return replace(item, verdict="open", why=f"less than {least:g}")
 
     def readings(self) -> list[tuple[Claim, Sample | None]]:
         """Every secondary claim with left against right by seed, at every point where it does not name one."""

@@ -296,9 +296,9 @@ class Study(Settings):
         for number, drawing in enumerate(self.figures):
             self._check_drawing(f"figures.{number}", drawing)
         for claim in self.claims.to_judge:
-            self._check_claim("claims.primary", claim)
+            self._check_claim(f"claims.{claim.kind}", claim)
             if self.axes and "" in claim.labels:
-                raise ValueError(f"claims.primary: '{claim.text}' names no point; add 'at LABEL', or 'at {ALL}'")
+                raise ValueError(f"claims.{claim.kind}: '{claim.text}' names no point; add 'at LABEL', or 'at {ALL}'")
         for claim in self.claims.to_show:
             self._check_claim("claims.secondary", claim)
         return self

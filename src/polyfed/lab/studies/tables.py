@@ -178,27 +178,28 @@ def shapley_tables(results: Results) -> list[TextTable]:
 
 
 def claims_tables(results: Results) -> list[TextTable]:
-    """Primary claims with their verdicts, then secondary ones as differences."""
-    tables, heads = [], ("claim", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
+    """Judged claims with their verdicts, then secondary ones as differences."""
+    tables, heads = [], ("claim", "about", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
     if judged := results.judgements():
         note = (
             "Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05; "
-            f"never on fewer than {FEWEST_SEEDS} seeds, nor by a difference that shows as 0. {_SIDES}"
+            f"never on fewer than {FEWEST_SEEDS} seeds, nor by less than the column's effect. {_SIDES}"
         )
         body = [claim_evidence(item, results.study) for item in judged]
         tables.append(TextTable("Claims", heads, body, (note,)))
     if read := results.readings():
         note = f"Not judged: intervals are each claim's own. {_SIDES}"
         body = [[_claim_text(claim), *_evidence(claim, sample, results.study)] for claim, sample in read]
-        tables.append(TextTable("Secondary claims", ("claim", *heads[2:5]), body, (note,)))
+        tables.append(TextTable("Secondary claims", ("claim", *heads[3:6]), body, (note,)))
     return tables
 
 
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
-    """Claim, verdict, seeds, difference, interval and p."""
+    """Claim, what it is about, verdict with its reason, seeds, difference, interval and p."""
     evidence = _evidence(item.claim, item.sample, study)
     p = "-" if not item.p else "< 0.001" if item.p < 0.001 else format_number(item.p, 3)
-    return [_claim_text(item.claim), item.verdict, *evidence, p]
+    verdict = f"{item.verdict} ({item.why})" if item.why else item.verdict
+    return [_claim_text(item.claim), str(item.claim.kind), verdict, *evidence, p]
 
 
 def _claim_text(claim: Claim) -> str:
