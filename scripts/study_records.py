@@ -14,6 +14,7 @@ from typing import Any
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, markdown
 from polyfed.lab.studies.claims import Judgement, Verdict
+from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import SMALL, Point, Study, point_label
 from polyfed.lab.studies.study_files import study_files
@@ -25,6 +26,7 @@ from polyfed.lab.studies.tables import (
     difference_texts,
     shapley_tables,
 )
+from polyfed.reporting.tables import format_number
 from polyfed.runs.tuning import choice_label
 
 PAPERS = Path(__file__).parents[1] / "papers"
@@ -131,7 +133,8 @@ class StudyRecord:
             for claims in (self.study.claims.to_judge, self.study.claims.to_show)
         )
         chosen = judged | (secondary if len(judged | secondary) <= 4 else set())
-        return [name for name in self.study.columns if name in chosen] or list(self.study.columns)
+        others = [name for name in self.study.columns if name not in self._gauges]
+        return [name for name in others if name in chosen] or others
 
     @property
     def table(self) -> str:
@@ -157,6 +160,32 @@ class StudyRecord:
             return ""
         _, mean, interval, _ = difference_texts(sample, self.study.columns[column].digits)
         return f"{mean}{_within(interval)}"
+
+    @property
+    def gauges(self) -> list[str]:
+        """Whether mechanisms could act, a line each; and which replies did not count as they came."""
+        results, lines = self.results, []
+        for name, gauge in self._gauges.items():
+            told = [f"{markdown(row)} {text}" for row in self.study.rows if (text := self._gauge(row, name, gauge))]
+            lines.append(f"{markdown(f'{name} ({gauge.in_words})')}: {', '.join(told) or 'no row has it'}")
+        by_row = [f"{row} {short} / {out}" for row, (short, out) in results.replies.items() if short or out]
+        others = "no other" if by_row else "none"
+        replies = f"replies shortened / left out, over all seeds: {', '.join([*by_row, others])}"
+        return [*lines, markdown(replies)] if results.replies else lines
+
+    def _gauge(self, row: str, name: str, gauge: Gauge) -> str:
+        """Its figure, or the range of its means over points; bold beyond a limit."""
+        results = self.results
+        means = [results.spread(row, at, name).mean for at in self.study.points if results.at(row, at, name)]
+        if not means:
+            return ""
+        ends = [format_number(end, gauge.digits) for end in (min(means), max(means))]
+        text = _figure(results, row, (), name) if not self.study.axes else "…".join(dict.fromkeys(ends))
+        return f"**{text}**" if all(map(gauge.is_beyond, means)) else text
+
+    @property
+    def _gauges(self) -> dict[str, Gauge]:
+        return {name: column for name, column in self.study.columns.items() if isinstance(column, Gauge)}
 
     @property
     def contributions(self) -> list[str]:

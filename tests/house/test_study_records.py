@@ -53,6 +53,18 @@ def test_without_axes_the_last_column_is_the_difference_of_what_is_claimed() -> 
     )
 
 
+def test_gauges_stand_beneath_the_table() -> None:
+    gauge = {"name": "gauge", "shows": "r1_sum", "reads": "points", "below": 10, "then": "it cannot act"}
+    study = Study.model_validate(tiny_study(base=tiny_experiment(), columns={"r1": "r1_sum", "acts": gauge}))
+    values = {(row, (), "acts"): {0: value, 1: value} for row, value in {"tiny": 12.0, "prox": 9.96}.items()}
+    own = StudyRecord("creamfl/t1", "small", Results(study, values, replies={"tiny": [0, 0], "prox": [2, 1]}))
+    assert own.main_columns == ["r1"]
+    assert own.gauges == [
+        "acts (points; from 10 down it cannot act): tiny 12.0±0.0, prox **10.0±0.0**",
+        "replies shortened / left out, over all seeds: prox 2 / 1, no other",
+    ]
+
+
 def test_a_record_has_a_figure_a_line() -> None:
     text = record_text(record().results)
     assert '\n{"row": "tiny", "point": ["1"], "column": "r1", "by_seed": {"0": 10.0, "1": 11.0, ' in text

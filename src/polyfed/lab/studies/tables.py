@@ -10,6 +10,7 @@ from itertools import product
 from typing import Literal
 
 from polyfed.lab.studies.claims import Claim, Judgement
+from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
@@ -94,6 +95,9 @@ def _figure_notes(results: Results) -> Iterator[str]:
     yield f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}. {_PLUS_MINUS}"
     if study.printed:
         yield _PRINTED
+    for name, column in study.columns.items():
+        if isinstance(column, Gauge):
+            yield f"{name}: {column.in_words}."
     if results.replies:
         by_row = "; ".join(f"{row} {short} / {out}" for row, (short, out) in results.replies.items())
         yield f"Replies clipped / excluded, over all seeds: {by_row}."
