@@ -119,7 +119,7 @@ COLUMNS = (
 
 def row(leakage: dict[str, Any]) -> dict[str, float]:
     """Figures of what crossed, and of final models; means over clients."""
-    members = leakage["findings"]["membership"]
+    members = leakage["findings"]
     final = [one for one in members if one["on"].startswith("final") and one["attack"] == "loss threshold"]
     sent = [one for one in members if not one["on"].startswith("final")]
     simple = [one for one in sent if one["attack"] != "LiRA"]
@@ -153,7 +153,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"| method | protection | {' | '.join(COLUMNS)} |\n|{' --- |' * (len(COLUMNS) + 2)}")
     for method in options.methods:
-        plan = Leakage(attacks=("membership",), shadows=options.shadows, clients=2)
+        plan = Leakage(shadows=options.shadows, clients=2)
         for protection, changes in protected(method).items():
             cells: dict[str, list[float]] = {name: [] for name in COLUMNS}
             for seed in options.seeds:

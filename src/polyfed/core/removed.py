@@ -16,6 +16,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "Drawing": frozenset({"points"}),
     "Drawn": frozenset({"awake", "period"}),
     "FewShot": frozenset({"fit", "standardise"}),
+    "Leakage": frozenset({"attacks", "canaries"}),
     "LittleIsEnough": frozenset({"knows"}),
     "LoRA": frozenset({"dora"}),
     "MFCPL": frozenset({"weighting"}),
@@ -60,17 +61,8 @@ STUDIES: Mapping[str, tuple[str, ...]] = {
     "polyfed": (
         *("adapters", "adapters-averaging", "adapters-privacy", "adapters-prompts", "adapters-ranks", "combinations"),
         *("demo", "knowledge", "leaderboard-ample", "leaderboard-medical", "leaderboard-scarce", "leaderboard-weights"),
-        *(
-            "missing",
-            "modalities",
-            "pace",
-            "privacy",
-            "regime-change",
-            "robust",
-            "robust-texts",
-            "vqa-daquar",
-            "vqa-easy",
-        ),
+        *("missing", "modalities", "pace", "privacy", "regime-change", "robust", "robust-texts"),
+        *("vqa-daquar", "vqa-easy"),
     ),
 }
 """Folder below papers/ -> studies that version 0.3 had by name; there were also papers/PAPER-ITEM."""

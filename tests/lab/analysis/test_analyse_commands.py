@@ -148,7 +148,7 @@ REFUSALS = [
     (f"centres {RUN} split=dev", "no split 'dev'"),
     (f"centres {RUN} --out CONFIG", "cannot create folder"),
     (f"centres {RUN} --device warp", "'warp' is not usable here"),
-    (f"leakage {RUN} attacks=[canary]", "attacks.0: Input should be 'membership' or 'canaries' (got 'canary')"),
+    (f"leakage {RUN} attacks=[membership]", "'attacks' was removed in 0.4"),
     (f"leakage {RUN} shadows=5", "shadows: give 0, or an even number from 4 on"),
     (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' is of one run, not of 2; ask run by run"),
     (f"weights {RUN}", "has no aggregation weights"),

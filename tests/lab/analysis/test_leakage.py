@@ -21,7 +21,6 @@ from polyfed.lab.analysis.leakage import (
     Situation,
     halves,
     head_of,
-    planted,
     run_leakage,
     sample_scores,
 )
@@ -30,7 +29,7 @@ from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics
 
-SMALL = Leakage(attacks=["membership"], shadows=4, clients=1, samples=60, passes=40)
+SMALL = Leakage(shadows=4, clients=1, samples=60, passes=40)
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -84,8 +83,8 @@ def leaked(opened: Simulated, plan: Leakage) -> dict[str, Any]:
     return run_leakage(opened, plan).figures
 
 
-def by_name(leakage: dict[str, Any], attack: str) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(one["on"], one["attack"]): one for one in leakage["findings"][attack]}
+def by_name(leakage: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(one["on"], one["attack"]): one for one in leakage["findings"]}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(
 def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
     overfitted_run: Path, leakage: dict[str, Any]
 ) -> None:
-    opened, found = Simulated(open_run(overfitted_run)), by_name(leakage, "membership")
+    opened, found = Simulated(open_run(overfitted_run)), by_name(leakage)
     assert leakage["exact"]
     assert leakage["protection"] == "none"
     for attack in ("loss threshold", "LiRA"):
@@ -154,29 +153,6 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
         assert rows.sum(0).tolist() == [3] * len(candidates.samples)
 
 
-def test_canaries_are_exposed_where_they_were_planted(overfitted_run: Path) -> None:
-    opened = Simulated(open_run(overfitted_run))
-    plan = Leakage(attacks=["canaries"], clients=1)
-    (one,) = leaked(opened, plan)["findings"]["canaries"]
-    exposure, without = one["exposure"], one["without"]
-    assert isinstance(exposure, float)
-    assert isinstance(without, float)
-    assert exposure > without + 1
-    assert one["auc"]["low"] > 0.8
-    samples = opened.federation.train(opened.federation.members["text-0"])
-    canaries = planted(samples, "topic", 6, 10, torch.Generator().manual_seed(0))
-    changed = samples.targets["topic"] != canaries.samples.targets["topic"]
-    assert sorted(canaries.positions.tolist()) == changed.nonzero().flatten().tolist()
-    assert len(canaries.positions) == 10
-
-
-def test_canaries_that_cannot_be_in_what_crosses_are_not_counted(overfitted_runs: Callable[[str], Path]) -> None:
-    plan = Leakage(attacks=["canaries"], clients=1)
-    leakage = leaked(Simulated(open_run(overfitted_runs("logits"))), plan)
-    assert "before the round's training" in leakage["no_attack"][0]["reason"]
-    assert not leakage["findings"]["canaries"]
-
-
 @pytest.mark.slow
 def test_results_depend_on_the_seed_alone(overfitted_run: Path, leakage: dict[str, Any]) -> None:
     assert leaked(Simulated(open_run(overfitted_run)), SMALL) == leakage
@@ -184,7 +160,7 @@ def test_results_depend_on_the_seed_alone(overfitted_run: Path, leakage: dict[st
 
 @pytest.mark.slow
 def test_logits_give_samples_away_by_a_surrogate(overfitted_runs: Callable[[str], Path]) -> None:
-    found = by_name(leaked(Simulated(open_run(overfitted_runs("logits"))), SMALL), "membership")
+    found = by_name(leaked(Simulated(open_run(overfitted_runs("logits"))), SMALL))
     assert found["logits of text-0 (tell)", "surrogate, loss"]["auc"]["low"] > 0.6
 
 
@@ -192,7 +168,7 @@ def test_logits_give_samples_away_by_a_surrogate(overfitted_runs: Callable[[str]
 def test_noise_hides_samples(overfitted_runs: Callable[[str], Path]) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     leakage = leaked(Simulated(open_run(overfitted_runs("noise"))), SMALL)
-    one = by_name(leakage, "membership")["weights of text-0 (fit)", "loss threshold"]
+    one = by_name(leakage)["weights of text-0 (fit)", "loss threshold"]
     assert one["auc"]["low"] < 0.5
     assert one["verdict"] == "nothing found"
     assert "noise on replies" in leakage["protection"]
@@ -201,7 +177,7 @@ def test_noise_hides_samples(overfitted_runs: Callable[[str], Path]) -> None:
 @pytest.mark.slow
 def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> None:
     leakage = leaked(Simulated(open_run(overfitted_runs("masked"))), SMALL)
-    assert ("weights of sum of 3 clients (fit)", "loss threshold") in by_name(leakage, "membership")
+    assert ("weights of sum of 3 clients (fit)", "loss threshold") in by_name(leakage)
     assert leakage["protection"] == "secure aggregation"
 
 
@@ -209,26 +185,22 @@ def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> N
 def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> None:
     config = three_kinds(name="creamfl")
     leakage = leaked(simulated(config, tmp_path / "run"), Leakage(shadows=0, passes=2, clients=3))
-    reasons = {(one["on"], one["attack"]): one["reason"] for one in leakage["no_attack"]}
-    for attack in ("membership", "canaries"):
-        assert "the classifier does not cross" in reasons["representations of text (fit)", attack]
+    reasons = {one["on"]: one["reason"] for one in leakage["no_attack"]}
+    assert "the classifier does not cross" in reasons["representations of text (fit)"]
 
 
 @pytest.mark.slow
 def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path) -> None:
     config = overfitted(algorithm={"name": "scaffold"})
     leakage = leaked(simulated(config, tmp_path / "run"), Leakage(shadows=0, clients=1))
-    told = [one["on"] for found in leakage["findings"].values() for one in found]
+    told = [one["on"] for one in leakage["findings"]]
     assert "weights of text-0 (controlled_fit)" in told
     assert not any(on.startswith("controls") for on in told)
-    assert ("controls of text-0 (controlled_fit)", "membership") in {
-        (one["on"], one["attack"]) for one in leakage["no_attack"]
-    }
+    assert "controls of text-0 (controlled_fit)" in [one["on"] for one in leakage["no_attack"]]
 
 
 def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: Path, analyse: Cli) -> None:
-    arguments = ("--set", "attacks=[membership]", "--set", "clients=1", "--set", "shadows=0")
-    code, _, _ = analyse("leakage", overfitted_run, *arguments)
+    code, _, _ = analyse("leakage", overfitted_run, "--set", "clients=1", "--set", "shadows=0")
     assert code == 0
     content = json.loads((overfitted_run / "analysis" / "leakage.json").read_text())
     assert content["exact"] is True

@@ -16,7 +16,6 @@ from polyfed.lab.analysis.leakage import (
     Interval,
     area,
     confidence,
-    exposures,
     leak_verdict,
     likelihood_ratio,
     one_an_item,
@@ -59,7 +58,7 @@ def test_intervals_of_the_rate_hold_the_true_rate(shift: float, items: int, monk
     assert _covered(shift, items, 60, monkeypatch) >= 0.9
 
 
-def test_candidates_and_canaries_are_of_an_item_each() -> None:
+def test_candidates_are_of_an_item_each() -> None:
     """Captions of one picture are members together: five of them are no five trials."""
     items = torch.tensor([3, 3, 1, 3, 0, 1])
     assert one_an_item(items).tolist() == [0, 2, 4]
@@ -110,9 +109,3 @@ def test_likelihood_ratios_against_a_loop() -> None:
         one = float(target[i])
         expected = _density(one, in_means[i], in_spread) / _density(one, out_means[i], out_spread)
         assert float(ratios[i]) == pytest.approx(math.log(expected))
-
-
-def test_exposure_of_labels() -> None:
-    logits = torch.tensor([[3.0, 1.0, 2.0, 0.0], [3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 0.0, 0.0]]).double()
-    # ranks 1, 4 and, tied, 2 of four classes
-    assert exposures(logits, torch.tensor([0, 3, 1])).tolist() == pytest.approx([2.0, 0.0, 1.0])

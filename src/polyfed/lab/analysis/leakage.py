@@ -1,8 +1,7 @@
-"""What a run gave away: membership inference on what crossed and on final models, and canaries in what crosses.
+"""What a run gave away: membership inference on what crossed and on final models.
 
 Sources: Yeom et al. (CSF 2018), a threshold on the loss; Carlini et al. (IEEE S&P 2022), "Membership inference attacks
-from first principles" (LiRA); Carlini et al. (USENIX Security 2019), "The secret sharer" (canaries), whose secret is a
-label here, and its alternatives are the other classes.
+from first principles" (LiRA).
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, zip_longest
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -35,9 +33,8 @@ from polyfed.federation.participant import Participant, TrainingSetup
 from polyfed.federation.server import with_weights
 from polyfed.federation.trainer import Clock, Optimizers
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
-from polyfed.lab.analysis.leakage_replies import SeenReply, SeenRound, is_equal, seen_round
+from polyfed.lab.analysis.leakage_replies import SeenReply, SeenRound, seen_round
 from polyfed.lab.analysis.simulated import Simulated, TrainedModel
-from polyfed.models.heads import class_count
 from polyfed.models.model import Model
 from polyfed.privacy.settings import UPDATE
 from polyfed.reporting.run_tables import table_json
@@ -146,7 +143,7 @@ class Finding:
 
     Attributes:
         on: what was attacked.
-        attack: by what.
+        attack: by what; ``membership`` where none applies.
         says: the verdict, or why the attack does not apply.
         figures: for file and table; none where it does not apply.
     """
@@ -161,9 +158,8 @@ class Finding:
         return {**about, **self.figures, "verdict": self.says} if self.figures else {**about, "reason": self.says}
 
 
-MEMBERSHIP, CANARIES = "membership", "canaries"
+MEMBERSHIP = "membership"
 _FEWEST = 10  # candidates of each kind: below, no interval says anything
-_SHARE = 0.25  # of a client's samples at most are canaries
 _SURROGATE_BATCH = 32
 
 
@@ -172,14 +168,10 @@ class Leakage(Analysis):
 
     is_reported: ClassVar[bool] = True
 
-    attacks: list[Literal["membership", "canaries"]] = Field(
-        default=["membership", "canaries"], min_length=1, description="membership, canaries"
-    )
     clients: int = Field(default=3, ge=1, description="attacked at most, of each architecture in turn")
     samples: int = Field(default=200, ge=10, description="members at most, and as many others")
     shadows: int = Field(default=8, ge=0, description="shadow trainings a client (LiRA), even; 0: none")
     passes: int = Field(default=60, ge=1, description="over public samples, of a surrogate of what crossed")
-    canaries: int = Field(default=20, ge=10, description="samples of a client that get a random label")
     seed: int = Field(default=0, ge=0, description="of all that attacks draw")
     model: ModelName = "last"
 
@@ -551,131 +543,16 @@ def _normal(shadows: Float[Tensor, "k n"], chosen: Bool[Tensor, "k n"]) -> tuple
     return means, (squares / freedom).sqrt().clamp_min(1e-6)
 
 
-# ---- canaries
-
-
-@dataclass(frozen=True)
-class Canaries:
-    """Samples whose label is not theirs.
-
-    Attributes:
-        samples: all that the client trains on, these among them.
-        positions: of these.
-    """
-
-    samples: Samples
-    positions: Int64[Tensor, " k"]
-
-
-def planted(samples: Samples, target: str, classes: int, number: int, draws: torch.Generator) -> Canaries:
-    """So many random samples, of an item each, with another class than their own, each as likely."""
-    order = torch.randperm(len(samples), generator=draws)
-    positions = order[one_an_item(samples.items[order])][: min(number, int(_SHARE * len(samples)))]
-    labels = samples.targets[target].clone()
-    shifts = torch.randint(1, classes, (len(positions),), generator=draws)
-    labels[positions] = ((labels[positions].long() + shifts) % classes).to(labels.dtype)
-    return Canaries(replace(samples, targets={**samples.targets, target: labels}), positions)
-
-
-def exposures(logits: Float[Tensor, "k c"], labels: Int64[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """log2 of the number of classes less log2 of the label's rank among them; ties count against the model."""
-    own = logits.gather(1, labels[:, None])
-    ranks = (logits >= own).sum(1).double()
-    return math.log2(logits.shape[1]) - ranks.log2()
-
-
-def canary_findings(situation: Situation) -> Iterator[Finding]:
-    """Exposure of canaries in what crosses when they are there, beside the round without them."""
-    crossed = list(situation.crossed())
-    held = {
-        one.member.id: _held(situation, one.member, one.member.settings.task)
-        for one in crossed
-        if isinstance(one.member.settings.task, Classification)
-    }
-    samples = {client: one.samples for client, one in held.items()}
-    with seen_round(situation.opened, samples) if held else nullcontext() as again:
-        replies = {(seen.clients, seen.step): seen for seen in again.replies} if again else {}
-        for one in crossed:
-            yield _of_bundle(situation, one, replies.get((one.seen.clients, one.seen.step)), held)
-
-
-def _held(situation: Situation, member: Member, task: Classification) -> Canaries:
-    draws = generator(situation.plan.seed, CANARIES, member.id)
-    samples = situation.opened.federation.train(member)
-    return planted(samples, task.target, _classes(situation, member), situation.plan.canaries, draws)
-
-
-def _classes(situation: Situation, member: Member) -> int:
-    head = head_of(situation.fresh(member), member.head)
-    assert head is not None
-    return class_count(head)
-
-
-def _of_bundle(
-    situation: Situation, crossed: Crossed, again: SeenReply | None, held: Mapping[str, Canaries]
-) -> Finding:
-    on, member, seen, name, bundle = crossed
-    reason = situation.obstacle(member, name, bundle)
-    if member.id not in held:
-        reason = "a canary is a sample with a random label, and the task has no classes"
-    elif again is None:
-        reason = reason or "the client gave no usable reply with canaries"
-    elif not reason and is_equal(dict(bundle), dict(again.bundles[name])):
-        reason = "it is made before the round's training, so canaries of a round are not in it"
-    if reason or again is None:
-        return Finding(on, CANARIES, reason)
-    canaries = held[member.id]
-    models = (situation.sent_model(*sent) for sent in ((seen, bundle), (again, again.bundles[name])))
-    before, after = (_exposed(model, member, canaries) for model in models)
-    told = Discrimination.of(after.numpy(), before.numpy(), situation.plan.seed)
-    figures = {"exposure": float(after.mean()), "without": float(before.mean())}
-    figures |= {"highest": math.log2(_classes(situation, member)), "canaries": len(after)}
-    says = leak_verdict(told.auc, is_protected=situation.is_protected)
-    return Finding(on, "random labels", says, {"auc": dict(vars(told.auc)), **figures})
-
-
-def _exposed(model: Model, member: Member, canaries: Canaries) -> Float[Tensor, " k"]:
-    """Exposure of each canary in a model."""
-    task = member.settings.task
-    assert isinstance(task, Classification)
-    batch = canaries.samples.batch(canaries.positions).to(model.device)
-    with evaluating(model):
-        logits = task.scores(model, head_of(model, member.head), batch).double().cpu()
-    return exposures(logits, batch.targets[task.target].long().cpu())
-
-
-_AUC = {"AUC": "{auc[value]:.2f} [{auc[low]:.2f}, {auc[high]:.2f}]"}
-
-
-class AttackType(NamedTuple):
-    """How it is done, and how its table is made of its figures: heading -> format."""
-
-    findings: Callable[[Situation], Iterator[Finding]]
-    title: str
-    columns: Mapping[str, str]
-    note: str
-
-
-_ATTACKS = {
-    MEMBERSHIP: AttackType(
-        membership_findings,
-        "was this sample trained on",
-        _AUC
-        | {"told at 1 %": "{tpr_at_1_percent[value]:.2f} [{tpr_at_1_percent[low]:.2f}, {tpr_at_1_percent[high]:.2f}]"}
-        | {"members": "{members}", "others": "{others}"},
-        "AUC: chance is 0.5. Told at 1 %: share of members that are told when at most 1 % of the others are taken for "
-        "members. In brackets: intervals of 95 % (bootstrap; exact).",
-    ),
-    CANARIES: AttackType(
-        canary_findings,
-        "random labels of canaries",
-        _AUC
-        | {"exposure": "{exposure:.2f}", "without": "{without:.2f}", "highest": "{highest:.2f}"}
-        | {"canaries": "{canaries}"},
-        "Exposure: log2 of the number of classes over the label's rank; without: of the same labels where nobody was "
-        "trained on them. AUC of one against the other: chance is 0.5.",
-    ),
+_COLUMNS = {
+    "AUC": "{auc[value]:.2f} [{auc[low]:.2f}, {auc[high]:.2f}]",
+    "told at 1 %": "{tpr_at_1_percent[value]:.2f} [{tpr_at_1_percent[low]:.2f}, {tpr_at_1_percent[high]:.2f}]",
+    "members": "{members}",
+    "others": "{others}",
 }
+_NOTE = (
+    "AUC: chance is 0.5. Told at 1 %: share of members that are told when at most 1 % of the others are taken for "
+    "members. In brackets: intervals of 95 % (bootstrap; exact)."
+)
 
 
 def run_leakage(opened: Simulated, plan: Leakage) -> AnalysisResult:
@@ -686,10 +563,9 @@ def run_leakage(opened: Simulated, plan: Leakage) -> AnalysisResult:
         RunError: the run's state before its last round is lost.
     """
     with cpu_threads(opened.experiment.run.threads), seen_round(opened) as seen:
-        situation = Situation(opened, seen, plan)
-        results = {str(name): list(_ATTACKS[name].findings(situation)) for name in _ATTACKS if name in plan.attacks}
-    findings = {name: [one for one in every if one.figures] for name, every in results.items()}
-    unattacked = [one for every in results.values() for one in every if not one.figures]
+        every = list(membership_findings(Situation(opened, seen, plan)))
+    findings = [one for one in every if one.figures]
+    unattacked = [one for one in every if not one.figures]
     method, protection = opened.experiment.algorithm.component_name(), protection_of(opened.experiment)
     exact = "to the bit" if seen.is_exact else "but for rounding: this machine computes other bits than the run's"
     about = (
@@ -707,28 +583,26 @@ def run_leakage(opened: Simulated, plan: Leakage) -> AnalysisResult:
         # whether the replies are those of the run to the bit
         "exact": seen.is_exact,
         "plan": {name: value for name, value in dict(plan).items() if name != "model"},
-        "findings": {name: [one.to_json() for one in found] for name, found in findings.items()},
+        "findings": [one.to_json() for one in findings],
         "no_attack": [one.to_json() for one in unattacked],
         "tables": [table_json(table) for table in tables],
     }
     return AnalysisResult(content, tables)
 
 
-def _tables(run: str, findings: Mapping[str, Sequence[Finding]], unattacked: Sequence[Finding]) -> list[TextTable]:
-    """A table for each kind of attack, and one of what was not attacked."""
+def _tables(run: str, findings: Sequence[Finding], unattacked: Sequence[Finding]) -> list[TextTable]:
+    """What attacks found, and what was not attacked."""
     tables = []
-    for name, found in findings.items():
-        attack = _ATTACKS[name]
+    if findings:
         rows = [
-            (one.on, one.attack, *(shown.format(**one.figures) for shown in attack.columns.values()), one.says)
-            for one in found
+            (one.on, one.attack, *(shown.format(**one.figures) for shown in _COLUMNS.values()), one.says)
+            for one in findings
         ]
-        if rows:
-            columns = ("attacked", "by", *attack.columns, "gave away")
-            tables.append(TextTable(f"{run} gave away: {attack.title}", columns, rows, (attack.note,)))
+        columns = ("attacked", "by", *_COLUMNS, "gave away")
+        tables.append(TextTable(f"{run} gave away: was this sample trained on", columns, rows, (_NOTE,)))
     if unattacked:
-        rows = [(one.on, one.attack, one.says) for one in unattacked]
-        tables.append(TextTable(f"{run}: no attack here", ("what", "attack", "because"), rows))
+        reasons = [(one.on, one.says) for one in unattacked]
+        tables.append(TextTable(f"{run}: no attack here", ("what", "because"), reasons))
     return tables
 
 

@@ -11,23 +11,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, PayloadError, RunError
 from polyfed.core.randomness import isolated
-from polyfed.data.samples import Samples
-from polyfed.engines.attackers import AttackingSite
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort, Sums
 from polyfed.federation.filters import Ask, Reply
-from polyfed.federation.membership import Member
 from polyfed.federation.state import flatten, unflatten
 from polyfed.lab.analysis.simulated import Simulated
-from polyfed.privacy.guard import PRIVATE
 from polyfed.runs.events import Callbacks
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
@@ -87,20 +82,6 @@ class SeenRound:
 
 
 @dataclass
-class _StagedSite(AttackingSite):
-    """A place where some clients have other training samples than their own."""
-
-    samples: Mapping[str, Samples] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, site: Site, samples: Mapping[str, Samples]) -> Self:
-        return cls(**{item.name: getattr(site, item.name) for item in fields(Site) if item.init}, samples=samples)
-
-    def train_of(self, member: Member) -> Samples:
-        return self.samples[member.id] if member.id in self.samples else super().train_of(member)
-
-
-@dataclass
 class _WatchedCohort(Cohort):
     """A cohort that notes what comes back."""
 
@@ -129,12 +110,8 @@ class _WatchedCohort(Cohort):
 
 
 @contextlib.contextmanager
-def seen_round(opened: Simulated, samples: Mapping[str, Samples] | None = None) -> Iterator[SeenRound]:
+def seen_round(opened: Simulated) -> Iterator[SeenRound]:
     """The last complete round of a run, asked again in a copy of its folder that lasts as long as the block.
-
-    Args:
-        opened: the run.
-        samples: client -> what it trains on in place of its own samples; as many.
 
     Raises:
         ConfigError: no round with clients is complete.
@@ -146,14 +123,10 @@ def seen_round(opened: Simulated, samples: Mapping[str, Samples] | None = None) 
     with tempfile.TemporaryDirectory(prefix="polyfed-leakage-") as name:
         copy = Path(name) / "run"
         shutil.copytree(opened.run.folder, copy, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
-        if samples:
-            for pattern in ("*.jsonl", "*.head"):  # other samples make another reply, which nobody gets
-                for ledger in (copy / PRIVATE).glob(pattern):
-                    ledger.unlink()
-        session, site = _attached(opened, RunFolder.existing(copy), samples or {})
+        session, site = _attached(opened, RunFolder.existing(copy))
         _restore_before(session, last.round, opened.run.folder)
         replies = _asked(session, last.round)
-        yield SeenRound(last.round, replies, is_equal(flatten(session.server.snapshot()), last.tensors), site)
+        yield SeenRound(last.round, replies, _is_equal(flatten(session.server.snapshot()), last.tensors), site)
 
 
 def _restore_before(session: Session, number: int, folder: Path) -> None:
@@ -167,20 +140,20 @@ def _restore_before(session: Session, number: int, folder: Path) -> None:
     session.cohorts.restore(before.facts, before.tensors)
 
 
-def is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     """Whether tensors of the same names have the same bits."""
     return first.keys() == second.keys() and all(
         torch.equal(value.cpu(), second[key].cpu()) for key, value in first.items()
     )
 
 
-def _attached(opened: Simulated, folder: RunFolder, samples: Mapping[str, Samples]) -> tuple[Session, Site]:
+def _attached(opened: Simulated, folder: RunFolder) -> tuple[Session, Site]:
     """A session over the copy with its clients in this process, which tells nobody of what it does."""
     run = opened.experiment.run.model_copy(update={"device": str(opened.run.place)})
     session = Session(opened.experiment.model_copy(update={"run": run}), folder, folder.identity)
     session.events = Callbacks([session.recorder])
     session.federation = opened.federation
-    site = _StagedSite.of(session.hosting.here(), samples)
+    site = session.hosting.here()
     session.attach(LocalEngine(site))
     return session, site
 
