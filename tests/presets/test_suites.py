@@ -38,7 +38,6 @@ CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
         "test": (["validation", "test"], "validation and test tested on together"),
     },
     "retrieval": {"batch": (64, "galleries of 64"), "draws": (5, "five draws")},
-    "zero_shot": {"source": ("nih", "zero-shot classification, which the paper does not have")},
 }
 
 

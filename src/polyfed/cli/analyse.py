@@ -37,7 +37,7 @@ def analyse_command(
 ) -> None:
     """Say what a model is like inside, what crossed, what it costs and what a run gave away.
 
-    Examples: polyfed analyse; polyfed analyse centres runs/a runs/b --set by=class; polyfed analyse cost scenes-demo
+    Examples: polyfed analyse; polyfed analyse centres runs/a runs/b --set samples=200; polyfed analyse cost scenes-demo
     --set round=2; polyfed analyse papers/fedcola/landscape.py:Landscape runs/mine --set samples=64
     """
     from polyfed.lab.analysis.analysis import FOLDER, analysis_class, ready_folder, with_settings

@@ -42,7 +42,7 @@ def downstream_command(
 ) -> None:
     """Put a run's frozen encoders to other tasks.
 
-    Few-shot and zero-shot classification, segmentation, retrieval.
+    Few-shot classification, segmentation, retrieval.
     """
     from polyfed.core.device import cpu_threads
     from polyfed.lab.analysis.analysis import ready_folder

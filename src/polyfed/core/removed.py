@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 REMOVED: Mapping[str, frozenset[str]] = {
     "Asynchronous": frozenset({"replay"}),
     "Buffered": frozenset({"replay"}),
+    "Centres": frozenset({"by"}),
     "Connection": frozenset({"node_port"}),
     "Drawing": frozenset({"points"}),
     "Drawn": frozenset({"awake", "period"}),
@@ -35,7 +36,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "imputation": frozenset({"aggregator", "generator", "reconstruction"}),
     "pace": frozenset({"deadline"}),
     "partition": frozenset({"by_label"}),
-    "probe": frozenset({"out_of_domain"}),
+    "probe": frozenset({"out_of_domain", "zero_shot"}),
     "robustrule": frozenset({"agreement"}),
     "serveroptimizer": frozenset({"yogi"}),
     "source": frozenset({"blank"}),

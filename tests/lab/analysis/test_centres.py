@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from papers.fedafd.features import Separation
 
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
-from polyfed.lab.analysis.centres import centre_distances, representations, run_centres
+from polyfed.lab.analysis.centres import centre_distances, discriminants, representations, run_centres
 from polyfed.runs.opened import ServerModel, open_run
 
 
@@ -45,16 +46,8 @@ def test_centres_of_data_sets_are_means_of_representations(tiny_run: Path) -> No
     values = representations(opened, samples_of(opened, "private", "text"), "text", torch.arange(40))
     torch.testing.assert_close(values.norm(dim=1), torch.ones(40))
     torch.testing.assert_close(found.values[3], values.double().mean(0))
-    assert [each.title for each in found.maps] == [
-        f"run, round {opened.round}: {title}" for title in ("image", "text", "all modalities")
-    ]
-    for each in found.maps:
-        sizes = {name: len(points) for name, points in each.groups.items()}
-        assert sizes == {
-            name: number
-            for name, number in zip(found.names, found.counts.tolist(), strict=True)
-            if each is found.maps[2] or each.title.endswith(name.partition(":")[0])
-        }
+    assert found.map.title == f"run, round {opened.round}"
+    assert [len(points) for points in found.map.groups.values()] == found.counts.tolist()
 
 
 def test_few_samples_are_drawn_at_random_and_the_same_each_time(tiny_run: Path) -> None:
@@ -64,18 +57,7 @@ def test_few_samples_are_drawn_at_random_and_the_same_each_time(tiny_run: Path) 
     assert torch.equal(found.values, again.values)
 
 
-def test_centres_of_classes(tiny_run: Path) -> None:
-    opened = open_run(tiny_run).server_model("last")
-    found = run_centres(opened, ["private"], by="class")
-    samples = samples_of(opened, "private", "image")
-    names, labels = samples.classes["label"], samples.targets["label"].tolist()
-    pictures = {f"image: private / {names[k]}": labels.count(k) for k in sorted(set(labels))}
-    captions = {f"text: private / {names[k]}": 5 * labels.count(k) for k in sorted(set(labels))}
-    assert dict(zip(found.names, found.counts.tolist(), strict=True)) == pictures | captions
-    assert set(found.modalities) == {"image", "text"}
-
-
-def test_data_that_the_model_cannot_encode_or_that_has_no_classes(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_data_that_the_model_cannot_encode(tiny: dict[str, Any], tmp_path: Path) -> None:
     common = {"name": "scenes", "train": 8, "test": 8, "size": 16, "targets": {}}
     image = tiny["clients"]["image"]
     tiny["data"]["sources"] |= {
@@ -88,12 +70,22 @@ def test_data_that_the_model_cannot_encode_or_that_has_no_classes(tiny: dict[str
     opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder).server_model("last")
     with pytest.raises(ConfigError, match=r"'texts' has text, of which the model encodes none \(it encodes image\)"):
         run_centres(opened, ["private", "texts"])
-    with pytest.raises(ConfigError, match="'bare' has no targets"):
-        run_centres(opened, ["bare"], by="class")
     with pytest.raises(ConfigError, match="has one centre and no distance"):
         run_centres(opened, ["private"])
     two = run_centres(opened, ["private", "bare"])  # one axis tells two centres apart, the other does not
-    (found,) = two.maps
-    first, second = (points.mean(0) for points in found.groups.values())
+    first, second = (points.mean(0) for points in two.map.groups.values())
     assert float((first - second)[0].abs()) > 0
     assert float((first - second)[1]) == pytest.approx(0, abs=1e-9)
+
+
+def test_discriminant_axes_separate_more_than_any_other() -> None:
+    labels = torch.arange(4).repeat_interleave(30)
+    stream = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(4, 6, generator=stream)[labels] + torch.randn(120, 6, generator=stream)
+    places = torch.cat(list(discriminants({str(k): x[labels == k] for k in range(4)}).values()))
+    assert places.shape == (120, 2)
+    best = Separation.of(places[:, :1], labels).ratio
+    assert best > Separation.of(places[:, 1:], labels).ratio
+    assert all(best > Separation.of(x @ torch.randn(6, 1, generator=stream), labels).ratio for _ in range(20))
+    first, second = discriminants({"a": torch.zeros(2, 2), "b": torch.tensor([[3.0, 4.0]] * 2)}).values()
+    torch.testing.assert_close((first - second)[0].abs(), torch.tensor([5.0, 0.0], dtype=torch.float64))

@@ -8,16 +8,11 @@ from papers.fedafd.features import Separation
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.lab.analysis.projections import lda, pca, project, tsne
+from polyfed.lab.analysis.projections import pca, project, tsne
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def clouds(classes: int = 4, each: int = 30, dims: int = 6) -> tuple[Tensor, Tensor]:
-    labels = torch.arange(classes).repeat_interleave(each)
-    return 3 * drawn(classes, dims)[labels] + drawn(len(labels), dims, seed=1), labels
 
 
 def test_principal_components_keep_the_widest_plane() -> None:
@@ -53,38 +48,6 @@ def test_few_and_equal_points_have_places() -> None:
         assert places.isfinite().all()
 
 
-def test_discriminant_axes_separate_more_than_any_other() -> None:
-    x, labels = clouds()
-    places = lda(x, labels)
-    assert places.shape == (120, 2)
-    best = Separation.of(places[:, :1], labels).ratio
-    assert best > Separation.of(places[:, 1:], labels).ratio
-    for seed in range(20):
-        assert Separation.of(x @ drawn(6, 1, seed=seed), labels).ratio < 1.02 * best  # but for the shrinkage
-    turn, order = torch.linalg.qr(drawn(6, 6))[0], torch.randperm(120, generator=torch.Generator().manual_seed(2))
-    changed = lda(100 * (x @ turn + 7)[order], 10 - labels[order])
-    torch.testing.assert_close(changed.abs(), places[order].abs(), rtol=1e-5, atol=1e-6)
-
-
-def test_two_classes_have_one_axis_and_the_widest_beside_it() -> None:
-    # around each centre (+-1, 0, 0), (0, +-2, 0) and (0, 0, +-1); the centres differ by (0, 0, 4)
-    cross = torch.tensor([[1.0, 0, 0], [-1, 0, 0], [0, 2, 0], [0, -2, 0], [0, 0, 1], [0, 0, -1]])
-    x, labels = torch.cat([cross, cross + torch.tensor([0.0, 0, 4])]), torch.tensor([0] * 6 + [1] * 6)
-    places = lda(x, labels)
-    means = torch.stack([places[:6].mean(0), places[6:].mean(0)])
-    assert float((means[1] - means[0]).abs()[0]) > 1
-    assert float((means[1] - means[0])[1]) == pytest.approx(0, abs=1e-9)
-    torch.testing.assert_close(places[:, 1].abs(), x[:, 1].abs().double())
-
-
-def test_fewer_points_than_dimensions_and_points_without_width() -> None:
-    x, labels = clouds(classes=3, each=3, dims=50)
-    assert Separation.of(lda(x.float(), labels), labels).nearest_mean == 100
-    points = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 4.0], [3.0, 4.0]])
-    places = lda(points, torch.tensor([0, 0, 1, 1]))
-    torch.testing.assert_close((places[0] - places[2]).abs(), torch.tensor([5.0, 0.0], dtype=torch.float64))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -92,10 +55,6 @@ def test_fewer_points_than_dimensions_and_points_without_width() -> None:
         (lambda: pca(torch.zeros(0, 3)), "no projection of points of shape"),
         (lambda: tsne(torch.full((3, 2), math.nan)), "no projection of points of shape"),
         (lambda: pca(torch.zeros(3)), "no projection of points of shape"),
-        (lambda: lda(torch.ones(3, 4), torch.zeros(3)), "no discriminant axes of 3 points in 1 classes"),
-        (lambda: lda(torch.ones(0, 4), torch.zeros(0)), "no discriminant axes of 0 points in 0 classes"),
-        (lambda: lda(torch.full((3, 4), math.nan), torch.arange(3)), "finite values"),
-        (lambda: lda(torch.ones(3, 1), torch.arange(3)), "3 classes and 1 dimensions"),
     ],
 )
 def test_what_has_no_projection(call, message: str) -> None:

@@ -189,6 +189,7 @@ def test_wrong_options(cli: Cli, tiny_run: Path, options: list[str], message: st
         ({"tasks": {"a": {"name": "segmentation", "source": "more", "mask": "maks"}}}, "no column 'maks'"),
         ({"tasks": {"a": {"name": "few_shot", "source": "more", "fit": {}}}}, "'fit' was removed in 0.4"),
         ({"tasks": {"a": {"name": "out_of_domain", "sources": ["more"]}}}, "'out_of_domain' was removed in 0.4"),
+        ({"tasks": {"a": {"name": "zero_shot"}}}, "'zero_shot' was removed in 0.4"),
         ({"tasks": {}}, "at least 1 item"),
         ({"taks": {}}, "unknown key 'taks'; did you mean 'tasks'"),
     ],

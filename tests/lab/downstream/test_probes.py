@@ -10,17 +10,15 @@ import pytest
 import torch
 from PIL import Image
 from probe_outcomes import outcome, values
-from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.lab.downstream.probe import Bench, Probe
-from polyfed.lab.downstream.probes.classification import FewShot, ZeroShot
+from polyfed.lab.downstream.probes.classification import FewShot
 from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
 from polyfed.lab.downstream.probes.segmentation import SegmentationProbe
-from polyfed.tasks.metrics import label_ranks, top
 
 VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
 FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 2}
@@ -83,35 +81,6 @@ def test_a_modality_that_the_model_lacks_is_no_error_but_a_reason(make_bench: An
     assert FewShot(**FEW | {"modality": "text"}).unsuitable(bench) == "random encodes image, not 'text'"
     assert RetrievalProbe(source="scenes").unsuitable(bench) == "random encodes image, not 'text'"
     assert RetrievalProbe().unsuitable(bench) == "random has no clients; give a run, or a source to search"
-
-
-# ---- zero-shot
-
-
-def zero_shot(bench: Bench, **settings: Any) -> ZeroShot:
-    names = bench.split("scenes", "test").classes["topic"]
-    given = {"templates": ("a {}", "this is {} .")} | settings
-    return ZeroShot(source="scenes", target="topic", classes={name: (name, f"the {name}") for name in names}, **given)
-
-
-def test_zero_shot_is_the_nearest_mean_prompt(make_bench: Any) -> None:
-    bench = make_bench()
-    probe = zero_shot(bench)
-    (row,) = outcome(probe, bench).rows
-    subject, names = bench.subject, bench.split("scenes", "test").classes["topic"]
-    assert probe.texts("game") == ["a game", "a the game", "this is game .", "this is the game ."]
-    vectors = []
-    for name in names:
-        units = []
-        for text in probe.texts(name):
-            alone = ZeroShot(source="scenes", target="topic", classes={name: (text,), "other": ("x",)})
-            units.append(alone.class_vector(subject, name))  # the vector of one prompt
-        vectors.append(F.normalize(torch.stack(units).mean(0), dim=0))
-    samples = bench.samples("scenes", "test", "image")
-    x = subject.model.represent("image", samples.inputs["image"](samples.rows["image"]))
-    expected = top(label_ranks(x @ torch.stack(vectors).T, samples.targets["topic"].long()), 1)
-    assert row.values["accuracy"] == [pytest.approx(float(expected))]
-    assert row.facts == {"n_test": 20, "prompts": 4 * len(names)}
 
 
 # ---- segmentation
@@ -191,16 +160,12 @@ def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
 
 # ---- refusals
 
-ZERO = {"source": "scenes", "target": "topic", "classes": {"a": ["a"], "b": ["b"]}}
 SETTINGS: list[tuple[type[Probe], dict[str, Any], str]] = [
     *[
         (FewShot, FEW | splits, "overlap; name different splits, or validation: null")
         for splits in ({"test": "train"}, {"test": "validation"}, {"validation": "train"})
     ],
     (FewShot, FEW | {"validation": None, "test": "train"}, "overlap"),
-    (ZeroShot, ZERO | {"templates": ["no place"]}, "template 'no place' has no {}"),
-    (ZeroShot, ZERO | {"classes": {"a": [" "], "b": ["b"]}}, "class 'a' needs words"),
-    (ZeroShot, ZERO | {"classes": {"a": ["a"]}}, "at least 2 items"),
     (SegmentationProbe, CUT | {"test": ["validation", "test"]}, "overlap; give validation a share of train"),
     (SegmentationProbe, CUT | {"test": ["test", "test"]}, "overlap"),
     (SegmentationProbe, CUT | {"size": 7}, "greater than or equal to 8"),
@@ -226,7 +191,6 @@ def test_settings_that_cannot_be(kind: type[Probe], settings: dict[str, Any], me
         (FewShot(**FEW | {"modality": "sound"}), "source 'scenes' has no columns.sound"),
         (FewShot(**FEW | {"features": "trunk", "modality": "bare"}), "is 'trunk', but the encoder of 'bare'"),
         (FewShot(**FEW | {"source": "single"}), "tasks.task: 'single' train has a single class of 'topic'"),
-        (ZeroShot(**ZERO), "tasks.task.classes: '"),
         (SegmentationProbe(**CUT | {"mask": "maks"}), "no column 'maks'; did you mean 'mask'"),
         (SegmentationProbe(**CUT | {"mask": "captions"}), "'captions' holds lists; one mask an item"),
         (SegmentationProbe(**CUT | {"mask": "label"}), "tasks.task.mask: 'label' of 'scenes' train holds int64"),

@@ -1,7 +1,7 @@
-"""Centres of data sets (or of their classes) in a model's representations, their distances, and a 2-d picture.
+"""Centres of data sets in a model's representations, their distances, and a 2-d picture.
 
 FedCola, appendix B.7: the distances between the centres of uni-modal and multi-modal data sets say how far apart the
-model keeps them.
+model keeps them; figure 8c shows the representations by linear discriminant analysis.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,28 +19,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.device import cpu_threads
-from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.core.extras import brought_by
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName, server_model
 from polyfed.lab.analysis.drawing import PointMap, draw_panels
-from polyfed.lab.analysis.projections import drawn, lda
+from polyfed.lab.analysis.projections import drawn, pca
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run, ServerModel
 
-_LISTED = 40  # distances in the table
-
 
 class Centres(Analysis):
-    """Measure how far apart a server model keeps data sets or classes, and draw them; several runs side by side."""
+    """Measure how far apart a server model keeps data sets, and draw them; several runs side by side."""
 
     takes_several: ClassVar[bool] = True
 
     data: list[str] | None = Field(default=None, description="sources; by default all of the first run")
-    by: Literal["data", "class"] = Field(
-        default="data", description="data: a centre for each data set; class: for each class of it"
-    )
     split: str = Field(default="test", description="split of all of them")
     samples: int = Field(default=1000, ge=1, description="at most so many of each, at random")
     model: ModelName = "last"
@@ -51,11 +47,10 @@ class Centres(Analysis):
     def answer_several(self, runs: Sequence[Run]) -> AnalysisResult:
         servers = [server_model(run, self.model) for run in runs]
         names = list(servers[0].run.conditions.data.sources) if self.data is None else self.data
-        each = [run_centres(server, names, by=self.by, split=self.split, most=self.samples) for server in servers]
-        maps = [shown for centres in each for shown in centres.maps]
-        columns = max(len(centres.maps) for centres in each)
-        picture = partial(draw_panels, "Representations, projected by LDA", maps, columns)
-        content = {"by": self.by, "runs": [centres.to_json() for centres in each]}
+        each = [run_centres(server, names, split=self.split, most=self.samples) for server in servers]
+        maps = [centres.map for centres in each]
+        picture = partial(draw_panels, "Representations, projected by LDA", maps, len(maps))
+        content = {"runs": [centres.to_json() for centres in each]}
         return AnalysisResult(content, [centres.table() for centres in each], picture)
 
 
@@ -74,11 +69,11 @@ class RunCentres:
     Attributes:
         run, round: whose model, and after which round it was saved.
         split: split of the data sets.
-        names: of the groups: ``<modality>: <data set>``, and ``/ <class>`` behind it where groups are classes.
+        names: of the groups: ``<modality>: <data set>``.
         modalities: of each group.
         counts: representations in each group [c].
         values: the centres [c, d].
-        maps: LDA projections: one of each modality with several groups, and one of all modalities.
+        map: all representations, by linear discriminant analysis.
     """
 
     run: str
@@ -88,7 +83,7 @@ class RunCentres:
     modalities: tuple[str, ...]
     counts: Int64[Tensor, " c"]
     values: Float[Tensor, "c d"]
-    maps: Sequence[PointMap]
+    map: PointMap
 
     def to_json(self) -> dict[str, Any]:
         euclidean, cosine = centre_distances(self.values)
@@ -112,19 +107,16 @@ class RunCentres:
                 f"{self.names[i]} - {self.names[j]}",
                 *(format_number(float(kind[i, j]), 4) for kind in (euclidean, cosine)),
             )
-            for i, j in pairs[:_LISTED]
+            for i, j in pairs
         ]
-        left = len(pairs) - len(rows)
-        notes = (f"The farthest {_LISTED}; {left} more are in the JSON file.",) if left else ()
         title = f"{self.run}, round {self.round}: distances of centres"
-        return TextTable(title, ("between", "Euclidean", "cosine"), rows, notes)
+        return TextTable(title, ("between", "Euclidean", "cosine"), rows)
 
 
 def run_centres(
     server: ServerModel,
     sources: Sequence[str] | None = None,
     *,
-    by: str = "data",
     split: str = "test",
     most: int | None = 1000,
 ) -> RunCentres:
@@ -133,46 +125,48 @@ def run_centres(
     Args:
         server: the model.
         sources: data sets; by default all of the run.
-        by: one group a modality of a data set, or one for each of its classes (by the first target of the source).
         split: of the data sets.
         most: at most so many samples of a data set and modality, drawn at random; None: all.
 
     Raises:
-        ConfigError: a source is unknown, has no modality that the model encodes, or no labels where they are needed;
-            or there are fewer than two groups.
-        DataError: a source has no such split.
+        ConfigError: a source is unknown, or has no modality that the model encodes; or there are fewer than two groups.
+        DataError: a source has no such split, or the model has diverged.
     """
     names = list(server.run.conditions.data.sources) if sources is None else list(sources)
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"data sets: '{twice[0]}' is named {names.count(twice[0])} times; name it once")
     splits = [_split(server, name, split) for name in names]
-    _require_groups(server, splits, by)
+    _require_groups(server, splits)
     groups: dict[str, Tensor] = {}
     with cpu_threads(server.run.conditions.run.threads):
         for modality in server.views:
             for part in splits:
                 if modality in part.columns:
-                    groups |= _groups(server, part, modality, by, most)
-        modalities = tuple(name.partition(":")[0] for name in groups)
-        maps = _maps(f"{server.run.name}, round {server.round}", groups, modalities)
+                    groups[f"{modality}: {part.source}"] = _group(server, part, modality, most)
+        shown = PointMap(f"{server.run.name}, round {server.round}", discriminants(groups), has_centres=True)
+    modalities = tuple(name.partition(":")[0] for name in groups)
     counts = torch.tensor([len(rows) for rows in groups.values()])
     means = torch.stack([rows.double().mean(0) for rows in groups.values()])
-    return RunCentres(server.run.name, server.round, split, tuple(groups), modalities, counts, means, maps)
+    return RunCentres(server.run.name, server.round, split, tuple(groups), modalities, counts, means, shown)
 
 
-def _maps(model: str, groups: Mapping[str, Float[Tensor, "n d"]], modalities: Sequence[str]) -> list[PointMap]:
-    # modalities apart, since they lie farther from each other than anything within one; then all together
-    shown = {one: [name for name, own in zip(groups, modalities, strict=True) if own == one] for one in modalities}
-    if len(shown) > 1:
-        shown["all modalities"] = list(groups)
-    maps = []
-    for title, names in shown.items():
-        if len(names) > 1:
-            sizes = [len(groups[name]) for name in names]
-            codes = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes))
-            points = torch.split(lda(torch.cat([groups[name] for name in names]), codes), sizes)
-            maps.append(PointMap(f"{model}: {title}", dict(zip(names, points, strict=True)), has_centres=True))
-    return maps
+def discriminants(groups: Mapping[str, Float[Tensor, "_ d"]]) -> dict[str, Float[Tensor, "_ 2"]]:
+    """Points of each group along the axes that tell groups apart best, by scikit-learn; two groups have one axis.
+
+    Groups without any width are told apart by principal components.
+    """
+    with brought_by("lab"):
+        from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    x = torch.cat(list(groups.values())).double()
+    sizes = [len(rows) for rows in groups.values()]
+    if all(bool((rows == rows[0]).all()) for rows in groups.values()):
+        places = pca(x)
+    else:
+        codes = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        axes = torch.from_numpy(LinearDiscriminantAnalysis().fit_transform(x.numpy(), codes.numpy()))[:, :2]
+        places = F.pad(axes, (0, 2 - axes.shape[1]))
+    return dict(zip(groups, torch.split(places, sizes), strict=True))
 
 
 def _split(server: ServerModel, source: str, name: str) -> Split:
@@ -182,7 +176,7 @@ def _split(server: ServerModel, source: str, name: str) -> Split:
     return data.sources[source].open(name, name=source, data_dir=data.data_folder)
 
 
-def _require_groups(server: ServerModel, splits: Sequence[Split], by: str) -> None:
+def _require_groups(server: ServerModel, splits: Sequence[Split]) -> None:
     number = 0
     for split in splits:
         encoded = [name for name in server.views if name in split.columns]
@@ -192,33 +186,27 @@ def _require_groups(server: ServerModel, splits: Sequence[Split], by: str) -> No
                 f"'{split.source}' has {', '.join(split.columns) or 'no modality'}, of which the model encodes none "
                 f"(it encodes {', '.join(server.views)}); leave it out"
             )
-        if by == "class" and not split.targets:
-            raise ConfigError(f"'{split.source}' has no targets, hence no classes; use by: data, or leave it out")
-    if by == "data" and number < 2:
-        raise ConfigError("one data set of one modality has one centre and no distance; name more, or use by: class")
+    if number < 2:
+        raise ConfigError("one data set of one modality has one centre and no distance; name more")
 
 
 def representations(server: ServerModel, samples: Samples, modality: str, rows: Int64[Tensor, " n"]) -> Tensor:
-    """Of unit norm [n, d], on the CPU."""
+    """Of unit norm [n, d], on the CPU.
+
+    Raises:
+        DataError: one is not finite.
+    """
     load, model = samples.inputs[modality], server.model
     parts = torch.split(rows, server.run.conditions.run.evaluation_batch)
     with torch.no_grad():
-        return torch.cat([model.represent(modality, load(part).to(model.device)).float().cpu() for part in parts])
+        values = torch.cat([model.represent(modality, load(part).to(model.device)).float().cpu() for part in parts])
+    if not bool(values.isfinite().all()):
+        raise DataError(f"representations of '{modality}' hold NaN or infinity: the model has diverged")
+    return values
 
 
-def _groups(server: ServerModel, split: Split, modality: str, by: str, most: int | None) -> Mapping[str, Tensor]:
-    """Name of a group -> its representations [n, d]."""
+def _group(server: ServerModel, split: Split, modality: str, most: int | None) -> Float[Tensor, "n d"]:
+    """Representations of a data set in a modality."""
     samples = assemble(split, {modality: server.views[modality]}, server.context).having(modality)
     rows = torch.unique(samples.rows[modality])  # siblings share a picture, which counts once
-    rows = rows[drawn(len(rows), most, "centres", split.source, modality)]
-    values = representations(server, samples, modality, rows)
-    if by == "data":
-        return {f"{modality}: {split.source}": values}
-    target = next(iter(split.targets))
-    names = dict(enumerate(samples.classes.get(target, ())))
-    labels = torch.full((len(samples.inputs[modality]),), -1)
-    labels[samples.rows[modality]] = samples.targets[target]  # of several samples that share a row, the last one's
-    return {
-        f"{modality}: {split.source} / {names.get(label, label)}": values[labels[rows] == label]
-        for label in sorted(set(labels[rows].tolist()))
-    }
+    return representations(server, samples, modality, rows[drawn(len(rows), most, "centres", split.source, modality)])

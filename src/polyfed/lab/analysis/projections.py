@@ -1,4 +1,4 @@
-"""Points of many dimensions on a plane: which, and by principal components, t-SNE or linear discriminant analysis."""
+"""Points of many dimensions on a plane: which, and by principal components or t-SNE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from polyfed.core.randomness import generator
 
 METHODS = ("tsne", "pca")
 PERPLEXITY = 30.0
-SHRINKAGE = 0.1
 
 
 def drawn(count: int, most: int | None, *purpose: int | str) -> Int64[Tensor, " k"]:
@@ -80,44 +79,6 @@ def tsne(x: Float[Tensor, "n d"], perplexity: float = PERPLEXITY) -> Float[Tenso
     model = TSNE(perplexity=min(perplexity, (len(x) - 1) / 3), init=(1e-4 / spread * start).float().numpy())
     with threadpool_limits(1):  # threads add up in any order, and t-SNE makes another map of the last bit
         return torch.from_numpy(model.fit_transform(x.float().cpu().numpy())).double()
-
-
-def lda(x: Float[Tensor, "n d"], labels: Int64[Tensor, " n"]) -> Float[Tensor, "n 2"]:
-    """Coordinates along which classes differ most for their own width (Fisher 1936): S_b w = lambda S_w w.
-
-    S_w, the covariance within classes, is shrunk by 10 % towards a sphere, so there may be fewer points than
-    dimensions; the axes have unit variance by it. Two classes have one such axis; the second is then the widest of
-    those on which their means are equal. Classes without any width are told apart by principal components.
-
-    Raises:
-        DataError: fewer than two classes or dimensions, or values that are not finite.
-    """
-    from scipy.linalg import eigh
-
-    with brought_by("lab"):
-        from sklearn.covariance import shrunk_covariance
-
-    codes = torch.unique(labels, return_inverse=True)[1]
-    classes = int(codes.max()) + 1 if len(codes) else 0
-    if min(classes, x.shape[1]) < 2 or not bool(x.isfinite().all()):
-        raise DataError(
-            f"no discriminant axes of {len(x)} points in {classes} classes and {x.shape[1]} dimensions; it needs at "
-            "least 2 of both, and finite values"
-        )
-    x = x.double() - x.double().mean(0)
-    means, _ = class_means(x, codes)
-    inner = x - means[codes]
-    if not bool(inner.any()):
-        return pca(x)
-    # not scikit-learn's LinearDiscriminantAnalysis, which shrinks the covariance between classes as well: where two
-    # classes are far apart, its second axis tells nothing of the others
-    between = means[codes].T @ means[codes] / len(x)
-    _, axes = eigh(between.numpy(), shrunk_covariance((inner.T @ inner / len(x)).numpy(), SHRINKAGE))
-    places = x @ torch.from_numpy(axes[:, [-1, -2]])
-    if classes == 2:
-        apart = torch.nn.functional.normalize(means[1] - means[0], dim=0)
-        places[:, 1] = pca(x - (x @ apart)[:, None] * apart)[:, 0]
-    return places
 
 
 def class_means(

@@ -1,1 +1,1 @@
-"""What a trained encoder is good for: few-shot and zero-shot classification, segmentation, retrieval."""
+"""What a trained encoder is good for: few-shot classification, segmentation, retrieval."""
