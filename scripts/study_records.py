@@ -206,8 +206,8 @@ class StudyRecord:
         chosen = sorted({(choice_label(item.factors), self._at(*at)) for at, item in self.results.chosen.items()})
         by_choice = ((choice, [row for _, row in rows]) for choice, rows in groupby(chosen, key=lambda one: one[0]))
         told = "; ".join(f"{choice}: {_listed(rows)}" for choice, rows in by_choice)
-        ends = {self._at(*at): None for at, item in self.results.chosen.items() if not item.is_surrounded}
-        spent = f" Neighbours of the best were left: {_listed(list(ends))}." if ends else ""
+        ends = {self._at(*at): None for at, item in self.results.chosen.items() if item.ends}
+        spent = f" A better one may lie beyond what was tried: {_listed(list(ends))}." if ends else ""
         return markdown(f"{self.study.tuning.in_words}. {told}.{spent}")
 
     def _at(self, row: str, point: Point) -> str:

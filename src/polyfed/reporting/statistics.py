@@ -123,13 +123,19 @@ class PairedSample:
 
         Of exact figures 0, unless they are equal.
         """
+        return self.p_beyond()
+
+    def p_beyond(self, slack: float = 0.0, doubt: float = 0.0) -> float:
+        """As ``p``, that the mean is not further from 0 than a slack, which itself has a standard error."""
         from scipy.special import stdtr
 
         if self.is_exact:
             return float(not self.mean)
-        if not self.mean * self.spread:
+        beyond = max(0.0, abs(self.mean) - slack)
+        if not beyond * self.spread:
             return 1.0
-        return float(2 * stdtr(len(self.values) - 1, -abs(self.mean) / (self.spread / math.sqrt(len(self.values)))))
+        error = math.hypot(self.spread / math.sqrt(len(self.values)), doubt)
+        return float(2 * stdtr(len(self.values) - 1, -beyond / error))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
 from polyfed.core.activity import heard_by, preparing
@@ -28,6 +29,7 @@ from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run
 
 Number = int | float
+_HOPELESS = 2.0  # spreads below the best
 Choice = Mapping[str, float]
 """Kind of settings -> factor of what there is."""
 
@@ -59,31 +61,42 @@ class Kind:
             around = [*self.factors[place + 1 : place + 2], *self.factors[max(0, place - 1) : place]]
         return [other for other in around if self.at(other) != self.at(factor)]
 
+    def is_end(self, factor: float) -> bool:
+        """Whether a ladder ends at a factor, beyond which there would be another value."""
+        sides = [(self.factors[-1], 2.0), (self.factors[0], 0.5)] if len(self.factors) > 1 else []
+        return any(factor == end and self.at(factor * more) != self.at(factor) for end, more in sides)
+
 
 @dataclass
 class PatternSearch:
-    """What is to be tried next; depends on scores alone.
+    """What is to be tried next; depends on figures alone.
 
-    It begins with what there is. Kind by kind it tries the neighbours of the best candidate so far, and goes on from a
-    better one in the same kind; it ends when all neighbours of the best are tried, or ``most`` candidates are.
+    It begins with what there is. Kind by kind it tries the neighbours of the candidate that it would choose, and goes
+    on beyond the best one where that is another, so that it does not end at an end of what was tried.
+
+    A candidate whose first figure is hopeless needs no more figures, and is out. Of the others the best has the highest
+    mean, and those within the spread of it cannot be told from it: the one nearest to what there is is chosen. The
+    spread is the standard deviation over seeds, pooled over the candidates that have all figures; 0 of single ones.
 
     Attributes:
         kinds: in the order in which they are searched.
         most: candidates.
         accepts: whether a choice can be tried, as settings have bounds of their own.
-        scores: candidates in the order in which they were tried, each with its score; NaN: it has none.
+        seeds: how many figures a candidate has, one a seed.
+        scores: candidates in the order in which they were tried, each with its figures; NaN: it has none.
     """
 
     kinds: Mapping[str, Kind]
     most: int
     accepts: Callable[[Choice], bool] = lambda choice: True
-    scores: list[tuple[Choice, float]] = field(default_factory=list)
-    _turn: int = 0
+    seeds: int = 1
+    scores: list[tuple[Choice, Sequence[float]]] = field(default_factory=list)
+    _turn: str = ""
 
-    def advance(self, score: Callable[[Choice], float | None]) -> list[Choice]:
-        """Go on as far as scores are known, which else are None; what is due then, side by side; none at the end."""
+    def advance(self, figures: Callable[[Choice], Sequence[float] | None]) -> list[Choice]:
+        """Go on as far as figures are known, which else are None; what is due then, side by side; none at the end."""
         while due := self._due():
-            known = [(choice, value) for choice in due if (value := score(choice)) is not None]
+            known = [(choice, found) for choice in due if (found := figures(choice)) is not None]
             if len(known) < len(due):
                 return due
             self.scores += known
@@ -91,46 +104,92 @@ class PatternSearch:
 
     def _due(self) -> list[Choice]:
         """The next candidates; none at the end."""
-        left = self.most - len(self.scores)
         if not self.scores:
-            start: Choice = dict.fromkeys(self.kinds, 1.0)
-            return [start][:left]
-        names = list(self.kinds)
-        for turn in range(self._turn, self._turn + len(names)):
-            if untried := self._untried(names[turn % len(names)]):
-                self._turn = turn % len(names)
-                return untried[:left]
-        return []
+            return [dict.fromkeys(self.kinds, 1.0)]
+        name, untried = next(self._left(), (self._turn, []))
+        self._turn = name
+        return untried[: self.most - len(self.scores)]
+
+    def _left(self) -> Iterator[tuple[str, list[Choice]]]:
+        """Kinds with untried neighbours, from the last one on: of what would be chosen, then of the best elsewhere."""
+        names, chosen, best = list(self.kinds), self._chosen, self._best
+        place = names.index(self._turn) if self._turn else 0
+        names = names[place:] + names[:place]
+        for centre, own in ((chosen, names), (best, [name for name in names if best[name] != chosen[name]])):
+            for name in own:
+                if untried := self._untried(centre, name):
+                    yield name, untried
 
     @property
     def best(self) -> Choice:
-        """The candidate with the highest score; of equal ones that nearest to what there is.
+        """The candidate with the highest mean; of equal ones that nearest to what there is.
 
         Raises:
-            LookupError: none has a score.
+            LookupError: none has a figure.
         """
-        if all(math.isnan(score) for _, score in self.scores):
+        if not self._complete:
             raise LookupError("no candidate has a figure; nothing is chosen")
-        return self._centre
+        return self._best
+
+    @property
+    def chosen(self) -> Choice:
+        """Of the candidates within the spread of the best that nearest to what there is; raises as ``best``."""
+        return self._chosen if self.best else {}
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds, pooled over the candidates that have all figures."""
+        return math.sqrt(fmean(variance(values) for _, values in self._complete)) if self.seeds > 1 else 0.0
+
+    def is_hopeless(self, first: float) -> bool:
+        """Whether a candidate with this first figure is so far below the best that it needs no other."""
+        if not self._complete:
+            return False
+        (leading, *_), *_ = (values for choice, values in self._complete if choice == self._best)
+        return math.isnan(first) or first < leading - _HOPELESS * self.spread
 
     @property
     def is_surrounded(self) -> bool:
-        """Whether all neighbours of the best were tried."""
-        return not any(map(self._untried, self.kinds))
+        """Whether more candidates would change nothing."""
+        return not any(self._left())
 
     @property
-    def _centre(self) -> Choice:
-        def rank(candidate: tuple[Choice, float]) -> tuple[float, float]:
-            choice, score = candidate
-            distance = sum(abs(math.log2(factor)) for factor in choice.values())
-            return -math.inf if math.isnan(score) else score, -distance
+    def ends(self) -> list[str]:
+        """Kinds in which a better candidate may lie beyond what was tried."""
+        left, best = {name for name, _ in self._left()}, self._best
+        return [name for name, kind in self.kinds.items() if name in left or kind.is_end(best[name])]
 
-        return max(self.scores, key=rank)[0]
+    @property
+    def _complete(self) -> list[tuple[Choice, Sequence[float]]]:
+        return [
+            (choice, values)
+            for choice, values in self.scores
+            if len(values) == self.seeds and not any(map(math.isnan, values))
+        ]
 
-    def _untried(self, name: str) -> list[Choice]:
-        centre, tried = self._centre, [choice for choice, _ in self.scores]
+    @property
+    def _best(self) -> Choice:
+        ranked = self._complete or self.scores[:1]  # where even what there is has no figure, its neighbours may
+        return max(ranked, key=lambda candidate: (fmean(candidate[1]), -_distance(candidate[0])))[0]
+
+    @property
+    def _chosen(self) -> Choice:
+        complete = self._complete
+        if not complete:
+            return self._best
+        least = max(fmean(values) for _, values in complete) - self.spread
+        near = [(choice, fmean(values)) for choice, values in complete if fmean(values) >= least]
+        return min(near, key=lambda candidate: (_distance(candidate[0]), -candidate[1]))[0]
+
+    def _untried(self, centre: Choice, name: str) -> list[Choice]:
+        tried = [choice for choice, _ in self.scores]
         beside = [{**centre, name: factor} for factor in self.kinds[name].beside(centre[name])]
         return [choice for choice in beside if choice not in tried and self.accepts(choice)]
+
+
+def _distance(choice: Choice) -> float:
+    """From what there is, in doublings."""
+    return sum(abs(math.log2(factor)) for factor in choice.values())
 
 
 def choice_label(choice: Choice) -> str:
@@ -250,7 +309,7 @@ def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] 
     tried = Candidates(tunable, tuning_folder(out))
     with made_folder(tried.folder, tried.is_begun), RunFolder(tried.folder).lock(), heard_by(Callbacks(callbacks)):
         tried.restore()
-        pattern.advance(tried.score)
+        pattern.advance(lambda choice: [tried.score(choice)])
     try:
         best = pattern.best
     except LookupError as error:

@@ -55,7 +55,7 @@ def test_tables_by_hand(loaded: Load) -> None:
         claims=claims,
         tuning={"settings": settings, "column": column, "candidates": 3},
     )
-    chosen = {("prox", ()): Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, False)}
+    chosen = {("prox", ()): Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": [1.0], "rate x 2": [3.0]}, ["rate"])}
     own = results(study, chosen=chosen, causes={"x, seed 1": "why"}, replies={"tiny": [0, 0], "prox": [3, 1]})
     main, differences, judged, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
@@ -66,9 +66,9 @@ def test_tables_by_hand(loaded: Load) -> None:
     assert secondary.rows == [["prox < tiny on r1 by 5", "3", "+2.00", "-0.48 to +4.48"]]
     assert tuning.rows == [["prox", "2", "rate x 2 (lr 0.2)", "as given: 1.00; rate x 2: 3.00"]]
     assert tuning.notes == (
-        "Figures of validation, mean over seeds of their own (100).",
+        "Figures of validation, mean over seeds of their own (100, 101, 102).",
         "Candidates: 3 a row, but prox 2.",
-        "Neighbours of the best were left, which may be better: prox.",
+        "A better one may lie beyond what was tried: prox (rate).",
         "Not tuned: tiny.",
         "Without weight: prox.",
     )
@@ -102,8 +102,8 @@ def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
 
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
-    scores = {"as given": 3.0, "rate x 2": float("nan")}
-    chosen = {("prox", ()): Chosen({"rate": 1.0}, {}, scores, is_surrounded=True)}
+    scores = {"as given": [3.0, 2.0], "rate x 2": [float("nan")]}
+    chosen = {("prox", ()): Chosen({"rate": 1.0}, {}, scores, [])}
     own = results(loaded(seeds=3, claims={"method": ["prox > tiny on r1"]}), chosen=chosen)
     own.save(tmp_path)
     again = Results.load(tmp_path)

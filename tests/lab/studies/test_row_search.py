@@ -44,19 +44,19 @@ def test_a_row_is_tuned_on_the_mean_over_seeds_of_its_own(loaded: Load, tmp_path
     assert plan.chosen("plain", ()) is None
     before = rates(plan, "plain").pop()
     assert [(cell.purpose, cell.seed) for cell in plan.search("a", ())] == [("as given", 7), ("as given", 8)]
-    assert answered(plan, "a", tmp_path, 1.0, 9.0) == ["rate x 2", "rate x 2", "rate x 0.5", "rate x 0.5"]
-    assert answered(plan, "a", tmp_path, 6.0, 6.0, 11.0) == ["rate x 0.5"]
+    assert answered(plan, "a", tmp_path, 4.0, 6.0) == ["rate x 2", "rate x 0.5"]  # the first seed decides on others
+    assert answered(plan, "a", tmp_path, 9.0, 11.0, 9.0) == ["rate x 0.5"]
     with pytest.raises(LookupError):  # the last candidate's second seed
         plan.chosen("a", ())
     assert answered(plan, "a", tmp_path, float("nan")) == []
     chosen = plan.chosen("a", ())
     assert chosen is not None
-    assert (chosen.factors, chosen.is_surrounded) == ({"rate": 2.0}, False)  # a candidate that diverged once is out
+    assert (chosen.factors, chosen.ends) == ({"rate": 2.0}, ["rate"])  # a candidate that diverged once is out
     assert (
         chosen.settings == {f"clients.{g}.training.optimizer.lr": 2 * before for g in ("image", "paired")}
         or chosen.settings
     )
-    assert chosen.scores["as given"] == 5.0
+    assert chosen.scores["as given"] == [4.0, 6.0]
     assert rates(plan, "a") == {2 * before}
     assert plan.columns(plan.search("a", ())[0]) == [plan.study.tuning.column]  # type: ignore[union-attr]
 
@@ -77,7 +77,7 @@ def test_lower_is_better_where_the_column_says_so(loaded: Load, tmp_path: Path) 
     answered(plan, "a", tmp_path, 5.0, 9.0, 4.0)
     chosen = plan.chosen("a", ())
     assert chosen is not None
-    assert (chosen.factors, chosen.scores["rate x 2"]) == ({"rate": 0.5}, 9.0)
+    assert (chosen.factors, chosen.scores["rate x 2"]) == ({"rate": 0.5}, [9.0])
 
 
 def test_where_no_candidate_has_a_figure_the_row_fails(loaded: Load, tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_rows_and_a_twin_are_tuned_alike_on_a_seed_of_their_own(loaded: Load, tm
         "settings": {"rate": {"paths": ["server.training.optimizer.lr"]}},
         "candidates": 3,
         "column": {"metric": "r1_sum", "kind": "validation"},
+        "seeds": [100],
     }
     study = loaded(rows={"method": creamfl, "alone": creamfl | {"twin": "server-only"}}, tuning=tuning, seeds=1)
     done = run(study, tmp_path / "out")

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache, reduce
+from math import fsum
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 from polyfed.core.declarations import own_code
@@ -265,14 +266,47 @@ class Chosen:
     Attributes:
         factors: kind of settings -> factor of what the row has; kinds that it lacks are not there.
         settings: path -> value, of what has another value than before.
-        scores: candidate in words -> mean validation figure, in the order in which they were tried.
-        is_surrounded: whether all neighbours of the best were tried, so that more candidates would change nothing.
+        scores: candidate in words -> validation figures, one a seed of the tuning, in the order in which they were
+            tried; a hopeless one has one alone.
+        ends: kinds in which something better may lie beyond what was tried.
     """
 
     factors: Choice
     settings: Mapping[str, Number]
-    scores: Mapping[str, float]
-    is_surrounded: bool
+    scores: Mapping[str, Sequence[float]]
+    ends: Sequence[str] = ()
+
+    @property
+    def seeds(self) -> int:
+        """How many the tuning had."""
+        return max(map(len, self.scores.values()))
+
+    def slack(self, lower: bool = False) -> float:
+        """How far the chosen candidate is from the best one, which was within the spread of it."""
+        best = (min if lower else max)(map(fmean, self._complete))
+        return abs(best - fmean(self.scores[choice_label(self.factors)]))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds, pooled over candidates; 0 of a single seed."""
+        return math.sqrt(fmean(map(variance, self._complete))) if self.seeds > 1 else 0.0
+
+    @property
+    def doubt(self) -> float:
+        """Standard error of a candidate's mean, without what a seed does to all candidates."""
+        rows = self._complete
+        if len(rows) == 1 or self.seeds == 1:
+            return self.spread / math.sqrt(self.seeds)
+        at_seed, overall = [*map(fmean, zip(*rows, strict=True))], fmean(map(fmean, rows))
+        left = [one - fmean(values) - at + overall for values in rows for one, at in zip(values, at_seed, strict=True)]
+        return math.sqrt(fsum(one**2 for one in left) / ((len(rows) - 1) * (self.seeds - 1) * self.seeds))
+
+    @property
+    def _complete(self) -> list[Sequence[float]]:
+        """Figures of candidates that have one of every seed."""
+        return [
+            values for values in self.scores.values() if len(values) == self.seeds and not any(map(math.isnan, values))
+        ]
 
 
 @dataclass
@@ -297,8 +331,9 @@ class RowSearch:
     @property
     def cells(self) -> list[Cell]:
         """Those of all candidates that are known to be needed."""
-        due = self.pattern.advance(self._score)
-        return [cell for choice in (*(tried for tried, _ in self.pattern.scores), *due) for cell in self._of(choice)]
+        due = self.pattern.advance(self._figures)
+        known = [cell for tried, values in self.pattern.scores for cell in self._of(tried)[: len(values)]]
+        return known + [cell for choice in due for cell in self._needed(choice)]
 
     def _of(self, choice: Choice) -> list[Cell]:
         """The cells of a candidate, one a seed."""
@@ -307,13 +342,23 @@ class RowSearch:
             self._cells[label] = [Cell(*self.place, with_seed(experiment, seed), label) for seed in self.tuning.seeds]
         return self._cells[label]
 
+    def _needed(self, choice: Choice) -> list[Cell]:
+        """The first cell of a candidate, and the others unless that is hopeless; all of the first candidate."""
+        cells = self._of(choice)
+        first = self.figure(cells[0])
+        is_first = not self.pattern.scores
+        return cells if is_first or (first is not None and not self._is_hopeless(first)) else cells[:1]
+
+    def _is_hopeless(self, first: float) -> bool:
+        return self.pattern.is_hopeless(self._sign * first)
+
     @property
     def _sign(self) -> int:
         return -1 if self.tuning.column.lower else 1
 
-    def _score(self, choice: Choice) -> float | None:
-        figures = [figure for cell in self._of(choice) if (figure := self.figure(cell)) is not None]
-        return self._sign * fmean(figures) if len(figures) == len(self.tuning.seeds) else None
+    def _figures(self, choice: Choice) -> list[float] | None:
+        known = [figure for cell in self._needed(choice) if (figure := self.figure(cell)) is not None]
+        return [self._sign * figure for figure in known] if len(known) == len(self._needed(choice)) else None
 
     @cached_property
     def chosen(self) -> Chosen:
@@ -324,20 +369,20 @@ class RowSearch:
             RunError: no candidate has a figure.
         """
         pattern = self.pattern
-        if pattern.advance(self._score):
+        if pattern.advance(self._figures):
             raise LookupError("the search is not complete")
         try:
-            best = pattern.best
+            chosen = pattern.chosen
         except LookupError as error:
             raise RunError(f"tuning.column: {error}") from error
         settings = {
             path: value
             for name, group in pattern.kinds.items()
-            for path, value in group.at(best[name]).items()
+            for path, value in group.at(chosen[name]).items()
             if value != group.values[path]
         }
-        scores = {choice_label(choice): self._sign * score for choice, score in pattern.scores}
-        return Chosen(best, settings, scores, pattern.is_surrounded)
+        scores = {choice_label(choice): [self._sign * one for one in values] for choice, values in pattern.scores}
+        return Chosen(chosen, settings, scores, pattern.ends)
 
 
 @dataclass
@@ -458,7 +503,7 @@ class StudyPlan:
             def accepts(choice: Choice) -> bool:
                 return tried.accepts(choice) and all(self._tunable_at(row, one).accepts(choice) for one in points)
 
-            pattern = PatternSearch(kinds, tuning.candidates, accepts)
+            pattern = PatternSearch(kinds, tuning.candidates, accepts, len(tuning.seeds))
             self._searches[place] = RowSearch(pattern, tuning, place, tried, self._score)
         search = self._searches[place]
         return search if search.pattern.kinds else None

@@ -190,6 +190,8 @@ class Claims(Settings):
 Verdict = Literal["held", "contradicted", "open", "not run"]
 
 _LEVEL = 0.05
+FEWEST_TUNING_SEEDS = 3
+"""A row that was tuned on fewer is no ground for a verdict."""
 
 
 @dataclass(frozen=True)
@@ -211,19 +213,47 @@ class Judgement:
     why: str = ""
 
 
-def judge(claims: Sequence[Claim], samples: Sequence[Sample | None], seeds: Sequence[int]) -> list[Judgement]:
-    """Judge claims as one family, each by its left against right over the study's seeds.
+@dataclass(frozen=True)
+class Allowance:
+    """What the losing side of a claim is allowed, as its settings were chosen by a few noisy runs.
+
+    Attributes:
+        slack: that it may lack, in the unit of the column.
+        doubt: standard error of what was chosen.
+    """
+
+    slack: float = 0.0
+    doubt: float = 0.0
+
+
+def judge(
+    claims: Sequence[Claim],
+    samples: Sequence[Sample | None],
+    seeds: Sequence[int],
+    allowances: Sequence[Allowance] | None = None,
+) -> list[Judgement]:
+    """Judge claims as one family, each by its left against right over the study's seeds, beyond its allowance.
 
     Nothing is decided on fewer than five ``seeds``, or where one of them is missing: nobody stops where it suits.
     P-values are adjusted over all claims (Holm 1979), also those that were not run, so that running a part changes no
     verdict.
     """
     shown = [None if sample is None else claim.towards(sample) for claim, sample in zip(claims, samples, strict=True)]
-    adjusted = holm([sample.p if sample and _is_complete(sample, seeds) else math.nan for sample in shown])
+    allowed = allowances or [Allowance()] * len(claims)
+    adjusted = holm(
+        [
+            _p(sample, own) if sample and _is_complete(sample, seeds) else math.nan
+            for sample, own in zip(shown, allowed, strict=True)
+        ]
+    )
     return [
         Judgement(claim, sample, p, _verdict(towards, p))
         for claim, sample, towards, p in zip(claims, samples, shown, adjusted, strict=True)
     ]
+
+
+def _p(sample: Sample, allowed: Allowance) -> float:
+    return sample.p if isinstance(sample, PairedSpreads) else sample.p_beyond(allowed.slack, allowed.doubt)
 
 
 def _is_complete(sample: Sample, seeds: Sequence[int]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
 import yaml
@@ -17,7 +18,7 @@ from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import Cell, CellFigures, Chosen, StudyPlan
-from polyfed.lab.studies.claims import ALL, Claim, Judgement, Side, judge
+from polyfed.lab.studies.claims import ALL, FEWEST_TUNING_SEEDS, Allowance, Claim, Judgement, Side, judge
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
@@ -134,7 +135,54 @@ class Results:
     def judgements(self) -> list[Judgement]:
         """Every judged claim, as one family, each at the point that it names, or over all."""
         claims = self.study.claims.to_judge
-        return list(map(self._if_it_matters, judge(claims, list(map(self.sample, claims)), self.study.seeds)))
+        allowances = list(map(self._allowance, claims))
+        judged = judge(claims, list(map(self.sample, claims)), self.study.seeds, allowances)
+        return [self._opened(self._if_it_matters(item)) for item in judged]
+
+    def _opened(self, item: Judgement) -> Judgement:
+        """The same, but open where the tuning of a row that decides it does not bear a verdict."""
+        if item.verdict not in ("held", "contradicted") or not self._is_of_outcomes(item.claim):
+            return item
+        fewest = min((one.seeds for one in self._chosen_of(item.claim.operands).values()), default=math.inf)
+        ends = {row: one.ends for row, one in self._chosen_of(self._losers(item.claim)).items() if one.ends}
+        why = "; ".join(f"the search of {row} ended at an end of {', '.join(names)}" for row, names in ends.items())
+        if fewest < FEWEST_TUNING_SEEDS:
+            why = f"tuned on {fewest} seed{'s' * (fewest > 1)}"
+        return replace(item, verdict="open", why=why) if why else item
+
+    def _is_of_outcomes(self, claim: Claim) -> bool:
+        return all(self.study.columns[one.column].is_outcome for one in claim.operands)
+
+    def _losers(self, claim: Claim) -> Side:
+        """The side whose figures are worse; both of a difference of differences, and of spreads."""
+        sample = self.sample(claim)
+        if not isinstance(sample, PairedSample) or len(claim.operands) > 2:
+            return claim.operands
+        lower = self.study.columns[claim.left[0].column].lower
+        return claim.right if (sample.mean > 0) != lower else claim.left
+
+    def _chosen_of(self, operands: Side) -> dict[str, Chosen]:
+        """Row, with its point where there are several -> what tuning chose for it there, where a claim reads it."""
+        return {
+            ", ".join((row, *point)): chosen
+            for one in operands
+            for (row, point), chosen in self.chosen.items()
+            if row == one.row and one.label in ("", ALL, point_label(point))
+        }
+
+    def _allowance(self, claim: Claim) -> Allowance:
+        """Of the losing side, from its search; in spreads over seeds, where another metric was tuned by."""
+        tuning, chosen = self.study.tuning, list(self._chosen_of(self._losers(claim)).values())
+        if tuning is None or not chosen or not self._is_of_outcomes(claim):
+            return Allowance()
+        scales = [1.0] * len(chosen)
+        if getattr(self.study.columns[claim.left[0].column], "metric", None) != getattr(tuning.column, "metric", ""):
+            sides = [side for side in (self._by_seed(claim, side).values() for side in claim.sides) if len(side) > 1]
+            spread = math.sqrt(fmean(map(variance, sides))) if sides else 0.0
+            scales = [spread / one.spread if one.spread else 0.0 for one in chosen]
+        lower = tuning.column.lower
+        slack = max(scale * one.slack(lower) for scale, one in zip(scales, chosen, strict=True))
+        return Allowance(slack, max(scale * one.doubt for scale, one in zip(scales, chosen, strict=True)))
 
     def _if_it_matters(self, item: Judgement) -> Judgement:
         """Open where a difference is smaller than its column's effect, unless a margin says what matters."""
@@ -215,8 +263,11 @@ class Results:
                 "point": list(point),
                 "factors": dict(item.factors),
                 "settings": dict(item.settings),
-                "scores": {name: score if math.isfinite(score) else None for name, score in item.scores.items()},
-                "surrounded": item.is_surrounded,
+                "scores": {
+                    name: [one if math.isfinite(one) else None for one in values]
+                    for name, values in item.scores.items()
+                },
+                "ends": list(item.ends),
             }
             for (row, point), item in sorted(self.chosen.items())
         ]
@@ -279,5 +330,5 @@ def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, C
 
 
 def _chosen(entry: Mapping[str, Any]) -> Chosen:
-    scores = {name: math.nan if score is None else score for name, score in entry["scores"].items()}
-    return Chosen(entry["factors"], entry["settings"], scores, entry["surrounded"])
+    scores = {name: [math.nan if one is None else one for one in values] for name, values in entry["scores"].items()}
+    return Chosen(entry["factors"], entry["settings"], scores, entry["ends"])

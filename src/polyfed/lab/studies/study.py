@@ -52,15 +52,20 @@ class TunedSettings(Settings):
 class Tuning(Settings):
     """A pattern search, the same for every row, on validation data and on seeds of its own.
 
-    From what a row has, kind by kind, the best candidate is compared with its neighbours, and the search goes on from a
-    better one, until all neighbours of the best are tried or the candidates are spent. Candidates are whole runs, of as
+    From what a row has, kind by kind, what would be chosen is compared with its neighbours, until all are tried and the
+    best candidate lies at no end, or the candidates are spent: see ``PatternSearch``. Candidates are whole runs, of as
     many rounds as the table's.
     """
 
     candidates: int = Field(default=9, ge=1, description="how many a row has at most")
     settings: dict[str, TunedSettings] = Field(min_length=1, description="kind -> where its settings are")
     column: SerializeAsAny[ColumnSettings] = Field(description="what is compared; of validation data")
-    seeds: list[int] = Field(default=[100], min_length=1, description="of candidates, whose mean is compared")
+    seeds: list[int] = Field(
+        default=[100, 101, 102],
+        min_length=1,
+        description="of candidates, whose mean is compared; one that is hopeless on the first has no others; on fewer "
+        "than three no claim is judged",
+    )
     at: Literal["row", "point"] = Field(
         default="row", description="row: once, at its first point, for all its points; point: at each"
     )

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from statistics import fmean
 from typing import Literal
 
-from polyfed.lab.studies.claims import Claim, Judgement
+from polyfed.lab.studies.claims import FEWEST_TUNING_SEEDS, Claim, Judgement
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
@@ -186,8 +187,9 @@ def claims_tables(results: Results) -> list[TextTable]:
     tables, heads = [], ("claim", "about", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
     if judged := results.judgements():
         note = (
-            "Verdicts: paired t-test over seeds, p adjusted for all of these claims (Holm), run or not, level 0.05; "
-            f"never on fewer than {FEWEST_SEEDS} seeds, nor by less than the column's effect. {_SIDES}"
+            "Verdicts: paired t-test over seeds, beyond what tuning may have left to the row that is worse, p adjusted "
+            f"for all of these claims (Holm), run or not, level 0.05; never on fewer than {FEWEST_SEEDS} seeds, "
+            f"{FEWEST_TUNING_SEEDS} of tuning, nor by less than the column's effect. {_SIDES}"
         )
         body = [claim_evidence(item, results.study) for item in judged]
         tables.append(TextTable("Claims", heads, body, (note,)))
@@ -225,14 +227,17 @@ def tuning_table(results: Results) -> TextTable:
     for row, chosen in by_row.items():
         settings = ", ".join(f"{path} {value:g}" for path, value in chosen.settings.items())
         choice = choice_label(chosen.factors) + (f" ({settings})" if settings else "")
-        scores = "; ".join(f"{name}: {format_number(score)}" for name, score in chosen.scores.items())
+        scores = "; ".join(
+            f"{name}: {format_number(fmean(values))}" + f" ({len(values)})" * (len(values) < chosen.seeds)
+            for name, values in chosen.scores.items()
+        )
         body.append([row, str(len(chosen.scores)), choice, scores])
     notes: list[str] = []
     if tuning:
         most = tuning.candidates
         others = [f"{row} {len(chosen.scores)}" for row, chosen in by_row.items() if len(chosen.scores) != most]
-        open_ends = [row for row, chosen in by_row.items() if not chosen.is_surrounded]
-        listed = {"Neighbours of the best were left, which may be better": open_ends}
+        open_ends = [f"{row} ({', '.join(chosen.ends)})" for row, chosen in by_row.items() if chosen.ends]
+        listed = {"A better one may lie beyond what was tried": open_ends}
         listed["Not tuned"] = [row for row in study.rows if study.resolved(row).tune is False]
         for name in tuning.settings:
             listed[f"Without {name}"] = [row for row, chosen in by_row.items() if name not in chosen.factors]
