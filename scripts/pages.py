@@ -60,11 +60,12 @@ GAIN_NAMES = {
     "fedafd": "[FedAFD](docs/explanation/fedafd.md)",
 }
 CLAIMED = {
-    "creamfl": "contrastive weights of clients' representations teach a server best",
-    "fedcola": "blocks that modalities share serve paired clients better than FedAvg",
-    "fedafd": "alignment and fusion lift every client, similarity weights the server",
-    "fedaid": "hospitals weighed by their losses pre-train better and fairer than FedAvg",
+    "creamfl": "recall above ensembles', FedAvg's and the server's alone; what contrasts and GCA weights add",
+    "fedcola": "recall above FedAvg's, FedIoT's and CreamFL's; what sharing, compensation and complements add",
+    "fedafd": "clients above FedET's, server above CreamFL's; what fusion, alignment and SED weights add",
+    "fedaid": "retrieval, transfer and distortion against FedAvg's; what the robust teacher and guidance add",
 }
+"""Folder below papers/ -> what its counted claims are about."""
 SPEED, BENCHMARKS = "docs/reference/speed.md", "benchmarks/record.json"
 BEGIN, END = "<!-- made by: make pages -->\n", "<!-- end of what make pages makes -->\n"
 
@@ -119,17 +120,31 @@ def ledger_text(recorded: Sequence[StudyRecord]) -> str:
     tables = {
         paper: Markup(table(("study", "what", "runs", "claims"), *own, ruler="-")) for paper, own in lines.items()
     }
-    return _rendered("ledger.md.j2", names=NAMES, tables=tables, counts=_counts(recorded))
+    counts = counted(recorded)
+    settings = {paper: of_settings(own) for paper, own in counts.items()}
+    return _rendered("ledger.md.j2", names=NAMES, tables=tables, counts=counts, of_settings=settings)
 
 
-def _counts(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
-    """Folder below papers/ -> verdict -> judged claims of studies that were run."""
+def counted(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
+    """Folder below papers/ -> verdict -> claims of the paper's items about its method or a part; on settings apart.
+
+    Claims that compare the same runs in the same column count once, at the first item; what no item has is polyfed's.
+    """
     counts: dict[str, Counter[str]] = {paper: Counter() for paper in NAMES}
+    known = set()
     for record in recorded:
-        counts[record.name.partition("/")[0]] += Counter(
-            item.verdict for item in record.judgements if item.sample is not None
-        )
+        paper = record.name.partition("/")[0] if record.study.source else "polyfed"
+        for item in record.judgements:
+            if item.sample is not None and (compared := record.compared(item.claim)) not in known:
+                known.add(compared)
+                counts[paper][f"setting {item.verdict}" if item.claim.kind == "setting" else item.verdict] += 1
     return counts
+
+
+def of_settings(counts: Mapping[str, int]) -> str:
+    """``2 of 5 held``; empty where there is no such claim."""
+    total = sum(counts[f"setting {name}"] for name in VERDICTS)
+    return f"{counts['setting held']} of {total} held" if total else ""
 
 
 def gains_table(record: StudyRecord, column: str) -> str:
@@ -149,19 +164,25 @@ def gains_table(record: StudyRecord, column: str) -> str:
 
 def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> what stands between its marks."""
-    counts = _counts(recorded)
+    counts = counted(recorded)
     lines = []
     for paper, claim in CLAIMED.items():
         numbers = "|".join(str(counts[paper][name]) for name in VERDICTS)
         lines.append(f"|[{NAMES[paper]}](papers/{paper}/README.md)|{claim}|{numbers}|")
-    claims = "\n".join([f"|method|what it claims|{'|'.join(VERDICTS)}|", "|-|-|-:|-:|-:|", *lines])
+    claims = "\n".join([f"|method|what these claims are about|{'|'.join(VERDICTS)}|", "|-|-|-:|-:|-:|", *lines])
     gains = "".join(gains_table(record, "R@1 sum") for record in recorded if record.name == GAIN)
-    read = "Primary claims of the papers, [re-run at a small scale](papers/README.md) and judged by paired seeds:"
+    read = (
+        "Claims of the papers' tables and figures about methods and their parts, "
+        "[re-run at a small scale](papers/README.md), each counted once, judged by paired seeds:"
+    )
     found = {"README.md": f"{gains}\n{read}\n\n{claims}\n"}
     for paper in CLAIMED:
         told = ", ".join(f"{counts[paper][name]} {name}" for name in VERDICTS if counts[paper][name]) or "none was run"
         studies = f"[studies that were run](../../papers/{paper}/README.md)"
-        found[f"docs/explanation/{paper}.md"] = f"Primary claims of the {studies}: {told}.\n"
+        others = f"; on settings, which no method decides: {of}" if (of := of_settings(counts[paper])) else ""
+        found[f"docs/explanation/{paper}.md"] = (
+            f"Claims on the method and its parts, of the {studies}: {told}{others}.\n"
+        )
     return found | {
         SPEED: f"{speed_text(json.loads((ROOT / BENCHMARKS).read_text(encoding='utf-8')))}\n",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, product
@@ -13,7 +13,7 @@ from typing import Any
 
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, markdown
-from polyfed.lab.studies.claims import Judgement, Verdict
+from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand, Verdict
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import SMALL, Point, Study, point_label
@@ -79,6 +79,27 @@ class StudyRecord:
     @property
     def verdicts(self) -> Counter[Verdict]:
         return Counter(item.verdict for item in self.judgements)
+
+    def compared(self, claim: Claim) -> Hashable:
+        """Runs and columns of either side, the upper one first: equal for claims that say the same, in any study."""
+
+        def runs(operand: Operand) -> tuple[frozenset[str], str]:
+            points = self.study.shared_points(claim.operands)
+            if operand.label != ALL:
+                points = [point for point in self.study.points if point_label(point) == operand.label]
+            labels = [", ".join([operand.row, *at, f"seed {k}"]) for at, k in product(points, self.study.seeds)]
+            column = self.study.columns_of(operand.row)[operand.column]
+            return frozenset(
+                self.results.cells[label] for label in labels if label in self.results.cells
+            ), column.digest
+
+        sides = [tuple(map(runs, side)) for side in claim.sides]
+        return (
+            *(sides if claim.sign.startswith(">") else sides[::-1]),
+            claim.margin,
+            claim.sign[1:],
+            claim.is_of_spreads,
+        )
 
     @cached_property
     def maps(self) -> list[ClaimMap]:

@@ -63,7 +63,7 @@ def test_what_was_run_becomes_a_record_a_section_and_a_line_of_the_ledger(tmp_pa
     texts = made(root)
     page, ledger = texts["papers/fedcola/README.md"], texts["papers/README.md"]
     assert "## Table 4: every type's global model\n" in page
-    assert "* held: fedcola > fedavg on r1\\_sum: +8.10 (+7.82…+8.38), p &lt; 0.001\n".replace("\\", "") in page
+    assert "* method, held: fedcola > fedavg on r1\\_sum: +8.10 (+7.82…+8.38), p &lt; 0.001\n".replace("\\", "") in page
     assert "|t4|Table 4: every type's global model|25|3 held|" in ledger
     assert "|t1|Table 1: settings of the federation, by method|(≤ 150)|not run|" in ledger
     assert "](../../papers/fedcola/README.md): 3 held." in texts["docs/explanation/fedcola.md"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pages
 from lab.studies.conftest import tiny_study
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
@@ -14,7 +15,7 @@ from study_records import StudyRecord, place, record_text
 AXES = {"pairs": {"setting": "run.seed", "values": [1, 5]}}
 
 
-def record(item: str = "Table 1", runs: int = 20, **more: Any) -> StudyRecord:
+def record(item: str = "Table 1", runs: int = 20, digests: str = "", **more: Any) -> StudyRecord:
     """``prox`` is above ``tiny`` by about 2 at the first point, and below it by as much at the second."""
     settings = {
         "base": tiny_experiment(), "seeds": 5, "axes": AXES, "source": {"paper": "Tiny", "item": item},
@@ -27,7 +28,7 @@ def record(item: str = "Table 1", runs: int = 20, **more: Any) -> StudyRecord:
         values["tiny", point, "r1"] = {seed: 10.0 + seed for seed in study.seeds}
         values["prox", point, "r1"] = {seed: 10.0 + seed + sign * (2 + seed / 10) for seed in study.seeds}
     labels = [f"{row}, {label}, seed {k}" for k in range(5) for row in ("tiny", "prox") for label in "15"][:runs]
-    results = Results(study, values, cells={label: label for label in labels}, code=("0.1.0 abc",))
+    results = Results(study, values, cells={label: digests + label for label in labels}, code=("0.1.0 abc",))
     return StudyRecord("creamfl/t1", "small", results)
 
 
@@ -81,3 +82,18 @@ def test_how_much_was_run() -> None:
     part, whole = record(runs=9), record()
     assert (part.runs, part.state) == (9, "in part: 1 held, 1 contradicted")
     assert (whole.runs, whole.state) == (20, "1 held, 1 contradicted")
+
+
+def test_claims_on_methods_and_parts_count_once_where_items_share_runs() -> None:
+    same = {"part": ["tiny < prox on r1 at 1"], "setting": ["tiny at 5 > tiny at 1 on r1"]}  # the first says it as well
+    others = [
+        record("Table 2", claims=same),
+        record("Table 3", digests="of other runs ", claims=same),
+        record(claims={"method": ["prox >= tiny on r1 at 1 by 3"]}),
+        record(source=None, claims={"setting": ["prox < tiny on r1 at 5"]}),
+    ]
+    counts = pages.counted([record(), *others])
+    assert counts["creamfl"] == {"held": 3, "contradicted": 1, "setting open": 2}
+    assert counts["polyfed"] == {"setting held": 1}
+    assert pages.of_settings(counts["creamfl"]) == "0 of 2 held"
+    assert pages.of_settings(counts["fedcola"]) == ""
