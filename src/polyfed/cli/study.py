@@ -55,7 +55,7 @@ def study_run(
     study run papers/creamfl/t1.yaml --data-dir data --jobs 2
     """
     from polyfed.lab.studies.cells import Places
-    from polyfed.lab.studies.runner import StudyDisplay, run_study
+    from polyfed.lab.studies.runner import run_study, study_display
     from polyfed.lab.studies.study import Study
     from polyfed.lab.studies.study_files import study_name
     from polyfed.reporting.terminal import Terminal
@@ -63,7 +63,7 @@ def study_run(
     study = Study.load(source, scale)
     if seeds is not None:
         study = study.with_seeds(range(seeds))
-    with interruptible("the same command goes on"), StudyDisplay(Terminal()) as display:
+    with interruptible("the same command goes on"), study_display(Terminal()) as display:
         ended = run_study(
             study,
             out or STUDIES / f"{study_name(source)}-{scale}",
@@ -108,21 +108,6 @@ def study_show(folder: StudyFolder, allow_code: AllowCode = False) -> None:
     Terminal().print_tables(study_tables(Results.load(_found(folder), allow_code)))
 
 
-def study_report(
-    folder: StudyFolder,
-    out: Annotated[Path | None, typer.Option(help="file; by default FOLDER/report.html")] = None,
-    allow_code: AllowCode = False,
-) -> None:
-    """Write a study as one HTML page."""
-    from polyfed.lab.studies.page import write_study_page
-    from polyfed.lab.studies.results import Results
-    from polyfed.lab.studies.runner import CELLS
-
-    place = _found(folder)
-    page = write_study_page(Results.load(place, allow_code), out or place / "report.html", place.parent / CELLS)
-    typer.echo(f"written: {page}")
-
-
 def study_export(
     folder: StudyFolder,
     *,
@@ -162,6 +147,6 @@ def _print(run: StudyRun) -> None:
 
 study_app = command_group(
     "study_",
-    (study_run, study_list, study_show, study_report, study_export),
+    (study_run, study_list, study_show, study_export),
     "Make a table or a figure of many runs.",
 )

@@ -69,7 +69,7 @@ def test_all_are_listed_with_their_settings(analyse: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "name", "shown"),
     [
-        (f"weights {EXCHANGE} at=[3,1] round=1", "weights-round1-at3,1", "Effective number of clients"),
+        (f"weights {EXCHANGE} samples=3 round=1", "weights-round1-samples3", "Effective number of clients"),
         (f"partition {RUN}", "partition", "paired-0"),
     ],
 )
@@ -150,8 +150,8 @@ REFUSALS = [
     (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' is of one run, not of 2; ask run by run"),
     (f"weights {RUN}", "has no aggregation weights"),
     (f"weights {EXCHANGE} round=9", "has no weights; valid: 1"),
-    (f"weights {EXCHANGE} at=[0,80]", "sample 80 of 'image' was not recorded; valid: 0 to 79"),
-    (f"weights {EXCHANGE} at=[x]", "at.0: Input should be a valid integer"),
+    (f"weights {EXCHANGE} at=[0,80]", "'at' was removed in 0.4"),
+    (f"weights {EXCHANGE} samples=x", "samples: Input should be a valid integer"),
     ("cost nothing", "no preset or file 'nothing'"),
     (f"partition {RUN} run.seed=1", "is a run that is over; give its config.yaml instead"),
     ("partition .", "'.' is no run folder"),

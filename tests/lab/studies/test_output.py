@@ -14,7 +14,7 @@ import pytest
 from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Chosen
 from polyfed.lab.studies.figures import draw_study, drawings_of
-from polyfed.lab.studies.page import export_study, figures_csv, markdown_text, write_study_page
+from polyfed.lab.studies.page import export_study, figures_csv, markdown_text
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Drawing, Study
 from polyfed.lab.studies.tables import cell_text, claims_tables, figure_tables, study_tables
@@ -190,16 +190,11 @@ def test_curves_are_read_from_the_cells(loaded: Load, tmp_path: Path) -> None:
     assert list(axes.lines[0].get_ydata()) == [10.5, 20.5]
 
 
-def test_exports_and_page(loaded: Load, tmp_path: Path) -> None:
+def test_exports(loaded: Load, tmp_path: Path) -> None:
     own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"method": ["prox > tiny on r1"]}))
     paths = export_study(own, tmp_path / "export", tmp_path)
     assert {path.name for path in paths} == {"tables.md", "figures.csv", "figure-1.png", "figure-1.svg"}
     assert all(path.stat().st_size for path in paths)
-    page = write_study_page(own, tmp_path / "page.html", tmp_path).read_text()
-    assert "&lt;b&gt;tiny&lt;/b&gt;" in page
-    assert "<b>tiny" not in page
-    assert "<svg " in page
-    assert "Claims" in page
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.figures import draw_study
-from polyfed.lab.studies.page import write_study_page
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import ClaimMap, claim_maps, study_tables
@@ -79,11 +78,9 @@ def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load, t
     assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "5"]
 
 
-def test_maps_stand_in_the_tables_and_on_the_page_of_the_study(loaded: Load, tmp_path: Path) -> None:
+def test_maps_stand_in_the_tables(loaded: Load) -> None:
     claims = own_map(loaded(seeds=3, axes=AXES, figures=[MAP]))
     assert "Where it holds: prox > tiny on r1" in [table.title for table in study_tables(claims.results)]
-    page = write_study_page(claims.results, tmp_path / "page.html", tmp_path).read_text()
-    assert "<figcaption>prox &gt; tiny on r1: held at 1 of 4 points" in page
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Places, StudyPlan
-from polyfed.lab.studies.runner import Progress, StudyDisplay
+from polyfed.lab.studies.runner import Progress, study_display
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.workers import Order, Told, execute
 from polyfed.runs.events import ClientStarted, Preparing
@@ -62,7 +62,7 @@ def test_a_method_that_is_edited_while_the_study_runs_is_not_run_as_what_it_was(
 def shown(*seen: tuple[float, Progress]) -> list[str]:
     """Lines without a terminal, of progress at some seconds."""
     stream, times = io.StringIO(), [0.0]
-    with StudyDisplay(Console(file=stream, width=200), now=lambda: times[0]) as display:
+    with study_display(Console(file=stream, width=200), now=lambda: times[0]) as display:
         for when, progress in seen:
             times[0] = when
             display(progress)

@@ -27,10 +27,9 @@ class Weights(Analysis):
 
     round: int | None = Field(default=None, description="which round; by default the last")
     samples: int = Field(default=7, ge=1, description="samples in the picture, at random")
-    at: list[int] | None = Field(default=None, description="these samples instead, of the recorded ones, from 0")
 
     def answer(self, run: Run) -> AnalysisResult:
-        return weights_result(run.name, channels_of(run, self.round, self.samples, self.at))
+        return weights_result(run.name, channels_of(run, self.round, self.samples))
 
 
 WeightShare = dict[str, float]
@@ -128,14 +127,12 @@ def _matrix(each: ChannelWeights) -> Matrix:
     return Matrix(title, "client", each.clients, columns, values, limits=(0, float(values.max())))
 
 
-def channels_of(
-    run: Run, number: int | None = None, samples: int = 7, at: Sequence[int] | None = None
-) -> list[ChannelWeights]:
+def channels_of(run: Run, number: int | None = None, samples: int = 7) -> list[ChannelWeights]:
     """The weights of all channels.
 
     Raises:
         RunError: its method records no weights.
-        ConfigError: no such round or sample.
+        ConfigError: no such round.
     """
     experiment, records = run.experiment, run.records
     arrays = {name: rounds for name, rounds in records.arrays().items() if name.startswith(_PREFIX)}
@@ -155,7 +152,7 @@ def channels_of(
     for name, rounds in arrays.items():
         if number in rounds:  # a modality may have had no clients in the round
             channel, array = name.removeprefix(_PREFIX), rounds[number]
-            chosen = _chosen_samples(channel, array.values.shape[1], samples, at)
+            chosen = tuple(drawn(array.values.shape[1], samples, "weights", channel).tolist())
             of_clients = tuple(kinds.get(client, "clients") for client in array.clients)
             # NaN: nobody contributed to the sample
             values = np.nan_to_num(array.values, nan=0.0)
@@ -168,12 +165,3 @@ def _kinds(run: Run) -> dict[str, str]:
     kinds = {group: "uni-modal" if number == 1 else "multi-modal" for group, number in most.items()}
     # groups of a deployment are of sites, of which the configuration says no models
     return {client: kinds.get(group, group) for group, clients in run.records.groups.items() for client in clients}
-
-
-def _chosen_samples(channel: str, recorded: int, samples: int, at: Sequence[int] | None) -> tuple[int, ...]:
-    if at is None:
-        return tuple(drawn(recorded, samples, "weights", channel).tolist())
-    for position in at:
-        if not 0 <= position < recorded:
-            raise ConfigError(f"sample {position} of '{channel}' was not recorded; valid: 0 to {recorded - 1}")
-    return tuple(at)

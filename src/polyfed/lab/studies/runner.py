@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -265,39 +263,23 @@ def _alone(folder: Path) -> Iterator[None]:
 _EVERY = 10.0  # seconds between two lines where no cell is done
 
 
-class StudyDisplay:
+@contextlib.contextmanager
+def study_display(console: Console, now: Callable[[], float] = time.monotonic) -> Iterator[OnProgress]:
     """How many cells are done, and which run; without a terminal a line when one is done, or ten seconds later."""
+    began, told, when = now(), -1, now()
 
-    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._now = console, now
-        self._status = console.status("")
-        self._told, self._began, self._when = -1, now(), now()
+    def show(progress: Progress) -> None:
+        nonlocal told, when
+        text = " | ".join([*_parts(progress), f"{duration(now() - began)} so far"])
+        ended = progress.done + progress.failed
+        if console.is_terminal:
+            status.update(escape(f"cells {text}"))
+        elif ended != told or now() - when >= _EVERY:
+            told, when = ended, now()
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._status.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        """Show it."""
-        text = " | ".join([*_parts(progress), f"{duration(self._now() - self._began)} so far"])
-        if self._console.is_terminal:
-            self._status.update(escape(f"cells {text}"))
-        elif self._is_news(progress):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def _is_news(self, progress: Progress) -> bool:
-        told, is_late = progress.done + progress.failed, self._now() - self._when >= _EVERY
-        if told == self._told and not is_late:
-            return False
-        self._told, self._when = told, self._now()
-        return True
+    with console.status("") as status:  # nothing without a terminal
+        yield show
 
 
 def _parts(progress: Progress) -> list[str]:
