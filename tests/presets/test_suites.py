@@ -27,7 +27,6 @@ CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
     "few_shot": {
         "shares": ([0.01, 0.1, 1.0], "all of the labels beside 1 % and 10 %"),
         "draws": (5, "five draws"),
-        "features": ("auto", "logistic regression in place of a linear layer trained by AdamW"),
     },
     "segmentation": {
         "shares": ([0.1, 1.0], "masks of 10 % and 100 % instead of 1 % and 10 %"),

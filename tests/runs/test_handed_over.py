@@ -21,7 +21,7 @@ from polyfed import evaluate_model, export_model, load_model, open_run
 from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.export.hugging_face import export_hugging_face
 from polyfed.lab.analysis.simulated import Simulated
-from polyfed.lab.downstream.suite import ModelChoice
+from polyfed.lab.downstream.suite import opened_model
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.gallery import write_gallery
@@ -101,7 +101,7 @@ OPENING: dict[str, Callable[[Path, Path], Any]] = {
     "simulated": lambda run, out: Simulated(open_run(run), "last").participants,
     "resume": lambda run, out: polyfed.resume(run),
     "gallery": lambda run, out: write_gallery(open_run(run), out / "page.html"),
-    "downstream": lambda run, out: ModelChoice(run, client="image").open(),
+    "downstream": lambda run, out: opened_model(open_run(run), client="image"),
 }
 OF_THE_MODEL: dict[str, Callable[[Path, Path], Any]] = {
     "open_run": lambda run, out: open_run(run).model,
@@ -110,7 +110,7 @@ OF_THE_MODEL: dict[str, Callable[[Path, Path], Any]] = {
     "evaluate": lambda run, out: evaluate_model(run, "scenes"),
     "export": lambda run, out: export_model(run, out / "export"),
     "hugging face": lambda run, out: export_hugging_face(run, out / "hf"),
-    "downstream": lambda run, out: ModelChoice(run).open(),
+    "downstream": lambda run, out: opened_model(open_run(run)),
 }
 COMMANDS = {
     "resume": "resume RUN",

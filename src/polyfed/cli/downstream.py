@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from polyfed.cli.analyse import show_result
 from polyfed.cli.console import interruptible
 from polyfed.cli.options import BestOrLast, PlaceOptions, names_in
 from polyfed.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from polyfed.lab.downstream.suite import ModelChoice
 
 _SEED = 42
 _LONGEST = 80  # characters of task names in the name of a file; file systems take 255 in all
@@ -46,28 +43,31 @@ def downstream_command(
     """
     from polyfed.core.device import cpu_threads
     from polyfed.lab.analysis.analysis import ready_folder
-    from polyfed.lab.downstream.suite import ModelChoice, Suite, run_suite, suites
+    from polyfed.lab.downstream.suite import Suite, described_model, opened_model, run_suite, suites
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
     names = None if tasks is None else list(dict.fromkeys(names_in("--tasks", tasks)))
     chosen = Suite.load(suite).chosen(names)
-    choice = ModelChoice(run, which, client, encoders, seed, **vars(places))
-    opened = choice.open()
-    folder = ready_folder(out or _folder(choice))
+    if run is None and encoders is None:
+        raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
+    if encoders is not None and (client or which):
+        raise ConfigError("--encoders is a model of its own: leave out --client and --model")
+    of = None if run is None else places.open(run)
+    if encoders is not None:
+        there = {"data_dir": places.data_dir, "weights_dir": places.weights_dir, "device": places.device}
+        opened = described_model(encoders, of, seed, **there)
+    else:
+        assert of is not None
+        opened = opened_model(of, which, client)
+    apart = client or (encoders and encoders.stem) or ""  # models that are not the run's server's
+    folder = ready_folder(out or (run or Path("runs")) / "downstream" / apart)
     with cpu_threads(opened.threads), interruptible("nothing was written"):
         findings = run_suite(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo
         )
     stem = _stem(Path(suite).stem, which, seed, draws, names)
     show_result(findings, folder, stem)
-
-
-def _folder(choice: ModelChoice) -> Path:
-    """Beside the run, apart for models that are not its server's."""
-    parts = [choice.client] if choice.client else [choice.encoders.stem] if choice.encoders else []
-    start = Path("runs") if choice.run is None else choice.run
-    return start.joinpath("downstream", *parts)
 
 
 def _stem(suite: str, which: str | None, seed: int, draws: int | None, tasks: Sequence[str] | None) -> str:

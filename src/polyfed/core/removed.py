@@ -16,7 +16,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "Connection": frozenset({"node_port"}),
     "Drawing": frozenset({"points"}),
     "Drawn": frozenset({"awake", "period"}),
-    "FewShot": frozenset({"fit", "standardise"}),
+    "FewShot": frozenset({"features", "fit", "standardise"}),
     "Leakage": frozenset({"attacks", "canaries"}),
     "LittleIsEnough": frozenset({"knows"}),
     "LoRA": frozenset({"dora"}),

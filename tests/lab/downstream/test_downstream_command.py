@@ -12,7 +12,7 @@ import yaml
 
 from polyfed.core.errors import ConfigError
 from polyfed.lab.downstream.probe import Outcome, ProbeRow
-from polyfed.lab.downstream.suite import ModelChoice, Suite, suites
+from polyfed.lab.downstream.suite import Suite, opened_model, suites
 from polyfed.runs.opened import open_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -133,7 +133,7 @@ def same(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_the_server_model_of_a_run(tiny_run: Path, which: str) -> None:
-    found = ModelChoice(tiny_run, which).open().subject
+    found = opened_model(open_run(tiny_run), which).subject
     assert same(found.model, dict(open_run(tiny_run).server_model(which).weights))
     assert f"{which} server model" in found.name
     assert not found.model.training
@@ -141,7 +141,7 @@ def test_the_server_model_of_a_run(tiny_run: Path, which: str) -> None:
 
 
 def test_the_kept_model_of_a_client(local_run: Path) -> None:
-    found = ModelChoice(local_run, client="paired-0").open().subject
+    found = opened_model(open_run(local_run), client="paired-0").subject
     (path,) = (local_run / "checkpoints" / "clients" / "paired-0").glob("*.safetensors")
     assert same(found.model, weights(path, "model/"))
     assert found.clients is not None
@@ -149,7 +149,7 @@ def test_the_kept_model_of_a_client(local_run: Path) -> None:
 
 
 def test_the_global_model_of_a_clients_type(typed_run: Path) -> None:
-    found = ModelChoice(typed_run, client="image").open().subject
+    found = opened_model(open_run(typed_run), client="image").subject
     newest = max((typed_run / "checkpoints").glob("round-*.safetensors"))
     assert same(found.model, weights(newest, "weights:image/"))
     assert "global model of image (round 1)" in found.name
@@ -211,7 +211,7 @@ def test_no_run_and_no_encoders(cli: Cli, small: Path) -> None:
 
 def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no server model; test a client's with --client ID, one of: paired-0"):
-        ModelChoice(local_run).open()
+        opened_model(open_run(local_run))
 
 
 def test_an_interrupted_test_writes_nothing(

@@ -63,10 +63,12 @@ def test_few_shot_computes_features_once_in_evaluation_mode(make_bench: Any) -> 
     assert calls[0] == 40 + 12 + 20
 
 
-@pytest.mark.parametrize(("features", "width"), [("trunk", 12), ("auto", 12), ("embedding", 8)])
-def test_few_shot_takes_the_trunk_or_the_embedding(make_bench: Any, features: str, width: int) -> None:
-    probe = FewShot(**FEW | {"features": features, "shares": [0.1], "draws": 1, "validation": None})
-    assert f"width {width}." in outcome(probe, make_bench()).notes[0]
+def test_few_shot_takes_the_trunk_or_where_there_is_none_the_embedding(make_bench: Any) -> None:
+    bench = make_bench()
+    bench.subject.model.encoders["bare"] = torch.nn.Identity()
+    assert bench.kind("bare") == "embedding"
+    probe = FewShot(**FEW | {"shares": [0.1], "draws": 1, "validation": None})
+    assert "Features: trunk, width 12." in outcome(probe, bench).notes[0]
 
 
 def test_few_shot_joins_sources_by_class_name(make_bench: Any) -> None:
@@ -189,7 +191,6 @@ def test_settings_that_cannot_be(kind: type[Probe], settings: dict[str, Any], me
         (FewShot(**FEW | {"target": "lable"}), "has no target 'lable'; did you mean 'label'"),
         (FewShot(**FEW | {"train": "trian"}), "no split 'trian'; did you mean 'train'"),
         (FewShot(**FEW | {"modality": "sound"}), "source 'scenes' has no columns.sound"),
-        (FewShot(**FEW | {"features": "trunk", "modality": "bare"}), "is 'trunk', but the encoder of 'bare'"),
         (FewShot(**FEW | {"source": "single"}), "tasks.task: 'single' train has a single class of 'topic'"),
         (SegmentationProbe(**CUT | {"mask": "maks"}), "no column 'maks'; did you mean 'mask'"),
         (SegmentationProbe(**CUT | {"mask": "captions"}), "'captions' holds lists; one mask an item"),
@@ -199,8 +200,6 @@ def test_settings_that_cannot_be(kind: type[Probe], settings: dict[str, Any], me
 )
 def test_probes_that_do_not_suit_their_data(make_bench: Any, probe: Probe, message: str) -> None:
     bench = make_bench(single=Scenes(train=1, validation=5, test=5, size=16, targets={"topic": "topic"}))
-    bench.subject.model.encoders["bare"] = torch.nn.Identity()
-    bench.data.sources["scenes"].columns["bare"] = "image"
     with pytest.raises((ConfigError, DataError), match=message):
         probe.check(bench, "task")
 

@@ -238,21 +238,9 @@ class Bench:
             self._samples[key] = assemble(self.split(source, split), views, self.subject.context, lazy=lazy)
         return self._samples[key]
 
-    def kind(self, wanted: Literal["auto", "trunk", "embedding"], modality: str, task: str) -> FeatureKind:
-        """What of an encoder is looked at: auto is the trunk where there is one.
-
-        Raises:
-            ConfigError: a trunk is wanted, and the encoder cannot be split.
-        """
-        if wanted == "embedding" or (wanted == "auto" and self.subject.trunk(modality) is None):
-            return "embedding"
-        if self.subject.trunk(modality) is None:
-            encoder = type(self.subject.model.encoders[modality]).__name__
-            raise ConfigError(
-                f"tasks.{task}.features is 'trunk', but the encoder of '{modality}' ({encoder}) cannot be split; "
-                "set it to embedding or auto"
-            )
-        return "trunk"
+    def kind(self, modality: str) -> FeatureKind:
+        """What of an encoder is looked at: the trunk where there is one."""
+        return "embedding" if self.subject.trunk(modality) is None else "trunk"
 
     def features(self, source: str, split: str, modality: str, kind: FeatureKind) -> Float[Tensor, "n d"]:
         key = (source, split, modality, kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -25,7 +24,7 @@ from polyfed.lab.downstream.probe import Bench, FrozenModel, Probe
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.config_files import read_config
-from polyfed.runs.opened import Run, open_run
+from polyfed.runs.opened import Run
 
 
 class Suite(Settings):
@@ -129,69 +128,56 @@ class Opened(NamedTuple):
     threads: int
 
 
-@dataclass(frozen=True)
-class ModelChoice:
-    """Which model is tested.
+def opened_model(run: Run, which: str | None = None, client: str | None = None) -> Opened:
+    """A model of a run, frozen, in evaluation mode, on its device.
 
-    Attributes:
-        run: folder of a run, or None.
+    Args:
+        run: opened.
         which: ``best``, ``last``, or a round, of the server's models; by default best if there is one.
         client: id of a client, whose own model is wanted instead.
-        encoders: YAML file with ``ModelSettings``, whose model is wanted instead.
-        seed: of what is drawn at random in ``encoders``.
-        data_dir, weights_dir, device: other folders or another device than the run's.
-        allow_code: import what the run names by import path, see ``polyfed.open_run``.
+
+    Raises:
+        ConfigError: contradicting options, no such client, or no server model.
+        RunError: no model in the run.
     """
+    if client is None:
+        return _server(run, which)
+    if which not in (None, "last"):
+        raise ConfigError(f"--model {which} is the server's; of a client there is only its last model")
+    return _client(run, client)
 
-    run: Path | None = None
-    which: str | None = None
-    client: str | None = None
-    encoders: Path | None = None
-    seed: int = 42
-    data_dir: Path | str | None = None
-    weights_dir: Path | str | None = None
-    device: str | None = None
-    allow_code: bool = False
 
-    def open(self) -> Opened:
-        """The model, frozen, in evaluation mode, on its device.
+def described_model(
+    file: Path,
+    run: Run | None = None,
+    seed: int = 42,
+    *,
+    data_dir: Path | str | None = None,
+    weights_dir: Path | str | None = None,
+    device: str | None = None,
+) -> Opened:
+    """The model of a file, pretrained where it says so and else drawn at random.
 
-        Raises:
-            ConfigError: contradicting options, a wrong file, no such client, or no server model.
-            RunError: no run folder, or no model in it.
-        """
-        if self.client is not None and self.which not in (None, "last"):
-            raise ConfigError(f"--model {self.which} is the server's; of a client there is only its last model")
-        if self.encoders is not None:
-            return self._described(self.encoders)
-        run = self._run()
-        if run is None:
-            raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
-        return _server(run, self.which) if self.client is None else _client(run, self.client)
+    Args:
+        file: YAML with ``ModelSettings``.
+        run: whose data it comes with, if any.
+        seed: of what is drawn at random.
+        data_dir, weights_dir, device: where there is no run.
 
-    def _run(self) -> Run | None:
-        if self.run is None:
-            return None
-        where = {"data_dir": self.data_dir, "weights_dir": self.weights_dir, "device": self.device}
-        return open_run(self.run, **where, allow_code=self.allow_code)  # type: ignore[arg-type]
-
-    def _described(self, file: Path) -> Opened:
-        """The model of a file, pretrained where it says so and else drawn at random; with the data of a run, if any."""
-        if self.client or self.which:
-            raise ConfigError("--encoders is a model of its own: leave out --client and --model")
-        settings, run = parse_settings(ModelSettings, read_config(file)), self._run()
-        given = {"dir": self.data_dir, "weights_dir": self.weights_dir}
-        folders = {key: whole(path) for key, path in given.items() if path is not None}
-        data = DataSettings(sources={}).model_copy(update=folders)
-        context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels, seed=self.seed)
-        context = context if run is None else run.federation.data.context
-        with isolated(self.seed, "downstream", "encoders"):
-            model = settings.build({}, context)
-        if run is not None:  # whose clients' test samples can then be searched
-            return _of_run(run, file.stem, model, settings, context)
-        views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
-        model = model.to(resolve_device(self.device or "auto"))
-        return Opened(FrozenModel(file.stem, model, views, context), data, 2)
+    Raises:
+        ConfigError: a wrong file.
+    """
+    settings = parse_settings(ModelSettings, read_config(file))
+    folders = {key: whole(path) for key, path in {"dir": data_dir, "weights_dir": weights_dir}.items() if path}
+    data = DataSettings(sources={}).model_copy(update=folders)
+    context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels, seed=seed)
+    context = context if run is None else run.federation.data.context
+    with isolated(seed, "downstream", "encoders"):
+        model = settings.build({}, context)
+    if run is not None:  # whose clients' test samples can then be searched
+        return _of_run(run, file.stem, model, settings, context)
+    views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
+    return Opened(FrozenModel(file.stem, model.to(resolve_device(device or "auto")), views, context), data, 2)
 
 
 def _server(run: Run, which: str | None) -> Opened:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import pyarrow.compute as pc
 import torch
@@ -41,7 +41,8 @@ class Labelled(NamedTuple):
 class FewShot(Probe):
     """Linear probe on shares of the training data (FedAID, arXiv 2404.03854, appendix B.2).
 
-    Features are computed once. For each share and draw, that share of every class (one sample at least) is drawn, and
+    Features are computed once: the pooled vector before projection or align module where the encoder can be split, else
+    what the model embeds. For each share and draw, that share of every class (one sample at least) is drawn, and
     scikit-learn's logistic regression fitted to it, on features scaled by its mean and deviation. Its C is that of the
     lowest validation loss, of 0.001, 0.01, ..., 100; 1 without validation.
 
@@ -61,11 +62,6 @@ class FewShot(Probe):
     test: str = Field(default="test", description="split that metrics are of")
     shares: tuple[Share, ...] = Field(default=(0.01, 0.1, 1.0), min_length=1, description="shares of the training data")
     draws: int = Field(default=5, ge=1, description="draws of each share, with seeds 42, 43, ...")
-    features: Literal["auto", "trunk", "embedding"] = Field(
-        default="auto",
-        description="trunk: pooled vector before projection or align module; embedding: what the model embeds; auto: "
-        "trunk where the encoder can be split",
-    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -86,7 +82,6 @@ class FewShot(Probe):
             names = split.classes.get(self.target)
             numbers = pc.unique(split.read(split.targets[self.target]).flat_values()).to_pylist()
             learnt |= {names[number] if names else str(number) for number in numbers}
-        bench.kind(self.features, self.modality, task)
         if len(learnt) < 2:
             raise DataError(
                 f"tasks.{task}: '{'+'.join(self._sources)}' {self.train} has a single class of '{self.target}'; "
@@ -94,7 +89,7 @@ class FewShot(Probe):
             )
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        kind = bench.kind(self.features, self.modality, task)
+        kind = bench.kind(self.modality)
         names = list(dict.fromkeys(name for source in self._sources for name in self._names(bench, source, self.train)))
         train, test = self._data(bench, self.train, kind, names), self._data(bench, self.test, kind, names)
         validation = self._data(bench, self.validation, kind, names) if self.validation else None

@@ -107,8 +107,7 @@ class Downstream(ColumnSettings):
         return True
 
     def measure(self, run: Run) -> float:
-        places = (run.data_dir, run.weights_dir, run.device, run.allow_code)
-        outcome = _task(run.folder, self.suite, self.task, self.client, self.seed, self.draws, places)
+        outcome = _task(run, self.suite, self.task, self.client, self.seed, self.draws)
         rows = {row["on"]: row["metrics"] for row in outcome["rows"]}
         row = next(iter(rows)) if self.condition is None else self.condition
         if row not in rows:
@@ -119,12 +118,10 @@ class Downstream(ColumnSettings):
 
 
 @lru_cache(maxsize=32)  # columns of one task share its probes, which take minutes
-def _task(
-    folder: Path, suite: str, task: str, client: str | None, seed: int, draws: int | None, places: tuple[Any, ...]
-) -> dict[str, Any]:
-    from polyfed.lab.downstream.suite import ModelChoice, Suite, run_suite
+def _task(run: Run, suite: str, task: str, client: str | None, seed: int, draws: int | None) -> dict[str, Any]:
+    from polyfed.lab.downstream.suite import Suite, opened_model, run_suite
 
-    opened = ModelChoice(folder, None, client, None, seed, *places).open()
+    opened = opened_model(run, None, client)
     findings = run_suite(
         opened.subject, Suite.load(suite).chosen([task]), opened.data, name=suite, seed=seed, draws=draws
     )
