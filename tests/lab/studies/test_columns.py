@@ -14,7 +14,7 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.costs import ClientTraffic, Holdings, RoundCost
-from polyfed.lab.studies.columns.metrics import Chance, Metric, TimeTo, Together
+from polyfed.lab.studies.columns.metrics import Chance, Metric, MetricAt, TimeTo, Together
 from polyfed.lab.studies.columns.models import AnalysisColumn
 from polyfed.runs.events import Measured
 from polyfed.runs.experiment import Experiment
@@ -61,6 +61,16 @@ def test_chance_is_that_of_the_same_test_items(finished: Run) -> None:
     assert Chance(metric="r1_sum", of="paired").measure(finished) == pytest.approx(100 / 12 + 100 * 5 / 60)
     assert Chance(metric="r1_sum").measure(finished) == pytest.approx(100 / 12 + 100 * 5 / 60)
     assert Chance(metric="r1_sum").digest != Metric(metric="r1_sum").digest
+
+
+def test_a_point_of_a_curve_is_the_metric_of_that_round(finished: Run) -> None:
+    run, curve = Run(finished.folder), {0: 1.0, 1: 5.0, 2: 4.0}
+    lines = tuple(Measured(number, "server", "test", {"r1_sum": value}) for number, value in curve.items())
+    run.__dict__["records"] = RunRecords(finished.folder, measurements=lines)
+    assert [MetricAt(metric="r1_sum", at=number).measure(run) for number in (1, 2)] == [5.0, 4.0]
+    assert math.isnan(MetricAt(metric="r1_sum", at=3).measure(run))
+    with pytest.raises(ConfigError, match=r"at: 3, but run.rounds is 2"):
+        MetricAt(metric="r1_sum", at=3).require(finished.experiment)
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import require_default
@@ -119,6 +119,24 @@ class Metric(ColumnSettings):
     def _unknown(self, run: str, names: object) -> str:
         valid = nearest(self.metric, dict.fromkeys(names))  # type: ignore[call-overload]
         return f"metric: nobody in '{self.of}' of run '{run}' has '{self.metric}' on {self.kind}; {valid}"
+
+
+class MetricAt(Metric):
+    """A metric of the server after one round of many: a point of its curve, without a run of that length."""
+
+    short_name: ClassVar[str] = "metric_at"
+
+    of: Literal["server"] = "server"
+    round: Literal["selected"] = "selected"
+    at: PositiveInt = Field(description="the round, one in which the server is measured")
+
+    def require(self, experiment: Experiment) -> None:
+        super().require(experiment)
+        if self.at > experiment.run.rounds:
+            raise ConfigError(f"at: {self.at}, but run.rounds is {experiment.run.rounds}; give a round that there is")
+
+    def _of_server(self, records: RunRecords) -> float:
+        return records.series(SERVER, self.metric, self.kind).get(self.at, math.nan)
 
 
 class Chance(Metric):
