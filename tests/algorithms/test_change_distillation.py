@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,7 @@ def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch
     assert metrics(session)["senders.text"] == 3
     weights, senders = session.server.diagnostics.arrays["weights.text"]
     assert weights[senders.index("text")].eq(0).all()
+    assert metrics(session)["weight_entropy.text"] == pytest.approx(100 * math.log(2) / math.log(3))
     changes = [per_sample(session, sent[name])["text"] for name in ("paired-0", "paired-1")]
     torch.testing.assert_close(found["text"], F.normalize(known["text"] + sum(changes), dim=1), atol=1e-6, rtol=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Representations
-from sessions import crossing, distil, of_samples, prepared, request, round_records, site_of, taught, woken
+from sessions import crossing, distil, metrics, of_samples, prepared, request, site_of, taught, woken
 
 Config = dict[str, Any]
 
@@ -85,6 +86,11 @@ def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, fa
     ]
     expected = sum(w * value for w, value in zip(weights, local, strict=True)) / sum(weights)
     assert torch.allclose(targets["image"].values, expected, atol=1e-6)
+    shares, told = [w / sum(weights) for w in weights], metrics(session)
+    entropy = -sum(share * math.log(share) for share in shares) / math.log(len(shares))
+    assert told["weight_entropy.image"] == pytest.approx(100 * entropy, rel=1e-5)
+    gaps = [torch.dist(value.mean(0), known["image"].mean(0)).item() for value in local]
+    assert told["centre_gap.image"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
 
 
 def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_path: Path) -> None:
@@ -97,9 +103,9 @@ def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_p
         for name, value in known.items()
     }
     distil(session, targets)
-    metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
+    told = metrics(session)
     for modality in ("image", "text"):
-        assert metrics[f"kd_distance_after.{modality}"] < 0.9 * metrics[f"kd_distance_before.{modality}"]
+        assert told[f"kd_distance_after.{modality}"] < 0.9 * told[f"kd_distance_before.{modality}"]
 
 
 def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
+from polyfed.algorithms.shared.public_exchange import fixed_sample
 from polyfed.algorithms.shared.robust_alignment import (
     RobustAlignment,
     RobustWeights,
@@ -42,6 +43,8 @@ from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder, Model
 from polyfed.tasks.pairing import PairTask
+
+_JUDGED = 256  # samples that aligners are compared on
 
 
 class ModalityContrast(Settings):
@@ -193,6 +196,7 @@ class FedAID(RobustAlignment):
             losses = loss_reports(self._delivered(server, cohort.ask(self.judge, weights=Weights(aggregated))))
         self.teacher.weights.step(server, losses)
         robust = self.robust_aligner(server, cohort, aggregated, self.teacher)
+        server.record(**compare_aligners(server, {"averaged": aggregated, "robust": aggregated | robust}))
         server.update_weights({name: aggregated | robust})
 
     def guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
@@ -277,6 +281,21 @@ class FedAID(RobustAlignment):
         if self.teacher.broadcast == "repeated":
             del client.state["encoder"]
         return Reply(weights=selected(trained, parts.aligner))
+
+
+def compare_aligners(server: Server, models: Mapping[str, dict[str, Tensor]]) -> dict[str, float]:
+    """``<name>.m``: the task's primary metric m of each model on up to 256 validation samples, or test ones.
+
+    They are the same in every round, and nothing is chosen by it. Nothing where the server has no model or samples.
+    """
+    samples, figures = server.validation or server.test, dict[str, float]()
+    if server.has_model and samples:
+        metric, count = server.task.primary, min(_JUDGED, len(samples))
+        some = samples.subset(fixed_sample(server, len(samples), count))
+        for name, tensors in models.items():
+            server.update_weights({only_type(server): tensors})
+            figures[f"{name}.{metric}"] = server.evaluate(some)[metric]
+    return figures
 
 
 def _keep(client: Client, weights: Weights) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
+from polyfed.aggregation.averaging import Update
 from polyfed.aggregation.averagings.tensors import ByType
 from polyfed.aggregation.mean import WeightedMean
+from polyfed.aggregation.moves import Moves
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -57,20 +59,35 @@ class FedAvg(Algorithm):
     def average(self, server: Server, cohort: Cohort, replies: Iterable[Reply]) -> None:
         """w <- sum_k n_k w_k / sum_k n_k over the clients of each type, as replies come; none is held.
 
-        From these means ``averaging`` makes the new global models, unless it averages in another way.
+        From these means ``averaging`` makes the new global models, unless it averages in another way. Records
+        how far the server's own model ``followed`` its clients, or their ``disagreement`` (see ``Moves``).
         """
-        models = server.global_models.by_type()
+        models, moves = server.global_models.by_type(), Moves()
+        own = server.own_type if server.has_model and cohort.secure is None else ""  # of a sum no client is seen
         if self.averaging.starts_from_means:
             means = {name: WeightedMean() for name in models}
             for reply in replies:
                 # mean <- mean + n_k / n (w_k - mean), n being the samples so far
-                means[server.type_of(reply.sender)].add(reply.weights, reply.num_examples)
+                means[name := server.type_of(reply.sender)].add(reply.weights, reply.num_examples)
+                if name == own:
+                    moves.add(reply.weights, models[name].weights)
                 del reply  # before the next client trains
             new = self.averaging.of_means(models, means)
-        else:  # unlike a loop, map lets go of a reply before it asks for the next
-            updates = map(lambda reply: (server.type_of(reply.sender), reply.weights, reply.num_examples), replies)
-            new = self.averaging.of_updates(models, updates, server.global_models.samples_by_type(cohort.clients))
-        server.update_weights(self.averaging.server_optimizer.step(server.weights, new, server.state))
+        else:
+
+            def update(reply: Reply) -> Update:
+                name = server.type_of(reply.sender)
+                moves.add(reply.weights, models[name].weights, compared=True)
+                return name, reply.weights, reply.num_examples
+
+            # unlike a loop, map lets go of a reply before it asks for the next
+            asked = server.global_models.samples_by_type(cohort.clients)
+            new = self.averaging.of_updates(models, map(update, replies), asked)
+        new = self.averaging.server_optimizer.step(server.weights, new, server.state)
+        if own:
+            is_mean = self.averaging.starts_from_means
+            server.record(**moves.followed(new[own], models[own].weights) if is_mean else moves.disagreement())
+        server.update_weights(new)
 
     # ---- client half
 

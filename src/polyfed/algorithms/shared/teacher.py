@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from statistics import fmean
 
 import torch
 from jaxtyping import Float
@@ -132,6 +133,7 @@ class Ensembles:
         self._labels = public.labels(server, self._samples)
         self._ensembles: dict[str, Ensemble] = {}
         self._senders: dict[str, list[str]] = {}
+        self._gaps: dict[str, list[float]] = {}
         self._rows: dict[str, dict[str, Rows]] = {}
 
     def add(self, reply: Reply, payload: PublicOutputs) -> None:
@@ -139,6 +141,8 @@ class Ensembles:
         for output, values in self.received(payload).items():
             # weights come of the rows that count
             weights = self.log_weights(reply, output, values)
+            gap = values.mean(0) - self._server_outputs[output].mean(0).to(values)
+            self._gaps.setdefault(output, []).append(float(torch.linalg.vector_norm(gap)))
             self.add_weighed(output, reply.sender.id, values, weights, reply.mixing)
 
     def received(self, payload: PublicOutputs) -> dict[str, Float[Tensor, "n w"]]:
@@ -209,15 +213,19 @@ class Ensembles:
     def targets(self, target: Callable[[Ensembled, Tensor], Ensembled] | None = None) -> dict[str, Ensembled]:
         """What the server is to learn, for each output that somebody sent.
 
-        Records who sent and with which weight, how far clients agree, and how well the targets do the server's task.
+        Records who sent and with which weight, how far clients agree, how far the mean of a client's rows lies from
+        the server's (``centre_gap``: 0 to 2 of unit vectors, mean over clients), and how well the targets do the
+        server's task.
         ``target`` makes it of the weighted mean and the server's own outputs; None: ``Teacher.target``.
         """
         server, own, target = self._server, self._server_outputs, target or self._teacher.target
         senders = of_part(self._senders)
-        server.diagnostics.arrays |= {
-            f"weights.{name}": (self._ensembles[name].weights(), senders[name]) for name in senders
-        }
+        weights = {name: self._ensembles[name].weights() for name in senders}
+        server.diagnostics.arrays |= {f"weights.{name}": (weights[name], ids) for name, ids in senders.items()}
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items()})
+        server.record(**{f"weight_entropy.{name}": entropy_share(own) for name, own in weights.items() if len(own) > 1})
+        if not self._public.exchanges_scores:
+            server.record(**{f"centre_gap.{name}": fmean(gaps) for name, gaps in of_part(self._gaps).items()})
         means = {name: ensemble.result() for name, ensemble in self._ensembles.items()}
         server.record(**mean_norms(means))
         targets = {
@@ -231,6 +239,16 @@ class Ensembles:
 
 
 # ---- whether an ensemble of clients is a teacher that the server can learn from
+
+
+def entropy_share(weights: Float[Tensor, "c k"]) -> float:
+    """Entropy of c clients' weights in percent of that of equal ones, mean over samples: 0 where one has all, to 100.
+
+    >>> round(entropy_share(torch.tensor([[0.5, 1.0], [0.5, 0.0]])))
+    50
+    """
+    counted = weights[:, weights.any(0)].double()
+    return 100 * float(torch.special.entr(counted).sum(0).mean()) / math.log(len(counted))
 
 
 def mean_norms(targets: Mapping[str, Ensembled]) -> dict[str, float]:

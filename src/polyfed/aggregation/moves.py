@@ -1,0 +1,65 @@
+"""How far clients move a model in a round, how far they agree, and how far the server follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polyfed.aggregation.averaging import name_and_shape
+
+
+class Moves:
+    """Moves d_k = w_k - w of clients as they come; none is held, and one sum a tensor where directions are compared.
+
+    >>> moves, start = Moves(), {"w": torch.zeros(2)}
+    >>> moves.add({"w": torch.tensor([1.0, 0.0])}, start, compared=True)
+    >>> moves.add({"w": torch.tensor([0.0, 1.0])}, start, compared=True)
+    >>> [round(x, 3) for x in (moves.disagreement() | moves.followed({"w": torch.tensor([0.5, 0.5])}, start)).values()]
+    [1.414, 0.707]
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[int, float, Tensor | float]] = {}  # name and shape -> n, sum ||d||^2, sum d
+
+    def add(self, weights: Mapping[str, Tensor], start: Mapping[str, Tensor], *, compared: bool = False) -> None:
+        """How a client moved its floating tensors; ``compared`` with others' moves of tensors of one name and shape."""
+        for name, move in _moves(weights, start):
+            count, squares, total = self._sums.get(key := name_and_shape(name, move), (0, 0.0, 0.0))
+            self._sums[key] = count + 1, squares + _square(move), total + move if compared else 0.0
+
+    def followed(self, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, float]:
+        """``followed``: length of the global model's step in that of a client's move (root mean square).
+
+        1 where all agree and are averaged, 1 / sqrt(n) where n move in unrelated directions, less where an average is
+        scaled down. Nothing where nobody moved.
+        """
+        return _told("followed", sum(_square(move) for _, move in _moves(new, old)), self._lengths(1))
+
+    def disagreement(self) -> dict[str, float]:
+        """``disagreement``: distance between two clients' moves in the length of one (root mean squares).
+
+        0 where all agree, 1.41 where directions are unrelated, 2 where two oppose; nothing of fewer than two. The mean
+        square of distances is 2 (n sum ||d||^2 - ||sum d||^2) / (n (n - 1)).
+        """
+        shared = [(n, squares, _square(torch.as_tensor(total))) for n, squares, total in self._sums.values() if n > 1]
+        apart = sum(2 * max(n * squares - total, 0.0) / (n * (n - 1)) for n, squares, total in shared)
+        return _told("disagreement", apart, self._lengths(2))
+
+    def _lengths(self, least: int) -> float:
+        return sum(squares / n for n, squares, _ in self._sums.values() if n >= least)
+
+
+def _told(name: str, square: float, of: float) -> dict[str, float]:
+    return {name: math.sqrt(square / of)} if of else {}
+
+
+def _moves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    named = [(name, value.detach().float()) for name, value in new.items() if value.is_floating_point()]
+    return [(name, value - old[name].detach().to(value)) for name, value in named]
+
+
+def _square(move: Tensor) -> float:
+    return float(move.square().sum())
