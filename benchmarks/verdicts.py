@@ -3,7 +3,7 @@
     python benchmarks/verdicts.py                      # 2,500 studies a line, ten minutes on one core
     python benchmarks/verdicts.py --studies 300
 
-A study has 1, 3 or 10 primary claims (a file may have three), all against one row, so that differences have a
+A study has 1, 3 or 10 judged claims (a file may have three), all against one row, so that differences have a
 correlation of a half, and 5 to 10 seeds. Effects are means of the differences in their standard deviations. *wrong*:
 studies with any verdict where nothing differs; *beside*: with any on claims without effect, where the first has one of
 three; then the share of claims that are held by effect. The first two must not be above the level of 0.05 by more than

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, product
@@ -76,10 +76,6 @@ class StudyRecord:
     def judgements(self) -> list[Judgement]:
         return self.results.judgements()
 
-    @property
-    def verdicts(self) -> Counter[Verdict]:
-        return Counter(item.verdict for item in self.judgements)
-
     def compared(self, claim: Claim) -> Hashable:
         """Runs and columns of either side, the upper one first: equal for claims that say the same, in any study."""
 
@@ -118,9 +114,12 @@ class StudyRecord:
 
     @property
     def state(self) -> str:
-        """Verdicts counted."""
-        known = self.verdicts
-        counts = ", ".join(f"{known[name]} {name}" for name in (*VERDICTS, "not run") if known[name]) or "run"
+        """Verdicts counted, those on settings apart."""
+        own, of_settings = (
+            _counted(item.verdict for item in self.judgements if (item.claim.kind == "setting") == is_setting)
+            for is_setting in (False, True)
+        )
+        counts = "; ".join(filter(None, (own, of_settings and f"on settings {of_settings}"))) or "run"
         complete = len(self.results.cells) == cells(self.study) and not self.results.causes
         return counts if complete else f"in part: {counts}"
 
@@ -235,6 +234,11 @@ class StudyRecord:
         """A row, with its point where it has other settings at others."""
         at_all = {choice_label(item.factors) for (one, _), item in self.results.chosen.items() if one == row}
         return f"{row} ({point_label(point)})" if len(at_all) > 1 else row
+
+
+def _counted(verdicts: Iterable[Verdict]) -> str:
+    known = Counter(verdicts)
+    return ", ".join(f"{known[name]} {name}" for name in (*VERDICTS, "not run") if known[name])
 
 
 def _listed(rows: Sequence[str]) -> str:

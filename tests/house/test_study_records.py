@@ -82,6 +82,9 @@ def test_how_much_was_run() -> None:
     part, whole = record(runs=9), record()
     assert (part.runs, part.state) == (9, "in part: 1 held, 1 contradicted")
     assert (whole.runs, whole.state) == (20, "1 held, 1 contradicted")
+    claims = {"part": ["prox > tiny on r1 at 1"], "setting": ["prox > tiny on r1 at 5"]}
+    assert record(claims=claims).state == "1 held; on settings 1 contradicted"
+    assert record(claims={}).state == "run"
 
 
 def test_claims_on_methods_and_parts_count_once_where_items_share_runs() -> None:

@@ -73,6 +73,11 @@ def test_a_point_of_a_curve_is_the_metric_of_that_round(finished: Run) -> None:
         MetricAt(metric="r1_sum", at=3).require(finished.experiment)
 
 
+def test_how_a_figure_is_shown_and_judged_is_not_what_it_is() -> None:
+    assert Metric(metric="r1_sum", lower=True, digits=1, effect=2).digest == Metric(metric="r1_sum").digest
+    assert Metric(metric="r1_sum", round="best").digest != Metric(metric="r1_sum").digest
+
+
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
 def test_traffic_of_a_client_is_its_share_of_the_ledger(finished: Run, direction: Any) -> None:
     def by_hand(group: str) -> float:
