@@ -30,7 +30,7 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with all that the page takes for granted, in which the reader stands: data, a method, and its file."""
-    (mine,) = blocks("yaml")
+    mine, *_ = blocks("yaml")
     content = tiny_experiment() | {"algorithm": {"name": "creamfl", "local_epochs": 1}}
     content["data"]["sources"]["scenes"] |= {"train": 1100}
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(content))
