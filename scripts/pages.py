@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from typing import Any
 from markupsafe import Markup
 
 from polyfed.core.files import write_atomically
-from polyfed.lab.studies.figures import draw_map, draw_study
+from polyfed.lab.studies.figures import draw_study
+from polyfed.lab.studies.pictures import Picture
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Drawing, Study
 from polyfed.lab.studies.study_files import study_content
@@ -94,12 +97,28 @@ def with_block(path: Path, block: str) -> str:
 
 def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
     """The page of a folder below papers/."""
-    first: dict[str, str] = {}  # runs and figures -> heading
-    same = {one.name: first.setdefault(_figures(one.results), one.heading) for one in own}
-    twins = {name: title for (name, title), one in zip(same.items(), own, strict=True) if title != one.heading}
     common = PAPERS / paper / "common.yaml"
     small = study_content(common)["description"] if common.is_file() else "Our own questions."
-    return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], small=small, records=own, twins=twins)
+    more = {"twins": _twins(own), "shown": _shown(own)}
+    return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], small=small, records=own, **more)
+
+
+def _twins(own: Sequence[StudyRecord]) -> dict[str, str]:
+    """Study -> heading of an earlier one on its page that has the same runs and figures."""
+    first: dict[str, str] = {}  # runs and figures -> heading
+    same = {one.name: first.setdefault(_figures(one.results), one.heading) for one in own}
+    return {name: title for (name, title), one in zip(same.items(), own, strict=True) if title != one.heading}
+
+
+def _shown(own: Sequence[StudyRecord]) -> dict[str, list[Picture]]:
+    """Record -> pictures on its page: none of a twin, and a search once."""
+    twins, searches, shown = _twins(own), set[str](), dict[str, list[Picture]]()
+    for record in own:
+        search = json.dumps(record.results.to_json()["chosen"])
+        pictures = [] if record.name in twins else record.pictures
+        shown[record.path] = [one for one in pictures if one.name != "search" or search not in searches]
+        searches.add(search)
+    return shown
 
 
 def _figures(results: Results) -> str:
@@ -220,7 +239,7 @@ def _figure(figure: Mapping[str, Any]) -> str:
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Path of each page -> its text."""
     recorded = records(root / PAPERS.name)
-    own = {paper: [*found] for paper, found in groupby(recorded, key=lambda record: record.name.partition("/")[0])}
+    own = _by_paper(recorded)
     return {
         **{root / PAPERS.name / paper / "README.md": paper_text(paper, own.get(paper, [])) for paper in NAMES},
         root / PAPERS.name / "README.md": ledger_text(recorded),
@@ -228,21 +247,33 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     }
 
 
-def pictures(root: Path = ROOT) -> dict[Path, str]:
-    """Path of each map, and of the README's picture -> SVG; another version of matplotlib may place texts otherwise."""
-    recorded = records(root / PAPERS.name)
-    drawn = {
-        root / PAPERS.name / record.name.partition("/")[0] / record.map_file(number): svg_text(
-            draw_map(claims), claims.drawing.map
-        )
-        for record in recorded
-        for number, claims in enumerate(record.maps, 1)
-    }
+def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
+    """Path of each picture -> what draws its SVG; another version of matplotlib may place texts otherwise."""
+    recorded, drawn = records(root / PAPERS.name), dict[Path, Callable[[], str]]()
+    for paper, own in _by_paper(recorded).items():
+        for record in own:
+            for picture in _shown(own)[record.path]:
+                drawn[root / PAPERS.name / paper / record.picture_file(picture)] = partial(_svg, picture)
     for record in recorded:
         if record.name == GAIN and record.scale == SMALL:
-            figure = draw_study(record.results, Drawing(column="R@1 sum", minus=True), PAPERS)
-            drawn[root / GAINS] = svg_text(figure, record.study.title)
+            draw = partial(draw_study, record.results, Drawing(column="R@1 sum", minus=True))
+            drawn[root / GAINS] = partial(_svg, Picture("gains", record.study.title, draw))
     return drawn
+
+
+def _svg(picture: Picture) -> str:
+    """Without what makes it large: spaces, digits that nobody sees, and one list of fonts for each text."""
+    text = svg_text(picture.draw(), picture.sentence or picture.name)
+    text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*\)"|<g id="[^"]*"/>', "", text)
+    fonts = re.search(r"font-family: [^;\"]*", text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    text = text.replace("*{stroke", f"text{{{fonts[0]}}} *{{stroke" if fonts else "*{stroke", 1)
+    return re.sub(r"\s*\n\s*", "\n", text)
+
+
+def _by_paper(recorded: Sequence[StudyRecord]) -> dict[str, list[StudyRecord]]:
+    return {paper: [*own] for paper, own in groupby(recorded, key=lambda record: record.name.partition("/")[0])}
 
 
 def _rendered(template: str, **content: Any) -> str:
@@ -256,7 +287,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.home is not None and not take_over(options.home):
         raise SystemExit(f"--from {options.home}: no study of papers/ was run there")
-    for path, text in {**pages(), **pictures()}.items():
+    drawn = pictures()
+    for left in {*PAPERS.rglob("*.svg")} - {*drawn}:
+        left.unlink()
+    for path, text in {**pages(), **{path: draw() for path, draw in drawn.items()}}.items():
+        path.parent.mkdir(exist_ok=True)
         write_atomically(path, text.encode())
         print(f"written: {path.relative_to(ROOT)}")
     return 0

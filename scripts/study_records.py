@@ -15,14 +15,13 @@ from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, markdown
 from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand, Verdict
 from polyfed.lab.studies.columns.gauges import Gauge
+from polyfed.lab.studies.pictures import Picture, pictures_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import SMALL, Point, Study, point_label
 from polyfed.lab.studies.study_files import study_files
 from polyfed.lab.studies.tables import (
-    ClaimMap,
     cell_text,
     claim_evidence,
-    claim_maps,
     difference_texts,
     shapley_tables,
 )
@@ -35,7 +34,7 @@ STUDIES = study_files(PAPERS)
 RECORDS = "records"
 SCALES = (SMALL, "paper")
 VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open")
-_LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0}
+_LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0, "curves": 1}
 """Key of a record -> levels below it of which each entry has a line."""
 _MOST = 12  # columns of a table
 
@@ -98,12 +97,13 @@ class StudyRecord:
         )
 
     @cached_property
-    def maps(self) -> list[ClaimMap]:
-        return claim_maps(self.results)
+    def pictures(self) -> list[Picture]:
+        """Those of its page: lines and bars would say what its table says."""
+        return [one for one in pictures_of(self.results) if not one.name.startswith("figure")]
 
-    def map_file(self, number: int) -> str:
-        """Name of a map's picture beside its page."""
-        return f"{self.file.removesuffix('.yaml')}-map-{number}.svg"
+    def picture_file(self, picture: Picture) -> str:
+        """Of a picture, from its page."""
+        return f"pictures/{Path(self.path).stem}-{picture.name}.svg"
 
     # ---- how much of it was run
 
@@ -180,6 +180,16 @@ class StudyRecord:
             return ""
         _, mean, interval, _ = difference_texts(sample, self.study.columns[column].digits)
         return f"{mean}{_within(interval)}"
+
+    @property
+    def costs(self) -> str:
+        """Rows x costs at the first point, of a study that has a picture of them."""
+        if not any(one.name.startswith("costs") for one in self.pictures):
+            return ""
+        point, study = self.study.points[0], self.study
+        columns = [name for name, one in study.columns.items() if not one.is_outcome and name not in self._gauges]
+        lines = [[row, *(_figure(self.results, row, point, name) for name in columns)] for row in study.rows]
+        return table((point_label(point), *columns), *lines)
 
     @property
     def gauges(self) -> list[str]:

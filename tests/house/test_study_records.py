@@ -40,7 +40,7 @@ def test_what_a_page_says_of_a_record() -> None:
         "method, contradicted: prox > tiny on r1 at 5: -2.20",
     ]
     assert own.table == "|r1|1|5|\n|-|-:|-:|\n|tiny|12.00±1.58|12.00±1.58|\n|prox|14.20±1.74|9.80±1.42|"
-    assert own.map_file(1) == "t1-map-1.svg"
+    assert [own.picture_file(one) for one in own.pictures] == ["pictures/t1-map-1.svg"]
     assert own.tuned == ""
 
 

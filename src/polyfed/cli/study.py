@@ -117,10 +117,9 @@ def study_export(
     """Write tables and figures of a study as Markdown, CSV, PNG and SVG."""
     from polyfed.lab.studies.page import export_study
     from polyfed.lab.studies.results import Results
-    from polyfed.lab.studies.runner import CELLS
 
     place = _found(folder)
-    for path in export_study(Results.load(place, allow_code), out or place / "export", place.parent / CELLS):
+    for path in export_study(Results.load(place, allow_code), out or place / "export"):
         typer.echo(f"written: {path}")
 
 

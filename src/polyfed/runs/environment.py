@@ -116,13 +116,10 @@ def _gpus() -> Observation:
     if torch.backends.mps.is_available():
         return Observation("GPU", f"Apple's (torch {torch.__version__}); runs use it with run.device=mps")
     state = f"none that torch {torch.__version__} ({build}) can use"
-    if torch.version.cuda is None and shutil.which("nvidia-smi"):
-        return Observation(
-            "GPU", state, "this torch has no CUDA; install one that has: https://pytorch.org/get-started"
-        )
-    if torch.version.cuda is not None and shutil.which("nvidia-smi"):
-        return Observation("GPU", state, f"the driver is too old for CUDA {torch.version.cuda}, or the GPU is hidden")
-    return Observation("GPU", state)
+    remedy = "this torch has no CUDA; install one that has: https://pytorch.org/get-started"
+    if torch.version.cuda is not None:
+        remedy = f"the driver is too old for CUDA {torch.version.cuda}, or the GPU is hidden"
+    return Observation("GPU", state, remedy if shutil.which("nvidia-smi") else "")
 
 
 def _torchvision() -> Observation | None:

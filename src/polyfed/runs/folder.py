@@ -5,7 +5,7 @@ run.json          identity of the run, digest of the configuration
 environment.json  versions, device, code state
 metrics.jsonl     metrics and events, one JSON object a line
 ledger.jsonl      bytes that crossed the wire
-timing.jsonl      seconds a round
+timing.jsonl      seconds a round, CPU seconds of the method
 pace.jsonl        of runs in virtual time: who was started and has replied when
 partition.json    who holds which items
 history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
@@ -398,13 +398,11 @@ def _of_logs(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(log, max(0, sizes[log])) for log in LOGS if log in sizes]
 
 
+_BEFORE = {".lock", "vocabulary", "sites.json", ".privacy"}  # what may lie where a run begins
+
+
 def _unused(path: Path) -> bool:
-    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {
-        ".lock",
-        "vocabulary",
-        "sites.json",
-        ".privacy",
-    }
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= _BEFORE
 
 
 KEPT = "round-"

@@ -52,6 +52,7 @@ class Loop:
     stale: set[str] = field(default_factory=set)
     best: dict[str, float] = field(default_factory=dict)
     _idle: set[str] = field(default_factory=set)  # the server, once it was told to have made no step
+    _cpu: float = 0.0  # seconds of the method's round in this process
 
     def start(self) -> None:
         """From the state before training, which is round 0."""
@@ -100,9 +101,11 @@ class Loop:
         cohort = self.cohorts.drawn(number, ledger)
         asked = cohort.awaited
         self.events.handle(RoundStarted(number, sorted(asked) if cfg.algorithm.asks_clients else []))
+        began = time.process_time()
         # draws of the server depend on nothing but seed and round: a resumed round repeats them
         with isolated(cfg.run.seed, number, SERVER):
             cfg.algorithm.round(self.server, cohort)
+        self._cpu = time.process_time() - began
         self.server.warn_if_idle(self._idle)
         # a personal model changes only where its client took part; a shared one changes everywhere
         self.changed(cohort.may_have_changed(asked) if cfg.algorithm.is_personal else None)
@@ -177,7 +180,7 @@ class Loop:
         if cohorts.timeline is not None:
             folder.append("pace", cohorts.timeline.taken())
         if seconds is not None:
-            folder.append("timing", [{"round": number, "seconds": round(seconds, 3)}])
+            folder.append("timing", [{"round": number, "seconds": round(seconds, 3), "cpu": round(self._cpu, 3)}])
         for name, (values, clients) in self.server.diagnostics.arrays.items():
             path = f"arrays/{name}/round-{number:04d}.safetensors"
             folder.save_tensors(path, {"values": values}, {"clients": json.dumps(clients)})

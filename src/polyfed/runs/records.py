@@ -87,10 +87,11 @@ class PartitionEntry:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall time of a round."""
+    """Wall time of a round, and CPU time of the method in it: of the run's process, evaluation left out."""
 
     round: int
     seconds: float
+    cpu: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class RunRecords:
     events: tuple[Incident, ...] = ()  # what befell the run, such as that it was resumed, then all else
     transfers: tuple[Transfer, ...] = ()  # the ledger
     seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
+    cpu: Mapping[int, float] = field(default_factory=dict)  # round -> CPU seconds of the method, where they are known
     paced: tuple[TimelineEvent, ...] = ()  # who was started and replied when, of runs in virtual time
     holdings: Mapping[str, PartitionEntry] = field(default_factory=dict)  # client id -> in the order of the partition
     config: Mapping[str, Any] = field(default_factory=dict)  # resolved; empty if it was not written
@@ -141,6 +143,7 @@ class RunRecords:
             events=events,
             transfers=transfers,
             seconds={time.round: time.seconds for time in times},
+            cpu={time.round: time.cpu for time in times if math.isfinite(time.cpu)},
             paced=paced,
             holdings=dict(zip(clients, _typed(PartitionEntry, entries, "holding"), strict=True)),
             config=config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.cost import round_costs
-from polyfed.lab.studies.columns.costs import ClientTraffic, Holdings, RoundCost
+from polyfed.lab.studies.columns.costs import ClientTraffic, CostTo, CpuSeconds, Holdings, RoundCost
 from polyfed.lab.studies.columns.metrics import Chance, Metric, MetricAt, TimeTo, Together
 from polyfed.lab.studies.columns.models import AnalysisColumn
 from polyfed.runs.events import Measured
@@ -129,6 +130,8 @@ def test_cost_is_that_of_the_first_round(finished: Run) -> None:
         assert RoundCost(figure="flops", of=kind).measure(finished) == pytest.approx(cost.flops / 1e6)
     assert costs["paired"].flops > 0
     assert RoundCost(figure="memory", of="paired").measure(finished) > 0
+    of_clients = sum(cost.flops for kind, cost in costs.items() if kind != "server") / 1e6
+    assert RoundCost(figure="flops", of="clients").measure(finished) == pytest.approx(of_clients)
     with pytest.raises(ConfigError, match="of: nobody in 'pared' took part; did you mean 'paired'"):
         RoundCost(figure="flops", of="pared").measure(finished)
 
@@ -145,6 +148,23 @@ def test_virtual_seconds_until_a_metric_is_reached(finished: Run) -> None:
         TimeTo(metric="rsum", target=1).measure(run)
     with pytest.raises(ConfigError, match=r"run.pace.clients is null, so that the run has no virtual time"):
         TimeTo(metric="r1_sum", target=1).require(run.experiment)
+
+
+def test_costs_until_validation_is_reached(finished: Run) -> None:
+    records, run = finished.records, Run(finished.folder)
+    cpu = [records.cpu[number] for number in (1, 2)]
+    assert CpuSeconds().measure(finished) == pytest.approx(sum(cpu))
+    moved = [line for line in records.transfers if not line.step.startswith(("evaluate:", "setup:"))]
+    mib = [sum(line.bytes for line in moved if line.round == number) / 2**20 for number in (1, 2)]
+    measured = tuple(Measured(number, "server", "validation", {"r1_sum": 10.0 * number}) for number in (0, 1, 2))
+    run.__dict__["records"] = replace(records, measurements=measured)
+    costs: list[tuple[Any, list[float]]] = [("MiB", mib), ("CPU seconds", cpu)]
+    for cost, (first, second) in costs:
+        reached = [CostTo(metric="r1_sum", target=target, cost=cost).measure(run) for target in (0, 5, 20, 21)]
+        assert reached[:3] == pytest.approx([0.0, first, first + second])
+        assert math.isnan(reached[3])
+    run.__dict__["records"] = replace(records, cpu={})  # of an older run
+    assert math.isnan(CpuSeconds().measure(run))
 
 
 def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> None:

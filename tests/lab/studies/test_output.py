@@ -19,7 +19,6 @@ from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Drawing, Study
 from polyfed.lab.studies.tables import cell_text, claims_tables, figure_tables, study_tables
 from polyfed.reporting.statistics import PairedSample, PairedSpreads
-from run_folders import write_lines
 
 Load = Callable[..., Study]
 AXES = {"alpha": {"setting": "run.seed", "values": [1, 5]}}
@@ -128,12 +127,12 @@ def test_csv_has_a_line_a_seed(loaded: Load) -> None:
 def test_figures_are_lines_over_numbers_bars_or_what_is_asked_for(loaded: Load, tmp_path: Path) -> None:
     over_axis = loaded(seeds=3, axes=AXES)
     assert drawings_of(over_axis) == [Drawing(column="r1", over="alpha")]
-    (axes,) = draw_study(results(over_axis), drawings_of(over_axis)[0], tmp_path).axes
+    (axes,) = draw_study(results(over_axis), Drawing(column="r1", over="alpha")).axes
     (line, *_), *_ = axes.containers
     assert list(line.get_xdata()) == [1, 5]
     assert list(line.get_ydata()) == [11, 21]
     bars = loaded(seeds=3)
-    (axes,) = draw_study(results(bars), drawings_of(bars)[0], tmp_path).axes
+    (axes,) = draw_study(results(bars), Drawing(column="r1")).axes
     assert [patch.get_height() for patch in axes.patches] == [11, 13]
 
 
@@ -141,11 +140,11 @@ def test_paired_differences_with_their_intervals(loaded: Load, tmp_path: Path) -
     drawings = [{"column": "r1", "over": over, "minus": True} for over in ("rows", "alpha")]
     study = loaded(seeds=3, axes=AXES, figures=drawings)
     half = 4.302653 / 3**0.5  # of 1, 2 and 3: t(2, 0.975) x 1 / sqrt(3)
-    bars, others = draw_study(results(study), study.figures[0], tmp_path).axes  # a panel a point
+    bars, others = draw_study(results(study), Drawing(**drawings[0])).axes  # a panel a point
     assert [text.get_text() for text in bars.get_xticklabels()] == ["prox"]
     assert bars.get_ylabel() == "r1: minus tiny"
     assert [patch.get_height() for axes in (bars, others) for patch in axes.patches] == pytest.approx([2, 2])
-    (axes,) = draw_study(results(study), study.figures[1], tmp_path).axes
+    (axes,) = draw_study(results(study), Drawing(**drawings[1])).axes
     (line, _, (whiskers,)) = axes.containers[0]
     assert len(axes.containers) == 1
     assert list(line.get_xdata()) == [1, 5]
@@ -162,37 +161,16 @@ def test_a_difference_of_one_seed_has_no_whiskers_and_of_none_no_bar(loaded: Loa
     drawn = []
     for rows in (["tiny", "prox"], ["prox"]):
         own = Results(study, {(row, (), "r1"): {0: by_row[row]} for row in rows})
-        (axes,) = draw_study(own, study.figures[0], tmp_path).axes
+        (axes,) = draw_study(own, Drawing(column="r1", minus=True)).axes
         (bars,) = [container for container in axes.containers if hasattr(container, "patches")]
         drawn.append((bars.patches[0].get_height(), bars.errorbar.lines[2][0].get_segments()[0].tolist()))
     assert drawn[0] == (3, [[0, 3], [0, 3]])
     assert math.isnan(drawn[1][0])
 
 
-def test_a_column_over_another(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(seeds=3, figures=[{"column": "r1", "over": "MiB"}])
-    (axes,) = draw_study(results(study), study.figures[0], tmp_path).axes
-    places = [container.lines[0].get_xydata().tolist() for container in axes.containers]
-    assert places == [[[4.0, 11.0]], [[5.0, 13.0]]]
-
-
-def test_curves_are_read_from_the_cells(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(seeds=3, figures=[{"column": "r1", "over": "round"}])
-    cells = {f"tiny, seed {seed}": f"cell{seed}" for seed in range(2)}
-    for seed, cell in enumerate(cells.values()):
-        (tmp_path / cell).mkdir()
-        lines = [
-            {"round": number, "participant": "server", "kind": "test", "metrics": {"r1_sum": 10.0 * number + seed}}
-            for number in (1, 2)
-        ]
-        write_lines(tmp_path / cell / "metrics.jsonl", lines)
-    (axes,) = draw_study(results(study, cells=cells), study.figures[0], tmp_path).axes
-    assert list(axes.lines[0].get_ydata()) == [10.5, 20.5]
-
-
 def test_exports(loaded: Load, tmp_path: Path) -> None:
     own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"method": ["prox > tiny on r1"]}))
-    paths = export_study(own, tmp_path / "export", tmp_path)
+    paths = export_study(own, tmp_path / "export")
     assert {path.name for path in paths} == {"tables.md", "figures.csv", "figure-1.png", "figure-1.svg"}
     assert all(path.stat().st_size for path in paths)
 

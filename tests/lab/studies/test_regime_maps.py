@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyfed.core.errors import ConfigError
-from polyfed.lab.studies.figures import draw_study
+from polyfed.lab.studies.figures import draw_map
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import ClaimMap, claim_maps, study_tables
@@ -68,9 +67,9 @@ def test_one_axis_is_one_row(loaded: Load) -> None:
     assert (table.columns, table.rows) == (("pairs", "250", "1000"), [["", "+1.10 ✓", "+3.00 ?"]])
 
 
-def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load, tmp_path: Path) -> None:
+def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load) -> None:
     claims = own_map(loaded(seeds=3, axes=AXES, figures=[MAP]))
-    (axes,) = draw_study(claims.results, claims.drawing, tmp_path).axes
+    (axes,) = draw_map(claims).axes
     (image,) = axes.images
     assert list(image.get_array().flat) == pytest.approx([1.1, -2.1, 0.5 / 3, 3.0])  # type: ignore[union-attr]
     assert image.get_clim() == (-3, 3)

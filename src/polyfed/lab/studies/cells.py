@@ -418,7 +418,8 @@ class StudyPlan:
         beside = {"columns": {}, "main": True, "only": {}}
         runs = {row: self.study.resolved(row).model_copy(update=beside) for row in self.study.rows}
         columns = [self.study.columns_of(row).values() for row, run in runs.items() if run == runs[cell.row]]
-        return list({column.digest: column for of_row in columns for column in of_row}.values())
+        due = (one for of_row in columns for one in of_row if not one.once or cell.seed == self.study.seeds[0])
+        return list({column.digest: column for column in due}.values())
 
     def kept(self, cell: Cell) -> str:
         """What stays of it: of a cell that only helps to choose, records."""

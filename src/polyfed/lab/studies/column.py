@@ -17,7 +17,7 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 
-_SHOWN = ("lower", "digits", "effect")
+_SHOWN = ("lower", "digits", "effect", "once")
 
 
 class ColumnSettings(Settings):
@@ -35,6 +35,7 @@ class ColumnSettings(Settings):
         description="the smallest difference that matters, in the column's unit: less decides nothing, however sure it "
         "is; null: what the decimals show as 0",
     )
+    once: bool = Field(default=False, description="measured with the first seed alone: no seed changes it")
 
     @property
     def decimals(self) -> int:
@@ -74,7 +75,7 @@ class ColumnSettings(Settings):
 
     @property
     def digest(self) -> str:
-        """What identifies the figure in a cell: all settings but those of display and verdicts, and own code."""
+        """What identifies the figure in a cell: all settings but those of display, verdicts and seeds, and own code."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -1,20 +1,17 @@
-"""A study's figures: a column over an axis, over rounds, over another column, or as bars by row."""
+"""A study's figures: a column over an axis, or as bars by row, and maps of claims."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyfed.lab.studies.columns.metrics import Metric
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import AnyDrawing, Drawing, Point, RegimeMap, Study
+from polyfed.lab.studies.study import AnyDrawing, Drawing, Point, Study
 from polyfed.lab.studies.tables import SIGNS, ClaimMap
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled, whole_rounds
-from polyfed.runs.records import SERVER, RunRecords
+from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,33 +26,17 @@ def drawings_of(study: Study) -> Sequence[AnyDrawing]:
     return [Drawing(column=next(iter(study.columns)), over=axis)]
 
 
-def draw_study(results: Results, drawing: AnyDrawing, store: Path) -> Figure:
-    """One figure, a panel for each combination of the other axes.
-
-    Args:
-        results: of the study.
-        drawing: a claim's map, or which column over what, as it is or minus that of the reference.
-        store: folder of the cells, whose records curves are read from.
-    """
-    if isinstance(drawing, RegimeMap):
-        return draw_map(ClaimMap(results, drawing))
-    return _draw_column(results, drawing, store)
-
-
 @styled
-def _draw_column(results: Results, drawing: Drawing, store: Path) -> Figure:
+def draw_study(results: Results, drawing: Drawing) -> Figure:
+    """A column over an axis, or as bars by row, as it is or minus that of the reference; a panel a point beside it."""
     study = results.study
     place = list(study.axes).index(drawing.over) if drawing.over in study.axes else None
     panels = dict.fromkeys(_without(point, place) for point in study.points)
     figure, axes = figure_grid(1, len(panels), title=study.title)
     for panel, where in zip(panels, axes, strict=True):
         points = [point for point in study.points if _without(point, place) == panel]
-        if drawing.over == "rows":
+        if place is None:
             _draw_bars(where, results, drawing, points[0])
-        elif drawing.over == "round":
-            _draw_curves(where, results, drawing.column, points[0], store)
-        elif place is None:
-            _draw_scatter(where, results, drawing, points[0])
         else:
             _draw_lines(where, results, drawing, points)
         label = f"{drawing.column}: minus {results.reference}" if drawing.minus else drawing.column
@@ -112,34 +93,6 @@ def _draw_lines(axes: Axes, results: Results, drawing: Drawing, points: Sequence
         axes.errorbar(numbers, means, yerr=reach, label=row, color=colour, marker="o", markersize=4, capsize=3)
     axes.set_xticks(numbers, labels)
     axes.set_xlabel(drawing.over)
-    legend_below(axes, 3)
-
-
-def _draw_scatter(axes: Axes, results: Results, drawing: Drawing, point: Point) -> None:
-    for row, colour in zip(results.study.rows, cycle(COLOURS), strict=False):
-        across, up = (results.spread(row, point, column) for column in (drawing.over, drawing.column))
-        wide, high = _whiskers([across]), _whiskers([up])
-        axes.errorbar([across.mean], [up.mean], yerr=high, xerr=wide, label=row, color=colour, fmt="o", capsize=3)
-    axes.set_xlabel(drawing.over)
-    legend_below(axes, 3)
-
-
-def _draw_curves(axes: Axes, results: Results, column: str, point: Point, store: Path) -> None:
-    metric = results.study.columns[column]
-    assert isinstance(metric, Metric)
-    for row, colour in zip(results.study.rows, cycle(COLOURS), strict=False):
-        start = ", ".join((row, *point, "seed "))
-        cells = [store / digest for label, digest in results.cells.items() if label.startswith(start)]
-        runs = [RunRecords.load(cell) for cell in cells if cell.is_dir()]
-        curves = [run.series(SERVER, metric.metric, metric.kind) for run in runs]
-        rounds = sorted(set.intersection(*map(set, curves))) if curves else []
-        spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
-        means, reach = [spread.mean for spread in spreads], _whiskers(spreads)
-        axes.plot(rounds, means, color=colour, label=row, marker="o", markersize=3)
-        low, high = ([mean + sign * one for mean, one in zip(means, reach, strict=True)] for sign in (-1, 1))
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel("round")
-    whole_rounds(axes)
     legend_below(axes, 3)
 
 

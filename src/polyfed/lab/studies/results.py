@@ -19,6 +19,7 @@ from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import Cell, CellFigures, Chosen, StudyPlan
 from polyfed.lab.studies.claims import ALL, FEWEST_TUNING_SEEDS, Allowance, Claim, Judgement, Side, judge
+from polyfed.lab.studies.curves import Curve, curve_json, curve_of, validation_curve
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
@@ -72,6 +73,7 @@ class Results:
         cells: label of every final cell that is complete -> its folder's name.
         code: versions and states of the code that ran them; a table should have one.
         replies: row -> how many were clipped, and excluded, over all its cells.
+        curves: (row, point) -> round -> validation over seeds, where somebody validates.
     """
 
     study: Study
@@ -81,6 +83,7 @@ class Results:
     cells: Mapping[str, str] = field(default_factory=dict)
     code: Sequence[str] = ()
     replies: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    curves: Mapping[tuple[str, Point], Curve] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
@@ -88,6 +91,7 @@ class Results:
         values: dict[Place, dict[int, float]] = {}
         chosen, causes, cells, code = dict[tuple[str, Point], Chosen](), dict(failures), dict[str, str](), set[str]()
         replies: dict[str, list[int]] = {}
+        curves: dict[tuple[str, Point], Curve] = {}
         for row, point in plan.row_points():
             with suppress(LookupError, RunError):  # its search is not complete, or chose nothing
                 if (choice := plan.chosen(row, point)) is not None:
@@ -104,7 +108,9 @@ class Results:
                             causes[f"{cell.label}: {column}"] = value
                         elif value is not None and math.isfinite(value):
                             values.setdefault((row, point, column), {})[cell.seed] = value
-        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)), replies)
+                if curve := validation_curve(plan, row, point):
+                    curves[row, point] = curve
+        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)), replies, curves)
 
     # ---- questions
 
@@ -278,6 +284,9 @@ class Results:
             "cells": self.cells,
             "code": list(self.code),
             "replies": {row: list(counts) for row, counts in self.replies.items()},
+            "curves": [
+                {"row": row, "point": list(point), **curve_json(curve)} for (row, point), curve in self.curves.items()
+            ],
         }
 
     @classmethod
@@ -315,7 +324,8 @@ class Results:
             raise ValueError(f"figures of seeds {sorted(others)}, which its study has not")
         chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
         causes, cells, code = content["causes"], content["cells"], content["code"]
-        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}))
+        curves = {(entry["row"], tuple(entry["point"])): curve_of(entry) for entry in content.get("curves", ())}
+        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves)
 
 
 def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, CellFigures]]:

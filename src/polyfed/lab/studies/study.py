@@ -24,9 +24,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import ALL, Claim, Claims, Operand
 from polyfed.lab.studies.column import ColumnSettings, named_column
-from polyfed.lab.studies.columns.metrics import Metric
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
-from polyfed.runs.records import SERVER
 from polyfed.runs.tuning import Ladders
 from polyfed.runs.twins import TwinSettings
 
@@ -110,12 +108,11 @@ Columns = Mapping[str, ColumnSettings]
 
 
 class Drawing(Settings):
-    """A figure: a column over an axis, over rounds (of the server), over another column, or as bars by row."""
+    """A figure: a column over an axis, over other columns with the front of its rows, or as bars by row."""
 
     column: str
-    over: str = Field(
-        default="rows",
-        description="an axis, another column, round (the curve of a metric of the server), or rows (bars)",
+    over: str | list[str] = Field(
+        default="rows", description="an axis, rows (bars), or other columns, such as costs, a panel each"
     )
     minus: bool = Field(
         default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"
@@ -124,9 +121,11 @@ class Drawing(Settings):
     def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
         """Raise ValueError if a study has not what it shows; the message begins with ``where``."""
         require_known(f"{where}.column", [self.column], columns)
-        is_of_server = isinstance(column := columns[self.column], Metric) and column.of == SERVER
-        others = [] if self.minus else [*(["round"] if is_of_server else []), *columns]
-        require_known(f"{where}.over", [self.over], ["rows", *axes, *others])
+        others = [] if self.minus else columns
+        if isinstance(self.over, list):
+            require_known(f"{where}.over", self.over, others)
+        else:
+            require_known(f"{where}.over", [self.over], ["rows", *axes, *others])
 
 
 class RegimeMap(Settings):

@@ -79,7 +79,7 @@ def cell_text(results: Results, row: str, point: Point, column: str) -> str:
         return ""
     text = _spread_text(results.at(row, point, column), study.columns[column].digits)
     seeds = len(results.at(row, point, column))
-    if seeds not in (0, len(study.seeds)):
+    if seeds not in (0, len(study.seeds)) and not study.columns[column].once:
         text += f" ({seeds})"
     printed = study.printed_at(row, column, point)
     return text if printed is None else f"{text} [{printed:g}]"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from statistics import median
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from polyfed.core.errors import ConfigError, nearest
+from polyfed.engines.local import InProcess
 from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.studies.columns.metrics import CLIENTS, Metric, TimeTo
 from polyfed.reporting.tables import MIB
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
@@ -71,25 +75,28 @@ class ClientTraffic(ColumnSettings):
 
 
 class RoundCost(ColumnSettings):
-    """Operations in millions, or peak memory in GB, of the server or of one client of a group in the first round."""
+    """Operations in millions, or peak memory in GB, of the server or of one client of a group in the first round.
+
+    Of ``clients`` they are the sum over one client of each group.
+    """
 
     short_name: ClassVar[str] = "cost"
     is_outcome: ClassVar[bool] = False
 
     figure: Literal["flops", "memory"]
-    of: str = Field(default=SERVER, description="server, or a group of clients")
+    of: str = Field(default=SERVER, description="server, a group of clients, or clients for one of each group")
     lower: bool = True
 
     def require(self, experiment: Experiment) -> None:
-        if self.of not in (valid := [SERVER, *experiment.clients]):
+        if self.of not in (valid := [SERVER, CLIENTS, *experiment.clients]):
             raise ConfigError(f"of: no group '{self.of}'; {nearest(self.of, valid)}")
 
     def measure(self, run: Run) -> float:
-        costs = {cost.kind: cost for cost in _costs(run).costs}
-        if self.of not in costs:
+        costs = {cost.kind: getattr(cost, self.figure) for cost in _costs(run).costs}
+        if self.of not in (CLIENTS, *costs):
             raise ConfigError(f"of: nobody in '{self.of}' took part; {nearest(self.of, costs)}")
-        value = getattr(costs[self.of], self.figure)
-        return float("nan") if value is None else value / _UNITS[self.figure]
+        own = [value for kind, value in costs.items() if self.of == kind or (self.of == CLIENTS and kind != SERVER)]
+        return math.nan if None in own else sum(own) / _UNITS[self.figure]
 
 
 @lru_cache(maxsize=8)  # a round is run twice for them
@@ -115,6 +122,53 @@ class Seconds(ColumnSettings):
     def measure(self, run: Run) -> float:
         seconds = run.records.seconds.values()
         return median(seconds) if self.per == "round" else sum(seconds)
+
+
+class CpuSeconds(ColumnSettings):
+    """CPU seconds of the method in all rounds, whatever else the machine did; evaluation and saving are left out.
+
+    They are of the run's own process: there are none where clients are in others, or where no run recorded them.
+    """
+
+    short_name: ClassVar[str] = "cpu_seconds"
+    is_outcome: ClassVar[bool] = False
+
+    lower: bool = True
+    digits: int = Field(default=1, ge=0, le=9)
+
+    def measure(self, run: Run) -> float:
+        return sum(_cpu(run).values()) or math.nan
+
+
+def _cpu(run: Run) -> Mapping[int, float]:
+    """Round -> CPU seconds."""
+    return run.records.cpu if isinstance(run.experiment.run.engine, InProcess) else {}
+
+
+class CostTo(TimeTo):
+    """What the method took until a metric of the server was first as high as ``target``; none where it never was."""
+
+    short_name: ClassVar[str] = "cost_to"
+    is_outcome: ClassVar[bool] = False
+
+    cost: Literal["MiB", "CPU seconds"]
+    kind: Literal["test", "validation"] = "validation"
+
+    def require(self, experiment: Experiment) -> None:
+        if experiment.server is not None:
+            Metric(metric=self.metric, kind=self.kind).require(experiment)
+
+    def measure(self, run: Run) -> float:
+        return math.nan if run.experiment.server is None else super().measure(run)
+
+    def spent(self, run: Run) -> Mapping[int, float]:
+        rounds = range(1, run.records.rounds + 1)
+        if self.cost == "MiB":
+            moved = _of_method(run)
+            each = [sum(one.bytes for one in moved if one.round == number) / MIB for number in rounds]
+        else:
+            each = [_cpu(run).get(number, math.nan) for number in rounds]
+        return dict(enumerate(accumulate(each, initial=0.0)))
 
 
 class Holdings(ColumnSettings):

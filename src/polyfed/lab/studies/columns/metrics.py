@@ -207,12 +207,14 @@ class TimeTo(ColumnSettings):
             raise ConfigError("run.pace.clients is null, so that the run has no virtual time; set it to drawn")
 
     def measure(self, run: Run) -> float:
-        records = run.records
-        values = records.series(SERVER, self.metric, self.kind)
-        seconds = {0: 0.0} | records.series(SERVER, "virtual_seconds", PACE)
+        values, spent = run.records.series(SERVER, self.metric, self.kind), self.spent(run)
         if not values:
-            names = records.metric_names(SERVER, self.kind)
+            names = run.records.metric_names(SERVER, self.kind)
             raise ConfigError(
                 f"metric: no '{self.metric}' of the server in '{run.name}'; {nearest(self.metric, names)}"
             )
-        return next((seconds[number] for number, value in values.items() if value >= self.target), math.nan)
+        return next((spent[number] for number, value in values.items() if value >= self.target), math.nan)
+
+    def spent(self, run: Run) -> Mapping[int, float]:
+        """Round -> what was spent until its end, 0 among them."""
+        return {0: 0.0} | run.records.series(SERVER, "virtual_seconds", PACE)

@@ -1,0 +1,317 @@
+"""Pictures beside a table: how its rows were tuned, whether validation still rises, and what an outcome costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, product
+from typing import TYPE_CHECKING, Any
+
+from polyfed.lab.studies.cells import Chosen
+from polyfed.lab.studies.curves import is_rising
+from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Drawing, RegimeMap, Study, point_label
+from polyfed.lab.studies.tables import ClaimMap
+from polyfed.reporting.compare import Spread
+from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled, whole_rounds
+from polyfed.runs.tuning import choice_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROLES = {"own": COLOURS[1], "rival": COLOURS[0], "control": GREY, "ceiling": COLOURS[2]}
+"""Role of a row -> its colour."""
+_ROLES_IN_WORDS = "orange: the method, blue: rivals, grey: controls, green: ceilings"
+_CONTROLS = {"server-only", "server alone", "no-private", "local", "untrained"}
+_CEILINGS = {"pooled", "centralised"}
+_MOST_POINTS, _MOST_SEARCHES = 8, 40  # panels
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a study.
+
+    Attributes:
+        name: by which it is kept, such as ``search`` or ``map-1``.
+        sentence: what it shows, in words; may be empty.
+        draw: makes it.
+    """
+
+    name: str
+    sentence: str
+    draw: Callable[[], Figure]
+
+
+def pictures_of(results: Results) -> list[Picture]:
+    """Searches and curves, where there are any, and what the study asks for."""
+    pictures, counts = [], dict[str, int]()
+    if 0 < len(_searches(results)) <= _MOST_SEARCHES:
+        pictures.append(Picture("search", "", partial(draw_searches, results)))
+    if results.curves:
+        few = len({point for _, point in results.curves}) <= _MOST_POINTS
+        pictures += [Picture("curves", curves_sentence(results), partial(draw_curves, results))] if few else []
+    for drawing in drawings_of(results.study) if results.values else ():
+        if isinstance(drawing, RegimeMap):
+            claims = ClaimMap(results, drawing)
+            kind, sentence, draw = "map", claims.sentence, partial(draw_map, claims)
+        elif costs := costs_of(results.study, drawing):
+            sentence = costs_sentence(results, drawing.column, costs)
+            kind, draw = "costs", partial(draw_costs, results, drawing.column, costs)
+        else:
+            kind, sentence, draw = "figure", "", partial(draw_study, results, drawing)
+        counts[kind] = counts.get(kind, 0) + 1
+        pictures.append(Picture(f"{kind}-{counts[kind]}", sentence, draw))
+    return pictures
+
+
+def role_of(study: Study, row: str) -> str:
+    """own: what the first judged claim is about, and its variants, such as ``fedafd, K=10``."""
+    settings, judged = study.resolved(row), study.claims.to_judge
+    method: Any = settings.set.get("algorithm")
+    names = {row, method.get("name") if isinstance(method, Mapping) else method, settings.twin and settings.twin.kind}
+    if names & (_CEILINGS | _CONTROLS):
+        return "ceiling" if names & _CEILINGS else "control"
+    return "own" if judged and row.partition(",")[0] == judged[0].left[0].row.partition(",")[0] else "rival"
+
+
+# ---- searches
+
+
+def _searches(results: Results) -> dict[str, tuple[str, Chosen]]:
+    """Title -> row, and what was tried; of a row that has one search for all points once."""
+    searches: dict[str, tuple[str, Chosen]] = {}
+    for row in results.study.rows:
+        own = {point: chosen for (name, point), chosen in results.chosen.items() if name == row}
+        first = next(iter(own.values()), None)
+        alike = all(chosen == first for chosen in own.values())
+        searches |= {row if alike else f"{row} ({point_label(at)})": (row, chosen) for at, chosen in own.items()}
+    return {title: (row, chosen) for title, (row, chosen) in searches.items() if len(chosen.scores) > 1}
+
+
+def _factors(candidate: str, kinds: Sequence[str]) -> dict[str, float]:
+    """Kind -> factor, of a candidate in words (``choice_label``)."""
+    given = (part.rpartition(" x ") for part in candidate.split(", ") if " x " in part)
+    return dict.fromkeys(kinds, 1.0) | {name: float(factor) for name, _, factor in given}
+
+
+@styled
+def draw_searches(results: Results) -> Figure:
+    """A panel a row: its candidates over the factor of each kind of settings, joined where they differ in it alone."""
+    searches = _searches(results)
+    kinds = list(dict.fromkeys(kind for _, chosen in searches.values() for kind in chosen.factors))
+    tried = {title: {name: _factors(name, kinds) for name in chosen.scores} for title, (_, chosen) in searches.items()}
+    steps = [round(math.log2(factor)) for own in tried.values() for one in own.values() for factor in one.values()]
+    ticks = range(min(steps), max(steps) + 1)
+    across = min(5, len(searches))
+    figure, panels = figure_grid(-(-len(searches) // across), across, width=8.8 / across, height=1.5)
+    for axes, (title, (row, chosen)) in zip(panels, searches.items(), strict=False):
+        for kind in chosen.factors:
+            _draw_search(axes, chosen, tried[title], kind, COLOURS[kinds.index(kind) % len(COLOURS)])
+        axes.set_title(title, fontsize=8, color=ROLES[role_of(results.study, row)], fontweight="bold")
+        axes.set_xticks(ticks, [f"{2**at}" if at >= 0 else f"1/{2**-at}" for at in ticks])
+        axes.set_xlim(ticks[0] - 0.4, ticks[-1] + 0.4)
+        axes.tick_params(labelsize=7)
+        axes.locator_params(axis="y", nbins=4)
+        axes.margins(y=0.15)
+    for axes in panels[len(searches) :]:
+        axes.set_axis_off()
+    for kind, colour in zip(kinds, COLOURS, strict=False):
+        panels[0].plot([], [], color=colour, marker="o", markersize=3, label=kind)
+    meaning = (
+        "validation over the factor of what a row has; whiskers: standard deviation over seeds; hollow: one seed; "
+        "ring: chosen, square: at an end"
+    )
+    below: Any = {"loc": "outside lower left", "title": meaning, "title_fontsize": 8, "alignment": "left"}
+    figure.legend(ncols=len(kinds), fontsize=8, handlelength=1.6, **below)
+    return figure
+
+
+def _draw_search(axes: Axes, chosen: Chosen, tried: Mapping[str, Mapping[str, float]], kind: str, colour: str) -> None:
+    """Lines of candidates that differ in a kind alone."""
+    lines: dict[Any, list[tuple[float, str]]] = {}
+    for name, factors in tried.items():
+        beside = tuple(factor for other, factor in factors.items() if other != kind)
+        lines.setdefault(beside, []).append((math.log2(factors[kind]), name))
+    for line in (sorted(line) for line in lines.values() if len(line) > 1):
+        steps, (means, reach) = [step for step, _ in line], _drawn(Spread.of(chosen.scores[name]) for _, name in line)
+        axes.errorbar(steps, means, yerr=reach, color=colour, marker="o", markersize=3, linewidth=1, elinewidth=0.8)
+        for (step, name), mean in zip(line, means, strict=True):
+            if len(chosen.scores[name]) < chosen.seeds:
+                axes.plot(step, mean, "o", color="white", markersize=1.5, zorder=3)
+        if (best := choice_label(chosen.factors)) in (names := [name for _, name in line]):
+            at, mark = names.index(best), "s" if kind in chosen.ends else "o"
+            axes.plot(steps[at], means[at], mark, markersize=8, markerfacecolor="none", markeredgecolor=colour)
+
+
+def _drawn(spreads: Iterable[Spread]) -> tuple[list[float], list[float]]:
+    """Means and lengths of whiskers."""
+    known = list(spreads)
+    return [one.mean for one in known], [0.0 if math.isnan(one.std) else one.std for one in known]
+
+
+# ---- validation by round
+
+
+def curves_sentence(results: Results) -> str:
+    """Which rows still rise in the last third of their rounds: by more than one standard deviation over seeds."""
+    lower = results.study.tuning is not None and results.study.tuning.column.lower
+    rising = [(row, at) for (row, at), curve in results.curves.items() if is_rising(curve, lower)]
+    several = len({point for _, point in results.curves}) > 1
+    told = [f"{row} ({point_label(at)})" if several else row for row, at in rising]
+    return f"In the last third of rounds validation gains more than its spread over seeds: {_listed(told)}."
+
+
+def _listed(rows: Sequence[str]) -> str:
+    return "; ".join(rows) or "no row"
+
+
+@styled
+def draw_curves(results: Results) -> Figure:
+    """A panel a point: validation over rounds, a line a row, with the standard deviation over seeds."""
+    study = results.study
+    points = list(dict.fromkeys(point for _, point in results.curves))
+    across = min(2, len(points))
+    size = 8.8 / across, 2.4 if across > 1 else 3.4
+    figure, panels = figure_grid(-(-len(points) // across), across, width=size[0], height=size[1])
+    for axes, point in zip(panels, points, strict=False):
+        curves = {row: curve for row in study.rows if (curve := results.curves.get((row, point)))}
+        for (row, curve), dashes in zip(curves.items(), cycle(["-", "--", "-.", ":"]), strict=False):
+            rounds, means, reach = list(curve), *_drawn(curve.values())
+            how: Any = {"color": ROLES[role_of(study, row)], "zorder": 3 if role_of(study, row) == "own" else 2}
+            axes.plot(rounds, means, dashes if role_of(study, row) == "rival" else "-", linewidth=1.4, **how)
+            low, high = ([m + sign * r for m, r in zip(means, reach, strict=True)] for sign in (-1, 1))
+            axes.fill_between(rounds, low, high, alpha=0.1, linewidth=0, **how)
+        axes.set(title=point_label(point), xlabel="round", ylabel="validation")
+        axes.set_xlim(right=max(max(curve) for curve in curves.values()))
+        whole_rounds(axes)
+        _label_ends(axes, study, {row: (max(curve), curve[max(curve)].mean) for row, curve in curves.items()}, size[1])
+    for axes in panels[len(points) :]:
+        axes.set_axis_off()
+    figure.supxlabel(f"area: standard deviation over seeds; {_ROLES_IN_WORDS}", fontsize=8, color=GREY)
+    return figure
+
+
+def _label_ends(axes: Axes, study: Study, ends: Mapping[str, tuple[float, float]], inches: float) -> None:
+    """Names of rows at the right, in the order of their lines' ends and as near as they may be."""
+    from scipy.optimize import isotonic_regression
+
+    low, high = axes.get_ylim()
+    rows, gap = sorted(ends, key=lambda row: ends[row][1]), 0.15 * (high - low) / (inches - 0.7)
+    nearest = isotonic_regression([ends[row][1] - gap * place for place, row in enumerate(rows)]).x
+    for place, row in enumerate(rows):
+        colour = ROLES[role_of(study, row)]
+        line = {"arrowstyle": "-", "linewidth": 0.5, "color": colour, "shrinkA": 0, "relpos": (0, 0.5)}
+        at: Any = {"xytext": (1.03, nearest[place] + gap * place), "textcoords": ("axes fraction", "data")}
+        axes.annotate(row, ends[row], fontsize=8, color=colour, va="center", arrowprops=line, **at)
+
+
+# ---- costs
+
+
+def front(results: Results, column: str, cost: str) -> list[str]:
+    """Rows but ceilings than which no other is better in a column at no more of a cost, at the first point."""
+    columns, point = results.study.columns, results.study.points[0]
+    signs = (1 if columns[cost].lower else -1), (1 if columns[column].lower else -1)
+    at = {row: [results.spread(row, point, name).mean for name in (cost, column)] for row in results.study.rows}
+    known = {row: (signs[0] * x, signs[1] * y) for row, (x, y) in at.items() if math.isfinite(x + y)}
+    best, rows = math.inf, []
+    for row in sorted(known, key=known.__getitem__):
+        if role_of(results.study, row) != "ceiling" and known[row][1] < best:
+            best = known[row][1]
+            rows.append(row)
+    return rows
+
+
+def costs_of(study: Study, drawing: Drawing) -> list[str]:
+    """The columns that a column is drawn over, if it is."""
+    over = drawing.over if isinstance(drawing.over, list) else [drawing.over]
+    return [name for name in over if name in study.columns and name not in study.axes]
+
+
+def costs_sentence(results: Results, column: str, costs: Sequence[str]) -> str:
+    """Which rows are not dominated, by cost."""
+    rows = (f"{cost}: {_listed(front(results, column, cost))}" for cost in costs)
+    return f"Not dominated, {column} against {'. Against '.join(rows)}."
+
+
+@styled
+def draw_costs(results: Results, column: str, costs: Sequence[str]) -> Figure:
+    """A panel a cost, at the first point: a column over it, with the front; rows that are dominated are hollow."""
+    study, point = results.study, results.study.points[0]
+    figure, panels = figure_grid(len(costs), 1, width=8.8, height=1.9)
+    for axes, cost in zip(panels, costs, strict=True):
+        best, at = front(results, column, cost), {}
+        for row in study.rows:
+            x, y = (results.spread(row, point, name) for name in (cost, column))
+            if not math.isfinite(x.mean + y.mean):
+                continue
+            at[row] = x.mean, y.mean
+            wide, high = ([0.0 if math.isnan(one.std) else one.std] for one in (x, y))
+            how: Any = {"color": ROLES[role_of(study, row)], "marker": "D" if role_of(study, row) == "ceiling" else "o"}
+            how |= {} if row in best else {"markerfacecolor": "white"}
+            axes.errorbar([x.mean], [y.mean], yerr=high, xerr=wide, markersize=6, elinewidth=0.8, linestyle="", **how)
+        steps = "steps-post" if study.columns[cost].lower else "steps-pre"
+        axes.plot(*zip(*(at[row] for row in best), strict=True), color=GREY, linewidth=1, drawstyle=steps, zorder=0)
+        _scale(axes, [x for x, _ in at.values()])
+        axes.margins(y=0.12)
+        axes.set(xlabel=cost, ylabel=column)
+        _label_points(axes, study, at, (8.0, 1.3))
+    figure.supxlabel(f"line: rows that are not dominated; {_ROLES_IN_WORDS}", fontsize=8, color=GREY)
+    return figure
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Of costs that differ much: a logarithm, which begins at the least that is above 0."""
+    from matplotlib.ticker import EngFormatter
+
+    positive = [value for value in values if value > 0]
+    if positive and max(positive) > 20 * min(positive):
+        axes.set_xscale("symlog", linthresh=min(positive), linscale=0.3)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.1)
+
+
+def _label_points(
+    axes: Axes,
+    study: Study,
+    at: Mapping[str, tuple[float, float]],
+    inches: tuple[float, float],
+) -> None:
+    """Names of rows beside their points, moved up or down where one would cover another or a point.
+
+    Args:
+        axes: with their limits.
+        study: whose rows.
+        at: row -> its point.
+        inches: of the axes, roughly.
+    """
+    axes.autoscale_view()  # at once, as places are asked for
+    to_axes = axes.transData + axes.transAxes.inverted()
+    places = {row: to_axes.transform(point) * inches for row, point in at.items()}
+    taken = [(x - 0.05, y - 0.05, x + 0.05, y + 0.05) for x, y in places.values()]
+    for row in sorted(at, key=lambda row: -at[row][1]):
+        (x, y), wide = places[row], 0.07 * len(row)
+        for step, side in product(sorted(range(-12, 13), key=abs), (1, -1)):
+            left, middle = x + 0.09 * side - (wide if side < 0 else 0.0), y + 0.13 * step
+            box = (left, middle - 0.06, left + wide, middle + 0.06)
+            is_inside = min(box) >= 0 and box[2] <= inches[0] and box[3] <= inches[1]
+            if is_inside and not any(_cover(box, other) for other in taken):
+                break
+        else:
+            step, side = 0, 1
+        taken.append(box)
+        colour = ROLES[role_of(study, row)]
+        line: Any = {"arrowstyle": "-", "linewidth": 0.5, "color": colour, "shrinkA": 0, "shrinkB": 3}
+        line = {**line, "relpos": (0 if side > 0 else 1, 0.5)} if step else None
+        offset, ha = (6.5 * side, 9.4 * step), "left" if side > 0 else "right"
+        how: Any = {"xytext": offset, "textcoords": "offset points", "ha": ha, "va": "center", "arrowprops": line}
+        how["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # lines end beside it
+        axes.annotate(row, at[row], fontsize=8, color=colour, **how)
+
+
+def _cover(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
