@@ -13,7 +13,7 @@ from polyfed.lab.studies.cells import Chosen
 from polyfed.lab.studies.curves import is_rising
 from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import Drawing, RegimeMap, Study, point_label
+from polyfed.lab.studies.study import ROUND, Drawing, RegimeMap, Study, point_label
 from polyfed.lab.studies.tables import ClaimMap
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled, whole_rounds
@@ -54,7 +54,8 @@ def pictures_of(results: Results) -> list[Picture]:
     if results.curves:
         few = len({point for _, point in results.curves}) <= _MOST_POINTS
         pictures += [Picture("curves", curves_sentence(results), partial(draw_curves, results))] if few else []
-    for drawing in drawings_of(results.study) if results.values else ():
+    asked = [one for one in drawings_of(results.study) if getattr(one, "over", "") != ROUND]  # curves are there already
+    for drawing in asked if results.values else ():
         if isinstance(drawing, RegimeMap):
             claims = ClaimMap(results, drawing)
             kind, sentence, draw = "map", claims.sentence, partial(draw_map, claims)

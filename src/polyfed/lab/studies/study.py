@@ -107,12 +107,17 @@ def _leaves(section: Mapping[str, JsonValue], above: str = "") -> list[str]:
 Columns = Mapping[str, ColumnSettings]
 
 
+ROUND = "round"
+
+
 class Drawing(Settings):
     """A figure: a column over an axis, over other columns with the front of its rows, or as bars by row."""
 
     column: str
     over: str | list[str] = Field(
-        default="rows", description="an axis, rows (bars), or other columns, such as costs, a panel each"
+        default="rows",
+        description="an axis, rows (bars), other columns, such as costs, a panel each; or round: validation by round, "
+        "which is drawn without being asked for",
     )
     minus: bool = Field(
         default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"
@@ -121,11 +126,11 @@ class Drawing(Settings):
     def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
         """Raise ValueError if a study has not what it shows; the message begins with ``where``."""
         require_known(f"{where}.column", [self.column], columns)
-        others = [] if self.minus else columns
+        others = [] if self.minus else [*columns]
         if isinstance(self.over, list):
             require_known(f"{where}.over", self.over, others)
         else:
-            require_known(f"{where}.over", [self.over], ["rows", *axes, *others])
+            require_known(f"{where}.over", [self.over], ["rows", *axes, *([] if self.minus else [ROUND]), *others])
 
 
 class RegimeMap(Settings):
