@@ -58,8 +58,10 @@ def test_losses_and_weights_by_hand(
         assert noted[f"weight.{client}"] == pytest.approx(expected, rel=1e-5)
         assert float(session.server.state["robust_weights"][client]) == noted[f"weight.{client}"]
     assert noted["worst_loss"] == pytest.approx(max(losses), rel=1e-5)
-    last = session.server.evaluate(session.server.test)
-    assert noted["robust.r1_sum"] == last["r1_sum"] != noted["averaged.r1_sum"]
+    pairs = session.server.validation or session.server.test
+    assert noted["robust.r1_sum"] == session.server.evaluate(pairs)["r1_sum"]
+    session.server.update_weights({"hospital": aggregated})
+    assert noted["averaged.r1_sum"] == session.server.evaluate(pairs)["r1_sum"]
     assert noted["chi_square"] == pytest.approx(sum((3 * share - 1) ** 2 for share in w) / 6, rel=1e-4)
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
     FederationPlan,
@@ -26,12 +25,10 @@ from polyfed.algorithms.shared.digest import Digest, fit_in_closed_form, only_la
 from polyfed.algorithms.shared.distiller import (
     Distiller,
     ServerTask,
+    TaughtServer,
     compares_rows,
     is_joint,
-    passes_of,
     require_learning,
-    require_parts,
-    require_server,
     train_task,
 )
 from polyfed.algorithms.shared.public_exchange import (
@@ -78,7 +75,7 @@ class TowerDigest(Digest):
         super().fit(client, public, {name: rows for name, rows in targets.items() if modality_of(name) in by_gradient})
 
 
-class ChangeDistillation(Algorithm):
+class ChangeDistillation(TaughtServer):
     """Change distillation: FedAvg in function space (polyfed's own).
 
     A round: the server sends its representations S of P. A client *digests* them, that is, fits its encoders to S,
@@ -99,8 +96,6 @@ class ChangeDistillation(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
     takes_late_replies: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
     targets: Literal["change", "absolute"] = Field(
@@ -131,27 +126,14 @@ class ChangeDistillation(Algorithm):
         return self
 
     @property
-    def server_passes(self) -> int:
-        return passes_of(self.task, self.distiller)
-
-    @property
     def rounds_without_clients(self) -> int:
         return self.warmup_rounds
 
     # ---- server half
 
-    def setup(self, server: Server) -> None:
-        """Check that the public set has what the method exchanges.
-
-        Raises:
-            ConfigError: it has not.
-        """
-        require_server(server, self.public, self.teacher, self.task)
-
     def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; distances suit what crosses, and clients are asked in some round."""
         super().require(plan)
-        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
         if self.warmup_rounds >= plan.rounds:
             raise ConfigError(
                 f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {plan.rounds}: nobody "

@@ -13,7 +13,6 @@ from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import GCA
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
     FederationPlan,
@@ -26,11 +25,9 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.shared.distiller import (
     Distiller,
     ServerTask,
+    TaughtServer,
     compares_rows,
-    passes_of,
     require_learning,
-    require_parts,
-    require_server,
     train_task,
 )
 from polyfed.algorithms.shared.public_exchange import PublicExchange, PublicOutputs, of_part
@@ -124,7 +121,7 @@ class Contrast(Settings):
         return total
 
 
-class CreamFL(Algorithm):
+class CreamFL(TaughtServer):
     """Contrastive representation ensemble and aggregation (Yu et al., ICLR 2023).
 
     A server model learns from clients of any modality, task and architecture that exchange only representations of a
@@ -145,8 +142,6 @@ class CreamFL(Algorithm):
         "previous": Lifetime.RUN,
     }
     takes_late_replies: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
     contrast: Contrast | None = Field(default=Contrast(), description="contrasts in local training; null: reamFL")
@@ -161,26 +156,13 @@ class CreamFL(Algorithm):
         return self
 
     @property
-    def server_passes(self) -> int:
-        return passes_of(self.task, self.distiller)
-
-    @property
     def summed(self) -> Mapping[str, str | None]:
         return {"fit": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
 
     # ---- server half
 
-    def setup(self, server: Server) -> None:
-        """Check that the public set has what the method exchanges.
-
-        Raises:
-            ConfigError: it has not.
-        """
-        require_server(server, self.public, self.teacher, self.task)
-
     def require(self, plan: FederationPlan) -> None:
         super().require(plan)
-        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
         if len(plan.server_modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:
             raise ConfigError(
                 f"contrasts between modalities need two, but server.model encodes {plan.server_modalities}; "

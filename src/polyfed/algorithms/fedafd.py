@@ -12,10 +12,8 @@ from torch import Tensor
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import SED
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
-    FederationPlan,
     Lifetime,
     Reply,
     Representations,
@@ -29,11 +27,9 @@ from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
 from polyfed.algorithms.shared.distiller import (
     Distiller,
     ServerTask,
+    TaughtServer,
     compares_rows,
-    passes_of,
     require_learning,
-    require_parts,
-    require_server,
     train_task,
 )
 from polyfed.algorithms.shared.guided_fusion import GuidedFusion
@@ -48,7 +44,7 @@ from polyfed.models.model import Model
 from polyfed.tasks.task import Task
 
 
-class FedAFD(Algorithm):
+class FedAFD(TaughtServer):
     """Adversarial fusion and distillation (FedAFD, CVPR 2026): personal clients and a large server model.
 
     A round: the server trains on P and sends its representations of P, and its encoders (every ``broadcast_every``
@@ -72,8 +68,6 @@ class FedAFD(Algorithm):
         "encoders": Lifetime.RUN,
         "features": Lifetime.RUN,
     }
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
     shares_encoders: ClassVar[bool] = True
     takes_late_replies: ClassVar[bool] = True
 
@@ -103,10 +97,6 @@ class FedAFD(Algorithm):
                 "'fedafd' trains a fused one; choose another imputation, or set algorithm.fusion=null"
             )
 
-    @property
-    def server_passes(self) -> int:
-        return passes_of(self.task, self.distiller)
-
     def add_modules(self, model: Model) -> None:
         """The discriminators and the fusion."""
         if self.adversarial is not None:
@@ -115,18 +105,6 @@ class FedAFD(Algorithm):
             self.fusion.add_modules(model)
 
     # ---- server half
-
-    def require(self, plan: FederationPlan) -> None:
-        super().require(plan)
-        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
-
-    def setup(self, server: Server) -> None:
-        """Check that everybody has what the method exchanges.
-
-        Raises:
-            ConfigError: somebody has not.
-        """
-        require_server(server, self.public, self.teacher, self.task)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Train on P, send representations and encoders, weigh what comes back (SED), distil it."""

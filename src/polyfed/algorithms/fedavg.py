@@ -8,7 +8,6 @@ from typing import ClassVar
 from polyfed.aggregation.averaging import Update
 from polyfed.aggregation.averagings.tensors import ByType
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.aggregation.moves import Moves
 from polyfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -22,6 +21,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
     each,
 )
+from polyfed.algorithms.shared.moves import Moves
 
 
 class FedAvg(Algorithm):

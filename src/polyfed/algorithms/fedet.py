@@ -18,10 +18,8 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Variance
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
-    FederationPlan,
     Lifetime,
     LocalEpochs,
     Logits,
@@ -36,12 +34,10 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.shared.distiller import (
     Distiller,
     ServerTask,
+    TaughtServer,
     compares_rows,
     is_joint,
-    passes_of,
     require_learning,
-    require_parts,
-    require_server,
     train_task,
 )
 from polyfed.algorithms.shared.public_exchange import EitherExchange, PublicOutputs
@@ -72,7 +68,7 @@ class ClientOutput(NamedTuple):
     log_weights: Float[Tensor, " n"] | float
 
 
-class FedET(Algorithm):
+class FedET(TaughtServer):
     """Ensemble knowledge transfer to a large server model (FedET, Cho et al., IJCAI 2022).
 
     A round: each client trains its type's small model, as in FedAvg, and also sends that model's outputs on the
@@ -100,9 +96,8 @@ class FedET(Algorithm):
     has_global_models: ClassVar[bool] = True
     learns_by_fit: ClassVar[bool] = True
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
     takes_late_replies: ClassVar[bool] = True
+    learns_parts: ClassVar[bool] = False
 
     local_epochs: LocalEpochs = 5
     diversity: float = Field(default=0.05, ge=0, description="lambda, factor of the divergence from who contradicts")
@@ -131,10 +126,6 @@ class FedET(Algorithm):
         return self
 
     @property
-    def server_passes(self) -> int:
-        return passes_of(self.task, self.distiller)
-
-    @property
     def tau(self) -> float:
         return self.public.tau(self.temperature)
 
@@ -143,17 +134,13 @@ class FedET(Algorithm):
 
     # ---- server half
 
-    def require(self, plan: FederationPlan) -> None:
-        super().require(plan)
-        require_parts(plan, self.public, self.teacher, self.task, self.distiller)
-
     def setup(self, server: Server) -> None:
         """Start each type's model; heads as the server's own where it has them.
 
         Raises:
             ConfigError: somebody lacks what the method exchanges.
         """
-        require_server(server, self.public, self.teacher, self.task)
+        super().setup(server)
         for type_name in server.types:
             initial = server.global_models.initial(type_name).items()
             server.weights[type_name] = {name: value.to(server.device, copy=True) for name, value in initial}

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import Margin
 from polyfed.algorithms.algorithm import (
-    Algorithm,
     Client,
     Cohort,
     FederationPlan,
@@ -28,11 +27,9 @@ from polyfed.algorithms.shared.digest import Digest
 from polyfed.algorithms.shared.distiller import (
     Distiller,
     ServerTask,
+    TaughtServer,
     compares_rows,
-    passes_of,
     require_learning,
-    require_parts,
-    require_server,
     train_task,
 )
 from polyfed.algorithms.shared.public_exchange import EitherExchange, PublicOutputs, of_part
@@ -76,7 +73,7 @@ class FirstTraining(Settings):
         client.fit(samples, epochs=self.epochs, once=True, purpose=f"first-{what}", until=is_over)
 
 
-class FedMD(Algorithm):
+class FedMD(TaughtServer):
     """Heterogeneous federated learning by model distillation (FedMD, Li and Wang, 2019).
 
     Before its first round a client trains on the labelled public set, then on its own data, each until it converges
@@ -95,8 +92,6 @@ class FedMD(Algorithm):
         "optimizer": Lifetime.RUN,
         "begun": Lifetime.RUN,
     }
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, passes that revisit private data a round")
     digest: Digest | None = Field(default=Digest(), description="clients fit the consensus; null: they do not")
@@ -120,10 +115,6 @@ class FedMD(Algorithm):
         return self
 
     @property
-    def server_passes(self) -> int:
-        return passes_of(self.task, self.distiller)
-
-    @property
     def summed(self) -> Mapping[str, str | None]:
         return {"tell": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
 
@@ -134,7 +125,6 @@ class FedMD(Algorithm):
 
     def require(self, plan: FederationPlan) -> None:
         super().require(plan)
-        require_parts(plan, self.public, self.teacher, self.task, self.distiller, learns_parts=True)
         if self.digest is not None:
             self.digest.require(self.public)
         self._require_labelled(plan)
@@ -153,7 +143,7 @@ class FedMD(Algorithm):
         Raises:
             ConfigError: somebody cannot.
         """
-        require_server(server, self.public, self.teacher, self.task)
+        super().setup(server)
         self._require_labelled(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:

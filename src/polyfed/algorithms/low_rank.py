@@ -76,7 +76,35 @@ class FFALoRA(FedAvg):
         return Reply(weights=client.weights.part(weights), num_examples=client.num_examples)
 
 
-class FLoRA(FedAvg):
+class _WithOffsets(FedAvg):
+    """FedAvg whose server adds to layers for good what adapters leave out, which it makes of each client's factors."""
+
+    takes_late_replies: ClassVar[bool] = False
+
+    @property
+    def summed(self) -> Mapping[str, str | None]:
+        return {}
+
+    # ---- server half
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """Broadcast adapters and what was added so far, train the adapters, average them."""
+        sent = without(_names(server), offsets=True)
+        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
+        self.average(server, cohort, replies)
+
+    # ---- client half
+
+    @client_step(weights=Weights, num_examples=int)
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """Train the adapters; what was added before does not change, and is not sent back."""
+        client.load_weights(weights)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
+        sent = without(weights, offsets=True)
+        return Reply(weights=client.weights.part(sent), num_examples=client.num_examples)
+
+
+class FLoRA(_WithOffsets):
     """Stacked low-rank adapters, of whatever ranks (Wang et al., NeurIPS 2024, Algorithm 1).
 
     Each round begins with new adapters. These side by side are the mean of their changes, which is added to the frozen
@@ -88,14 +116,9 @@ class FLoRA(FedAvg):
     """
 
     short_name: ClassVar[str] = "flora"
-    takes_late_replies: ClassVar[bool] = False
     learns_by_fit: ClassVar[bool] = True
 
     averaging: Annotated[WeightAveraging, only(Stacked)] = Stacked()
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
 
     # ---- server half
 
@@ -103,19 +126,7 @@ class FLoRA(FedAvg):
         """Broadcast what was added so far and new adapters, train these, add their mean."""
         key = server.clock.seed, server.clock.round
         server.update_weights({name: {**tensors, **fresh(tensors, *key)} for name, tensors in server.weights.items()})
-        sent = without(_names(server), offsets=True)
-        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
-        self.average(server, cohort, replies)
-
-    # ---- client half
-
-    @client_step(weights=Weights, num_examples=int)
-    def fit(self, client: Client, weights: Weights) -> Reply:
-        """Train the new adapters; what was added before does not change, and is not sent back."""
-        client.load_weights(weights)
-        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        sent = without(weights, offsets=True)
-        return Reply(weights=client.weights.part(sent), num_examples=client.num_examples)
+        super().round(server, cohort)
 
 
 class FlexLoRA(FedAvg):
@@ -135,7 +146,7 @@ class FlexLoRA(FedAvg):
         return {}
 
 
-class FedExLoRA(FedAvg):
+class FedExLoRA(_WithOffsets):
     """Exact aggregation of low-rank adapters (Singhal et al., ACL 2025, Eq. 10 to 13).
 
     A and B are averaged, and what the product of the means lacks of the mean of the products is added to the frozen
@@ -143,32 +154,9 @@ class FedExLoRA(FedAvg):
     """
 
     short_name: ClassVar[str] = "fedex_lora"
-    takes_late_replies: ClassVar[bool] = False
     learns_by_fit: ClassVar[bool] = True
 
     averaging: Annotated[WeightAveraging, only(Residual)] = Residual()
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
-
-    # ---- server half
-
-    def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast adapters and offsets, train the adapters, average them exactly."""
-        sent = without(_names(server), offsets=True)
-        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
-        self.average(server, cohort, replies)
-
-    # ---- client half
-
-    @client_step(weights=Weights, num_examples=int)
-    def fit(self, client: Client, weights: Weights) -> Reply:
-        """Train the received model; offsets do not change, and are not sent back."""
-        client.load_weights(weights)
-        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        sent = without(weights, offsets=True)
-        return Reply(weights=client.weights.part(sent), num_examples=client.num_examples)
 
 
 class FedSALoRA(FedAvg):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses
-from polyfed.algorithms.algorithm import FederationPlan, Server
+from polyfed.algorithms.algorithm import Algorithm, FederationPlan, Server
 from polyfed.algorithms.shared.public_exchange import (
     GALLERY,
     PublicExchange,
@@ -230,12 +230,6 @@ def train_task(task: ServerTask | None, order: Literal["first", "last"], server:
         server.fit(server.public_set, epochs=task.epochs)
 
 
-def passes_of(task: ServerTask | None, distiller: Distiller | None) -> int:
-    """In how many passes over P the server trains a round."""
-    own = 0 if task is None or is_joint(task) else task.epochs
-    return own + (distiller.epochs if distiller is not None else 0)
-
-
 def require_learning(
     task: ServerTask | None, distiller: Distiller | None, teacher: Teacher, *, others_learn: bool = False
 ) -> None:
@@ -260,38 +254,45 @@ def require_learning(
         raise ValueError("distiller.optimizer and .training have no effect with task.order joint; leave them out")
 
 
-def require_parts(
-    plan: FederationPlan,
-    public: PublicExchange,
-    teacher: Teacher,
-    task: ServerTask | None,
-    distiller: Distiller | None,
-    *,
-    learns_parts: bool = False,
-) -> None:
-    """Check the settings of all parts of a method against those of the federation.
+class TaughtServer(Algorithm):
+    """A method whose server learns on the public set: its own task, and an ensemble of what clients say of it."""
 
-    Raises:
-        ConfigError: one does not suit them.
-    """
-    public.require(plan, learns_parts=learns_parts)
-    if task is not None:
-        task.require(plan, public)
-    teacher.require(plan, public)
-    if distiller is not None:
-        distiller.require(public)
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
+    learns_parts: ClassVar[bool] = True
+    """Whether the server also learns of public samples without a partner."""
 
+    if TYPE_CHECKING:  # each method has them with defaults of its own
+        public: PublicExchange
+        teacher: Teacher
+        task: ServerTask | None
+        distiller: Distiller | None
 
-def require_server(server: Server, public: PublicExchange, teacher: Teacher, task: ServerTask | None) -> None:
-    """Check that the public set has what the parts of a method need.
+    @property
+    def server_passes(self) -> int:
+        own = 0 if self.task is None or is_joint(self.task) else self.task.epochs
+        return own + (self.distiller.epochs if self.distiller is not None else 0)
 
-    Raises:
-        ConfigError: it has not.
-    """
-    public.require_samples(server)
-    if task is not None:
-        task.require(server, public)
-    teacher.require_labels(server, public)
+    def require(self, plan: FederationPlan) -> None:
+        """See ``Algorithm``; all parts suit the federation, and each other."""
+        super().require(plan)
+        self.public.require(plan, learns_parts=self.learns_parts)
+        if self.task is not None:
+            self.task.require(plan, self.public)
+        self.teacher.require(plan, self.public)
+        if self.distiller is not None:
+            self.distiller.require(self.public)
+
+    def setup(self, server: Server) -> None:
+        """Check that the public set has what the method exchanges.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        self.public.require_samples(server)
+        if self.task is not None:
+            self.task.require(server, self.public)
+        self.teacher.require_labels(server, self.public)
 
 
 def on_all_samples(server: Server, public: PublicExchange, targets: Mapping[str, Ensembled]) -> Mapping[str, Ensembled]:
