@@ -82,21 +82,17 @@ def test_how_much_was_run() -> None:
     part, whole = record(runs=9), record()
     assert (part.runs, part.state) == (9, "in part: 1 held, 1 contradicted")
     assert (whole.runs, whole.state) == (20, "1 held, 1 contradicted")
-    claims = {"part": ["prox > tiny on r1 at 1"], "setting": ["prox > tiny on r1 at 5"]}
-    assert record(claims=claims).state == "1 held; on settings 1 contradicted"
-    assert record(claims={}).state == "run"
+    apart = record(claims={"part": ["prox > tiny on r1 at 1"], "setting": ["prox > tiny on r1 at 5"]})
+    assert (apart.state, record(claims={}).state) == ("1 held; on settings 1 contradicted", "run")
 
 
 def test_claims_on_methods_and_parts_count_once_where_items_share_runs() -> None:
     same = {"part": ["tiny < prox on r1 at 1"], "setting": ["tiny at 5 > tiny at 1 on r1"]}  # the first says it as well
-    others = [
-        record("Table 2", claims=same),
-        record("Table 3", digests="of other runs ", claims=same),
-        record(claims={"method": ["prox >= tiny on r1 at 1 by 3"]}),
-        record(source=None, claims={"setting": ["prox < tiny on r1 at 5"]}),
-    ]
-    counts = pages.counted([record(), *others])
-    assert counts["creamfl"] == {"held": 3, "contradicted": 1, "setting open": 2}
-    assert counts["polyfed"] == {"setting held": 1}
-    assert pages.of_settings(counts["creamfl"]) == "0 of 2 held"
-    assert pages.of_settings(counts["fedcola"]) == ""
+    asked = record(source=None, claims={"setting": ["prox < tiny on r1 at 5"]})
+    others = record("Table 2", claims=same), record("Table 3", digests="of other runs ", claims=same), asked
+    counts = pages.counted([record(), *others, record(claims={"method": ["prox >= tiny on r1 at 1 by 3"]})])
+    assert (counts["creamfl"], counts["polyfed"]) == (
+        {"held": 3, "contradicted": 1, "setting open": 2},
+        {"setting held": 1},
+    )
+    assert [pages.of_settings(counts[paper]) for paper in ("creamfl", "fedcola")] == ["0 of 2 held", ""]
