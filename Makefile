@@ -117,6 +117,11 @@ clean:
 results: install
 	$(BIN)/polyfed study $(if $(STUDY),run $(STUDY) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)),list)
 
+# recorded cells, drawn by DRAW, run again and compared with their records; without DATA those of generated data
+.PHONY: confirm
+confirm: install
+	$(BIN)/python scripts/confirm.py $(STUDY) --cells $(or $(CELLS),1) --draw $(or $(DRAW),0) --within $(or $(WITHIN),0) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS))
+
 # pages of papers/ and blocks of docs/ from the records in papers/, and the table of what protects each method; FROM=runs/studies takes over what was run there before
 .PHONY: pages
 pages: install

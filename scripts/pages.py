@@ -2,10 +2,11 @@
 
     python scripts/pages.py                        # from the records in papers/*/records
     python scripts/pages.py --from runs/studies    # take over what was run of these studies before
+    python scripts/pages.py --check                # only say which records do not go together, or are stale
 
 A record is a study with its results, `make bench` writes that of all benchmarks. Equal records give equal bytes, and a
 test compares pages with records, so that no page is edited by hand. Blocks stand in the README, the papers' pages of
-docs/explanation, and docs/reference/speed.md.
+docs/explanation, and docs/reference/speed.md. What `--check` says ends every call with exit status 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+import leaderboards
 from polyfed.core.files import write_atomically
+from polyfed.core.untrusted import markdown
 from polyfed.lab.studies.figures import draw_study
 from polyfed.lab.studies.pictures import Picture
 from polyfed.lab.studies.results import RESULTS, Results
@@ -31,6 +34,7 @@ from polyfed.lab.studies.study import SMALL, Drawing, Study
 from polyfed.lab.studies.study_files import study_content
 from polyfed.reporting.figures import svg_text
 from polyfed.reporting.markup import markdown_templates
+from record_checks import STALE, faults, is_unconfirmed, standing
 from study_records import (
     PAPERS,
     SCALES,
@@ -42,7 +46,6 @@ from study_records import (
     place,
     record_path,
     record_text,
-    records,
     table,
 )
 
@@ -95,11 +98,12 @@ def with_block(path: Path, block: str) -> str:
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
 
 
-def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
+def paper_text(paper: str, own: Sequence[StudyRecord], stale: Sequence[StudyRecord]) -> str:
     """The page of a folder below papers/."""
     common = PAPERS / paper / "common.yaml"
     small = study_content(common)["description"] if common.is_file() else "Our own questions."
-    more = {"twins": _twins(own), "shown": _shown(own)}
+    unconfirmed = [one.name for one in own if is_unconfirmed(one)]
+    more = {"twins": _twins(own), "shown": _shown(own), "stale": stale, "unconfirmed": unconfirmed}
     return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], small=small, records=own, **more)
 
 
@@ -126,14 +130,14 @@ def _figures(results: Results) -> str:
     return json.dumps([content["cells"], content["figures"]])
 
 
-def ledger_text(recorded: Sequence[StudyRecord]) -> str:
+def ledger_text(recorded: Sequence[StudyRecord], stale: Sequence[StudyRecord]) -> str:
     """All studies: what was run, and what came out."""
-    by_place = {(record.name, record.scale): record for record in recorded}
+    by_place = {(record.name, record.scale): record for record in (*recorded, *stale)}
     lines: dict[str, list[list[str]]] = {paper: [] for paper in NAMES}
     studies = {name: Study.load(file) for name, file in STUDIES.items()}
     for name, study in sorted(studies.items(), key=lambda item: place(item[1])):
         known = [record for scale in SCALES if (record := by_place.get((name, scale)))]
-        told = [[record.heading, str(record.runs), record.state] for record in known]
+        told = [[one.heading, str(one.runs), STALE if one in stale else one.state] for one in known]
         paper, _, item = name.partition("/")
         lines[paper] += [[item, *line] for line in told or [[heading(study), f"(≤ {cells(study)})", "not run"]]]
     tables = {
@@ -141,7 +145,20 @@ def ledger_text(recorded: Sequence[StudyRecord]) -> str:
     }
     counts = counted(recorded)
     settings = {paper: of_settings(own) for paper, own in counts.items()}
-    return _rendered("ledger.md.j2", names=NAMES, tables=tables, counts=counts, of_settings=settings)
+    told = {paper: decided([one for one in recorded if one.name.startswith(f"{paper}/")]) for paper in NAMES}
+    return _rendered("ledger.md.j2", names=NAMES, tables=tables, counts=counts, of_settings=settings, decided=told)
+
+
+def decided(own: Sequence[StudyRecord]) -> list[str]:
+    """Claims on a method or a part that are held or contradicted, as ``**held** a > b on r1 (Table 1)``."""
+    told: dict[Any, str] = {}
+    for record in own:
+        item = record.study.source.item if record.study.source else record.name.partition("/")[2]
+        for one in record.judgements:
+            if one.verdict in ("held", "contradicted") and one.claim.kind != "setting":
+                text = f"**{one.verdict}** {markdown(one.claim.text)} ({item})"
+                told.setdefault(record.compared(one.claim), text)
+    return list(told.values())
 
 
 def counted(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
@@ -189,12 +206,9 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
         numbers = "|".join(str(counts[paper][name]) for name in VERDICTS)
         lines.append(f"|[{NAMES[paper]}](papers/{paper}/README.md)|{claim}|{numbers}|")
     claims = "\n".join([f"|method|what these claims are about|{'|'.join(VERDICTS)}|", "|-|-|-:|-:|-:|", *lines])
-    gains = "".join(gains_table(record, "R@1 sum") for record in recorded if record.name == GAIN)
-    read = (
-        "Claims of the papers' tables and figures about methods and their parts, "
-        "[re-run at a small scale](papers/README.md), each counted once, judged by paired seeds:"
-    )
-    found = {"README.md": f"{gains}\n{read}\n\n{claims}\n"}
+    gain = next((record for record in recorded if (record.name, record.scale) == (GAIN, SMALL)), None)
+    gains = gains_table(gain, "R@1 sum") if gain else ""
+    found = {"README.md": _rendered("readme.md.j2", gain=gain, table=gains, claims=claims)}
     for paper in CLAIMED:
         told = ", ".join(f"{counts[paper][name]} {name}" for name in VERDICTS if counts[paper][name]) or "none was run"
         studies = f"[studies that were run](../../papers/{paper}/README.md)"
@@ -238,18 +252,20 @@ def _figure(figure: Mapping[str, Any]) -> str:
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Path of each page -> its text."""
-    recorded = records(root / PAPERS.name)
-    own = _by_paper(recorded)
+    now = standing(root / PAPERS.name)
+    recorded, stale, own, old = now.shown, now.stale, _by_paper(now.shown), _by_paper(now.stale)
+    papers = {paper: paper_text(paper, own.get(paper, []), old.get(paper, [])) for paper in NAMES}
     return {
-        **{root / PAPERS.name / paper / "README.md": paper_text(paper, own.get(paper, [])) for paper in NAMES},
-        root / PAPERS.name / "README.md": ledger_text(recorded),
+        **{root / PAPERS.name / paper / "README.md": text for paper, text in papers.items()},
+        root / PAPERS.name / "README.md": ledger_text(recorded, stale),
+        root / PAPERS.name / leaderboards.FILE: leaderboards.leaderboards_text(recorded),
         **{root / name: with_block(root / name, block) for name, block in blocks(recorded).items()},
     }
 
 
 def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
     """Path of each picture -> what draws its SVG; another version of matplotlib may place texts otherwise."""
-    recorded, drawn = records(root / PAPERS.name), dict[Path, Callable[[], str]]()
+    recorded, drawn = standing(root / PAPERS.name).shown, dict[Path, Callable[[], str]]()
     for paper, own in _by_paper(recorded).items():
         for record in own:
             for picture in _shown(own)[record.path]:
@@ -284,17 +300,21 @@ def main() -> int:
     """Write all pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="home", type=Path, help="folder of studies that were run")
+    parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     if options.home is not None and not take_over(options.home):
         raise SystemExit(f"--from {options.home}: no study of papers/ was run there")
-    drawn = pictures()
-    for left in {*PAPERS.rglob("*.svg")} - {*drawn}:
-        left.unlink()
-    for path, text in {**pages(), **{path: draw() for path, draw in drawn.items()}}.items():
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, text.encode())
-        print(f"written: {path.relative_to(ROOT)}")
-    return 0
+    if not options.check:
+        drawn = pictures()
+        for left in {*PAPERS.rglob("*.svg"), *ROOT.glob(GAINS)} - {*drawn}:
+            left.unlink()  # of a study that is not shown any more
+        for path, text in {**pages(), **{path: draw() for path, draw in drawn.items()}}.items():
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, text.encode())
+            print(f"written: {path.relative_to(ROOT)}")
+    told = faults()
+    print(*told, sep="\n", file=sys.stderr)
+    return 1 if told else 0
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
@@ -34,9 +35,10 @@ STUDIES = study_files(PAPERS)
 RECORDS = "records"
 SCALES = (SMALL, "paper")
 VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open")
-_LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0, "curves": 1}
+_LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0, "curves": 1, "again": 1}
 """Key of a record -> levels below it of which each entry has a line."""
 _MOST = 12  # columns of a table
+_OF_CLONE = re.compile(r'"/[^"]*/(papers/\w+/\w+\.py:\w+)(?=")')
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,18 @@ class StudyRecord:
         name: of the study, such as ``creamfl/t1``.
         scale: small or paper.
         results: what was run, with the study as it was then.
+        again: cells that were run again later -> what they have by then in place of what; empty: all is equal.
     """
 
     name: str
     scale: str
     results: Results
+    again: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Its name, and a scale that is not small."""
+        return self.name if self.scale == SMALL else f"{self.name}, scale {self.scale}"
 
     @property
     def study(self) -> Study:
@@ -70,6 +79,11 @@ class StudyRecord:
     @property
     def heading(self) -> str:
         return heading(self.study) + ("" if self.scale == SMALL else f" (scale {self.scale})")
+
+    @property
+    def anchor(self) -> str:
+        """Of its heading on its page."""
+        return re.sub(r"[^\w -]", "", self.heading.lower()).replace(" ", "-")
 
     @cached_property
     def judgements(self) -> list[Judgement]:
@@ -122,15 +136,6 @@ class StudyRecord:
         counts = "; ".join(filter(None, (own, of_settings and f"on settings {of_settings}"))) or "run"
         complete = len(self.results.cells) == cells(self.study) and not self.results.causes
         return counts if complete else f"in part: {counts}"
-
-    @property
-    def outdated(self) -> str:
-        """What the study tunes and has by now, where that is not what it was when it was run."""
-        then, now = self.study, Study.load(STUDIES[self.name], self.scale)
-        tunes = now.tuning.in_words if now.tuning else "nothing"
-        told = [f"tuning of {tunes}"] * (tunes != (then.tuning.in_words if then.tuning else "nothing"))
-        told += [f"row {row}" for row in now.rows if row not in then.rows]
-        return ", ".join([*told, *(f"column {column}" for column in now.columns if column not in then.columns)])
 
     # ---- its lines on a page
 
@@ -301,16 +306,16 @@ def records(home: Path = PAPERS) -> list[StudyRecord]:
     for name, scale in product(STUDIES, SCALES):
         if (path := home / record_path(name, scale)).is_file():
             content = file_json(path.read_bytes())
-            study = parse_settings(Study, content.pop("study"))
-            found.append(StudyRecord(name, scale, Results.from_json(study, content)))
+            study, again = parse_settings(Study, content.pop("study")), content.pop("again", {})
+            found.append(StudyRecord(name, scale, Results.from_json(study, content), again))
     return sorted(found, key=lambda record: (record.name.partition("/")[0], place(record.study)))
 
 
-def record_text(results: Results) -> str:
-    """Study and results as JSON, a figure a line."""
-    content = {"study": results.study.content(), **results.to_json()}
+def record_text(results: Results, again: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Study and results as JSON, a figure a line; analyses of papers/ stand there without the folder of the clone."""
+    content = {"study": results.study.content(), **results.to_json(), **({"again": again} if again else {})}
     entries = (f"{json.dumps(key)}: {_lines(value, _LEVELS.get(key, 0))}" for key, value in content.items())
-    return "{\n" + ",\n".join(entries) + "\n}\n"
+    return "{\n" + _OF_CLONE.sub(r'"\1', ",\n".join(entries)) + "\n}\n"
 
 
 def _lines(value: Any, levels: int) -> str:

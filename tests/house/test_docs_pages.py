@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 import pages
+import prose_numbers
+import record_checks
+from polyfed.core.version import GENERATION
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from study_records import PAPERS, RECORDS, STUDIES, records
@@ -16,8 +21,16 @@ from study_records import PAPERS, RECORDS, STUDIES, records
 def test_the_pages_are_those_of_the_records() -> None:
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "make pages"
-    assert {*PAPERS.rglob("*.svg"), pages.ROOT / pages.GAINS} == {*pages.pictures()}
+    assert {*PAPERS.rglob("*.svg"), *pages.ROOT.glob(pages.GAINS)} == {*pages.pictures()}
     assert len(records()) == len([*PAPERS.glob(f"*/{RECORDS}/*")])
+
+
+def test_records_are_of_todays_studies_and_code_and_agree() -> None:
+    assert record_checks.faults() == []
+
+
+def test_prose_has_the_numbers_of_records() -> None:
+    assert prose_numbers.faults() == []
 
 
 @pytest.fixture
@@ -46,7 +59,7 @@ def run_study(folder: Path, study: Study) -> None:
         for point in study.points_of(row)
         for seed in study.seeds
     }
-    Results(study, values, cells=cells, code=("0.1.0 abc",)).save(folder)
+    Results(study, values, cells=cells, code=("0.1.0 abc",), generations=[GENERATION]).save(folder)
 
 
 def made(root: Path) -> dict[str, str]:
@@ -73,6 +86,23 @@ def test_what_was_run_becomes_a_record_a_section_and_a_line_of_the_ledger(tmp_pa
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
     assert made(root) == texts
+
+
+def test_a_leaderboard_is_a_table_of_the_readme_and_json(tmp_path: Path, root: Path) -> None:
+    study = Study.load(STUDIES[pages.GAIN])
+    run_study(tmp_path / "polyfed-leaderboard-scarce-small", study)
+    pages.take_over(tmp_path, root / "papers")
+    texts = made(root)
+    (board,) = json.loads(texts["papers/polyfed/leaderboard.json"])["boards"]
+    assert [entry["row"] for entry in board["entries"]] == [*study.rows][::-1]
+    best = board["entries"][0]
+    assert best["mean"] == pytest.approx(12.1 + 2 * (len(study.rows) - 1))
+    assert best["by_seed"]["1"] == 11 + 2 * (len(study.rows) - 1)
+    assert best["difference"]["interval"][0] < best["difference"]["mean"] < best["difference"]["interval"][1]
+    assert "difference" not in next(entry for entry in board["entries"] if entry["row"] == board["against"])
+    rows = [line for line in texts["README.md"].splitlines() if "±" in line]
+    assert len(rows) == len(study.rows)
+    assert all(line.split("|")[2] > later.split("|")[2] for line, later in itertools.pairwise(rows))
 
 
 def test_a_page_without_the_block_is_refused(root: Path) -> None:

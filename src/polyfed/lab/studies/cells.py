@@ -92,6 +92,20 @@ class Cell:
         Data are known by the names and sizes of their files, pretrained weights by their names, components from outside
         polyfed by their source code.
         """
+        data = self.experiment.data
+        paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
+        files = {name: _files_in(data.data_folder, path) for name, path in paths.items() if path}
+        return _digest({**self._content, "files": files})
+
+    @property
+    def settings_digest(self) -> str:
+        """As ``digest``, but of settings alone: whatever the seed is, and whether the data are at hand or not."""
+        content = self._content
+        del content["run"]["seed"]
+        return _digest(content)
+
+    @property
+    def _content(self) -> dict[str, Any]:
         content = self.experiment.model_dump(mode="json")
         for key in _LABELS:
             content.pop(key)
@@ -102,11 +116,7 @@ class Cell:
             content[section] = {key: value for key, value in content[section].items() if key not in keys}
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
-        data = self.experiment.data
-        paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
-        content["files"] = {name: _files_in(data.data_folder, path) for name, path in paths.items() if path}
-        content |= self.sources
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+        return content | {**self.sources}
 
     def folder(self, store: Path) -> Path:
         return store / self.digest
@@ -114,6 +124,10 @@ class Cell:
     @property
     def label(self) -> str:
         return ", ".join(filter(None, [self.row, *self.point, self.purpose, f"seed {self.seed}"]))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
 @lru_cache
@@ -212,12 +226,14 @@ class CellFigures:
         code: version and state of the code that ran it.
         keep: what stays of the cell: the most that any study asked for.
         replies: how many were clipped, and excluded; empty of a cell that ran before they were counted.
+        generation: of figures, as ``core.version.GENERATION`` was; 0 of a cell that ran before there was one.
     """
 
     values: Mapping[str, float | str]
     code: str = ""
     keep: str = RECORDS
     replies: Sequence[int] = ()
+    generation: int = 0
 
     @classmethod
     def of(cls, folder: Path) -> CellFigures | None:
@@ -238,7 +254,8 @@ class CellFigures:
         if content.get("config") != config:
             raise RunError(f"'{folder / 'config.yaml'}' was edited after the run; delete the folder to run it again")
         values = {name: float("nan") if value is None else value for name, value in content["figures"].items()}
-        return cls(values, content["code"], content["keep"], content.get("replies", ()))
+        known = content.get("replies", ()), content.get("generation", 0)
+        return cls(values, content["code"], content["keep"], *known)
 
     def save(self, folder: Path) -> None:
         """Write them, which makes the cell complete."""
@@ -251,6 +268,7 @@ class CellFigures:
             "code": self.code,
             "keep": self.keep,
             "replies": list(self.replies),
+            "generation": self.generation,
             "figures": finite,
         }
         write_atomically(folder / FIGURES, (json.dumps(content, indent=1) + "\n").encode())
@@ -476,10 +494,13 @@ class StudyPlan:
     def final(self, row: str, point: Point) -> list[Cell]:
         """The cells of a row at a point with what was chosen, one a seed; raises as ``chosen``."""
         if (row, point) not in self._final:
-            chosen = self.chosen(row, point)
-            experiment = self._tunable_at(row, point).at(chosen.factors if chosen else {})
-            self._final[row, point] = [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
+            self._final[row, point] = self.cells_with(row, point, self.chosen(row, point))
         return self._final[row, point]
+
+    def cells_with(self, row: str, point: Point, chosen: Chosen | None) -> list[Cell]:
+        """The cells of a row at a point with settings that were chosen, one a seed."""
+        experiment = self._tunable_at(row, point).at(chosen.factors if chosen else {})
+        return [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
 
     def experiment(self, row: str, point: Point, extra: Overrides | None = None) -> Experiment:
         """That of a row at a point, with further overrides."""

@@ -74,6 +74,8 @@ class Results:
         code: versions and states of the code that ran them; a table should have one.
         replies: row -> how many were clipped, and excluded, over all its cells.
         curves: (row, point) -> round -> validation over seeds, where somebody validates.
+        generations: of figures, of the code that ran them; 0 of cells that ran before there were generations.
+        settings: row with its point in words -> ``Cell.settings_digest``.
     """
 
     study: Study
@@ -84,6 +86,8 @@ class Results:
     code: Sequence[str] = ()
     replies: Mapping[str, Sequence[int]] = field(default_factory=dict)
     curves: Mapping[tuple[str, Point], Curve] = field(default_factory=dict)
+    generations: Sequence[int] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
@@ -92,6 +96,7 @@ class Results:
         chosen, causes, cells, code = dict[tuple[str, Point], Chosen](), dict(failures), dict[str, str](), set[str]()
         replies: dict[str, list[int]] = {}
         curves: dict[tuple[str, Point], Curve] = {}
+        generations, digests = set[int](), dict[str, str]()
         for row, point in plan.row_points():
             with suppress(LookupError, RunError):  # its search is not complete, or chose nothing
                 if (choice := plan.chosen(row, point)) is not None:
@@ -99,6 +104,8 @@ class Results:
                 for cell, figures in _complete(plan, row, point):
                     cells[cell.label] = cell.digest
                     code.add(figures.code)
+                    generations.add(figures.generation)
+                    digests[", ".join((row, *point))] = cell.settings_digest
                     if figures.replies:
                         known = replies.get(row, [0, 0])
                         replies[row] = [old + new for old, new in zip(known, figures.replies, strict=True)]
@@ -110,7 +117,8 @@ class Results:
                             values.setdefault((row, point, column), {})[cell.seed] = value
                 if curve := validation_curve(plan, row, point):
                     curves[row, point] = curve
-        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)), replies, curves)
+        of_code = sorted(generations), digests
+        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)), replies, curves, *of_code)
 
     # ---- questions
 
@@ -287,6 +295,8 @@ class Results:
             "curves": [
                 {"row": row, "point": list(point), **curve_json(curve)} for (row, point), curve in self.curves.items()
             ],
+            "generations": list(self.generations),
+            "settings": dict(self.settings),
         }
 
     @classmethod
@@ -325,7 +335,8 @@ class Results:
         chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
         causes, cells, code = content["causes"], content["cells"], content["code"]
         curves = {(entry["row"], tuple(entry["point"])): curve_of(entry) for entry in content.get("curves", ())}
-        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves)
+        of_code = content.get("generations", ()), content.get("settings", {})
+        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves, *of_code)
 
 
 def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, CellFigures]]:

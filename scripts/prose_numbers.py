@@ -1,0 +1,178 @@
+"""Numbers that hand-written prose states as results, and whether the records that it cites have them.
+
+    python scripts/prose_numbers.py     # those that no record has
+
+Read are decimals, signed numbers, percents and points: in the README, in templates of pages, and of docs/explanation in
+paragraphs that link to a page of papers/ or stand under one of ``SECTIONS``. A paragraph's records are those of the
+studies that it names (``t3.yaml``, Table 3, the heading of a section); without a name, all of its paper.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+
+from polyfed.reporting.statistics import PairedSample
+from record_checks import exceptions, standing
+from study_records import PAPERS, StudyRecord
+
+ROOT = PAPERS.parent
+EXPLANATION = "docs/explanation"
+SECTIONS = ("The scale small", "Where its claims hold", "What it brings here", "Change or absolute", "What came out")
+_MADE = re.compile(r"<!-- made by: make pages -->.*?<!-- end of what make pages makes -->|\{%.*?%\}|\{\{.*?\}\}", re.S)
+_ASIDE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|https?://\S+", re.S)
+_NUMBER = re.compile(r"(?<![\w.,/-])([+-]?)(\d+\.\d+|\d+(?= %| points?\b)|(?<=[+-])\d+)(?![\w/]|\.\d)")
+_ITEM = re.compile(r"\b(Table|Figure) (\d+)")
+_FILE = re.compile(r"(?:papers/(\w+)/)?([\w-]+)\.yaml")
+_ANCHOR = re.compile(r"README\.md#([\w-]+)")
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph, list or table.
+
+    Attributes:
+        file: below the repository.
+        text: of it.
+    """
+
+    file: str
+    text: str
+
+    @property
+    def numbers(self) -> list[str]:
+        """``-2.8``, ``9.1``, ``18``: as they are written."""
+        return [sign + digits for sign, digits in _NUMBER.findall(_ASIDE.sub(" ", self.text.replace("−", "-")))]
+
+    def records(self, shown: Sequence[StudyRecord]) -> list[StudyRecord]:
+        """Those that it cites."""
+        paper = (
+            Path(self.file).stem if Path(self.file).stem in ("creamfl", "fedcola", "fedafd", "fedaid") else "polyfed"
+        )
+        names = {f"{folder or paper}/{name}" for folder, name in _FILE.findall(self.text)}
+        names |= {f"{paper}/{kind[0].lower()}{number}" for kind, number in _ITEM.findall(self.text)}
+        anchors = set(_ANCHOR.findall(self.text))
+        cited = [one for one in shown if one.name in names or one.anchor in anchors]
+        own = [one for one in shown if one.name.startswith(f"{paper}/")]
+        return cited if names or anchors else own if paper != "polyfed" else list(shown)
+
+
+def paragraphs(root: Path = ROOT) -> Iterator[Paragraph]:
+    """All that are read."""
+    for path in (root / "README.md", *sorted((Path(__file__).parent / "templates").glob("*.md*"))):
+        yield from _of(path, root, lambda heading, text: True)
+    for path in sorted((root / EXPLANATION).glob("*.md")):
+        yield from _of(path, root, lambda heading, text: heading in SECTIONS or _cites(text))
+
+
+def _cites(text: str) -> bool:
+    return bool(re.search(r"papers/\w+/README\.md", text))
+
+
+def _of(path: Path, root: Path, is_read: Callable[[str, str], bool]) -> Iterator[Paragraph]:
+    heading = ""
+    for text in re.split(r"\n\s*\n", _MADE.sub(" ", path.read_text(encoding="utf-8"))):
+        if text.startswith("#"):
+            heading = text.partition("\n")[0].lstrip("# ")
+        elif is_read(heading, text):
+            yield Paragraph(path.relative_to(root).as_posix(), text)
+
+
+def unsupported(paragraph: Paragraph, shown: Sequence[StudyRecord]) -> list[str]:
+    """Its numbers that none of its records has."""
+    if not paragraph.numbers:
+        return []
+    values = {value for record in paragraph.records(shown) for value in _values(record)}
+    return [number for number in paragraph.numbers if not _has(values, number)]
+
+
+def _has(values: set[float], number: str) -> bool:
+    """Whether a value is the number, rounded as that is; without a sign, its size is."""
+    digits = len(number.partition(".")[2])
+    half = 0.5 * 10**-digits + 1e-9
+    given = float(number)
+    signed = number[0] in "+-"
+    return any(abs((value if signed else abs(value)) - given) <= half for value in values)
+
+
+_VALUES: dict[str, tuple[StudyRecord, set[float]]] = {}
+
+
+def _values(record: StudyRecord) -> set[float]:
+    """Means, deviations, differences with their intervals and p, counts, and settings."""
+    of, values = _VALUES.get(record.label, (None, set[float]()))
+    if of is not record:
+        values = {*_of_cells(record), *_of_claims(record), *_of_settings(record)}
+        _VALUES[record.label] = record, values
+    return values
+
+
+def _of_cells(record: StudyRecord) -> Iterator[float]:
+    results, study = record.results, record.study
+    for (row, point, column), by_seed in results.values.items():
+        spread = results.spread(row, point, column)
+        yield from (spread.mean, spread.std, *by_seed.values())
+        others = [(other, point, column) for other in study.rows] + [(row, other, column) for other in study.points]
+        for place in others:
+            sample = results.difference((row, point, column), place)
+            if sample is not None and place != (row, point, column):
+                yield from _of_sample(sample)
+
+
+def _of_sample(sample: PairedSample) -> Iterator[float]:
+    yield sample.mean
+    if len(sample.by_seed) > 1:
+        yield from sample.interval
+        yield (sample.interval[1] - sample.interval[0]) / 2
+
+
+def _of_claims(record: StudyRecord) -> Iterator[float]:
+    for item in record.judgements:
+        yield item.p
+        if isinstance(item.sample, PairedSample):
+            yield from _of_sample(item.sample)
+    for _, sample in record.results.readings():
+        if isinstance(sample, PairedSample):
+            yield from _of_sample(sample)
+    for item in record.results.chosen.values():
+        yield from (
+            *chain.from_iterable(item.scores.values()),
+            *map(fmean, item.scores.values()),
+            *item.factors.values(),
+        )
+    yield from map(float, record.verdicts.values())
+
+
+def _of_settings(record: StudyRecord) -> Iterator[float]:
+    yield from (float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", str(record.study.content())))
+
+
+def faults(root: Path = ROOT) -> list[str]:
+    """Numbers that no record has and no exception names, a line a paragraph; exceptions that are not needed."""
+    shown, known = standing().shown, {*exceptions()["numbers"]}
+    told, needed = [], set[str]()
+    for paragraph in paragraphs(root):
+        left = []
+        for number in unsupported(paragraph, shown):
+            keys = {paragraph.file, f"{paragraph.file}: {number}"}
+            needed |= keys
+            left += [number] * (not keys & known)
+        if left:
+            told.append(f"{paragraph.file}: no record has {', '.join(left)}: {' '.join(paragraph.text.split())[:90]}")
+    return told + [f"exceptions.toml: numbers: {key} is not needed: take it out" for key in sorted(known - needed)]
+
+
+def main() -> int:
+    """Print them."""
+    told = faults()
+    print(*told, sep="\n")
+    return 1 if told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
