@@ -183,7 +183,7 @@ def of_settings(counts: Mapping[str, int]) -> str:
     return f"{counts['setting held']} of {total} held" if total else ""
 
 
-def gains_table(record: StudyRecord, column: str) -> str:
+def gains_table(record: StudyRecord, column: str, names: Mapping[str, str]) -> str:
     """All rows of a study, the best first, each minus the reference, with the verdict where a claim is on just that."""
     results, (point,) = record.results, record.study.points
     verdicts = {item.claim.text: item.verdict for item in record.judgements}
@@ -194,7 +194,7 @@ def gains_table(record: StudyRecord, column: str) -> str:
             sample = results.difference((row, point, column), (results.reference, point, column))
         minus = "" if sample is None else "{:+.1f} ({:+.1f} to {:+.1f})".format(sample.mean, *sample.interval)
         verdict = verdicts.get(f"{row} > {results.reference} on {column}", "")
-        lines.append(f"|{GAIN_NAMES.get(row, row)}|{spread.mean:.1f} ± {spread.std:.1f}|{minus}|{verdict}|")
+        lines.append(f"|{names.get(row, markdown(row))}|{spread.mean:.1f} ± {spread.std:.1f}|{minus}|{verdict}|")
     return "\n".join(lines) + "\n"
 
 
@@ -207,7 +207,7 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
         lines.append(f"|[{NAMES[paper]}](papers/{paper}/README.md)|{claim}|{numbers}|")
     claims = "\n".join([f"|method|what these claims are about|{'|'.join(VERDICTS)}|", "|-|-|-:|-:|-:|", *lines])
     gain = next((record for record in recorded if (record.name, record.scale) == (GAIN, SMALL)), None)
-    gains = gains_table(gain, "R@1 sum") if gain else ""
+    gains = gains_table(gain, "R@1 sum", GAIN_NAMES) if gain else ""
     found = {"README.md": _rendered("readme.md.j2", gain=gain, table=gains, claims=claims)}
     for paper in CLAIMED:
         told = ", ".join(f"{counts[paper][name]} {name}" for name in VERDICTS if counts[paper][name]) or "none was run"
@@ -215,10 +215,17 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
         others = f"; on settings, which no method decides: {of}" if (of := of_settings(counts[paper])) else ""
         found[f"docs/explanation/{paper}.md"] = (
             f"Claims on the method and its parts, of the {studies}: {told}{others}.\n"
+            + "".join(_parts_text(record) for record in recorded if record.name == f"{paper}/parts")
         )
     return found | {
         SPEED: f"{speed_text(json.loads((ROOT / BENCHMARKS).read_text(encoding='utf-8')))}\n",
     }
+
+
+def _parts_text(record: StudyRecord) -> str:
+    """What the parts of a method do, below what is counted."""
+    page = f"[{record.file}](../../papers/{record.name.partition('/')[0]}/README.md#{record.anchor})"
+    return f"\nBy part ({page}):\n\n{gains_table(record, record.main_columns[0], {})}"
 
 
 def speed_text(record: Mapping[str, Any]) -> str:
