@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -145,7 +146,7 @@ def _of_claims(record: StudyRecord) -> Iterator[float]:
             *map(fmean, item.scores.values()),
             *item.factors.values(),
         )
-    yield from map(float, record.verdicts.values())
+    yield from map(float, Counter(item.verdict for item in record.judgements).values())
 
 
 def _of_settings(record: StudyRecord) -> Iterator[float]:
