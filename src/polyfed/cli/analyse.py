@@ -21,9 +21,7 @@ def analyse_command(
     ] = "",
     sources: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN...|PRESET|FILE]", help=f"folders of runs; of cost and partition also {EXPERIMENT}"
-        ),
+        typer.Argument(metavar="[RUN|PRESET|FILE]", help=f"folder of a run; of cost and partition also {EXPERIMENT}"),
     ] = None,
     *,
     settings: Annotated[
@@ -37,8 +35,8 @@ def analyse_command(
 ) -> None:
     """Say what a model is like inside, what crossed, what it costs and what a run gave away.
 
-    Examples: polyfed analyse; polyfed analyse centres runs/a runs/b --set samples=200; polyfed analyse cost scenes-demo
-    --set round=2; polyfed analyse papers/fedcola/landscape.py:Landscape runs/mine --set samples=64
+    Examples: polyfed analyse; polyfed analyse centres runs/a --set samples=200; polyfed analyse cost scenes-demo;
+    polyfed analyse papers/fedcola/landscape.py:Landscape runs/mine --set samples=64
     """
     from polyfed.lab.analysis.analysis import FOLDER, analysis_class, ready_folder, with_settings
 
@@ -58,11 +56,13 @@ def analyse_command(
         return
     if others:
         raise ConfigError(f"--set {others[0]}: '{folders[0]}' is a run that is over; give its config.yaml instead")
-    runs = [places.open(run) for run in folders]
+    if len(folders) > 1:
+        raise ConfigError(f"analysis '{analysis.title()}' is of one run, not of {len(folders)}; ask run by run")
+    run = places.open(folders[0])
     folder = ready_folder(out or folders[0] / FOLDER)
-    show_result(analysis.answer_several(runs), folder, analysis.stem)
+    show_result(analysis.answer(run), folder, analysis.stem)
     if analysis.is_reported and out is None:
-        _report(runs[0])
+        _report(run)
 
 
 def show_result(result: AnalysisResult, folder: Path, name: str) -> None:

@@ -19,7 +19,7 @@ _LONGEST = 80  # characters of task names in the name of a file; file systems ta
 
 
 def downstream_command(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="folder of a run")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
     *,
     suite: Annotated[str, typer.Option(help="medical, scenes, or a YAML file")] = "",
     tasks: Annotated[
@@ -27,9 +27,6 @@ def downstream_command(
     ] = None,
     which: BestOrLast = None,
     client: Annotated[str | None, typer.Option(help="test this client's model instead of the server's")] = None,
-    encoders: Annotated[
-        Path | None, typer.Option(metavar="MODEL.yaml", help="test this model, pretrained or random, instead")
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="of all draws")] = _SEED,
     draws: Annotated[
         int | None, typer.Option(min=1, help="draws of every task", show_default="as the suite says")
@@ -43,25 +40,14 @@ def downstream_command(
     """
     from polyfed.core.device import cpu_threads
     from polyfed.lab.analysis.analysis import ready_folder
-    from polyfed.lab.downstream.suite import Suite, described_model, opened_model, run_suite, suites
+    from polyfed.lab.downstream.suite import Suite, opened_model, run_suite, suites
 
     if not suite:
         raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
     names = None if tasks is None else list(dict.fromkeys(names_in("--tasks", tasks)))
     chosen = Suite.load(suite).chosen(names)
-    if run is None and encoders is None:
-        raise ConfigError("nothing to test: give the folder of a run, or --encoders FILE.yaml")
-    if encoders is not None and (client or which):
-        raise ConfigError("--encoders is a model of its own: leave out --client and --model")
-    of = None if run is None else places.open(run)
-    if encoders is not None:
-        there = {"data_dir": places.data_dir, "weights_dir": places.weights_dir, "device": places.device}
-        opened = described_model(encoders, of, seed, **there)
-    else:
-        assert of is not None
-        opened = opened_model(of, which, client)
-    apart = client or (encoders and encoders.stem) or ""  # models that are not the run's server's
-    folder = ready_folder(out or (run or Path("runs")) / "downstream" / apart)
+    opened = opened_model(places.open(run), which, client)
+    folder = ready_folder(out or run.joinpath("downstream", client or ""))  # a client's apart from the server's
     with cpu_threads(opened.threads), interruptible("nothing was written"):
         findings = run_suite(
             opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, draws=draws, tell=typer.echo

@@ -89,13 +89,11 @@ def given(settings: Sequence[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
-def test_centres_of_two_runs_side_by_side(analyse: Cli, tiny_run: Path, classifier_run: Path) -> None:
-    code, out, err = analyse("centres", tiny_run, classifier_run, "--set", "data=[scenes, private]", "--out", "there")
+def test_centres(analyse: Cli, tiny_run: Path) -> None:
+    code, out, err = analyse("centres", tiny_run, "--set", "data=[scenes, private]", "--out", "there")
     assert (code, err) == (0, "")
-    assert out.count("distances of centres") == 2
-    first, second = written("centres-datascenes,private")["runs"]
-    assert len(first["groups"]) == 4
-    assert second["groups"] == ["image: scenes", "image: private"]
+    assert "distances of centres" in out
+    assert len(written("centres-datascenes,private")["groups"]) == 4
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from polyfed.lab.analysis.leakage import (
     Leakage,
     Situation,
     halves,
-    head_of,
     run_leakage,
     sample_scores,
 )
@@ -139,7 +138,7 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
         candidates, member = situation.candidates(("text-0",)), situation.member("text-0")
         assert not isinstance(candidates, str)
         model = situation.fresh(member)
-        scores = sample_scores(model, member.settings.task, head_of(model, member.head), candidates.samples).numpy()
+        scores = sample_scores(model, member.settings.task, model.heads[member.head], candidates.samples).numpy()
         inside = candidates.is_member.numpy()
         fresh = Discrimination.of(scores[inside], scores[~inside], 0).auc
         assert fresh.low < 0.5 < fresh.high

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 import yaml
 
+from polyfed.cli.downstream import _stem
 from polyfed.core.errors import ConfigError
-from polyfed.lab.downstream.probe import Outcome, ProbeRow
 from polyfed.lab.downstream.suite import Suite, opened_model, suites
 from polyfed.runs.opened import open_run
 
@@ -79,43 +79,12 @@ def test_tasks_are_chosen_and_draws_overridden(cli: Cli, tiny_run: Path, small: 
     assert "clients" not in out
 
 
-def test_encoders_without_a_run(cli: Cli, tiny_run: Path, small: Path) -> None:
-    image = yaml.safe_load((tiny_run / "config.yaml").read_text())["server"]["model"]["encoders"]["image"]
-    file = written("bare.yaml", {"dim": 8, "encoders": {"image": image}})
-    code, out, err = cli("--encoders", file, "--suite", small)
-    assert (code, err) == (0, "")
-    content = read("runs/downstream/bare")
-    assert content["subject"] == "bare"
-    assert content["left_out"] == {"clients": "bare has no clients; give a run, or a source to search"}
-    assert "Left out" in out
-
-
-def test_encoders_beside_a_run_search_its_clients(cli: Cli, tiny_run: Path, small: Path) -> None:
-    model = yaml.safe_load((tiny_run / "config.yaml").read_text())["server"]["model"]
-    file = written("same.yaml", model)
-    assert cli(tiny_run, "--encoders", file, "--suite", small, "--tasks", "clients", "--out", "there")[0] == 0
-    assert read("there", "small-tasks-clients")["tasks"]["clients"]["rows"][0]["on"] == "paired-0"
-
-
-@pytest.mark.slow
-def test_results_of_other_options_stay(cli: Cli, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up = Outcome("data", [ProbeRow("all", {"accuracy": [50.0]})])
-    monkeypatch.setattr("polyfed.lab.downstream.probes.classification.FewShot.run", lambda *_: made_up)
-    tasks = {name: SMALL["tasks"]["shapes"] | {"draws": 1} for name in ("one", "two/halves", "x" * 90)}
-    for suite in ("a", "b"):
-        written(f"{suite}.yaml", {**SMALL, "tasks": tasks})
-    options = [[], ["--tasks", "one"], ["--tasks", "one,two/halves"], ["--tasks", "x" * 90], ["--model", "last"]]
-    for chosen in (*options, ["--seed", 7, "--draws", 2, "--tasks", "one"]):
-        assert cli(tiny_run, "--suite", "a.yaml", *chosen, "--out", "there")[0] == 0
-    assert cli(tiny_run, "--suite", "b.yaml", "--out", "there")[0] == 0
-    found = {path.stem: read("there", path.stem) for path in Path("there").glob("*.json")}
-    (shortened,) = (name for name in found if name.startswith("a-tasks-1-"))
-    assert len(shortened) < 40
-    del found[shortened]
-    expected = ["a", "a-model-last", "a-seed-7-draws-2-tasks-one", "a-tasks-one", "a-tasks-one+two_halves", "b"]
-    assert sorted(found) == expected
-    assert "last server model" in found["a-model-last"]["subject"]
-    assert list(found["a-tasks-one+two_halves"]["tasks"]) == ["one", "two/halves"]
+def test_files_of_other_options_have_other_names() -> None:
+    assert _stem("a", None, 42, None, None) == "a"
+    assert _stem("a", "last", 42, None, None) == "a-model-last"
+    assert _stem("a", None, 7, 2, ["one"]) == "a-seed-7-draws-2-tasks-one"
+    assert _stem("a", None, 42, None, ["one", "two/halves"]) == "a-tasks-one+two_halves"
+    assert len(_stem("a", None, 42, None, ["x" * 90])) < 40
 
 
 # ---- which model
@@ -202,11 +171,6 @@ def test_wrong_suites_are_refused_before_anything_is_written(
     assert code == 2
     assert message in err
     assert not list(Path("there").glob("*"))
-
-
-def test_no_run_and_no_encoders(cli: Cli, small: Path) -> None:
-    code, _, err = cli("--suite", small)
-    assert (code, "nothing to test" in err) == (2, True)
 
 
 def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:

@@ -74,26 +74,17 @@ def test_constant_representations_find_nothing() -> None:
 
 def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
     (row,) = outcome(RetrievalProbe(source="scenes", batch=32, draws=2), make_bench()).rows
-    assert row.facts == {
-        "n": 100,
-        "batches": 4,
-        "gallery": 32,
-        "last_gallery": 4,
-        "image_gallery_full": 20,
-        "text_gallery_full": 100,
-    }
+    assert row.facts == {"n": 100, "batches": 4, "gallery": 32, "last_gallery": 4}
     assert len(row.values["text_to_image_r@1"]) == 2
-    assert len(row.values["text_to_image_r@1_full"]) == 1
 
 
-def test_recalls_in_full_and_in_a_batch_of_all_are_those_of_the_retrieval_task(make_bench: Any) -> None:
+def test_recalls_in_a_batch_of_all_are_those_of_the_retrieval_task(make_bench: Any) -> None:
     bench = make_bench()
     (row,) = outcome(RetrievalProbe(source="scenes", batch=100, draws=2), bench).rows
     samples = bench.samples("scenes", "test", "image", "text")
     expected = PairRetrieval(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
     for name in ("image_to_text_r@5", "text_to_image_r@1"):
         assert row.values[name] == [pytest.approx(expected[f"{name}_batch100"])] * 2
-        assert row.values[f"{name}_full"] == [pytest.approx(expected[name])]
 
 
 def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:

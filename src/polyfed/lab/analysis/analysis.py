@@ -89,8 +89,6 @@ class Analysis(Settings):
     """A question with its settings; a new one is a class in ``polyfed.lab.analysis``, or in a file of one's own."""
 
     home: ClassVar[str] = "polyfed.lab.analysis"
-    takes_several: ClassVar[bool] = False
-    """Whether it shows several runs side by side."""
     is_reported: ClassVar[bool] = False
     """Whether the run's own reports show the answer, so that its files have one name."""
 
@@ -101,12 +99,6 @@ class Analysis(Settings):
         Raises:
             PolyfedError: the run has not what the question is about.
         """
-
-    def answer_several(self, runs: Sequence[Run]) -> AnalysisResult:
-        """The answer about several runs, where the question takes them; raises as ``answer``."""
-        if len(runs) > 1:
-            raise ConfigError(f"analysis '{self.title()}' is of one run, not of {len(runs)}; ask run by run")
-        return self.answer(runs[0])
 
     def answer_experiment(self, experiment: Experiment) -> AnalysisResult:
         """The answer about an experiment that nobody has run, where the question can be put to one."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -32,26 +32,17 @@ from polyfed.runs.opened import Run, ServerModel
 
 
 class Centres(Analysis):
-    """Measure how far apart a server model keeps data sets, and draw them; several runs side by side."""
+    """Measure how far apart a server model keeps data sets, and draw them."""
 
-    takes_several: ClassVar[bool] = True
-
-    data: list[str] | None = Field(default=None, description="sources; by default all of the first run")
+    data: list[str] | None = Field(default=None, description="sources; by default all of the run")
     split: str = Field(default="test", description="split of all of them")
     samples: int = Field(default=1000, ge=1, description="at most so many of each, at random")
     model: ModelName = "last"
 
     def answer(self, run: Run) -> AnalysisResult:
-        return self.answer_several([run])
-
-    def answer_several(self, runs: Sequence[Run]) -> AnalysisResult:
-        servers = [server_model(run, self.model) for run in runs]
-        names = list(servers[0].run.conditions.data.sources) if self.data is None else self.data
-        each = [run_centres(server, names, split=self.split, most=self.samples) for server in servers]
-        maps = [centres.map for centres in each]
-        picture = partial(draw_panels, "Representations, projected by LDA", maps, len(maps))
-        content = {"runs": [centres.to_json() for centres in each]}
-        return AnalysisResult(content, [centres.table() for centres in each], picture)
+        found = run_centres(server_model(run, self.model), self.data, split=self.split, most=self.samples)
+        picture = partial(draw_panels, "Representations, projected by LDA", [found.map], 1)
+        return AnalysisResult(found.to_json(), [found.table()], picture)
 
 
 def centre_distances(centres: Float[Tensor, "c d"]) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:

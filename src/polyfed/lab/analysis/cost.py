@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from pydantic import Field
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyfed.core.device import cpu_threads, finish_queued, resolve_device
@@ -35,15 +34,13 @@ from polyfed.wire.messages import Answer, Request
 
 
 class Cost(Analysis):
-    """Measure a round of one client of each kind: operations, parameters, memory, seconds and bytes."""
-
-    round: int = Field(default=1, ge=1, description="which round; those before are run too")
+    """Measure the first round of one client of each kind: operations, parameters, memory, seconds and bytes."""
 
     def answer(self, run: Run) -> AnalysisResult:
         return self.answer_experiment(run.experiment)
 
     def answer_experiment(self, experiment: Experiment) -> AnalysisResult:
-        return round_costs(experiment, self.round).result()
+        return round_costs(experiment).result()
 
 
 def without_deadlines(experiment: Experiment) -> Experiment:
@@ -142,8 +139,6 @@ class RoundCosts:
             "addition are two.",
             "The server's work is that of a round with these clients alone.",
         ]
-        if not any(cost.bytes.get("down") for cost in self.costs):
-            notes.append("No client is asked for anything in this round; measure a later one with --set round=N.")
         title = f"Round {self.round} of {self.experiment} ({self.method}) on {self.device}, one client of each kind"
         columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
         tables = [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]
@@ -205,20 +200,19 @@ class _Metered(StrictEngine):
             return super().answer(request)
 
 
-def round_costs(experiment: Experiment, number: int = 1) -> RoundCosts:
-    """Measure a round in which one client of each kind takes part, in a temporary folder.
+def round_costs(experiment: Experiment) -> RoundCosts:
+    """Measure the first round that asks clients, of which one of each kind takes part, in a temporary folder.
 
     The round is run twice, as counting operations takes time and memory of its own.
 
     Args:
         experiment: its settings; the engine is this process, whatever it says.
-        number: the round; those before are run as well, with the same clients.
 
     Raises:
         PolyfedError: something does not fit, or a client fails.
     """
     experiment = without_deadlines(experiment)
-    run = experiment.run
+    run, number = experiment.run, min(experiment.algorithm.rounds_without_clients + 1, experiment.run.rounds)
     device = resolve_device(run.device)
     with cpu_threads(run.threads):
         # first, so that what is decoded once is in the cache when the clock runs

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, zip_longest
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from polyfed.reporting.run_tables import table_json
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
+from polyfed.runs.records import SERVER
 from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.pairing import PairTask
@@ -186,16 +187,6 @@ class Leakage(Analysis):
         return run_leakage(Simulated(run, self.model), self)
 
 
-class Crossed(NamedTuple):
-    """A bundle that crossed: in words, of whom (the first, of a sum), in which reply and field of it."""
-
-    on: str
-    member: Member
-    seen: SeenReply
-    name: str
-    bundle: TensorBundle
-
-
 @dataclass(frozen=True)
 class Situation:
     """What an attacker works with: an opened run, its last round as the server saw it, and a plan."""
@@ -209,17 +200,13 @@ class Situation:
         experiment = self.opened.experiment
         return experiment.policy.privacy is not None or experiment.aggregation.secure is not None
 
-    def crossed(self) -> Iterator[Crossed]:
-        """All bundles of the attacked clients, and all of sums."""
+    def attacked(self) -> Iterator[SeenReply]:
+        """All replies of the attacked clients, and all sums."""
         by_type: dict[str, dict[str, None]] = defaultdict(dict)
         for reply in self.seen.replies:
             by_type[self.member(reply.clients[0]).model.architecture][reply.clients[0]] = None
         turns = [name for name in chain(*zip_longest(*by_type.values())) if name is not None]
-        for seen in self.seen.replies:
-            if seen.is_sum or seen.clients[0] in turns[: self.plan.clients]:
-                for name, bundle in seen.bundles.items():
-                    on = f"{bundle_name(name, bundle)} of {seen.who}"
-                    yield Crossed(on, self.member(seen.clients[0]), seen, name, bundle)
+        return (seen for seen in self.seen.replies if seen.is_sum or seen.clients[0] in turns[: self.plan.clients])
 
     def member(self, client: str) -> Member:
         return self.opened.federation.members[client]
@@ -361,11 +348,6 @@ def has_scores(task: Task) -> bool:
     return isinstance(task, Classification | PairTask) or task.is_per_sample
 
 
-def head_of(model: Model, name: str) -> nn.Module | None:
-    """The head of that name, if the model has it."""
-    return model.heads[name] if name in model.heads else None
-
-
 def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Samples) -> Float[Tensor, " n"]:
     """How well a model knows each sample; higher is better known.
 
@@ -415,37 +397,40 @@ def _parts(samples: Samples) -> list[Samples]:
 
 def membership_findings(situation: Situation) -> Iterator[Finding]:
     """Membership in what crossed, and in the final models."""
-    for on, member, seen, name, bundle in situation.crossed():
-        candidates: Candidates | str = situation.obstacle(member, name, bundle)
-        candidates = candidates or situation.candidates(seen.clients)
-        if isinstance(candidates, str):
-            yield Finding(on, MEMBERSHIP, candidates)
-            continue
-        target = _Target(on, member, candidates, member.head, partial(situation.fresh, member))
-        model = situation.sent_model(seen, bundle)
-        yield from target.by_model(situation, model, is_surrogate=not isinstance(bundle, Weights))
+    for seen in situation.attacked():
+        for name, bundle in seen.bundles.items():
+            yield from _in_bundle(situation, seen, name, bundle)
     for trained in situation.opened.globals():
-        yield from _on_final(situation, trained)
+        yield _on_final(situation, trained)
 
 
-def _on_final(situation: Situation, trained: TrainedModel) -> Iterator[Finding]:
+def _in_bundle(situation: Situation, seen: SeenReply, name: str, bundle: TensorBundle) -> Iterator[Finding]:
+    on, member = f"{bundle_name(name, bundle)} of {seen.who}", situation.member(seen.clients[0])
+    candidates: Candidates | str = situation.obstacle(member, name, bundle)
+    candidates = candidates or situation.candidates(seen.clients)
+    if isinstance(candidates, str):
+        yield Finding(on, MEMBERSHIP, candidates)
+        return
+    target, is_model = _Target(on, member, candidates, member.head), isinstance(bundle, Weights)
+    scores = target.scores(situation.sent_model(seen, bundle))
+    yield target.finding(situation, "loss threshold" if is_model else "surrogate, loss", scores)
+    if is_model and situation.plan.shadows:
+        yield target.finding(situation, "LiRA", target.ratios(situation, scores))
+
+
+def _on_final(situation: Situation, trained: TrainedModel) -> Finding:
     opened, plan = situation.opened, situation.plan
     on, members = f"final model of {trained.name}", list(opened.judges(trained).values())
-    is_server = trained.name == "server" and opened.experiment.server is not None
     candidates: Candidates | str = "no client has its task, modalities and classes, and test samples"
-    if is_server and opened.is_server_untrained:
+    if trained.name == SERVER and opened.is_server_untrained:
         candidates = "nothing in the method trains it"
     elif members and has_scores(trained.task):
         train, test = partial(opened.train, trained), partial(opened.test, trained)
         candidates = candidates_of(members, train, test, plan.samples, plan.seed)
     if isinstance(candidates, str):
-        yield Finding(on, MEMBERSHIP, candidates)
-        return
-
-    def fresh() -> Model:
-        return opened.federation.server_model().to(opened.run.place) if is_server else situation.fresh(members[0])
-
-    yield from _Target(on, members[0], candidates, trained.head, fresh).by_model(situation, trained.model)
+        return Finding(on, MEMBERSHIP, candidates)
+    target = _Target(on, members[0], candidates, trained.head)
+    return target.finding(situation, "loss threshold", target.scores(trained.model))
 
 
 @dataclass(frozen=True)
@@ -457,27 +442,24 @@ class _Target:
         member: whose task and training count; of several clients the first.
         candidates: asked for.
         head: of the task in the model.
-        fresh: gives the model as it was before any training.
     """
 
     on: str
     member: Member
     candidates: Candidates
     head: str
-    fresh: Callable[[], Model]
 
-    def by_model(self, situation: Situation, model: Model, *, is_surrogate: bool = False) -> Iterator[Finding]:
-        scores = self._scores(model)
-        yield self._finding(situation, "surrogate, loss" if is_surrogate else "loss threshold", scores)
-        if situation.plan.shadows and not is_surrogate:
-            inside = halves(self.candidates.samples, situation.plan.shadows, situation.plan.seed)
-            shadows = torch.stack([self._scores(shadow) for shadow in self._shadows(situation, inside)])
-            yield self._finding(situation, "LiRA", likelihood_ratio(scores, shadows, inside))
+    def scores(self, model: Model) -> Tensor:
+        head = model.heads[self.head] if self.head in model.heads else None
+        return sample_scores(model, self.member.settings.task, head, self.candidates.samples)
 
-    def _scores(self, model: Model) -> Tensor:
-        return sample_scores(model, self.member.settings.task, head_of(model, self.head), self.candidates.samples)
+    def ratios(self, situation: Situation, scores: Tensor) -> Tensor:
+        """LiRA: likelihood ratios of scores, by those of shadow models."""
+        inside = halves(self.candidates.samples, situation.plan.shadows, situation.plan.seed)
+        shadows = torch.stack([self.scores(shadow) for shadow in self._shadows(situation, inside)])
+        return likelihood_ratio(scores, shadows, inside)
 
-    def _finding(self, situation: Situation, attack: str, scores: Tensor) -> Finding:
+    def finding(self, situation: Situation, attack: str, scores: Tensor) -> Finding:
         member, values = self.candidates.is_member, scores.double().cpu()
         told = Discrimination.of(values[member].numpy(), values[~member].numpy(), situation.plan.seed)
         says = leak_verdict(told.auc, is_protected=situation.is_protected)
@@ -485,7 +467,7 @@ class _Target:
 
     def _shadows(self, situation: Situation, inside: Bool[Tensor, "k n"]) -> Iterator[Model]:
         """Models trained on halves of the candidates, as long as the client was in the run, on its task alone."""
-        model = self.fresh()
+        model = situation.fresh(self.member)
         start = {name: value.clone() for name, value in model.exchanged().items()}
         for shadow, chosen in enumerate(inside):
             model.load(start)

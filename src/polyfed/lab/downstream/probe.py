@@ -32,8 +32,6 @@ from polyfed.reporting.compare import Spread
 from polyfed.reporting.tables import TextTable, count
 from polyfed.tasks.metrics import balanced_accuracy, label_ranks, predictions, top
 
-_WIDEST = 8  # columns of a table on a terminal
-
 
 @dataclass(frozen=True)
 class ProbeRow:
@@ -76,7 +74,7 @@ class Outcome:
     notes: Sequence[str] = ()
 
     def table(self, title: str) -> TextTable:
-        """A row a condition; where there are many metrics, a column a condition."""
+        """A row a condition."""
         cells = [
             {name: str(spread) for name, spread in row.spreads.items()}
             | {name: count(value) for name, value in row.facts.items()}
@@ -86,8 +84,7 @@ class Outcome:
         names = list(metrics | dict.fromkeys(chain.from_iterable(row.facts for row in self.rows)))
         heads = ["", *(name.replace("_", " ") for name in names)]
         lines = [[row.on, *(by.get(name, "-") for name in names)] for row, by in zip(self.rows, cells, strict=True)]
-        table = TextTable(title, heads, lines, tuple(self.notes))
-        return table.turned() if len(names) > _WIDEST else table  # a terminal is taller than it is wide
+        return TextTable(title, heads, lines, tuple(self.notes))
 
 
 FeatureKind = Literal["trunk", "embedding"]

@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 from pydantic import Field, SerializeAsAny
 
-from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.files import whole
-from polyfed.core.randomness import isolated
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.data.samples import Samples
 from polyfed.data.source import Source
@@ -145,39 +142,6 @@ def opened_model(run: Run, which: str | None = None, client: str | None = None) 
     if which not in (None, "last"):
         raise ConfigError(f"--model {which} is the server's; of a client there is only its last model")
     return _client(run, client)
-
-
-def described_model(
-    file: Path,
-    run: Run | None = None,
-    seed: int = 42,
-    *,
-    data_dir: Path | str | None = None,
-    weights_dir: Path | str | None = None,
-    device: str | None = None,
-) -> Opened:
-    """The model of a file, pretrained where it says so and else drawn at random.
-
-    Args:
-        file: YAML with ``ModelSettings``.
-        run: whose data it comes with, if any.
-        seed: of what is drawn at random.
-        data_dir, weights_dir, device: where there is no run.
-
-    Raises:
-        ConfigError: a wrong file.
-    """
-    settings = parse_settings(ModelSettings, read_config(file))
-    folders = {key: whole(path) for key, path in {"dir": data_dir, "weights_dir": weights_dir}.items() if path}
-    data = DataSettings(sources={}).model_copy(update=folders)
-    context = DataContext(data.cache_folder, data.weights_folder, pixels=data.max_pixels, seed=seed)
-    context = context if run is None else run.federation.data.context
-    with isolated(seed, "downstream", "encoders"):
-        model = settings.build({}, context)
-    if run is not None:  # whose clients' test samples can then be searched
-        return _of_run(run, file.stem, model, settings, context)
-    views = {modality: encoder.view for modality, encoder in settings.encoders.items()}
-    return Opened(FrozenModel(file.stem, model.to(resolve_device(device or "auto")), views, context), data, 2)
 
 
 def _server(run: Run, which: str | None) -> Opened:

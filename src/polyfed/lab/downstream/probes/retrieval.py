@@ -57,10 +57,10 @@ def recalls_between(galleries: Sequence[tuple[Gallery, Gallery]], cutoffs: Seque
 class RetrievalProbe(Probe):
     """Recalls on every client's own test samples, or on a data set (FedAID, arXiv 2404.03854, appendix B.2).
 
-    Both ways, at small cutoffs. In-batch, as the paper's: samples are shuffled and divided into galleries of ``batch``;
-    each is looked for among those of its own gallery, so the figure depends on the size, which is reported. Full: every
-    distinct picture and text among all. Samples with equal ``Samples.matches`` (the item's, or what the source says)
-    are right answers. Ties count against the model.
+    Both ways, at small cutoffs, in batches as the paper's: samples are shuffled and divided into galleries of
+    ``batch``; each is looked for among those of its own gallery, so the figure depends on the size, which is reported
+    (``polyfed evaluate`` searches among all). Samples with equal ``Samples.matches`` (the item's, or what the source
+    says) are right answers. Ties count against the model.
 
     Without a ``source`` every client's own test samples are searched; the mean over clients, the worst client and the
     disparity (best less worst) are added. Clients whose every search would succeed, as they have a single sample, are
@@ -117,8 +117,8 @@ class RetrievalProbe(Probe):
     def run(self, bench: Bench, task: str) -> Outcome:
         rows = [self._row(bench, task, name, samples) for name, samples in self.where(bench).items()]
         notes = [
-            f"In batches of {self.batch} and (full) among all; gallery of the former: samples of a full batch, and of "
-            "the smaller last one if it has two or more. ± over shuffles."
+            f"In batches of {self.batch}; gallery: samples of a full batch, and of the smaller last one if it has two "
+            "or more. ± over shuffles."
         ]
         if self.source is not None:
             return Outcome(self.source, rows, notes)
@@ -147,31 +147,17 @@ class RetrievalProbe(Probe):
                 values[name].append(value)
         sizes = [len(index) for index in blocks]
         facts = {"n": len(samples), "batches": len(blocks), "gallery": max(sizes), "last_gallery": min(sizes)}
-        distinct = [
-            _distinct(all_of, samples, name) for all_of, name in zip((first, second), self.between, strict=True)
-        ]
-        names = (f"{name}_gallery_full" for name in self.between)
-        facts |= {name: len(gallery.matches) for name, gallery in zip(names, distinct, strict=True)}
-        full = self._named(recalls_between([(distinct[0], distinct[1])], self.cutoffs), "_full")
-        return ProbeRow(on, values | {name: [value] for name, value in full.items()}, facts)
+        return ProbeRow(on, values, facts)
 
-    def _named(self, recalls: Recalls, suffix: str = "") -> dict[str, float]:
+    def _named(self, recalls: Recalls) -> dict[str, float]:
         a, b = self.between
         names = {"forward": f"{a}_to_{b}", "backward": f"{b}_to_{a}"}
-        return {f"{names[way]}_r@{k}{suffix}": value for way, by in recalls.items() for k, value in by.items()}
+        return {f"{names[way]}_r@{k}": value for way, by in recalls.items() for k, value in by.items()}
 
 
 def can_be_missed(samples: Samples) -> bool:
     """Whether a search among samples can fail: there are two at least, and not all are right answers to each other."""
     return len(samples.matches.unique()) > 1  # type: ignore[no-untyped-call]
-
-
-def _distinct(gallery: Gallery, samples: Samples, modality: str) -> Gallery:
-    rows, inverse_index = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    first = torch.full((len(rows),), len(inverse_index)).scatter_reduce(
-        0, inverse_index, torch.arange(len(inverse_index)), "amin"
-    )
-    return gallery.at(first)
 
 
 def _over_clients(rows: Sequence[ProbeRow]) -> list[ProbeRow]:

@@ -74,7 +74,7 @@ def _content(run: Run, name: str, options: str) -> Any:
     if content is None:
         asked.answer(run).save(ready_folder(run.folder / FOLDER), asked.stem, options=options, **own_code(asked))
         content = _saved(run.folder, asked, options)
-    return content["runs"][0] if asked.takes_several else content
+    return content
 
 
 def _saved(folder: Path, asked: Analysis, options: str) -> Any:
