@@ -20,6 +20,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.version import GENERATION
 from polyfed.lab.studies.cells import Chosen, Places, StudyPlan
 from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.study import Point, Study
 from study_records import PAPERS, RECORDS, STUDIES, StudyRecord, records
 
@@ -37,7 +38,10 @@ def exceptions() -> Mapping[str, Mapping[str, str]]:
 
 
 def column_key(column: ColumnSettings) -> str:
-    """What a figure is of: as ``ColumnSettings.digest``, but of settings alone; an analysis goes by its class."""
+    """What a figure is of: as ``ColumnSettings.digest``, but of settings alone; an analysis goes by its class,
+    a gauge by its parts."""
+    if isinstance(column, Gauge):
+        return json.dumps([column_key(part) for part in column.parts])
     content = {name: value for name, value in column.model_dump(mode="json").items() if name not in _DISPLAY}
     if "analysis" in content:
         content["analysis"] = content["analysis"].rpartition(":")[2].lower()

@@ -202,7 +202,7 @@ class StudyRecord:
         results, lines = self.results, []
         for name, gauge in self._gauges.items():
             told = [f"{markdown(row)} {text}" for row in self.study.rows if (text := self._gauge(row, name, gauge))]
-            lines.append(f"{markdown(f'{name} ({gauge.in_words})')}: {', '.join(told) or 'no row has it'}")
+            lines.append(f"{markdown(f'{name} ({gauge.in_words})')}: {', '.join(told) or 'not measured'}")
         by_row = [f"{row} {short} / {out}" for row, (short, out) in results.replies.items() if short or out]
         others = "no other" if by_row else "none"
         replies = f"replies shortened / left out, over all seeds: {', '.join([*by_row, others])}"

@@ -17,10 +17,11 @@ from confirm import Again
 from lab.studies.conftest import tiny_study
 from polyfed.core.version import GENERATION
 from polyfed.lab.studies.cells import Places
+from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import run_study
 from polyfed.lab.studies.study import Study
-from record_checks import STUDIES, Standing, conflicts, faults, reasons
+from record_checks import STUDIES, Standing, column_key, conflicts, faults, reasons
 from small_federations import tiny_experiment
 from study_records import StudyRecord, record_text
 
@@ -81,6 +82,13 @@ def test_a_study_that_runs_something_else_by_now_makes_its_record_stale(
         assert found == []
     else:
         assert any(re.match(reason, line) for line in found), found
+
+
+def test_a_gauge_goes_by_what_it_shows() -> None:
+    files = ("/a/features.py:Features", "papers/features.py:Features")
+    shown = [{"name": "analysis", "analysis": file, "figure": "x"} for file in files]
+    assert len({column_key(Gauge(shows=one, minus=one, reads=one["analysis"])) for one in shown}) == 1
+    assert column_key(Gauge(shows=shown[0], reads="")) != column_key(Gauge(shows=shown[0], minus="r1_sum", reads=""))
 
 
 def test_a_record_keeps_the_settings_of_the_preset_as_it_was(file: Path) -> None:

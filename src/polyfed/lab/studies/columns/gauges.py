@@ -43,13 +43,14 @@ class Gauge(ColumnSettings):
         return named_column(value)
 
     @property
-    def _parts(self) -> list[ColumnSettings]:
+    def parts(self) -> list[ColumnSettings]:
+        """The figure, and what is taken off it."""
         return [part for part in (self.shows, self.minus) if part is not None]
 
     @property
     def identity(self) -> dict[str, Any]:
         """Words and limits change no figure."""
-        return {"name": self.component_name(), "parts": [part.identity for part in self._parts]}
+        return {"name": self.component_name(), "parts": [part.identity for part in self.parts]}
 
     @property
     def in_words(self) -> str:
@@ -63,19 +64,19 @@ class Gauge(ColumnSettings):
         return (self.above is not None and value >= self.above) or (self.below is not None and value <= self.below)
 
     def require(self, experiment: Experiment) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.require(experiment)
 
     @property
     def needs_models(self) -> bool:
-        return any(part.needs_models for part in self._parts)
+        return any(part.needs_models for part in self.parts)
 
     def is_at_hand(self, folder: Path) -> bool:
-        return all(part.is_at_hand(folder) for part in self._parts)
+        return all(part.is_at_hand(folder) for part in self.parts)
 
     def measure(self, run: Run) -> float:
         try:
-            first, *second = (part.measure(run) for part in self._parts)
+            first, *second = (part.measure(run) for part in self.parts)
         except ConfigError:  # nothing of the kind was at work
             return math.nan
         return first - sum(second)
