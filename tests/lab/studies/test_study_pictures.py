@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyfed.lab.studies.cells import Chosen, Places, StudyPlan
-from polyfed.lab.studies.curves import is_rising
+from polyfed.lab.studies.curves import is_rising, is_told
 from polyfed.lab.studies.pictures import front, pictures_of, role_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import CELLS, run_study
@@ -83,6 +83,8 @@ def test_validation_still_rises_where_it_gains_more_than_seeds_differ() -> None:
     assert not is_rising({**curve, 9: Spread(8.4, 0.5)})
     assert not is_rising(curve, lower=True)
     assert not is_rising({9: Spread(8.4, 0.5)})
+    assert is_told(curve)
+    assert not is_told({0: curve[0], 9: curve[9]})
 
 
 def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> None:
@@ -103,6 +105,9 @@ def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> 
     picture = next(one for one in pictures_of(results) if one.name == "curves")
     (axes,) = picture.draw().axes
     assert {text.get_text() for text in axes.texts} == {"own", "tuned"}
-    flat = {(row, ()): {0: Spread(1.0, 0.1), 2: Spread(2.0, 0.1)} for row in rows}
+    ends = {(row, ()): {0: Spread(1.0, 0.1), 2: Spread(2.0, 0.1)} for row in rows}
+    (seldom,) = [one for one in pictures_of(replace(results, curves=ends)) if one.name == "curves"]
+    assert seldom.sentence.startswith("Validated too seldom")
+    flat = {where: {**curve, 1: Spread(1.5, 0.1)} for where, curve in ends.items()}
     (first, *_) = [one for one in pictures_of(replace(results, curves=flat)) if one.name == "curves"]
     assert first.sentence == f"{GAINS}own; tuned."

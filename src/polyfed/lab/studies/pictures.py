@@ -10,7 +10,7 @@ from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
 from polyfed.lab.studies.cells import Chosen
-from polyfed.lab.studies.curves import is_rising
+from polyfed.lab.studies.curves import is_rising, is_told
 from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import ROUND, Drawing, RegimeMap, Study, point_label
@@ -160,7 +160,10 @@ def _drawn(spreads: Iterable[Spread]) -> tuple[list[float], list[float]]:
 def curves_sentence(results: Results) -> str:
     """Which rows still rise in the last third of their rounds: by more than one standard deviation over seeds."""
     lower = results.study.tuning is not None and results.study.tuning.column.lower
-    rising = [(row, at) for (row, at), curve in results.curves.items() if is_rising(curve, lower)]
+    curves = {where: curve for where, curve in results.curves.items() if is_told(curve)}
+    if not curves:
+        return "Validated too seldom to tell whether it still rises."
+    rising = [(row, at) for (row, at), curve in curves.items() if is_rising(curve, lower)]
     several = len({point for _, point in results.curves}) > 1
     told = [f"{row} ({point_label(at)})" if several else row for row, at in rising]
     return f"In the last third of rounds validation gains more than its spread over seeds: {_listed(told)}."
