@@ -4,7 +4,8 @@
 
 Read are decimals, signed numbers, percents and points: in the README, in templates of pages, and of docs/explanation in
 paragraphs that link to a page of papers/ or stand under one of ``SECTIONS``. A paragraph's records are those of the
-studies that it names (``t3.yaml``, Table 3, the heading of a section); without a name, all of its paper.
+studies that it names (``t3.yaml``, Table 3, a link to a section), or that one before it in its section names; without
+a name, all of its paper.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from study_records import PAPERS, StudyRecord
 
 ROOT = PAPERS.parent
 EXPLANATION = "docs/explanation"
+PAPERS_OF = ("creamfl", "fedcola", "fedafd", "fedaid")
+"""Pages of docs/explanation whose studies lie in a folder of the same name; other pages cite polyfed's own."""
 SECTIONS = ("The scale small", "Where its claims hold", "What it brings here", "Change or absolute", "What came out")
 _MADE = re.compile(r"<!-- made by: make pages -->.*?<!-- end of what make pages makes -->|\{%.*?%\}|\{\{.*?\}\}", re.S)
 _ASIDE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|https?://\S+", re.S)
@@ -40,10 +43,12 @@ class Paragraph:
     Attributes:
         file: below the repository.
         text: of it.
+        before: the paragraphs before it in its section.
     """
 
     file: str
     text: str
+    before: Sequence[str] = ()
 
     @property
     def numbers(self) -> list[str]:
@@ -51,16 +56,15 @@ class Paragraph:
         return [sign + digits for sign, digits in _NUMBER.findall(_ASIDE.sub(" ", self.text.replace("−", "-")))]
 
     def records(self, shown: Sequence[StudyRecord]) -> list[StudyRecord]:
-        """Those that it cites."""
-        paper = (
-            Path(self.file).stem if Path(self.file).stem in ("creamfl", "fedcola", "fedafd", "fedaid") else "polyfed"
-        )
-        names = {f"{folder or paper}/{name}" for folder, name in _FILE.findall(self.text)}
-        names |= {f"{paper}/{kind[0].lower()}{number}" for kind, number in _ITEM.findall(self.text)}
-        anchors = set(_ANCHOR.findall(self.text))
-        cited = [one for one in shown if one.name in names or one.anchor in anchors]
-        own = [one for one in shown if one.name.startswith(f"{paper}/")]
-        return cited if names or anchors else own if paper != "polyfed" else list(shown)
+        """Those that it cites, or else the nearest paragraph before it in its section."""
+        own = Path(self.file).stem if Path(self.file).stem in PAPERS_OF else "polyfed"
+        for text in (self.text, *reversed(self.before)):
+            names = {f"{folder or own}/{name}" for folder, name in _FILE.findall(text)}
+            names |= {f"{own}/{kind[0].lower()}{number}" for kind, number in _ITEM.findall(text)}
+            if names or _ANCHOR.search(text):
+                anchors = set(_ANCHOR.findall(text))
+                return [one for one in shown if one.name in names or one.anchor in anchors]
+        return [one for one in shown if one.name.startswith(f"{own}/")]
 
 
 def paragraphs(root: Path = ROOT) -> Iterator[Paragraph]:
@@ -76,12 +80,13 @@ def _cites(text: str) -> bool:
 
 
 def _of(path: Path, root: Path, is_read: Callable[[str, str], bool]) -> Iterator[Paragraph]:
-    heading = ""
+    heading, before = "", list[str]()
     for text in re.split(r"\n\s*\n", _MADE.sub(" ", path.read_text(encoding="utf-8"))):
         if text.startswith("#"):
-            heading = text.partition("\n")[0].lstrip("# ")
+            heading, before = text.partition("\n")[0].lstrip("# "), []
         elif is_read(heading, text):
-            yield Paragraph(path.relative_to(root).as_posix(), text)
+            yield Paragraph(path.relative_to(root).as_posix(), text, (*before,))
+        before.append(text)
 
 
 def unsupported(paragraph: Paragraph, shown: Sequence[StudyRecord]) -> list[str]:
