@@ -284,14 +284,16 @@ def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
     return drawn
 
 
+_FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
+
+
 def _svg(picture: Picture) -> str:
     """Without what makes it large: spaces, digits that nobody sees, and one list of fonts for each text."""
     text = svg_text(picture.draw(), picture.sentence or picture.name)
     text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
     text = re.sub(r' transform="rotate\(-0 [^"]*\)"|<g id="[^"]*"/>', "", text)
-    fonts = re.search(r"font-family: [^;\"]*", text)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
-    text = text.replace("*{stroke", f"text{{{fonts[0]}}} *{{stroke" if fonts else "*{stroke", 1)
+    text = text.replace("<svg ", f'<svg font-family="{_FONTS}" ', 1)
     return re.sub(r"\s*\n\s*", "\n", text)
 
 

@@ -59,7 +59,10 @@ def pictures_of(results: Results) -> list[Picture]:
         if isinstance(drawing, RegimeMap):
             claims = ClaimMap(results, drawing)
             kind, sentence, draw = "map", claims.sentence, partial(draw_map, claims)
-        elif costs := costs_of(results.study, drawing):
+        elif asked_over := costs_of(results.study, drawing):
+            costs = [cost for cost in asked_over if front(results, drawing.column, cost)]
+            if not costs:
+                continue  # a study that was run before it measured them
             sentence = costs_sentence(results, drawing.column, costs)
             kind, draw = "costs", partial(draw_costs, results, drawing.column, costs)
         else:
@@ -103,7 +106,8 @@ def _factors(candidate: str, kinds: Sequence[str]) -> dict[str, float]:
 def draw_searches(results: Results) -> Figure:
     """A panel a row: its candidates over the factor of each kind of settings, joined where they differ in it alone."""
     searches = _searches(results)
-    kinds = list(dict.fromkeys(kind for _, chosen in searches.values() for kind in chosen.factors))
+    plan, used = results.study.tuning, [kind for _, chosen in searches.values() for kind in chosen.factors]
+    kinds = [kind for kind in dict.fromkeys([*(plan.settings if plan else ()), *used]) if kind in used]
     tried = {title: {name: _factors(name, kinds) for name in chosen.scores} for title, (_, chosen) in searches.items()}
     steps = [round(math.log2(factor)) for own in tried.values() for one in own.values() for factor in one.values()]
     ticks = range(min(steps), max(steps) + 1)
@@ -186,7 +190,15 @@ def draw_curves(results: Results) -> Figure:
         for (row, curve), dashes in zip(curves.items(), cycle(["-", "--", "-.", ":"]), strict=False):
             rounds, means, reach = list(curve), *_drawn(curve.values())
             how: Any = {"color": ROLES[role_of(study, row)], "zorder": 3 if role_of(study, row) == "own" else 2}
-            axes.plot(rounds, means, dashes if role_of(study, row) == "rival" else "-", linewidth=1.4, **how)
+            axes.plot(
+                rounds,
+                means,
+                dashes if role_of(study, row) == "rival" else "-",
+                linewidth=1.4,
+                marker="o",
+                markersize=2.5,
+                **how,
+            )
             low, high = ([m + sign * r for m, r in zip(means, reach, strict=True)] for sign in (-1, 1))
             axes.fill_between(rounds, low, high, alpha=0.1, linewidth=0, **how)
         axes.set(title=point_label(point), xlabel="round", ylabel="validation")
