@@ -65,7 +65,7 @@ def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_pa
         found = session.server.weights[kind]
         encoder = {name: value for name, value in found.items() if name.startswith("encoders.image.")}
         assert_mean(encoder, trained, samples)
-    assert list(metrics(session)) == ["share.image", "share.text"]
+    assert list(metrics(session)) == ["followed", "share.image", "share.text"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 100.0])
@@ -79,7 +79,7 @@ def test_the_recorded_share_is_that_of_the_sample_counts(config: Config, tmp_pat
         f"share.{name}": factor * samples["paired"] / (factor * samples["paired"] + samples[name])
         for name in ("image", "text")
     }
-    assert metrics(session) == pytest.approx(expected)
+    assert metrics(session) == pytest.approx(expected | {"followed": metrics(session)["followed"]})
     assert expected["share.image"] != pytest.approx(expected["share.text"])
 
 
@@ -100,4 +100,4 @@ def test_nothing_shared_has_no_share(config: Config, tmp_path: Path) -> None:
     config["algorithm"] |= {"averaging": "by_type"}
     session = prepared(config, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
-    assert metrics(session) == {}
+    assert list(metrics(session)) == ["followed"]
