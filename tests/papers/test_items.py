@@ -80,7 +80,8 @@ def test_every_cell_is_an_experiment(name: str, scale: str, load: Callable[..., 
 def test_scales_small_and_paper_have_the_same_lines(name: str, load: Callable[..., Study]) -> None:
     small, paper = load(name), load(name, "paper")
     assert list(small.rows) == list(paper.rows)
-    assert list(small.columns) == list(paper.columns)
+    # but what small figures are the target of
+    assert [name for name in small.columns if name in paper.columns] == list(paper.columns)
     assert read_config(paper.base) != read_config(small.base)
 
 
