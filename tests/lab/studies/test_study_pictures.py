@@ -41,7 +41,8 @@ def costs(loaded: Load) -> Results:
     values = {
         (row, (), name): {0: at[k] - 0.1, 1: at[k] + 0.1} for row, at in AT.items() for name, k in of_costs.items()
     }
-    return Results(study, values)
+    by_place: dict[Any, Any] = values
+    return Results(study, by_place)
 
 
 def test_rows_have_the_role_that_claims_and_twins_give_them(costs: Results) -> None:
@@ -56,7 +57,8 @@ def test_the_front_has_no_ceiling_and_nothing_that_is_dominated(costs: Results) 
     assert picture.name == "costs-1"
     assert picture.sentence == "Not dominated, r1 against MiB: alone; cheap; ours."
     (by_cost,) = picture.draw().axes  # CPU seconds are not known
-    places = [container.lines[0].get_xydata().tolist() for container in by_cost.containers]
+    containers: Any = by_cost.containers
+    places = [container.lines[0].get_xydata().tolist() for container in containers]
     assert places == [[[mib, pytest.approx(r1)]] for r1, mib in AT.values()]
     assert [text.get_text() for text in by_cost.texts] == sorted(AT, key=lambda row: -AT[row][0])
     boxes = [text.get_window_extent() for text in by_cost.texts]
@@ -65,9 +67,9 @@ def test_the_front_has_no_ceiling_and_nothing_that_is_dominated(costs: Results) 
 
 def test_searches_join_candidates_that_differ_in_one_kind(loaded: Load) -> None:
     scores = {"as given": [3.0, 5.0], "a x 2": [6.0, 6.0], "a x 4": [1.0], "a x 2, b x 0.5": [7.0, 9.0]}
-    chosen = {("prox", ()): Chosen({"a": 2.0, "b": 0.5}, {}, scores, ["b"])}
+    chosen: dict[Any, Chosen] = {("prox", ()): Chosen({"a": 2.0, "b": 0.5}, {}, scores, ["b"])}
     (picture,) = pictures_of(Results(loaded(), {}, chosen=chosen))
-    (axes,) = picture.draw().axes
+    axes: Any = picture.draw().axes[0]
     of_a, of_b = axes.containers
     assert of_a.lines[0].get_xydata().tolist() == [[0, 4], [1, 6], [2, 1]]
     assert of_b.lines[0].get_xydata().tolist() == [[-1, 8], [0, 6]]
@@ -104,9 +106,9 @@ def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> 
     picture = next(one for one in pictures_of(results) if one.name == "curves")
     (axes,) = picture.draw().axes
     assert {text.get_text() for text in axes.texts} == {"own", "tuned"}
-    ends = {(row, ()): {0: Spread(1.0, 0.1), 2: Spread(2.0, 0.1)} for row in rows}
+    ends: dict[Any, Any] = {(row, ()): {0: Spread(1.0, 0.1), 2: Spread(2.0, 0.1)} for row in rows}
     (seldom,) = [one for one in pictures_of(replace(results, curves=ends)) if one.name == "curves"]
     assert seldom.sentence.startswith("Validated too seldom")
-    flat = {where: {**curve, 1: Spread(1.5, 0.1)} for where, curve in ends.items()}
+    flat: dict[Any, Any] = {where: {**curve, 1: Spread(1.5, 0.1)} for where, curve in ends.items()}
     (first, *_) = [one for one in pictures_of(replace(results, curves=flat)) if one.name == "curves"]
     assert first.sentence == f"{GAINS}own; tuned."
