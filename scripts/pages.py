@@ -28,13 +28,13 @@ import leaderboards
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import markdown
 from polyfed.lab.studies.figures import draw_study
-from polyfed.lab.studies.pictures import Picture
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Drawing, Study
 from polyfed.lab.studies.study_files import study_content
 from polyfed.reporting.figures import svg_text
 from polyfed.reporting.markup import markdown_templates
 from record_checks import STALE, faults, is_unconfirmed, standing
+from study_pictures import Picture
 from study_records import (
     PAPERS,
     SCALES,

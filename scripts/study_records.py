@@ -16,7 +16,6 @@ from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, markdown
 from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand, Verdict
 from polyfed.lab.studies.columns.gauges import Gauge
-from polyfed.lab.studies.pictures import Picture, pictures_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import SMALL, Point, Study, point_label
 from polyfed.lab.studies.study_files import study_files
@@ -28,6 +27,7 @@ from polyfed.lab.studies.tables import (
 )
 from polyfed.reporting.tables import format_number
 from polyfed.runs.tuning import choice_label
+from study_pictures import Picture, pictures_of
 
 PAPERS = Path(__file__).parents[1] / "papers"
 STUDIES = study_files(PAPERS)

@@ -18,6 +18,7 @@ from polyfed.lab.studies.page import export_study, figures_csv, markdown_text
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Drawing, Study
 from polyfed.lab.studies.tables import cell_text, claims_tables, figure_tables, study_tables
+from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import PairedSample, PairedSpreads
 
 Load = Callable[..., Study]
@@ -134,6 +135,11 @@ def test_figures_are_lines_over_numbers_bars_or_what_is_asked_for(loaded: Load, 
     bars = loaded(seeds=3)
     (axes,) = draw_study(results(bars), Drawing(column="r1")).axes
     assert [patch.get_height() for patch in axes.patches] == [11, 13]
+    axes, _ = draw_study(results(bars), Drawing(column="r1", over=["MiB", "r1"])).axes
+    assert [row.lines[0].get_xydata().tolist() for row in axes.containers] == [[[4, 11]], [[5, 13]]]
+    curves = {("prox", ()): {0: Spread(1.0, 0.5), 2: Spread(3.0, 0.5)}}
+    (axes,) = draw_study(results(bars, curves=curves), Drawing(column="r1", over="round")).axes
+    assert axes.lines[0].get_xydata().tolist() == [[0, 1], [2, 3]]
 
 
 def test_paired_differences_with_their_intervals(loaded: Load, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of searches, of validation by round and of costs, from figures made up by hand."""
+"""Pictures on pages of searches, of validation by round and of costs, from figures made up by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from polyfed.lab.studies.cells import Chosen, Places, StudyPlan
-from polyfed.lab.studies.curves import is_rising, is_told
-from polyfed.lab.studies.pictures import front, pictures_of, role_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import CELLS, run_study
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.compare import Spread
 from polyfed.runs.opened import open_run
+from study_pictures import front, is_rising, is_told, pictures_of, role_of
 
 Load = Callable[..., Study]
 COSTS = {"r1": "r1_sum", "MiB": {"name": "traffic"}, "CPU s": {"name": "cpu_seconds"}}

@@ -82,16 +82,3 @@ def curve_of(content: Mapping[str, Any]) -> Curve:
     """What ``curve_json`` gave."""
     stds = (math.nan if std is None else std for std in content["std"])
     return dict(zip(content["rounds"], map(Spread, content["mean"], stds), strict=True))
-
-
-def is_told(curve: Curve) -> bool:
-    """Whether the middle third of the rounds was validated, from which on a gain is told."""
-    return any(max(curve) <= 3 * number <= 2 * max(curve) for number in curve)
-
-
-def is_rising(curve: Curve, lower: bool = False) -> bool:
-    """Whether the gain over the last third of the rounds is more than one standard deviation over seeds."""
-    last = max(curve)
-    before = max((number for number in curve if 3 * number <= 2 * last), default=last)
-    gain = curve[last].mean - curve[before].mean
-    return (-gain if lower else gain) > max(curve[last].std, 0.0)

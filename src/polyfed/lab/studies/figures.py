@@ -1,17 +1,17 @@
-"""A study's figures: a column over an axis, or as bars by row, and maps of claims."""
+"""A study's figures: a column over an axis, over others, or as bars by row; validation by round; maps of claims."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, product
 from typing import TYPE_CHECKING
 
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import AnyDrawing, Drawing, Point, Study
+from polyfed.lab.studies.study import ROUND, AnyDrawing, Drawing, Point, RegimeMap, Study
 from polyfed.lab.studies.tables import SIGNS, ClaimMap
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled
+from polyfed.reporting.figures import COLOURS, GREY, figure_grid, legend_below, styled, whole_rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,21 +26,30 @@ def drawings_of(study: Study) -> Sequence[AnyDrawing]:
     return [Drawing(column=next(iter(study.columns)), over=axis)]
 
 
+def draw_study(results: Results, drawing: AnyDrawing) -> Figure:
+    """A claim's map; or a column, as it is or minus that of the reference, a panel a point and what it is over."""
+    return draw_map(ClaimMap(results, drawing)) if isinstance(drawing, RegimeMap) else _draw_column(results, drawing)
+
+
 @styled
-def draw_study(results: Results, drawing: Drawing) -> Figure:
-    """A column over an axis, or as bars by row, as it is or minus that of the reference; a panel a point beside it."""
+def _draw_column(results: Results, drawing: Drawing) -> Figure:
     study = results.study
-    place = list(study.axes).index(drawing.over) if drawing.over in study.axes else None
-    panels = dict.fromkeys(_without(point, place) for point in study.points)
+    overs = drawing.over if isinstance(drawing.over, list) else [drawing.over]
+    place = list(study.axes).index(overs[0]) if overs[0] in study.axes else None
+    panels = [*product(overs, dict.fromkeys(_without(point, place) for point in study.points))]
     figure, axes = figure_grid(1, len(panels), title=study.title)
-    for panel, where in zip(panels, axes, strict=True):
+    for (over, panel), where in zip(panels, axes, strict=True):
         points = [point for point in study.points if _without(point, place) == panel]
-        if place is None:
-            _draw_bars(where, results, drawing, points[0])
-        else:
-            _draw_lines(where, results, drawing, points)
         label = f"{drawing.column}: minus {results.reference}" if drawing.minus else drawing.column
-        where.set(title=", ".join(panel), ylabel=label)
+        where.set(title=", ".join(panel), ylabel="validation" if over == ROUND else label)
+        if over == "rows":
+            _draw_bars(where, results, drawing, points[0])
+        elif over == ROUND:
+            _draw_curves(where, results, points[0])
+        elif place is None:
+            _draw_scatter(where, results, drawing.column, over, points[0])
+        else:
+            _draw_lines(where, results, drawing, over, points)
         if drawing.minus:
             where.axhline(0.0, color=GREY, linewidth=1)
     return figure
@@ -84,15 +93,35 @@ def _draw_bars(axes: Axes, results: Results, drawing: Drawing, point: Point) -> 
     )
 
 
-def _draw_lines(axes: Axes, results: Results, drawing: Drawing, points: Sequence[Point]) -> None:
+def _draw_lines(axes: Axes, results: Results, drawing: Drawing, over: str, points: Sequence[Point]) -> None:
     study = results.study
-    labels = list(study.axes[drawing.over].overrides)
-    numbers = _numbers(study, drawing.over) or list(range(len(labels)))
+    labels = list(study.axes[over].overrides)
+    numbers = _numbers(study, over) or list(range(len(labels)))
     for row, colour in zip(_rows(results, drawing), cycle(COLOURS), strict=False):
         means, reach = zip(*(_shown(results, drawing, row, point) for point in points), strict=True)
         axes.errorbar(numbers, means, yerr=reach, label=row, color=colour, marker="o", markersize=4, capsize=3)
     axes.set_xticks(numbers, labels)
-    axes.set_xlabel(drawing.over)
+    axes.set_xlabel(over)
+    legend_below(axes, 3)
+
+
+def _draw_scatter(axes: Axes, results: Results, column: str, over: str, point: Point) -> None:
+    for row, colour in zip(results.study.rows, cycle(COLOURS), strict=False):
+        across, up = (results.spread(row, point, name) for name in (over, column))
+        wide, high = _whiskers([across]), _whiskers([up])
+        axes.errorbar([across.mean], [up.mean], yerr=high, xerr=wide, label=row, color=colour, fmt="o", capsize=3)
+    axes.set_xlabel(over)
+    legend_below(axes, 3)
+
+
+def _draw_curves(axes: Axes, results: Results, point: Point) -> None:
+    curves = {row: curve for row in results.study.rows if (curve := results.curves.get((row, point)))}
+    for (row, curve), colour in zip(curves.items(), cycle(COLOURS), strict=False):
+        spreads = [*curve.values()]
+        means, reach = [spread.mean for spread in spreads], _whiskers(spreads)
+        axes.errorbar([*curve], means, yerr=reach, label=row, color=colour, marker="o", markersize=3, capsize=3)
+    axes.set_xlabel("round")
+    whole_rounds(axes)
     legend_below(axes, 3)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyfed.core.files import write_atomically
-from polyfed.lab.studies.pictures import pictures_of
+from polyfed.lab.studies.figures import draw_study, drawings_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.tables import study_tables
 from polyfed.reporting.figures import png_bytes, svg_text
@@ -31,10 +31,10 @@ def figures_csv(results: Results) -> str:
 def export_study(results: Results, out: Path) -> list[Path]:
     """Write tables and figures into a folder; returns the files."""
     files = {"tables.md": markdown_text(results).encode(), "figures.csv": figures_csv(results).encode()}
-    for picture in pictures_of(results):
-        figure = picture.draw()
-        files[f"{picture.name}.png"] = png_bytes(figure)
-        files[f"{picture.name}.svg"] = svg_text(figure, results.study.title).encode()
+    for number, drawing in enumerate(drawings_of(results.study) if results.values else (), 1):
+        figure = draw_study(results, drawing)
+        files[f"figure-{number}.png"] = png_bytes(figure)
+        files[f"figure-{number}.svg"] = svg_text(figure, results.study.title).encode()
     out.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_atomically(out / name, content)

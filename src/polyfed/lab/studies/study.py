@@ -111,13 +111,12 @@ ROUND = "round"
 
 
 class Drawing(Settings):
-    """A figure: a column over an axis, over other columns with the front of its rows, or as bars by row."""
+    """A figure: a column over an axis, over other columns, or as bars by row; or validation by round."""
 
     column: str
     over: str | list[str] = Field(
         default="rows",
-        description="an axis, rows (bars), other columns, such as costs, a panel each; or round: validation by round, "
-        "which is drawn without being asked for",
+        description="an axis, rows (bars), other columns, such as costs, a panel each; or round: validation by round",
     )
     minus: bool = Field(
         default=False, description="paired differences to 'against', with their 95 % intervals; over rows or an axis"

@@ -1,4 +1,4 @@
-"""Pictures beside a table: how its rows were tuned, whether validation still rises, and what an outcome costs."""
+"""Pictures of a page beside a table: how rows were tuned, whether validation still rises, what an outcome costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
 from polyfed.lab.studies.cells import Chosen
-from polyfed.lab.studies.curves import is_rising, is_told
+from polyfed.lab.studies.curves import Curve
 from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import ROUND, Drawing, RegimeMap, Study, point_label
@@ -171,6 +171,19 @@ def curves_sentence(results: Results) -> str:
     several = len({point for _, point in results.curves}) > 1
     told = [f"{row} ({point_label(at)})" if several else row for row, at in rising]
     return f"In the last third of rounds validation gains more than its spread over seeds: {_listed(told)}."
+
+
+def is_told(curve: Curve) -> bool:
+    """Whether the middle third of the rounds was validated, from which on a gain is told."""
+    return any(max(curve) <= 3 * number <= 2 * max(curve) for number in curve)
+
+
+def is_rising(curve: Curve, lower: bool = False) -> bool:
+    """Whether the gain over the last third of the rounds is more than one standard deviation over seeds."""
+    last = max(curve)
+    before = max((number for number in curve if 3 * number <= 2 * last), default=last)
+    gain = curve[last].mean - curve[before].mean
+    return (-gain if lower else gain) > max(curve[last].std, 0.0)
 
 
 def _listed(rows: Sequence[str]) -> str:
