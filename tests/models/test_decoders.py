@@ -6,18 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.models.decoders import GridDecoder, MaskHead
+from polyfed.models.decoders import GridDecoder, MaskHead, UNetDecoder
 
 
-def random_map(channels: int, side: int, batch: int = 2) -> torch.Tensor:
-    return torch.randn(batch, channels, side, side, generator=torch.Generator().manual_seed(0))
+def maps(*shapes: tuple[int, int], batch: int = 2, seed: int = 0) -> list[torch.Tensor]:
+    stream = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, channels, side, side, generator=stream) for channels, side in shapes]
 
 
 @pytest.mark.parametrize("widths", [(8,), (8, 6, 4), (512, 256, 128, 64)])
 @pytest.mark.parametrize(("grid", "size"), [(2, 8), (4, 64), (14, 32), (8, 8), (3, 20), (16, 8)])
 def test_a_grid_becomes_logits_of_the_masks_size(widths: tuple[int, ...], grid: int, size: int) -> None:
     decoder = GridDecoder(12, widths, size).eval()
-    assert decoder(random_map(12, grid)).shape == (2, 1, size, size)
+    assert decoder(maps((12, grid))).shape == (2, 1, size, size)
 
 
 def test_grid_stages_double_but_never_beyond_the_masks() -> None:
@@ -25,29 +26,57 @@ def test_grid_stages_double_but_never_beyond_the_masks() -> None:
     sides: list[int] = []
     for stage in decoder.stages:
         stage.register_forward_hook(lambda module, inputs, output: sides.append(output.shape[-1]))
-    decoder(random_map(4, 4))
+    decoder(maps((4, 4)))
     assert sides == [4, 8, 16, 16]
+
+
+@pytest.mark.parametrize("widths", [(8,), (8, 6), (16, 8, 4, 4, 4, 4)])
+@pytest.mark.parametrize(
+    "shapes", [[(12, 4)], [(12, 4), (6, 8)], [(24, 2), (12, 4), (6, 8), (3, 16)], [(8, 3), (4, 7)]]
+)
+def test_a_pyramid_becomes_logits_of_the_masks_size(widths: tuple[int, ...], shapes: list[tuple[int, int]]) -> None:
+    decoder = UNetDecoder([channels for channels, _ in shapes], widths, 32).eval()
+    assert decoder(maps(*shapes)).shape == (2, 1, 32, 32)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_every_skip_matters(number: int) -> None:
+    shapes = [(8, 2), (6, 4), (4, 8), (3, 16)]
+    torch.manual_seed(0)
+    decoder = UNetDecoder([channels for channels, _ in shapes], (8, 8, 8), 16).eval()
+    given = maps(*shapes)
+    before = decoder(given)
+    given[number] = given[number] + 1
+    assert not torch.allclose(decoder(given), before)
 
 
 def test_all_parameters_learn() -> None:
     torch.manual_seed(1)
-    decoder = GridDecoder(8, (8, 4), 16)
-    decoder(random_map(8, 2)).square().mean().backward()
-    assert all(bool((value.grad != 0).any()) for value in decoder.parameters())  # type: ignore[union-attr]
+    shapes = [(8, 2), (6, 4), (4, 8)]
+    for decoder in (GridDecoder(8, (8, 4), 16), UNetDecoder([8, 6, 4], (8, 4), 16)):
+        decoder(maps(*shapes)).square().mean().backward()
+        assert all(bool((value.grad != 0).any()) for value in decoder.parameters())  # type: ignore[union-attr]
 
 
 def test_pictures_do_not_depend_on_each_other_in_evaluation() -> None:
-    decoder, given = GridDecoder(4, (4,), 8).eval(), random_map(4, 4, batch=3)
-    torch.testing.assert_close(decoder(given)[1:2], decoder(given[1:2]))
+    decoder = UNetDecoder([4, 2], (4,), 8).eval()
+    given = maps((4, 4), (2, 8), batch=3)
+    alone = decoder([value[1:2] for value in given])
+    torch.testing.assert_close(decoder(given)[1:2], alone)
 
 
 @pytest.mark.parametrize("widths", [(), (8, 0)])
 def test_widths_must_be_some(widths: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="must be one or more numbers of channels"):
-        GridDecoder(4, widths, 8)
+    for build in (lambda: GridDecoder(4, widths, 8), lambda: UNetDecoder([4, 2], widths, 8)):
+        with pytest.raises(ValueError, match="must be one or more numbers of channels"):
+            build()
 
 
 def test_widths_are_those_of_the_stages() -> None:
+    decoder = UNetDecoder([9, 7, 5, 3], (8, 6), 16)
+    convolutions = [stage[0] for stage in decoder.stages]
+    assert [each.out_channels for each in convolutions] == [8, 6, 6]
+    assert [each.in_channels for each in convolutions] == [9 + 7, 8 + 5, 6 + 3]
     grid = GridDecoder(9, (8, 6, 4), 16)
     assert [(a[0].out_channels, b[0].in_channels) for a, b in pairwise(grid.stages)] == [(8, 8), (6, 6)]
 
@@ -60,5 +89,5 @@ def test_a_mask_head_reads_a_grid_of_positions_behind_a_summary(summaries: int) 
     logits = head(positions)
     assert logits.shape == (2, 3, 4, 4)
     grid = positions[:, summaries:].unflatten(1, (2, 2)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(logits, head.decoder(grid))
+    torch.testing.assert_close(logits, head.decoder([grid]))
     assert not any(isinstance(module, nn.BatchNorm2d) for module in head.modules())

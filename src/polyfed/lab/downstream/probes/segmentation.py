@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple, Self, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -21,21 +23,131 @@ from polyfed.data.samples import Samples
 from polyfed.data.views.pixels import Masks
 from polyfed.lab.downstream.probe import Bench, Outcome, Probe, ProbeRow, Share, require_apart
 from polyfed.losses.segmentation import focal_dice
-from polyfed.models.decoders import GridDecoder
+from polyfed.models.decoders import GridDecoder, UNetDecoder
 from polyfed.models.towers import LocalFeatures, grid_side, to_map
 from polyfed.tasks.metrics import mean_dice
 
+_Outputs = dict[str, Float[Tensor, "b c h w"]]
+
+
+@dataclass(frozen=True)
+class MapReader:
+    """Reads maps off a trunk.
+
+    Attributes:
+        trunk: input -> ``LocalFeatures``, in evaluation mode.
+        modules: names of the modules whose outputs are the maps, the coarsest first; none: the grid of positions.
+        channels: of the maps.
+        sides: their heights.
+    """
+
+    trunk: nn.Module
+    modules: tuple[str, ...]
+    channels: tuple[int, ...]
+    sides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trunk: nn.Module, example: Tensor, what: str) -> MapReader:
+        """How to read a trunk, found out on one batch.
+
+        A convolutional trunk's positions are those of its last map: then every resolution gives a map, that of the
+        last module which has it. Positions of anything else are a square grid of tokens, with or without a summary
+        before them (frozen features of a transformer begin with one).
+
+        Raises:
+            ConfigError: the trunk's positions are no square grid, or those of no map although there are finer ones.
+        """
+        outputs, local = _watched(trunk, example)
+        maps = _by_resolution(outputs, local)
+        if maps:
+            shapes = [value.shape for value in maps.values()]
+            return cls(trunk, tuple(maps), tuple(s[1] for s in shapes), tuple(s[2] for s in shapes))
+        return cls(trunk, (), (local.local.shape[-1],), (_grid_side(trunk, outputs, local, what),))
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> list[Float[Tensor, "b c h w"]]:
+        """Maps of a batch, the coarsest first."""
+        if not self.modules:
+            local: LocalFeatures = self.trunk(x)
+            return [to_map(local.local)]
+        outputs, _ = _watched(self.trunk, x, self.modules)
+        return [outputs[name] for name in self.modules]
+
+    def decoder(self, widths: Sequence[int], size: int) -> nn.Module:
+        """A new decoder for these maps: U-Net for several, upsampling for a grid; draws from the global generator."""
+        made = UNetDecoder(self.channels, widths, size) if self.modules else GridDecoder(self.channels[0], widths, size)
+        return channels_last(made)  # half the time of the default layout on a CPU
+
+
+@torch.no_grad()
+def _watched(trunk: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> tuple[_Outputs, LocalFeatures]:
+    """Outputs [b, c, h, w] of modules, in the order in which these end, and what the trunk gives."""
+    outputs: _Outputs = {}
+
+    def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.dim() == 4 and output.is_floating_point():
+            outputs.pop(name, None)  # of a module that runs twice, its place is that of the last time
+            outputs[name] = output
+
+    watched = {name: module for name, module in trunk.named_modules() if names is None or name in names}
+    handles = [module.register_forward_hook(partial(note, name)) for name, module in watched.items()]
+    try:
+        local: LocalFeatures = trunk(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs, local
+
+
+def _by_resolution(outputs: _Outputs, local: LocalFeatures) -> _Outputs:
+    """The last map that is the trunk's positions, then that of every finer resolution; none if no map is those.
+
+    What is coarser, as what a pooling module gives of that map, is left out.
+    """
+    coarsest = next((name for name, value in reversed(outputs.items()) if _is_last_map(local, value)), None)
+    if coarsest is None:
+        return {}
+    count = _count(outputs[coarsest])
+    finer = {tuple(value.shape[-2:]): (name, value) for name, value in outputs.items() if _count(value) > count}
+    ordered = sorted(finer.values(), key=lambda entry: _count(entry[1]))
+    return {coarsest: outputs[coarsest], **dict(ordered)}
+
+
+def _grid_side(trunk: nn.Module, outputs: _Outputs, local: LocalFeatures, what: str) -> int:
+    count = local.local.shape[1]
+    # a transformer's patches are as many as its tokens, so a finer convolution is a convolutional trunk's
+    convolved = [value for name, value in outputs.items() if isinstance(trunk.get_submodule(name), nn.Conv2d)]
+    finer = dict.fromkeys("x".join(map(str, value.shape[-2:])) for value in convolved if _count(value) > count)
+    if finer:
+        raise ConfigError(
+            f"{what}: the trunk has maps of {', '.join(finer)}, but its {count} positions are the output of none "
+            "of its modules, so a decoder would miss them; let a module give the last map as it is"
+        )
+    side = grid_side(local.local, local.mask)
+    if side is None:
+        raise ConfigError(f"{what}: {count} positions are no square grid, so there is no map to segment; give pictures")
+    return side
+
+
+def _count(value: Float[Tensor, "b c h w"]) -> int:
+    return value.shape[-2:].numel()
+
+
+def _is_last_map(local: LocalFeatures, last: Float[Tensor, "b c h w"]) -> bool:
+    flat = last.flatten(2).transpose(1, 2)
+    return flat.shape == local.local.shape and torch.equal(flat, local.local)
+
 
 class MappedPictures:
-    """Pictures of one or more splits, their masks and the maps that a trunk's positions are.
+    """Pictures of one or more splits, their masks and maps; maps are kept if they take no more than ``memory``.
 
     Args:
         parts: samples of each split.
         modality: of the pictures.
         masks: of all, in that order [n, h, w].
-        trunk: input -> ``LocalFeatures``, in evaluation mode, whose positions are a square grid.
+        reader: of the maps.
         device: where maps and masks are wanted.
-        are_held: whether maps are computed once; else the trunk runs for every batch anew.
+        memory: bytes of maps to hold at most; beyond that the encoder runs for every batch anew.
     """
 
     def __init__(
@@ -43,35 +155,36 @@ class MappedPictures:
         parts: Sequence[Samples],
         modality: str,
         masks: UInt8[Tensor, "n h w"],
-        trunk: nn.Module,
+        reader: MapReader,
         device: torch.device,
-        are_held: bool,
+        memory: int,
     ) -> None:
-        self._parts, self._modality, self._trunk, self.device = parts, modality, trunk, device
+        self._parts, self._modality, self._reader, self.device = parts, modality, reader, device
         self.masks = masks
         self.all = torch.arange(len(masks))
+        self._held: list[Tensor] | None = None
+        bytes_each = sum(4 * c * side**2 for c, side in zip(reader.channels, reader.sides, strict=True))
         # a frozen encoder gives the same maps in every epoch
-        self._held: Tensor | None = None
-        if are_held:
-            self._held = torch.cat([self._computed(index).cpu() for index in torch.split(self.all, 64)])
+        if bytes_each * len(masks) <= memory:
+            computed = [[x.cpu() for x in self._computed(index)] for index in torch.split(self.all, 64)]
+            self._held = [torch.cat(values) for values in zip(*computed, strict=True)]
 
     def __len__(self) -> int:
         return len(self.masks)
 
-    def maps(self, index: Int64[Tensor, " b"]) -> Float[Tensor, "b c side side"]:
+    def maps(self, index: Int64[Tensor, " b"]) -> list[Float[Tensor, "b c h w"]]:
         """Feature maps of some pictures, on the device.
 
         Raises:
             DataError: the encoder gives NaN or infinity.
         """
-        maps = self._computed(index) if self._held is None else self._held[index].to(self.device)
-        return maps.contiguous(memory_format=torch.channels_last)
+        maps = self._computed(index) if self._held is None else [held[index].to(self.device) for held in self._held]
+        return [values.contiguous(memory_format=torch.channels_last) for values in maps]
 
     def truth(self, index: Int64[Tensor, " b"]) -> UInt8[Tensor, "b h w"]:
         return self.masks[index].to(self.device)
 
-    @torch.no_grad()
-    def _computed(self, index: Int64[Tensor, " b"]) -> Tensor:
+    def _computed(self, index: Int64[Tensor, " b"]) -> list[Tensor]:
         inputs, places, start = [], [], 0
         for samples in self._parts:
             mine = ((index >= start) & (index < start + len(samples))).nonzero().squeeze(1)
@@ -81,9 +194,9 @@ class MappedPictures:
                 inputs.append(samples.inputs[self._modality](rows))
                 places.append(mine)
             start += len(samples)
-        local: LocalFeatures = self._trunk(torch.cat(inputs)[torch.cat(places).argsort()].to(self.device))
-        maps = to_map(local.local).float()
-        if not bool(maps.isfinite().all()):
+        pictures = torch.cat(inputs)[torch.cat(places).argsort()].to(self.device)
+        maps = [value.float() for value in self._reader(pictures)]
+        if not all(bool(value.isfinite().all()) for value in maps):
             raise DataError(f"feature maps of '{self._modality}' hold NaN or infinity: the model has diverged")
         return maps
 
@@ -107,7 +220,7 @@ def fit_decoder(
     fit: DecoderFit,
     generator: torch.Generator,
 ) -> None:
-    """Train a decoder (map -> logits) in place; with validation it ends as it was at its lowest validation loss.
+    """Train a decoder (maps -> logits) in place; with validation it ends as it was at its lowest validation loss.
 
     Args:
         decoder: what is trained.
@@ -158,8 +271,8 @@ _Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those 
 class SegmentationProbe(Probe):
     """Masks by a decoder on the maps of a frozen encoder (FedAID, arXiv 2404.03854, appendix B.2, after MGCA).
 
-    The decoder upsamples the grid of the encoder's positions: patch tokens of a transformer, the last map of a
-    convolutional network. Loss: ``focal_weight`` focal - ``dice_weight`` log(soft Dice).
+    A convolutional encoder gets a U-Net decoder with skip connections from all its resolutions, a transformer one
+    that upsamples the grid of its patch tokens. Loss: ``focal_weight`` focal - ``dice_weight`` log(soft Dice).
 
     Metrics in percent: ``dice`` at a chance of 0.5, by picture, then the mean; an empty mask scores 1 if nothing is
     predicted, else 0. ``mean_mask`` is the Dice of predicting what is 1 in most of the masks trained on, for every
@@ -208,26 +321,27 @@ class SegmentationProbe(Probe):
         bench.require(task, self.source, splits, [self.modality])
         for name in splits:
             self._require_masks(bench, task, name)
-        self.example_map(bench, task)
+        self.feature_reader(bench, task)
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        example, validation = self.example_map(bench, task), self.validation
+        reader, validation = self.feature_reader(bench, task), self.validation
         sets = _Sets(
-            self.split_pictures(bench, task, [self.train], example),
-            self.split_pictures(bench, task, [validation], example) if isinstance(validation, str) else None,
-            self.split_pictures(bench, task, self.test, example),
+            self.split_pictures(bench, task, [self.train], reader),
+            self.split_pictures(bench, task, [validation], reader) if isinstance(validation, str) else None,
+            self.split_pictures(bench, task, self.test, reader),
         )
         if not bool(sets.train.masks.any()):
             raise DataError(f"tasks.{task}: all masks '{self.mask}' of '{self.source}' {self.train} are empty")
         rows = []
         for share in self.shares:
-            scores = [self._draw(bench, task, share, draw, example, sets) for draw in range(bench.draws or self.draws)]
+            scores = [self._draw(bench, task, share, draw, reader, sets) for draw in range(bench.draws or self.draws)]
             values = {"dice": [each.dice for each in scores], "mean_mask": [each.mean_mask for each in scores]}
             facts = {"n": scores[0].trained, "n_train": len(sets.train), "n_test": len(sets.test)}
             facts |= {"held_out": scores[0].held} if isinstance(validation, float) else {}
             rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
+        how = f"skips at {', '.join(map(str, reader.sides))} px" if reader.modules else f"grid {reader.sides[0]}"
         data = f"{self.source}.{self.mask} at {self._size(bench, task)} px"
-        return Outcome(data, rows, [f"Decoder: grid {example.shape[2]}. ± over draws."])
+        return Outcome(data, rows, [f"Decoder: {how}. ± over draws."])
 
     def _size(self, bench: Bench, task: str) -> int:
         subject = bench.subject
@@ -236,31 +350,18 @@ class SegmentationProbe(Probe):
             raise ConfigError(f"tasks.{task}.size: '{self.modality}' is no picture of known size; give the masks' side")
         return self.size or shape[1]
 
-    def example_map(self, bench: Bench, task: str) -> Float[Tensor, "1 c side side"]:
-        """The map of the first picture, which decoders are made for.
-
-        Raises:
-            ConfigError: the encoder's positions are no square grid.
-        """
+    def feature_reader(self, bench: Bench, task: str) -> MapReader:
         trunk = bench.subject.trunk(self.modality)
         assert trunk is not None
         samples = bench.samples(self.source, self.train, self.modality)
-        with torch.no_grad():
-            local: LocalFeatures = trunk(
-                samples.inputs[self.modality](samples.rows[self.modality][:1]).to(bench.subject.device)
-            )
-        if grid_side(local.local, local.mask) is None:
-            positions = local.local.shape[1]
-            raise ConfigError(f"tasks.{task}: {positions} positions of '{self.modality}' are no square grid")
-        return to_map(local.local)
+        example = samples.inputs[self.modality](samples.rows[self.modality][:1]).to(bench.subject.device)
+        return MapReader.of(trunk, example, f"tasks.{task}, '{self.modality}'")
 
-    def split_pictures(self, bench: Bench, task: str, splits: Sequence[str], example: Tensor) -> MappedPictures:
-        view, trunk = {self.mask: self._view(bench, task)}, bench.subject.trunk(self.modality)
-        assert trunk is not None
+    def split_pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> MappedPictures:
+        view = {self.mask: self._view(bench, task)}
         parts = [bench.samples(self.source, name, self.modality, lazy=view) for name in splits]
-        masks = torch.cat([part.lazy[self.mask](part.rows[self.mask]) for part in parts])
-        are_held = 4 * example.numel() * len(masks) <= self.memory
-        return MappedPictures(parts, self.modality, masks, trunk, bench.subject.device, are_held)
+        masks = [part.lazy[self.mask](part.rows[self.mask]) for part in parts]
+        return MappedPictures(parts, self.modality, torch.cat(masks), reader, bench.subject.device, self.memory)
 
     def _view(self, bench: Bench, task: str) -> Masks:
         # masks are resized or cropped as the pictures are
@@ -282,7 +383,7 @@ class SegmentationProbe(Probe):
                 raise ConfigError(f"tasks.{task}.mask: {reason}") from error
             raise DataError(f"tasks.{task}.mask: {error}") from error
 
-    def _draw(self, bench: Bench, task: str, share: float, draw: int, example: Tensor, sets: _Sets) -> _Score:
+    def _draw(self, bench: Bench, task: str, share: float, draw: int, reader: MapReader, sets: _Sets) -> _Score:
         order = torch.randperm(len(sets.train), generator=bench.stream(task, draw, f"share {share:g}"))
         few = order[: max(2, round(share * len(order)))]
         # two are trained on at least; what else the share says is held out for early stopping
@@ -291,9 +392,7 @@ class SegmentationProbe(Probe):
         watched, rows = (sets.train, held) if sets.validation is None else (sets.validation, sets.validation.all)
         # a decoder's initial weights depend on the draw and the share alone, not on which tasks came before
         with isolated(bench.seed + draw, "downstream", task, f"decoder {share:g}"):
-            # half the time of the default layout on a CPU
-            made = channels_last(GridDecoder(example.shape[1], self.decoder, sets.test.masks.shape[-1]))
-            decoder = made.to(bench.subject.device)
+            decoder = reader.decoder(self.decoder, sets.test.masks.shape[-1]).to(bench.subject.device)
 
             def validation() -> float:
                 return float(self._loss(logits_of(decoder, watched, rows), watched.masks[rows]))
