@@ -66,7 +66,12 @@ class Again:
     def differences(self, cell: Cell, store: Path, within: float) -> list[str]:
         """Figures that are others now: ``r1_sum: 9.06, now 9.1``."""
         study, results = self.today.study, self.today.results
-        columns = {name: own for name, own in study.columns_of(cell.row).items() if own.component_name() not in TIMED}
+        recorded = self.record.study.columns_of(cell.row)  # a column that came later has nothing to compare with
+        columns = {
+            name: own
+            for name, own in study.columns_of(cell.row).items()
+            if name in recorded and own.component_name() not in TIMED
+        }
         folder = cell.folder(store)
         execute(Order(cell.experiment, folder, list(columns.values()), self.places, "records", cell.sources))
         figures = CellFigures.of(folder)
