@@ -16,7 +16,8 @@ from polyfed.runs.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-OPTIONS = {"--seed": "run.seed", "--rounds": "run.rounds", "--engine": "run.engine.name", "--twin": "twin.kind"}
+OPTIONS = {"--seed": "run.seed=", "--rounds": "run.rounds=", "--engine": "run.engine.name=", "--twin": "twin.kind="}
+OPTIONS["--set"] = ""
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -35,18 +36,8 @@ def of_presets() -> Iterator[tuple[str, str, list[str]]]:
     for place, text in commands():
         _, _, source, *words = shlex.split(text, comments=True)
         if source in known:
-            yield place, source, overrides(words)
-
-
-def overrides(words: list[str]) -> list[str]:
-    """What ``--set`` and the options that are settings say."""
-    found = []
-    for option, value in pairwise(words):
-        if option == "--set":
-            found.append(value)
-        elif option in OPTIONS:
-            found.append(f"{OPTIONS[option]}={value}")
-    return found
+            pairs = [(OPTIONS.get(option), value) for option, value in pairwise(words)]
+            yield place, source, [f"{key}{value}" for key, value in pairs if key is not None]
 
 
 def test_the_commands_are_seen() -> None:
@@ -63,11 +54,8 @@ def test_what_a_page_has_one_run_loads(
 
 
 def test_the_studies_that_pages_have_one_run_are_there() -> None:
-    named = {
-        name
-        for page in PAGES
-        for name in re.findall(r"polyfed study run papers/([a-z0-9/-]+)\.yaml", page.read_text(encoding="utf-8"))
-    }
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = {*re.findall(r"polyfed study run papers/([a-z0-9/-]+)\.yaml", text)}
     assert {"polyfed/demo", "fedaid/t1"} <= named
     assert named <= STUDIES.keys()
 

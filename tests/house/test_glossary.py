@@ -20,18 +20,13 @@ _OTHERS = (
 )
 OTHERS = frozenset(_OTHERS.split())
 """Verbs, adjectives and particles of names."""
-SINGULAR = {
-    "replies": "reply",
-    "queries": "query",
-    "modalities": "modality",
-    "passes": "pass",
-    "losses": "loss",
-    "batches": "batch",
-}
+ENDINGS = {"ies": "y", "sses": "ss", "ches": "ch", "ss": "ss", "s": ""}
+"""Of a plural -> of its singular."""
 
 
 def singular(word: str) -> str:
-    return SINGULAR.get(word) or (word[:-1] if word.endswith("s") and not word.endswith("ss") else word)
+    ending = next((one for one in ENDINGS if word.endswith(one)), "")
+    return word.removesuffix(ending) + ENDINGS.get(ending, "")
 
 
 def public_names() -> set[str]:

@@ -30,7 +30,7 @@ def test_every_field_that_a_method_declares_is_in_its_line(name: str) -> None:
     schemas = [schema for schema in steps_of(kind).values() if schema.kind == "step"]
     words = {field: str(declared) for schema in schemas for field, declared in schema.returns.items()}
     for field, declared in words.items():
-        shown = {"num_examples": "number of samples"}.get(field, f"`{field}`")
+        shown = "number of samples" if field == "num_examples" else f"`{field}`"
         kinds = [word for kind, word in protections.WORDS.items() if kind.__name__ in declared]
         assert all(word in ROWS[name][1] for word in kinds or [shown]), (field, ROWS[name])
     assert ("losses" in ROWS[name][1]) == any(schema.others is not None for schema in schemas)

@@ -15,13 +15,8 @@ from torch import Tensor
 from changed_runs import with_settings
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
-from polyfed.runs.opened import Run, open_run
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords
-
-
-def algorithm(opened: Run, **changes: object) -> Run:
-    changed = opened.experiment.algorithm.model_copy(update=changes)
-    return with_settings(opened, algorithm=changed)
 
 
 def test_the_head_on_fused_features_is_what_the_run_measured(fedafd_run: Path) -> None:
@@ -72,8 +67,9 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
 
 def test_what_cannot_be(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
+    plain = opened.experiment.algorithm.model_copy(update={"fusion": None})
     with pytest.raises(ConfigError, match=r"clients of 'fedafd' in .* do not fuse"):
-        Features().answer(algorithm(opened, fusion=None))
+        Features().answer(with_settings(opened, algorithm=plain))
     untested = opened.federation.members["image"].settings.model_copy(update={"test_split": None})
     opened.federation.members["image"] = replace(opened.federation.members["image"], settings=untested)
     with pytest.raises(ConfigError, match=r"no client of .* classifies test samples of its own"):
@@ -125,14 +121,10 @@ def test_nothing_depends_on_place_scale_order_or_numbers_of_classes() -> None:
         ([0, 1, 0, 1], [0, 0, 1, 1], Separation(-0.5, 0.0, 0.0)),  # that lie on each other
         ([0, 1, 2], [0, 1, 2], Separation(0.0, math.inf, math.nan)),  # single samples
         ([0, 1, 2], [0, 0, 0], Separation(math.nan, math.nan, math.nan)),
+        # a tie counts as wrong: without itself the first point's class is at 2, as far as the other class
+        ([0, 2, -2, -2], [0, 0, 1, 1], Separation((0 + 0.5 + 2 * 1) / 4, 9 / 2, 75.0)),
     ],
 )
 def test_edges(points: list[float], labels: list[int], expected: Separation) -> None:
     measured = Separation.of(torch.tensor(points)[:, None].float(), torch.tensor(labels))
     assert vars(measured) == pytest.approx(vars(expected), nan_ok=True)
-
-
-def test_ties_count_as_wrong() -> None:
-    # without itself the first point's class is at 2, as far as the other class
-    points = torch.tensor([[0.0], [2.0], [-2.0], [-2.0]])
-    assert Separation.of(points, torch.tensor([0, 0, 1, 1])).nearest_mean == 75.0

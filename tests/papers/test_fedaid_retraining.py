@@ -22,7 +22,7 @@ from papers.fedaid.retraining import (
     trainer_of,
     training_alone,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from changed_runs import with_settings
@@ -31,7 +31,8 @@ from polyfed.algorithms.baselines import ServerOnly
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import union
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.lab.analysis.simulated import Simulated
+from polyfed.federation.membership import Member
+from polyfed.lab.analysis.simulated import Simulated, TrainedModel
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.encoders.from_config import Bert, MobileNet, ViT
@@ -91,14 +92,19 @@ def test_models_that_are_not_there(fedavg_run: Path) -> None:
 # ---- training
 
 
-def test_frozen_layers_stay_as_they_were(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
+def trainable(run_folder: Path) -> tuple[Simulated, TrainedModel, Member, dict[str, Tensor]]:
+    """A run, its server's model, a client that may train it, and its tensors as they are."""
+    opened = Simulated(open_run(run_folder))
     subject = opened.trained("server")
-    member = opened.require_judges(subject)["paired-0"]
-    names = [name for name, value in subject.model.state_dict().items() if value.is_floating_point()]
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    return opened, subject, opened.require_judges(subject)["paired-0"], before
+
+
+def test_frozen_layers_stay_as_they_were(fedavg_run: Path) -> None:
+    opened, subject, member, before = trainable(fedavg_run)
+    names = [name for name, value in before.items() if value.is_floating_point()]
     layer = depth_of(subject.model).layer
     for part, depth in (("shallow", 1), ("deep", 1), ("shallow", 0), ("all", None)):
-        before = {name: value.clone() for name, value in subject.model.state_dict().items()}
         work = Retrainer(opened, subject, Plan(part, depth, steps=2))
         with work.retrained("paired-0", opened.train(subject, member), member.settings.training) as done:
             moved = {name for name in before if not torch.equal(before[name], subject.model.state_dict()[name])}
@@ -116,8 +122,7 @@ def test_frozen_layers_stay_as_they_were(fedavg_run: Path) -> None:
 
 
 def test_batch_norms_outside_are_fixed_functions(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
-    subject = opened.trained("server")
+    _, subject, *_ = trainable(fedavg_run)
     encoder = subject.model.encoders["image"]
     picture = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     expected = encoder(picture)
@@ -125,18 +130,13 @@ def test_batch_norms_outside_are_fixed_functions(fedavg_run: Path) -> None:
     with training_alone(subject.model, heads):
         subject.model.train()
         torch.testing.assert_close(encoder(picture), expected)
-        assert [name for name, value in subject.model.named_parameters() if value.requires_grad] == [
-            name for name in subject.model.state_dict() if name in heads
-        ]
+        assert {name for name, value in subject.model.named_parameters() if value.requires_grad} == heads
     subject.model.train()
     assert not torch.allclose(encoder(picture), expected)
 
 
 def test_a_failed_training_leaves_the_model_as_it_was(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
-    subject = opened.trained("server")
-    member = opened.require_judges(subject)["paired-0"]
-    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    opened, subject, member, before = trainable(fedavg_run)
     work, one = Retrainer(opened, subject, Plan(steps=2)), opened.train(subject, member).subset(torch.tensor([0]))
     with (
         pytest.raises(DataError, match="the 1 samples of 'paired-0' make no batch"),
@@ -153,9 +153,7 @@ def test_it_is_what_the_next_round_would_have_done(tiny_run: Path, tmp_path: Pat
     content["run"] |= {"evaluate_clients": False, "rounds": 1}
     one = Simulated(run(Experiment.load(content), tmp_path / "one"))
     content["run"]["rounds"] = 2
-    two = (
-        Simulated(open_run(run(Experiment.load(content), tmp_path / "two").folder)).trained("server").model.state_dict()
-    )
+    two = Simulated(run(Experiment.load(content), tmp_path / "two")).trained("server").model.state_dict()
     subject = one.trained("server")
     (member,) = one.require_judges(subject).values()
     work = Retrainer(one, subject, Plan(steps=None, epochs=1))
@@ -169,9 +167,7 @@ def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
     opened = Simulated(open_run(local_run))
     subject = opened.trained("paired-0")
     members = opened.require_judges(subject)
-    parts = [
-        opened.federation.train(member) for member in opened.federation.members.values() if member.group == "paired"
-    ]
+    parts = [opened.federation.train(each) for each in opened.federation.members.values() if each.group == "paired"]
     plan = Plan(steps=3)
     found = run_retraining(opened, "paired-0", "union", plan)
     work, training = Retrainer(opened, subject, plan), members["paired-0"].settings.training
@@ -186,10 +182,8 @@ def test_each_kept_model_on_the_union(local_run: Path) -> None:
     opened.keepers  # noqa: B018  known from here on
     del opened.keepers["image"]  # type: ignore[attr-defined]
     found = run_retraining(opened, "each", "union", Plan("shallow", {"image": 1, "text": 1}, steps=2, lr=1e-3))
-    assert [(row["of"], row["on"], row["steps"]) for row in found.figures["rows"]] == [
-        ("paired-0", "union", 2),
-        ("paired-1", "union", 2),
-    ]
+    of = [(row["of"], row["on"], row["steps"]) for row in found.figures["rows"]]
+    assert of == [("paired-0", "union", 2), ("paired-1", "union", 2)]
     assert list(found.figures["rows"][0]["after"]["paired-0"]) == ["R@1", "R@5", "R@10", "gallery"]
 
 
@@ -203,11 +197,8 @@ def test_rows_columns_and_differences(fedavg_run: Path) -> None:
     assert row["mean"]["after"]["R@5"] == pytest.approx(sum(at["R@5"] for at in row["after"].values()) / 2)
     (first, _) = found.tables
     assert first.columns == ("model", "paired-0", "paired-1", "average")
-    assert [line[0] for line in first.rows] == [
-        "server, round 1",
-        "server, on paired-0, 4 steps",
-        "server, on paired-1, 4 steps",
-    ]
+    on = [f"server, on paired-{k}, 4 steps" for k in range(2)]
+    assert [line[0] for line in first.rows] == ["server, round 1", *on]
     assert found.picture is not None
     assert len(found.picture().axes) == 4
     again = run_retraining(Simulated(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
@@ -216,14 +207,12 @@ def test_rows_columns_and_differences(fedavg_run: Path) -> None:
     assert other.figures["rows"] != found.figures["rows"]
 
 
-def test_layers_that_are_not_there_or_hold_nothing_to_train(fedavg_run: Path, tiny_run: Path) -> None:
+def test_layers_that_hold_nothing_to_train(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     server = opened.trained("server")
     server.model.requires_grad_(False)
     with pytest.raises(ConfigError, match="layers all: 'server' has no parameters to train in them"):
         Retrainer(opened, server, Plan())
-    with pytest.raises(ConfigError, match=r"the encoder of 'text' .* has no layers to tell shallow from deep"):
-        run_retraining(Simulated(open_run(tiny_run)), "server", "each", Plan("deep"))
 
 
 PICTURES, WORDS = InputSpec((3, 32, 32)), InputSpec((16,), ("", "one", "two", "three"))
@@ -263,36 +252,22 @@ def test_layers_of_every_encoder(encoder: Any, count: int, before: str, first: s
 
 @pytest.mark.parametrize("encoder", [SMALL, Blocks(depth=3)])
 def test_an_aligner_is_deep(encoder: Any) -> None:
-    built = model(AlignerSettings(layers=2, hidden=8), sound=encoder)
-    found = depth_of(built)
+    found = depth_of(model(AlignerSettings(layers=2, hidden=8), sound=encoder))
     assert found.counts == {"sound": 3}
-    aligners = {layer for name, layer in found.layer.items() if name.startswith("encoders.sound.aligner.")}
-    assert aligners == {4}
-    assert not any(".aligner." in name for name in chosen_tensors(built, "shallow", 3))
+    assert {layer for name, layer in found.layer.items() if ".aligner." in name} == {4}
 
 
-def test_shallow_and_deep_are_the_whole_and_share_nothing() -> None:
-    built = model(sound=SMALL, words=Bert(size="mini"))
-    every = set(built.state_dict())
-    assert chosen_tensors(built, "all") == every
-    for depth in (None, 0, 1, 3, {"words": 4}):
-        shallow, deep = chosen_tensors(built, "shallow", depth), chosen_tensors(built, "deep", depth)
-        assert shallow | deep == every
-        assert not shallow & deep
-
-
-def test_depth_by_modality_and_half_by_default() -> None:
+@pytest.mark.parametrize(
+    ("depth", "deepest"), [(None, [1, 2]), (3, [3, 3]), ({"words": 4}, [1, 4]), (1, [1, 1]), (0, [0, 0])]
+)
+def test_shallow_is_up_to_a_depth_half_by_default_and_deep_the_rest(depth: Any, deepest: list[int]) -> None:
     built = model(sound=SMALL, words=Bert(size="mini"))
     layer = depth_of(built).layer
-
-    def deepest(depth: Any) -> list[int]:
-        names = chosen_tensors(built, "shallow", depth)
-        return [max(layer[name] for name in names if f".{modality}." in name) for modality in ("sound", "words")]
-
-    assert deepest(None) == [1, 2]
-    assert deepest(3) == [3, 3]
-    assert deepest({"words": 4}) == [1, 4]
-    assert deepest(0) == [0, 0]
+    assert chosen_tensors(built, "all") == set(built.state_dict())
+    shallow, deep = chosen_tensors(built, "shallow", depth), chosen_tensors(built, "deep", depth)
+    assert shallow | deep == set(built.state_dict())
+    assert not shallow & deep
+    assert [max(layer[name] for name in shallow if f".{one}." in name) for one in ("sound", "words")] == deepest
 
 
 @pytest.mark.parametrize("encoder", [Bag(width=8), GRU(width=8)])
@@ -308,7 +283,6 @@ def test_encoders_without_layers(encoder: Any) -> None:
         ("middle", None, r"layers middle; valid: all, deep, shallow"),
         ("all", 2, "depth has no effect with layers all"),
         ("deep", 4, r"depth 4: the encoder of 'sound' has 3 layers"),
-        ("deep", -1, r"depth -1: the encoder of 'sound' has 3 layers"),
         ("shallow", {"sund": 1}, r"depth names 'sund', which the model does not encode; did you mean 'sound'\?"),
     ],
 )
@@ -332,12 +306,11 @@ def test_similarity_by_loop(fedavg_run: Path) -> None:
 
 
 def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:
-    values = {
-        name: F.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(ord(name)))) for name in "abc"
-    }
+    stream = torch.Generator().manual_seed(0)
+    values = {name: F.normalize(torch.randn(5, 4, generator=stream)) for name in "abc"}
 
     class Seeing:
-        def represent(self, samples: Any) -> dict[str, torch.Tensor]:
+        def represent(self, samples: Any) -> dict[str, Tensor]:
             return values
 
     expected = [float((values[a] * values[b]).sum(1).mean()) for a, b in ("ab", "ac", "bc")]
@@ -356,18 +329,21 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     opened = Simulated(open_run(fedavg_run))
     found = run_distortion(opened)
     content = found.figures
-    assert list(content["steps"]) == ["paired-0", "paired-1"]
     members = opened.require_judges(opened.trained("server"))
-    passes = [divmod(len(opened.federation.train(member)), 16) for member in members.values()]
-    assert list(content["steps"].values()) == [batches + (left > 1) for batches, left in passes]
+    passes = {name: divmod(len(opened.federation.train(member)), 16) for name, member in members.items()}
+    assert content["steps"] == {name: batches + (left > 1) for name, (batches, left) in passes.items()}
     before, after = content["before"]["similarity"], content["after"]["paired-1"]["similarity"]
     assert content["decrease"]["paired-1"]["paired-0"] == before["paired-0"] - after["paired-0"] != 0
     assert content["overall_decrease"] == pytest.approx(sum(content["mean_decrease"].values()) / 2)
     assert "similarity" not in content["before"]["figures"]["paired-0"]
     assert content == run_distortion(Simulated(open_run(fedavg_run))).figures
     table, first, _ = found.tables
-    assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
-    assert first.rows[0][0] == "server, round 1"
+    assert [line[0] for line in (*table.rows, first.rows[0])] == [
+        "on paired-0",
+        "on paired-1",
+        "average",
+        "server, round 1",
+    ]
     assert found.picture is not None
     assert len(found.picture().axes) == 6  # two figures beside the decrease, each with its colours
 

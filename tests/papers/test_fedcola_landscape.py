@@ -86,16 +86,12 @@ def test_residuals_are_those_of_the_vectors_and_more_steps_leave_less(steps: int
     assert float(exact.max()) < {6: 1, 13: 0.1, 20: 0.1, 40: 1e-3}[steps]
 
 
-def test_it_stops_when_it_has_converged() -> None:
-    pairs = of_diagonal(torch.tensor([100.0, 50.0, *(1 / k for k in range(1, 199))]), 2, steps=100)
-    assert pairs.steps < 15
-    torch.testing.assert_close(pairs.values, torch.tensor([100.0, 50.0], dtype=torch.float64), rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_repeated_eigenvalues(dtype: torch.dtype) -> None:
-    pairs = of_diagonal(torch.tensor([5.0, 5.0, 1.0, 1.0, 0.0], dtype=dtype), 2)
-    torch.testing.assert_close(pairs.values, torch.tensor([5.0, 5.0], dtype=torch.float64), rtol=1e-5, atol=0)
+@pytest.mark.parametrize("most", [[100.0, 50.0], [5.0, 5.0]])
+def test_it_stops_when_it_has_converged(most: list[float], dtype: torch.dtype) -> None:
+    pairs = of_diagonal(torch.tensor([*most, *(1 / k for k in range(1, 199))], dtype=dtype), 2, steps=100)
+    assert pairs.steps < 40
+    torch.testing.assert_close(pairs.values, torch.tensor(most, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
 def test_a_linear_loss_has_no_curvature_and_unused_weights_count_as_flat() -> None:
@@ -152,33 +148,22 @@ def test_a_quadratic_bowl_has_the_values_of_its_formula() -> None:
     torch.testing.assert_close(found, a[:, None] ** 2 + 4 * a**2)
 
 
-def network() -> tuple[nn.Module, list[Tensor]]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = nn.Linear(3, 2)
-    return net, list(net.parameters())
-
-
 def test_weights_are_as_before_bit_for_bit_even_when_the_loss_fails() -> None:
-    net, parameters = network()
+    parameters, (loss, _) = tiny_network()
     with torch.no_grad():
         parameters[0][0, 0] = 1e-30
     before = [parameter.detach().clone() for parameter in parameters]
-    expected = net(torch.ones(1, 3)).square().sum().item()
-    values = loss_surface([lambda: net(torch.ones(1, 3)).square().sum()], parameters, torch.randn(2, 8), grid=3)
-    assert float(values[1, 1]) == expected
+    expected = float(loss())
+    assert float(loss_surface([loss], parameters, torch.randn(2, 31).double(), grid=3)[1, 1]) == expected
 
     def failing() -> Tensor:
         if not torch.equal(parameters[0], before[0]):
             raise ValueError("no further")
-        return net(torch.ones(1, 3)).sum()
+        return loss()
 
     with pytest.raises(ValueError, match="no further"):
-        loss_surface([failing], parameters, torch.ones(2, 8), grid=3)
-    assert all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(before, parameters, strict=True))
-
-
-def test_the_middle_of_the_axis_is_zero() -> None:
+        loss_surface([failing], parameters, torch.ones(2, 31).double(), grid=3)
+    assert all(torch.equal(a.view(torch.int64), b.view(torch.int64)) for a, b in zip(before, parameters, strict=True))
     assert grid_axis(5, 0.3).tolist() == pytest.approx([-0.3, -0.15, 0.0, 0.15, 0.3])
     assert float(grid_axis(21, 0.7)[10]) == 0.0
 
@@ -196,9 +181,9 @@ def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     again = Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(open_run(tiny_run))
     assert again.figures == found.figures
-    facts = found.figures
-    assert facts["loss"] == facts["losses"][1][1]
-    assert facts["greatest_loss"] >= facts["loss"]
+    assert found.figures["greatest_loss"] >= found.figures["loss"] == found.figures["losses"][1][1]
+    # a last batch of one is left out
+    assert Landscape(samples=17, grid=3, steps=6).answer(open_run(tiny_run)).figures["samples"] == 16
 
 
 def test_curvature_along_an_eigenvector_is_its_eigenvalue(classifier_run: Path) -> None:
@@ -206,10 +191,6 @@ def test_curvature_along_an_eigenvector_is_its_eigenvalue(classifier_run: Path) 
     assert found.figures["data"] == "private, test"  # without a public set
     low, middle, high = (row[1] for row in found.figures["losses"])
     assert (high - 2 * middle + low) / 0.01**2 == pytest.approx(found.figures["eigenvalues"][0], rel=0.1)
-
-
-def test_a_last_batch_of_one_is_left_out(tiny_run: Path) -> None:
-    assert Landscape(samples=17, grid=3, steps=6).answer(open_run(tiny_run)).figures["samples"] == 16
 
 
 def test_a_task_without_its_labels_in_the_public_set_uses_the_test_split(tiny: dict[str, Any], tmp_path: Path) -> None:

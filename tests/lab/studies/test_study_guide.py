@@ -19,7 +19,7 @@ from polyfed.lab.studies.tables import study_tables
 from polyfed.runs.opened import open_run
 from small_federations import tiny_experiment
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-study.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "write-a-study.md"
 OURS = "from polyfed.algorithms.creamfl import CreamFL\n\n\nclass Ours(CreamFL):\n    pass\n"
 
 
