@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.untrusted import file_json
 from polyfed.reporting.compare import shared_metrics
-from polyfed.reporting.metrics import (
-    chance_of,
-    common_chance,
-    find_recalls,
-    judged_by,
-    main_metric,
-    scale_of,
-    teaching,
-)
+from polyfed.reporting.metrics import chance_of, common_chance, find_recalls, judged_by, main_metric, scale_of, teaching
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib
 from polyfed.runs.events import Metrics

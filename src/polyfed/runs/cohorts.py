@@ -191,8 +191,7 @@ class Cohorts:
     # ---- what a checkpoint keeps
 
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"away": sorted(self.away), "accepted": self.accepted}
-        facts |= {"recent_norms": self.recent_norms}
+        facts = {"away": sorted(self.away), "accepted": self.accepted, "recent_norms": self.recent_norms}
         facts |= {PRIVACY: self.expenses.asked} if self.expenses is not None and self.expenses.asked else {}
         return facts | ({} if self.timeline is None else {PACE: self.timeline.facts()})
 
@@ -293,12 +292,8 @@ class Expenses:
             yield SERVER, {"epsilon": largest}
 
     def _costs(self, client: str) -> list[PrivacyCost]:
-        costs = [
-            cost
-            for step, count in sorted(self.asked[client].items())
-            for cost in [self._cost(client, step)] * count
-            if cost is not None
-        ]
+        asked = sorted(self.asked[client].items())
+        costs = [cost for step, count in asked if (cost := self._cost(client, step)) for _ in range(count)]
         budget = self._settings.budget
         if budget.epsilon is not None and len(set(costs)) == 1:  # what is asked beyond the budget is refused
             most = releases_within(costs[0], budget.epsilon, budget.delta, len(costs), self._settings.neighbours)

@@ -48,12 +48,7 @@ def _git_state() -> str | None:
     here = Path(__file__).parent
     try:
         completed = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None  # an installed wheel is no checkout, and git may not be there
@@ -86,9 +81,8 @@ def observations(here: Path) -> Iterator[Observation]:
         here: folder in which runs would be written.
     """
     yield Observation("polyfed", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
-    yield Observation(
-        "packages", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed")
-    )
+    packages = (f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed")
+    yield Observation("packages", ", ".join(packages))
     pages = "SC_PHYS_PAGES" in os.sysconf_names
     memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB of memory" if pages else ""
     yield Observation("machine", f"{usable_cores()} cores{memory}")

@@ -79,15 +79,8 @@ def evaluate_model(run: Run | Path | str, target: Target | str, *, which: str | 
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half):
             batch = run_settings.evaluation_batch
             metrics = server.task.evaluate(model, server.head, samples, batch_size=batch)
-    return Evaluation(
-        server.which,
-        server.round,
-        target.data,
-        target.split,
-        items=len(set(samples.items.tolist())),
-        samples=len(samples),
-        metrics=metrics,
-    )
+    items = len({*samples.items.tolist()})
+    return Evaluation(server.which, server.round, target.data, target.split, items, len(samples), metrics)
 
 
 def _samples(server: ServerModel, target: Target) -> Samples:
@@ -110,11 +103,8 @@ def _source(conditions: Experiment, target: Target, modalities: Sequence[str]) -
     known = conditions.data.sources
     if target.data in known:
         source = known[target.data]
-        update = {
-            "columns": {**source.columns, **target.columns},
-            "targets": {**source.targets, **target.targets},
-        }
-        return source.model_copy(update=update)
+        columns, targets = {**source.columns, **target.columns}, {**source.targets, **target.targets}
+        return source.model_copy(update={"columns": columns, "targets": targets})
     path = _parquet_folder(conditions, target)
     bare = Parquet(path=str(path))
     bare.open(target.split, name=target.data, data_dir=None)  # raises, naming those there, if the split is missing

@@ -273,12 +273,8 @@ class RunFolder:
         sync_folder(self.path)
         name = f"checkpoints/round-{checkpoint.round:06d}"
         blob = self.save_tensors(f"{name}.safetensors", checkpoint.tensors)
-        manifest = {
-            "round": checkpoint.round,
-            "sha256": hashlib.sha256(blob).hexdigest(),
-            "facts": checkpoint.facts,
-        }
-        self.write(f"{name}.json", json.dumps(manifest) + "\n")
+        manifest = _Manifest(checkpoint.round, hashlib.sha256(blob).hexdigest(), checkpoint.facts)
+        self.write(f"{name}.json", json.dumps(vars(manifest)) + "\n")
         for old in self._manifests()[:-2]:  # the last but one stays for the case that the last proves damaged
             # tensors first: a manifest without them is skipped, tensors without a manifest would stay forever
             old.with_suffix(".safetensors").unlink(missing_ok=True)

@@ -60,11 +60,8 @@ class Loop:
         self._announce(0)
         self.changed()
         for client in self.server.clients:
-            counts = self.server.weight(client)
-            if counts < client.samples:
-                reason = (
-                    f"joined with {client.samples} samples, counts for {counts} in averages (aggregation.clip.weight)"
-                )
+            if (counts := self.server.weight(client)) < (own := client.samples):
+                reason = f"joined with {own} samples, counts for {counts} in averages (aggregation.clip.weight)"
                 self.cohorts.record_incident(0, client.id, "weight_capped", reason)
         run = self.experiment.run
         for name, attack in attacks_by_client(run.attackers, self.server.clients, run.seed).items():

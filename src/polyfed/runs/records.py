@@ -330,11 +330,8 @@ def _with_privacy(measurements: Iterable[Measured], config: Mapping[str, Any]) -
         return ""
     clear = "; test metrics of clients crossed as they are, which this does not cover"
     try:
-        between, delta = (
-            between_sets(bool(settings.get("samples")), settings["neighbours"]),
-            settings["budget"]["delta"],
-        )
-        metrics, shown = settings["metrics"], f"{delta:g}"
+        between = between_sets(bool(settings.get("samples")), settings["neighbours"])
+        metrics, shown = settings["metrics"], f"{settings['budget']['delta']:g}"
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"config.yaml: 'privacy' is damaged ({type(error).__name__}: {error}); restore it") from error
     return (

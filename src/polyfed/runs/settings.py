@@ -189,10 +189,7 @@ class ExperimentSettings(Settings):
         """All its clients as one place that hosts them."""
         run = self.run
         host = HostSettings(
-            device=run.device,
-            threads=run.threads,
-            evaluation_batch=run.evaluation_batch,
-            state_memory=run.state_memory,
+            device=run.device, threads=run.threads, evaluation_batch=run.evaluation_batch, state_memory=run.state_memory
         )
         # a simulation hosts its clients as an institution hosts its own: one code path for both
         secret = self.privacy and self.privacy.secret

@@ -161,11 +161,7 @@ class PatternSearch:
 
     @property
     def _complete(self) -> list[tuple[Choice, Sequence[float]]]:
-        return [
-            (choice, values)
-            for choice, values in self.scores
-            if len(values) == self.seeds and not any(map(math.isnan, values))
-        ]
+        return [one for one in self.scores if len(one[1]) == self.seeds and not any(map(math.isnan, one[1]))]
 
     @property
     def _best(self) -> Choice:
