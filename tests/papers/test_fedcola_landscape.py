@@ -87,11 +87,11 @@ def test_residuals_are_those_of_the_vectors_and_more_steps_leave_less(steps: int
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("most", [[100.0, 50.0], [5.0, 5.0]])
-def test_it_stops_when_it_has_converged(most: list[float], dtype: torch.dtype) -> None:
-    pairs = of_diagonal(torch.tensor([*most, *(1 / k for k in range(1, 199))], dtype=dtype), 2, steps=100)
-    assert pairs.steps < 40
-    torch.testing.assert_close(pairs.values, torch.tensor(most, dtype=torch.float64), rtol=1e-5, atol=0)
+@pytest.mark.parametrize("entries", [[100.0, 50.0, *(1 / k for k in range(1, 199))], [5.0, 5.0, 1.0, 1.0, 0.0]])
+def test_it_stops_when_it_has_converged(entries: list[float], dtype: torch.dtype) -> None:
+    pairs = of_diagonal(torch.tensor(entries, dtype=dtype), 2, steps=100)
+    assert pairs.steps < 15
+    torch.testing.assert_close(pairs.values, torch.tensor(entries[:2], dtype=torch.float64), rtol=1e-5, atol=0)
 
 
 def test_a_linear_loss_has_no_curvature_and_unused_weights_count_as_flat() -> None:
@@ -153,7 +153,7 @@ def test_weights_are_as_before_bit_for_bit_even_when_the_loss_fails() -> None:
     with torch.no_grad():
         parameters[0][0, 0] = 1e-30
     before = [parameter.detach().clone() for parameter in parameters]
-    expected = float(loss())
+    expected = loss().item()
     assert float(loss_surface([loss], parameters, torch.randn(2, 31).double(), grid=3)[1, 1]) == expected
 
     def failing() -> Tensor:
