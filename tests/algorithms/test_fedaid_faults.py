@@ -10,17 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import (
-    CLIENTS,
-    Values,
-    events,
-    fields,
-    global_model,
-    heard,
-    session_of,
-    shrink,
-    staged,
-)
+from aligned_sessions import CLIENTS, Values, events, fields, global_model, heard, session_of, shrink, staged
 
 import polyfed
 from by_hand import play
@@ -154,11 +144,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
 
 @pytest.mark.parametrize(
     ("method", "step", "client"),
-    [
-        ("fedaid", "judge", "hospital-2"),
-        ("fedaid", "teach", "hospital-2"),
-        ("feddra", "bind", "hospital-1"),
-    ],
+    [("fedaid", "judge", "hospital-2"), ("fedaid", "teach", "hospital-2"), ("feddra", "bind", "hospital-1")],
 )
 def test_a_run_killed_between_phases_resumes_to_the_same_bits(
     tmp_path: Path, undisturbed: dict[str, dict[str, bytes]], method: str, step: str, client: str

@@ -36,12 +36,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: Config, messa
 
 # ---- other methods on aligned models
 
-OTHERS: dict[str, Config] = {
-    "fedavg": {},
-    "moon": {},
-    "fedema": {"byol": {"predictor_width": 8}},
-    "local": {},
-}
+OTHERS: dict[str, Config] = {"fedavg": {}, "moon": {}, "fedema": {"byol": {"predictor_width": 8}}, "local": {}}
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -116,10 +116,7 @@ def complement_of(session: Session) -> Complement:
     return algorithm.complement
 
 
-@pytest.mark.parametrize(
-    ("options", "matrices"),
-    [({}, 4), ({"layers": "attention"}, 2), ({"layers": "mlp"}, 2)],
-)
+@pytest.mark.parametrize(("options", "matrices"), [({}, 4), ({"layers": "attention"}, 2), ({"layers": "mlp"}, 2)])
 def test_uni_modal_clients_receive_the_other_types_matrices(
     config: Config, tmp_path: Path, options: Config, matrices: int
 ) -> None:

@@ -140,10 +140,7 @@ def test_arrays_are_read_by_name_and_round(tmp_path):
     write(tmp_path / "weights.image", 2, values[:1], ["b"])
     write(tmp_path / "weights.text", 2, values, ["a", "b"])
     found = read_arrays(tmp_path)
-    assert {name: list(rounds) for name, rounds in found.items()} == {
-        "weights.image": [2, 10],
-        "weights.text": [2],
-    }
+    assert {name: list(rounds) for name, rounds in found.items()} == {"weights.image": [2, 10], "weights.text": [2]}
     assert found["weights.image"][10].clients == ("a", "b")
     assert found["weights.image"][10].values == pytest.approx(values.numpy())
 

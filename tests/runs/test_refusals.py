@@ -169,11 +169,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {},
         "asks who is right, but the public set has no classes",
     ),
-    (
-        tiny_unlabelled(name="fedgems"),
-        {},
-        r"fedgems with public.form: representations matches modalities.*\['image'\]",
-    ),
+    (tiny_unlabelled(name="fedgems"), {}, r"fedgems with public.form: representations matches modalities.*\['image'\]"),
     (
         tiny_unlabelled(name="fedet", public={"form": "scores"}),
         {},
@@ -185,11 +181,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {},
         r"distiller\.loss is similarity, which compares representations, not scores; choose kl",
     ),
-    (
-        scores(teacher={"alignment": {"kind": "ridge"}}),
-        {},
-        r"teacher\.alignment is of representations",
-    ),
+    (scores(teacher={"alignment": {"kind": "ridge"}}), {}, r"teacher\.alignment is of representations"),
     (
         tiny(name="creamfl", teacher={"alignment": {"kind": "cca"}}),
         {},
@@ -247,10 +239,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"clients.paired.also": {"source": "private", "items": 30}}, r"clients\.paired\.also\.items is 30"),
             ({"clients.image.items": "public"}, r"items is public, but the public set is not of 'private' train"),
             ({"clients.image.also": "public", "public": GONE}, "also is public, but there is no public set"),
-            (
-                {"clients.paired.items": "public", "public": GONE},
-                "items is public, but there is no public set",
-            ),
+            ({"clients.paired.items": "public", "public": GONE}, "items is public, but there is no public set"),
             ({"public.items": 49}, r"public\.items is 49, but 'scenes' has 48; lower it"),
             ({"server.expected_test_items": 1000}, "expected_test_items is 1000, but 'scenes' test has 12 items"),
             ({"clients.paired-0": tiny()["clients"]["image"]}, "two clients are called 'paired-0'"),
