@@ -14,10 +14,7 @@ from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import ClaimMap, claim_maps, study_tables
 
 Load = Callable[..., Study]
-AXES = {
-    "pairs": {"setting": "run.seed", "values": [250, 1000]},
-    "epochs": {"setting": "run.rounds", "values": [1, 5]},
-}
+AXES = {"pairs": {"setting": "run.seed", "values": [250, 1000]}, "epochs": {"setting": "run.rounds", "values": [1, 5]}}
 MAP = {"map": "prox > tiny on r1", "x": "pairs", "y": "epochs"}
 # what prox is above tiny by on three seeds: held, open, contradicted, and one seed
 ABOVE = {("250", "1"): (1, 1.1, 1.2), ("250", "5"): (-1, 0, 1.5), ("1000", "1"): (-2, -2.1, -2.2), ("1000", "5"): (3,)}
