@@ -188,14 +188,16 @@ def gains_table(record: StudyRecord, column: str, names: Mapping[str, str]) -> s
     results, (point,) = record.results, record.study.points
     verdicts = {item.claim.text: item.verdict for item in record.judgements}
     lines = [f"||{column}|minus {results.reference}, 95 % interval|verdict|", "|-|-:|-:|-|"]
-    for row in sorted(record.study.rows, key=lambda row: -results.spread(row, point, column).mean):
+    run = [row for row in record.study.rows if results.at(row, point, column)]
+    for row in sorted(run, key=lambda row: -results.spread(row, point, column).mean):
         spread, sample = results.spread(row, point, column), None
         if row != results.reference:
             sample = results.difference((row, point, column), (results.reference, point, column))
         minus = "" if sample is None else "{:+.1f} ({:+.1f} to {:+.1f})".format(sample.mean, *sample.interval)
         verdict = verdicts.get(f"{row} > {results.reference} on {column}", "")
         lines.append(f"|{names.get(row, markdown(row))}|{spread.mean:.1f} ± {spread.std:.1f}|{minus}|{verdict}|")
-    return "\n".join(lines) + "\n"
+    left = ", ".join(row for row in record.study.rows if row not in run)
+    return "\n".join([*lines, *(["", f"Not run yet: {markdown(left)}."] if left else [])]) + "\n"
 
 
 def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
