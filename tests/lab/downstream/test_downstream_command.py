@@ -198,9 +198,3 @@ def test_suites_that_come_with_polyfed_are_valid(name: str) -> None:
     named = [getattr(probe, "source", None) for probe in suite.tasks.values()]
     used = {each for entry in named for each in ((entry,) if isinstance(entry, str) else entry or ())}
     assert used <= set(suite.sources)
-
-
-def test_suites_are_no_presets() -> None:
-    from polyfed.runs.config_files import presets
-
-    assert not set(suites()) & set(presets())

@@ -59,16 +59,6 @@ def test_blocks_are_a_seeded_division_of_all() -> None:
     assert not torch.equal(torch.cat(found), torch.cat(other))
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(17, [8, 8]), (18, [8, 8, 2]), (1, []), (8, [8])])
-def test_a_last_gallery_of_one_is_left_out(count: int, sizes: list[int]) -> None:
-    assert [len(part) for part in random_blocks(count, 8, torch.Generator().manual_seed(0))] == sizes
-
-
-def test_constant_representations_find_nothing() -> None:
-    same = Gallery(torch.ones(12, 3) / 3**0.5, torch.arange(12))
-    assert recalls_between([(same, same)], (1, 5))["forward"] == {1: 0.0, 5: 0.0}
-
-
 # ---- probes
 
 

@@ -150,21 +150,6 @@ def test_an_edited_method_makes_another_cell(loaded: Load, tmp_path: Path, monke
         assert digest() != before
 
 
-def test_an_edited_column_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyfed.lab.studies.column import ColumnSettings
-
-    path = tmp_path / "mycolumns.py"
-    path.write_text(
-        "from polyfed.lab.studies.column import ColumnSettings\n\n\nclass One(ColumnSettings):\n"
-        "    def measure(self, run):\n        return 1.0\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    column = ColumnSettings.model_validate({"name": "mycolumns.One"})
-    before = column.digest
-    path.write_text(path.read_text().replace("1.0", "2.0"))
-    assert column.digest != before
-
-
 def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load, tmp_path: Path) -> None:
     from polyfed.core.errors import RunError
 

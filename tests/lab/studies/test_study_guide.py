@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyfed.lab.studies.cells import Places, StudyPlan
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import run_study
@@ -42,22 +41,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mymethods", "mycolumns")]:
         del sys.modules[name]
-
-
-def test_rows_are_what_they_are_called(shop: Path) -> None:
-    study = Study.load("mine.yaml")
-    plan = StudyPlan(study, Places(), shop / "cells")
-    methods = {row: {plan.check(row, point).algorithm.component_name() for point in study.points} for row in study.rows}
-    assert methods == {
-        "fedavg": {"fedavg"},
-        "fedprox": {"fedprox"},
-        "creamfl": {"creamfl"},
-        "ours": {"mymethods.ours.Ours"},
-        "server alone": {"server_only"},
-    }
-    assert {plan.check("fedavg", point).public.items for point in study.points} == {250, 1000}  # type: ignore[union-attr]
-    searched = {cell.digest for row, point in plan.row_points() for cell in plan.search(row, point)}
-    assert len(searched) >= len(study.rows)
 
 
 @pytest.mark.slow
