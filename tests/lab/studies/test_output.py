@@ -148,7 +148,6 @@ def test_paired_differences_with_their_intervals(loaded: Load, tmp_path: Path) -
     half = 4.302653 / 3**0.5  # of 1, 2 and 3: t(2, 0.975) x 1 / sqrt(3)
     (axes,) = draw_study(results(study), Drawing(**drawing)).axes
     (line, _, (whiskers,)) = axes.containers[0]
-    assert len(axes.containers) == 1
     assert list(line.get_xdata()) == [1, 5]
     assert list(line.get_ydata()) == pytest.approx([2, 2])
     for ends in whiskers.get_segments():
