@@ -17,6 +17,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -281,7 +282,8 @@ def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
                 drawn[root / PAPERS.name / paper / record.picture_file(picture)] = partial(_svg, picture)
     for record in recorded:
         if record.name == GAIN and record.scale == SMALL:
-            draw = partial(draw_study, record.results, Drawing(column="R@1 sum", minus=True))
+            study = record.study.model_copy(update={"title": "What the server gains"})  # its own is too long for it
+            draw = partial(draw_study, replace(record.results, study=study), Drawing(column="R@1 sum", minus=True))
             drawn[root / GAINS] = partial(_svg, Picture("gains", record.study.title, draw))
     return drawn
 

@@ -83,7 +83,7 @@ def _numbers(study: Study, axis: str) -> list[float]:
 
 
 def _draw_bars(axes: Axes, results: Results, drawing: Drawing, point: Point) -> None:
-    rows = [row for row in _rows(results, drawing) if point in results.study.points_of(row)]
+    rows = [row for row in _rows(results, drawing) if results.at(row, point, drawing.column)]
     shown = [_shown(results, drawing, row, point) for row in rows]
     heights, reach = [mean for mean, _ in shown], [whisker for _, whisker in shown]
     colours = [colour for colour, _ in zip(cycle(COLOURS), rows, strict=False)]
