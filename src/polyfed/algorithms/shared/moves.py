@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -56,9 +56,10 @@ def _told(name: str, square: float, of: float) -> dict[str, float]:
     return {name: math.sqrt(square / of)} if of else {}
 
 
-def _moves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    named = [(name, value.detach().float()) for name, value in new.items() if value.is_floating_point()]
-    return [(name, value - old[name].detach().to(value)) for name, value in named]
+def _moves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in new.items():  # one tensor at a time: a model's moves are as large as the model
+        if value.is_floating_point():
+            yield name, value.detach().float() - old[name].detach().to(value.device, torch.float32)
 
 
 def _square(move: Tensor) -> float:
