@@ -20,7 +20,6 @@ from polyfed.models.adapters.adapter import Adapter
 from polyfed.models.encoder import Encoder
 from polyfed.optim.servers import ServerOptimizer
 from polyfed.partitions.partition import Partition
-from polyfed.runs.config_files import read_layers
 from polyfed.runs.experiment import Experiment
 from polyfed.tasks.imputations import Imputation
 from small_federations import Config
@@ -44,12 +43,6 @@ FAMILIES: tuple[type[Settings], ...] = (
 def test_a_component_that_is_gone_says_so(family: type[Settings], name: str) -> None:
     with pytest.raises(ValueError, match=LINE):
         family.named(name)
-
-
-@pytest.mark.parametrize("name", sorted(REMOVED.get("preset", ())))
-def test_a_preset_that_is_gone_says_so(name: str) -> None:
-    with pytest.raises(ConfigError, match=LINE):
-        read_layers(name)
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED.get("command", ())))

@@ -45,7 +45,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
     "study": frozenset({"adapters-personal"}),
     "times": frozenset({"trace"}),
 }
-"""Family as errors call it ("algorithm"), "preset", "study", "command", or class of settings -> names and keys."""
+"""Family as errors call it ("algorithm"), "study", "command", or class of settings -> names and keys."""
 
 
 def removed(family: str, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.removed import removed, with_moved
+from polyfed.core.removed import with_moved
 from polyfed.core.untrusted import yaml_content
 
 COST = "cost"
@@ -55,8 +55,6 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
     elif str(source) in (*preset_names(), *preset_bases()):
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
-        if gone := removed("preset", str(source)):
-            raise ConfigError(f"preset {gone}")
         # what may have been meant: the file beside, or the preset of nearly that name; not all presets, which are many
         beside = [file for file in (f"{source}.yaml", f"{source}.yml") if Path(file).is_file()]
         close = [f"did you mean '{name}'? " for name in difflib.get_close_matches(str(source), preset_names(), n=1)]
