@@ -57,9 +57,9 @@ def _told(name: str, square: float, of: float) -> dict[str, float]:
 
 
 def _moves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    for name, value in new.items():  # one tensor at a time: a model's moves are as large as the model
-        if value.is_floating_point():
-            yield name, value.detach().float() - old[name].detach().to(value.device, torch.float32)
+    # one tensor at a time: a model's moves are as large as the model
+    floating = ((name, value.detach()) for name, value in new.items() if value.is_floating_point())
+    return ((name, value.float() - old[name].detach().to(value.device, torch.float32)) for name, value in floating)
 
 
 def _square(move: Tensor) -> float:
