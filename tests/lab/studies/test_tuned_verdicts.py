@@ -23,6 +23,7 @@ def judgement(
     loser: Mapping[str, Sequence[float]] = SURE,
     *,
     chosen: float = 1.0,
+    winner_chose: float = 1.0,
     ends: Mapping[str, Sequence[str]] | None = None,
     column: Mapping[str, Any] | None = None,
     gain: float = 2.0,
@@ -39,7 +40,7 @@ def judgement(
     at_end = ends or {}
     found = {
         ("tiny", ()): Chosen({"rate": chosen}, {}, loser, at_end.get("tiny", [])),
-        ("prox", ()): Chosen({"rate": 1.0}, {}, winner, at_end.get("prox", [])),
+        ("prox", ()): Chosen({"rate": winner_chose}, {}, winner, at_end.get("prox", [])),
     }
     return Results(study, values, found).judgements()[0]
 
@@ -80,6 +81,14 @@ def test_the_loser_whose_search_ended_at_an_end_is_not_beaten(loaded: Load, row:
     item = judgement(loaded, ends={row: ["rate"]})
     assert item.verdict == verdict
     assert item.why == ("the search of tiny ended at an end of rate" if row == "tiny" else "")
+
+
+def test_the_loser_that_never_tried_what_the_winner_chose_is_allowed_what_that_gained(loaded: Load) -> None:
+    far = {"as given": [10.0, 11.0, 12.0], "rate x 2": [11.0, 12.0, 13.0], "rate x 4": [12.5, 13.5, 14.5]}
+    assert judgement(loaded, winner=far, winner_chose=4.0).verdict == "open"
+    assert judgement(loaded, winner=far, winner_chose=4.0, gain=3.0).verdict == "held"
+    assert judgement(loaded, winner=far, winner_chose=2.0).verdict == "held"  # which was tried
+    assert judgement(loaded, winner=far, winner_chose=4.0, loser={**SURE, "rate x 4": [7.0]}).verdict == "held"
 
 
 def test_nothing_is_decided_on_fewer_than_three_seeds_of_tuning(loaded: Load) -> None:

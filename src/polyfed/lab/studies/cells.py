@@ -304,6 +304,20 @@ class Chosen:
         best = (min if lower else max)(map(fmean, self._complete))
         return abs(best - fmean(self.scores[choice_label(self.factors)]))
 
+    def missed(self, other: Chosen, lower: bool = False) -> float:
+        """What the search of another row gained more than this one, where it chose what was never tried here."""
+        tried = [dict(part.rsplit(" x ", 1) for part in label.split(", ") if " x " in part) for label in self.scores]
+        for name in self.factors.keys() & other.factors.keys():
+            factors = [1.0, *(float(one.get(name, 1)) for one in tried)]
+            if not min(factors) <= other.factors[name] <= max(factors):
+                return max(0.0, other.gain(lower) - self.gain(lower))
+        return 0.0
+
+    def gain(self, lower: bool = False) -> float:
+        """How much better the chosen candidate is than the settings as given."""
+        gain = fmean(self.scores[choice_label(self.factors)]) - fmean(self.scores[choice_label({})])
+        return -gain if lower else gain
+
     @property
     def spread(self) -> float:
         """Standard deviation over seeds, pooled over candidates; 0 of a single seed."""
@@ -364,11 +378,8 @@ class RowSearch:
         """The first cell of a candidate, and the others unless that is hopeless; all of the first candidate."""
         cells = self._of(choice)
         first = self.figure(cells[0])
-        is_first = not self.pattern.scores
-        return cells if is_first or (first is not None and not self._is_hopeless(first)) else cells[:1]
-
-    def _is_hopeless(self, first: float) -> bool:
-        return self.pattern.is_hopeless(self._sign * first)
+        is_needed = first is not None and not self.pattern.is_hopeless(self._sign * first)
+        return cells if is_needed or not self.pattern.scores else cells[:1]
 
     @property
     def _sign(self) -> int:

@@ -158,7 +158,7 @@ class Results:
         if item.verdict not in ("held", "contradicted") or not self._is_of_outcomes(item.claim):
             return item
         fewest = min((one.seeds for one in self._chosen_of(item.claim.operands).values()), default=math.inf)
-        ends = {row: one.ends for row, one in self._chosen_of(self._losers(item.claim)).items() if one.ends}
+        ends = {", ".join(row): one.ends for row, one in self._chosen_of(self._losers(item.claim)).items() if one.ends}
         why = "; ".join(f"the search of {row} ended at an end of {', '.join(names)}" for row, names in ends.items())
         if fewest < FEWEST_TUNING_SEEDS:
             why = f"tuned on {fewest} seed{'s' * (fewest > 1)}"
@@ -175,10 +175,10 @@ class Results:
         lower = self.study.columns[claim.left[0].column].lower
         return claim.right if (sample.mean > 0) != lower else claim.left
 
-    def _chosen_of(self, operands: Side) -> dict[str, Chosen]:
+    def _chosen_of(self, operands: Side) -> dict[Point, Chosen]:
         """Row, with its point where there are several -> what tuning chose for it there, where a claim reads it."""
         return {
-            ", ".join((row, *point)): chosen
+            (row, *point): chosen
             for one in operands
             for (row, point), chosen in self.chosen.items()
             if row == one.row and one.label in ("", ALL, point_label(point))
@@ -186,17 +186,20 @@ class Results:
 
     def _allowance(self, claim: Claim) -> Allowance:
         """Of the losing side, from its search; in spreads over seeds, where another metric was tuned by."""
-        tuning, chosen = self.study.tuning, list(self._chosen_of(self._losers(claim)).values())
-        if tuning is None or not chosen or not self._is_of_outcomes(claim):
+        tuning, losers = self.study.tuning, self._chosen_of(self._losers(claim))
+        if tuning is None or not losers or not self._is_of_outcomes(claim):
             return Allowance()
-        scales = [1.0] * len(chosen)
+        scales = [1.0] * len(losers)
         if getattr(self.study.columns[claim.left[0].column], "metric", None) != getattr(tuning.column, "metric", ""):
             sides = [side for side in (self._by_seed(claim, side).values() for side in claim.sides) if len(side) > 1]
             spread = math.sqrt(fmean(map(variance, sides))) if sides else 0.0
-            scales = [spread / one.spread if one.spread else 0.0 for one in chosen]
-        lower = tuning.column.lower
-        slack = max(scale * one.slack(lower) for scale, one in zip(scales, chosen, strict=True))
-        return Allowance(slack, max(scale * one.doubt for scale, one in zip(scales, chosen, strict=True)))
+            scales = [spread / one.spread if one.spread else 0.0 for one in losers.values()]
+        rows, lower = self._chosen_of(claim.operands), tuning.column.lower
+        slack = doubt = 0.0
+        for scale, (place, one) in zip(scales, losers.items(), strict=True):
+            missed = max(one.missed(other, lower) for at, other in rows.items() if at[1:] == place[1:])
+            slack, doubt = max(slack, scale * (one.slack(lower) + missed)), max(doubt, scale * one.doubt)
+        return Allowance(slack, doubt)
 
     def _if_it_matters(self, item: Judgement) -> Judgement:
         """Open where a difference is smaller than its column's effect, unless a margin says what matters."""
