@@ -259,7 +259,6 @@ def without(section: str) -> Callable[[Config], object]:
         ),
         ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local', 'pooled' or 'zero-shot'"),
         ("pooled", lambda c: c.update(twin={"kind": "pooled", "candidates": 0}), "twin.candidates"),
-        ("pooled", lambda c: c.update(twin={"kind": "pooled", "rate": 2}), "'rate' was removed in"),
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
     ],
 )

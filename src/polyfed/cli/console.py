@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, get_type_hints
 
 import click
 import typer
-from typer.core import TyperArgument, TyperGroup
+from typer.core import TyperArgument
 from typer.models import ArgumentInfo
 
-from polyfed.core.removed import removed
 from polyfed.core.untrusted import plain
 
 if TYPE_CHECKING:
@@ -33,18 +32,6 @@ class _Lines(logging.Handler):
     def filter(self, record: logging.LogRecord) -> bool:
         """The runner's warnings are shown as events of the run already."""
         return record.name != "polyfed.runs.session"
-
-
-class Commands(TyperGroup):
-    """Commands, of which one that is gone says so."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is asked for."""
-        if line := removed("command", f"{ctx.command_path} {args[0]}".partition(" ")[2]):
-            ctx.fail(line)
-        return super().resolve_command(ctx, args)
 
 
 def fail(message: str, code: int) -> int:

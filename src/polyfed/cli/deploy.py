@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.console import Commands
 from polyfed.core.untrusted import plain
 
 deploy_app = typer.Typer(
-    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     help="Train across institutions: keys, checks, server, sites.",

@@ -13,7 +13,7 @@ import typer
 from polyfed.cli import results, running
 from polyfed.cli.analyse import analyse_command
 from polyfed.cli.catalogue import list_command
-from polyfed.cli.console import Commands, fail, warnings_and_signals, with_argument_help
+from polyfed.cli.console import fail, warnings_and_signals, with_argument_help
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
 from polyfed.cli.options import with_shared_options
@@ -57,7 +57,6 @@ _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
 
 # commands import what they need when they run: --help and completion answer at once
 app = typer.Typer(
-    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Multimodal federated learning: image, text and image-text clients train without sharing data.",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from polyfed.cli.console import Commands
 from polyfed.core.errors import ConfigError
 from polyfed.runs.config_files import preset_names
 from polyfed.runs.opened import Run, open_run
@@ -109,7 +108,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def command_group(prefix: str, commands: Sequence[Callable[..., None]], about: str) -> typer.Typer:
     """A group of commands, each called as its function without the prefix."""
-    group = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, help=about)
+    group = typer.Typer(add_completion=False, no_args_is_help=True, help=about)
     for command in commands:
         group.command(command.__name__.removeprefix(prefix).replace("_", "-"))(with_shared_options(command))
     return group

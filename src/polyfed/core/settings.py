@@ -32,7 +32,6 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 from polyfed.core.declarations import SHORT_NAME, ClassDeclaration, components, declared_component, homes_of
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import how_to_install
-from polyfed.core.removed import removed
 from polyfed.core.untrusted import require_own_code
 
 
@@ -72,8 +71,7 @@ class Settings(BaseModel):
             unknown = [key for key in data if key not in cls.model_fields]
             if unknown:
                 key = str(unknown[0])
-                gone = removed(cls.__name__, key)
-                raise ValueError(gone or f"unknown key '{key}'; {nearest(key, cls.model_fields)}")
+                raise ValueError(f"unknown key '{key}'; {nearest(key, cls.model_fields)}")
         return data
 
     # ---- components
@@ -112,10 +110,7 @@ class Settings(BaseModel):
         family = cls.family().__name__.removesuffix("Settings").lower()
         declared = declared_component(cls.family().home, name, (cls.__module__, cls.__qualname__))
         if declared is None:
-            gone = removed(family, name)
-            raise ValueError(
-                f"{family} {gone}" if gone else f"unknown {family} '{name}'; {nearest(name, cls.declared())}"
-            )
+            raise ValueError(f"unknown {family} '{name}'; {nearest(name, cls.declared())}")
         try:
             kind: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
         except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.removed import with_moved
+from polyfed.core.moved import with_moved
 from polyfed.core.untrusted import yaml_content
 
 COST = "cost"

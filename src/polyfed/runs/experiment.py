@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import paths_from
-from polyfed.core.removed import moved_path
+from polyfed.core.moved import moved_path
 from polyfed.core.settings import NoEffectError, S, first_problem, innermost_problem, parse_settings
 from polyfed.core.untrusted import yaml_content
 from polyfed.runs.config_files import layers_of, merged, read_layers, start_of

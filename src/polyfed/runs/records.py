@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
-from polyfed.core.removed import with_moved
+from polyfed.core.moved import with_moved
 from polyfed.core.untrusted import file_json, typed, yaml_content
 from polyfed.federation.timeline_events import TimelineEvent
 from polyfed.privacy.accounting import between_sets

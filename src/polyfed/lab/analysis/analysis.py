@@ -21,7 +21,6 @@ from pydantic import Field
 from polyfed.core.declarations import class_in_file, is_file_class
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import write_atomically
-from polyfed.core.removed import removed
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.runs.opened import Run
 
@@ -137,9 +136,8 @@ def analysis_class(name: str) -> type[Analysis]:
     if is_file_class(name):
         return class_in_file(name, Analysis)  # type: ignore[type-abstract]
     if name not in (known := Analysis.declared()):
-        gone = removed("analysis", name)
         hint = f"{nearest(name, known)}; those of one paper are files beside its studies, FILE.py:Class"
-        raise ConfigError(f"analysis {gone}" if gone else f"no analysis '{name}'; {hint}")
+        raise ConfigError(f"no analysis '{name}'; {hint}")
     return Analysis.named(name)  # type: ignore[return-value]
 
 

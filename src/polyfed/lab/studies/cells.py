@@ -479,14 +479,6 @@ class StudyPlan:
                     where = f"tuning.settings.{name}.paths"
                     raise ConfigError(f"{where}: no row that is tuned has a number at '{path}' that could be another")
 
-    def most_candidates(self, places: Iterable[_Place]) -> int:
-        """How many runs all searches have at most; a search that rows share counts once."""
-        tuning = self.study.tuning
-        if tuning is None:
-            return 0
-        first = {search.cells[0].digest for place in places if (search := self.row_search(*place))}
-        return len(first) * tuning.candidates * len(tuning.seeds)
-
     def search(self, row: str, point: Point) -> list[Cell]:
         """The cells from which settings of a row are chosen, as far as they are known; none where nothing is chosen."""
         search = self.row_search(row, point)

@@ -12,7 +12,6 @@ from pydantic import JsonValue
 
 from polyfed.core.declarations import is_file_class
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.removed import removed_study
 from polyfed.core.untrusted import yaml_content
 from polyfed.runs.config_files import merged
 
@@ -133,8 +132,7 @@ def study_content(source: str | Path, extending: tuple[Path, ...] = ()) -> dict[
 
 
 def _missing(name: str) -> str:
-    advice = removed_study(name) or f"studies of papers are files in {REPOSITORY}, such as papers/creamfl/t1.yaml"
-    return f"no study file '{name}'; {advice}"
+    return f"no study file '{name}'; studies of papers are files in {REPOSITORY}, such as papers/creamfl/t1.yaml"
 
 
 def _read(path: Path) -> Any:

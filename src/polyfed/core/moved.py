@@ -1,0 +1,44 @@
+"""Keys that stand elsewhere by now: a configuration may have the old ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+MOVED: Mapping[str, str] = {
+    **dict.fromkeys(("deadline", "limits", "min_clients", "phases", "transport"), "exchange"),
+    **dict.fromkeys(("keep_client_models", "keep_rounds", "plots", "sinks"), "output"),
+}
+"""Key that stood in ``run`` until 0.3 -> section of ``run`` in which it stands now."""
+
+
+def moved_path(path: str) -> str:
+    """The path of a setting as it is now: of ``run.plots`` it is ``run.output.plots``; a warning says so."""
+    first, _, key = path.partition(".")
+    section = MOVED.get(key.partition(".")[0]) if first == "run" else None
+    if section is None:
+        return path
+    _tell(key.partition(".")[0])
+    return f"run.{section}.{key}"
+
+
+def with_moved(content: Mapping[str, Any], *, is_told: bool = True) -> dict[str, Any]:
+    """A configuration with its keys in the sections where they stand now; a warning says so if ``is_told``."""
+    run = content.get("run")
+    if not isinstance(run, Mapping) or MOVED.keys().isdisjoint(run):
+        return dict(content)
+    now = {key: value for key, value in run.items() if key not in MOVED}
+    for key in (key for key in run if key in MOVED):  # in the order of the file: equal runs have equal pages
+        now[MOVED[key]] = {key: run[key], **now.get(MOVED[key], {})}
+        if is_told:
+            _tell(key)
+    return {**content, "run": now}
+
+
+@cache  # once a process, however many experiments a study has
+def _tell(key: str) -> None:
+    log.warning("run.%s is run.%s.%s now; the old name is still read", key, MOVED[key], key)
