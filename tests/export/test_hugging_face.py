@@ -16,7 +16,6 @@ from PIL import Image
 from torch import nn
 
 from polyfed import load_model
-from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.export.hugging_face import export_hugging_face, network_code
 from polyfed.export.programs import example_input, write_program
@@ -82,36 +81,6 @@ def test_the_code_speaks_of_no_polyfed_and_the_card_says_what_matters(folder: Pa
         assert words in card, words
 
 
-@pytest.mark.slow
-def test_the_hub_is_only_asked_when_told(folder: Path, tiny_run: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    class Hub:
-        def create_repo(self, name: str, **how: Any) -> None:
-            calls.append(("create", {"name": name, **how}))
-
-        def upload_folder(self, **how: Any) -> None:
-            assert (Path(how["folder_path"]) / "model.safetensors").is_file()
-            calls.append(("upload", how))
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    with pytest.raises(ConfigError, match="'mine' is no repository; give it as owner/name"):
-        export_hugging_face(tiny_run, tmp_path / "a", push="mine")
-    assert not (tmp_path / "a").exists()
-    export_hugging_face(tiny_run, tmp_path / "a", push="me/mine")
-    assert [call[0] for call in calls] == ["create", "upload"]
-    assert calls[0][1] == {"name": "me/mine", "private": True, "exist_ok": True}
-    assert calls[1][1]["repo_id"] == "me/mine"
-
-    def refuse(self: Any, **how: Any) -> None:
-        raise OSError("no token")
-
-    monkeypatch.setattr(Hub, "upload_folder", refuse)
-    with pytest.raises(RunError, match=r"complete but cannot be uploaded to 'me/mine' \(no token\); log in"):
-        export_hugging_face(tiny_run, tmp_path / "b", push="me/mine")
-    assert (tmp_path / "b" / "config.json").is_file()
-
-
 TOKENS = InputSpec((6,), tuple(f"word {number}" for number in range(30)), pad=0)
 PIXELS = InputSpec((3, 16, 16))
 
@@ -143,11 +112,6 @@ def test_the_command_writes_such_a_folder(tiny_run: Path, tmp_path: Path, cli: A
     code, printed, _ = cli("export", tiny_run, "--out", tmp_path / "out", "--format", "huggingface")
     assert (code, printed) == (0, f"exported and checked: {tmp_path / 'out'}\n")
     assert (tmp_path / "out" / "modeling_polyfed.py").is_file()
-
-
-def test_the_command_uploads_no_other_folder(tiny_run: Path, tmp_path: Path, cli: Any) -> None:
-    code, _, error = cli("export", tiny_run, "--out", tmp_path / "x", "--push", "me/mine")
-    assert (code, "only a folder of --format huggingface" in error) == (2, True)
 
 
 def test_the_configuration_names_all_tensors(folder: Path) -> None:

@@ -18,7 +18,6 @@ from polyfed.cli.options import (
     WeightsDir,
     pairs_in,
 )
-from polyfed.core.errors import ConfigError
 from polyfed.runs.opened import open_run
 
 
@@ -154,15 +153,12 @@ def export_command(
             help="torch.export programs; these and ONNX; a folder for AutoModel, with a card; or adapters for peft",
         ),
     ] = "torch",
-    push: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="upload the Hugging Face folder there, private")
-    ] = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Export a run's server model for use without polyfed.
 
     Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format onnx; polyfed
-    export runs/shop-seed0 --format huggingface --push me/shop
+    export runs/shop-seed0 --format huggingface
     """
     from polyfed.export.adapters import export_adapters
     from polyfed.export.hugging_face import export_hugging_face
@@ -170,11 +166,9 @@ def export_command(
 
     opened = open_run(run, weights_dir=weights_dir, allow_code=allow_code)
     if form == "huggingface":
-        path = export_hugging_face(opened, out, which=which, push=push)
-    elif push is not None:
-        raise ConfigError(f"--push {push}: only a folder of --format huggingface is uploaded; add that")
+        path = export_hugging_face(opened, out, which=which)
     elif form == "peft":
         path = export_adapters(opened, out, which=which)
     else:
         path = export_model(opened, out, which=which, onnx=form == "onnx")
-    typer.echo(f"exported and checked: {path}{f', uploaded: {push}' if push else ''}")
+    typer.echo(f"exported and checked: {path}")

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, fx
 
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.errors import RunError
 from polyfed.export.cards import model_card
 from polyfed.export.inputs import Recipe, identifier, import_lines
 from polyfed.export.model import Exported, export_programs, new_folder
@@ -38,8 +38,6 @@ def export_hugging_face(
     out: Path | str | None = None,
     *,
     which: str | None = None,
-    push: str | None = None,
-    private: bool = True,
 ) -> Path:
     """Export a run's server model as a Hugging Face folder; it appears complete and checked, or not at all.
 
@@ -49,18 +47,14 @@ def export_hugging_face(
         run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
         out: new folder; by default ``hugging-face`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
-        push: ``owner/name`` on the hub, where the folder is uploaded when it is complete; None: nowhere.
-        private: whether a repository that is created for it is private.
 
     Returns:
         The folder.
 
     Raises:
-        RunError: as for ``export_model``, an encoder cannot be written as code, or the upload fails.
-        ConfigError: pretrained weights are not there, or ``push`` is not of the form ``owner/name``.
+        RunError: as for ``export_model``, or an encoder cannot be written as code.
+        ConfigError: pretrained weights are not there.
     """
-    if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
-        raise ConfigError(f"'{push}' is no repository; give it as owner/name")
     on_cpu = replace(as_run(run), device="cpu")
     out = Path(out) if out else on_cpu.folder / "hugging-face"
     with new_folder(out) as draft, tempfile.TemporaryDirectory() as place:
@@ -68,29 +62,7 @@ def export_hugging_face(
         _write(exported, Path(place), draft)
         card = model_card(on_cpu.records, exported.config, exported.recipes)
         (draft / "README.md").write_text(card, "utf-8")
-    if push is not None:
-        push_folder(out, push, private=private)
     return out
-
-
-def push_folder(folder: Path, repository: str, *, private: bool = True) -> None:
-    """Upload a folder to the hub; the repository is created if it is not there.
-
-    Raises:
-        RunError: it cannot be uploaded.
-    """
-    import huggingface_hub
-
-    hub = huggingface_hub.HfApi()
-    try:
-        hub.create_repo(repository, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload a model trained with polyfed")
-    except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are OSErrors
-        reason = " ".join(str(error).split())
-        raise RunError(
-            f"'{folder}' is complete but cannot be uploaded to '{repository}' ({reason}); log in with 'hf auth login', "
-            f"then run 'hf upload {repository} {folder}'"
-        ) from error
 
 
 def _write(exported: Exported, programs: Path, draft: Path) -> None:

@@ -58,8 +58,6 @@ def test_other_forms_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("claims", "more", "message"),
     [
-        (["tiny > prox on r1"], {}, r"claims: a list does not say .*; write \{method: \["),
-        ({"primary": ["tiny > prox on r1"]}, {}, r"claims: primary does not say .*; write \{method: \["),
         ({"secondary": ["tiny > prox on r1"]}, {}, "claims: method, part, setting: there is none"),
         ({"method": ["tiny > prox on r1"] * 2, "part": ["tiny > prox on r1"] * 2}, {}, "4 are judged; .*three at most"),
         ({"method": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),

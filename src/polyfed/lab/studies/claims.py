@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -158,17 +158,6 @@ class Claims(Settings):
     secondary: list[str] = Field(
         default_factory=list, description="statements that are shown as differences with intervals, without verdict"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_kind(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple) or (isinstance(value, Mapping) and "primary" in value):
-            raise ValueError(
-                f"{'primary' if isinstance(value, Mapping) else 'a list'} does not say what claims are about; write "
-                "{method: [A is better than B], part: [ablations], setting: [more rounds, skew, a ceiling over a "
-                "floor], secondary: [what is not judged]}"
-            )
-        return value
 
     @model_validator(mode="after")
     def _one_to_three(self) -> Self:
