@@ -111,8 +111,6 @@ def measured(settings: Settings, folder: Path, plan: Leakage) -> dict[str, Any]:
 COLUMNS = (
     "by a score: AUC",
     "told",
-    "LiRA: AUC",
-    "told ",
     "final model: AUC",
 )
 
@@ -120,17 +118,9 @@ COLUMNS = (
 def row(leakage: dict[str, Any]) -> dict[str, float]:
     """Figures of what crossed, and of final models; means over clients."""
     members = leakage["findings"]
-    final = [one for one in members if one["on"].startswith("final") and one["attack"] == "loss threshold"]
+    final = [one for one in members if one["on"].startswith("final")]
     sent = [one for one in members if not one["on"].startswith("final")]
-    simple = [one for one in sent if one["attack"] != "LiRA"]
-    ratios = [one for one in sent if one["attack"] == "LiRA"]
-    values = (
-        _mean(simple, "auc"),
-        _mean(simple, "tpr_at_1_percent"),
-        _mean(ratios, "auc"),
-        _mean(ratios, "tpr_at_1_percent"),
-        _mean(final, "auc"),
-    )
+    values = _mean(sent, "auc"), _mean(sent, "tpr_at_1_percent"), _mean(final, "auc")
     return {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
 
 
@@ -149,11 +139,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--shadows", type=int, default=16, help="of weights; rows need none")
     options = parser.parse_args()
     print(f"| method | protection | {' | '.join(COLUMNS)} |\n|{' --- |' * (len(COLUMNS) + 2)}")
     for method in options.methods:
-        plan = Leakage(shadows=options.shadows, clients=2)
+        plan = Leakage(clients=2)
         for protection, changes in protected(method).items():
             cells: dict[str, list[float]] = {name: [] for name in COLUMNS}
             for seed in options.seeds:

@@ -56,7 +56,6 @@ class Recorder:
 
     def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
         self.calls = calls
-        self.summary: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -113,7 +112,6 @@ def test_wandb_is_asked_for_one_private_offline_run_and_gets_every_point(fake_wa
     assert [axes[:2], every[:2]] == [("define_metric", ("round",)), ("define_metric", ("*",))]
     assert name == "log"
     assert {**EXPECTED, "round": 1}.items() <= points.items()
-    assert fake_wandb.run.summary == {"event/client_excluded/image-2/round-1": "no answer"}
     assert end == ("finish", (), {"exit_code": 1})
 
 
@@ -149,7 +147,6 @@ def test_mlflow_gets_parameters_points_and_the_end(fake_mlflow, tmp_path):
     logged = [named for name, _, named in fake_mlflow.calls if name == "log_batch"]
     assert ("clients.1.dim", "16") in logged[0]["params"]
     assert ("server/test/image_to_text_r1", 10.0, 1) in logged[1]["metrics"]
-    assert called["set_tag"][0] == ("m1", "event.1.client_excluded/image-2", "no answer")
     assert called["set_terminated"][0] == ("m1", "FINISHED")
     assert json.loads((tmp_path / "mlflow.json").read_text()) == {"tracking_uri": None, "run_id": "m1"}
 
@@ -223,4 +220,4 @@ def test_mlflow_for_real(tmp_path, monkeypatch):
     assert found.info.status == "FINISHED"
     assert found.data.params["clients.1.dim"] == "16"
     assert found.data.metrics["clients/test/accuracy"] == 30.0
-    assert found.data.tags["event.1.client_excluded/image-2"] == "no answer"
+    assert found.data.metrics["events/client_excluded"] == 1.0

@@ -48,11 +48,8 @@ class _BoardWriter(SinkWriter):
     per_client: bool
 
     def write(self, records: Sequence[Record]) -> None:
-        points = round_points(records, per_client=self.per_client)
-        for name, value in points.values.items():
-            self.board.add_scalar(name, value, points.round)
-        for name, reason in points.events.items():
-            self.board.add_text(f"event/{name}", _verbatim(reason), points.round)
+        for name, value in round_points(records, per_client=self.per_client).items():
+            self.board.add_scalar(name, value, records[0]["round"])
         self.board.flush()  # the reader of a long run must not wait for a full queue
 
     def close(self, failed: bool) -> None:
@@ -127,10 +124,7 @@ class _WandBWriter(SinkWriter):
     per_client: bool
 
     def write(self, records: Sequence[Record]) -> None:
-        points = round_points(records, per_client=self.per_client)
-        self.run.log({"round": points.round, **points.values})
-        for name, reason in points.events.items():
-            self.run.summary[f"event/{name}/round-{points.round}"] = reason
+        self.run.log({"round": records[0]["round"], **round_points(records, per_client=self.per_client)})
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
@@ -208,11 +202,9 @@ class _MLflowWriter(SinkWriter):
     def write(self, records: Sequence[Record]) -> None:
         metric = importlib.import_module("mlflow.entities").Metric
         points = round_points(records, per_client=self.per_client)
-        now = int(time.time() * 1000)
-        for batch in _batches(points.values.items(), _MOST_METRICS):
-            self.client.log_batch(self.identity, metrics=[metric(fit(n), v, now, points.round) for n, v in batch])
-        for name, reason in points.events.items():
-            self.client.set_tag(self.identity, fit(f"event.{points.round}.{name}"), reason[:_MOST_TEXT])
+        now, step = int(time.time() * 1000), records[0]["round"]
+        for batch in _batches(points.items(), _MOST_METRICS):
+            self.client.log_batch(self.identity, metrics=[metric(fit(n), v, now, step) for n, v in batch])
 
     def close(self, failed: bool) -> None:
         self.client.set_terminated(self.identity, "FAILED" if failed else "FINISHED")

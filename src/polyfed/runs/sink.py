@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +30,6 @@ Record = Mapping[str, Any]
 
 _PLACES = ("dir", "weights_dir", "cache_dir")
 _TOLD = ("name", "columns", "targets")  # of a source
-_QUOTED = re.compile(r"'[^']*'")
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,8 @@ class Trackers(Callback):
         if isinstance(event, RunStarted):
             self._open(replace(self._run, resumed_from=event.done))
         elif isinstance(event, RoundComplete):
-            records = told_records(self._recorder.take())
+            # texts of events may name files or values
+            records = [{**record, "reason": ""} if "reason" in record else record for record in self._recorder.take()]
             self._write(round_records(event.round, records, event.up, event.down, seconds=event.seconds))
 
     def _open(self, run: SinkRun) -> None:
@@ -196,16 +195,6 @@ def _without_texts(source: Mapping[str, Any]) -> dict[str, Any]:
     return inner | told
 
 
-def told_records(records: Iterable[Record]) -> list[Record]:
-    """A round as trackers are told it: of an event the class of error, whose text may name files or values."""
-    return [
-        {**record, "reason": _QUOTED.sub("'...'", str(record["reason"]).partition(":")[0])}
-        if "reason" in record
-        else record
-        for record in records
-    ]
-
-
 def _unopened(sink: Sink, error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
@@ -234,33 +223,19 @@ def round_records(
     return [*metrics, {**common, "kind": "traffic", "metrics": {"bytes_up": up, "bytes_down": down}}, *timing]
 
 
-@dataclass(frozen=True)
-class RoundPoints:
-    """A round as points of named curves.
+def round_points(records: Sequence[Record], *, per_client: bool = True) -> dict[str, float]:
+    """Points of one round by the name of their curve; without clients by id if ``per_client`` is false.
 
-    Attributes:
-        round: its number.
-        values: ``server/test/r1_sum``, ``client/<id>/test/accuracy``, ``clients/test/accuracy`` (the mean over the
-            clients measured in this round whose value is finite), ``events/client_excluded`` (how many).
-        events: ``<event>/<participant>`` -> reason.
-    """
-
-    round: int
-    values: Mapping[str, float]
-    events: Mapping[str, str]
-
-
-def round_points(records: Sequence[Record], *, per_client: bool = True) -> RoundPoints:
-    """The points of one round; without clients by id if ``per_client`` is false.
+    ``server/test/r1_sum``, ``client/<id>/test/accuracy``, ``clients/test/accuracy`` (the mean over the clients measured
+    in this round whose value is finite), ``events/client_excluded`` (how many).
 
     Args:
         records: as ``round_records`` gives them, all of one round, not empty.
-        per_client: whether clients are named, in curves and in events.
+        per_client: whether clients are named.
     """
     values: dict[str, float] = {}
     of_clients: dict[str, list[float]] = {}  # of this round's cohort: clients that were not asked have no new value
-    events: Counter[str] = Counter()
-    reasons: dict[str, str] = {}
+    events = Counter(record["event"] for record in records if record["kind"] == "event")
     for record in records:
         who, is_server = record["participant"], record["participant"] == SERVER
         for metric, value in record.get("metrics", {}).items():
@@ -269,16 +244,11 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> Round
                 of_clients.setdefault(name, []).append(float(value))
             if is_server or per_client:
                 values[f"{SERVER if is_server else f'client/{who}'}/{name}"] = float(value)
-        if record["kind"] == "event":
-            events[record["event"]] += 1
-            if per_client:
-                reasons[f"{record['event']}/{who}"] = str(record.get("reason", ""))
     for name, own in of_clients.items():
         # one client whose loss is infinite must not hide the curve of all others; its own curve shows it
         finite = [value for value in own if math.isfinite(value)]
         values[f"clients/{name}"] = fmean(finite) if finite else math.nan
-    values |= {f"events/{name}": float(number) for name, number in events.items()}
-    return RoundPoints(int(records[0]["round"]), values, reasons)
+    return values | {f"events/{name}": float(number) for name, number in events.items()}
 
 
 def flat_settings(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -143,8 +143,6 @@ REFUSALS = [
     (f"centres {RUN} split=dev", "no split 'dev'"),
     (f"centres {RUN} --out CONFIG", "cannot create folder"),
     (f"centres {RUN} --device warp", "'warp' is not usable here"),
-    (f"leakage {RUN} attacks=[membership]", "'attacks' was removed in 0.4"),
-    (f"leakage {RUN} shadows=5", "shadows: give 0, or an even number from 4 on"),
     (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' is of one run, not of 2; ask run by run"),
     (f"weights {RUN}", "has no aggregation weights"),
     (f"weights {EXCHANGE} round=9", "has no weights; valid: 1"),

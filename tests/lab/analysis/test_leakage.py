@@ -15,13 +15,13 @@ import polyfed
 from polyfed import Experiment, open_run
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.leakage import Discrimination, Leakage, Situation, halves, run_leakage, sample_scores
+from polyfed.lab.analysis.leakage import Discrimination, Leakage, Situation, run_leakage, sample_scores
 from polyfed.lab.analysis.leakage_replies import seen_round
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics
 
-SMALL = Leakage(shadows=4, clients=1, samples=60, passes=40)
+SMALL = Leakage(clients=1, samples=60, passes=40)
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -121,10 +121,9 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
     opened, found = Simulated(open_run(overfitted_run)), by_name(leakage)
     assert leakage["exact"]
     assert leakage["protection"] == "none"
-    for attack in ("loss threshold", "LiRA"):
-        one = found["weights of text-0 (fit)", attack]
-        assert one["auc"]["low"] > 0.8
-        assert one["verdict"] == "much"
+    one = found["weights of text-0 (fit)", "loss threshold"]
+    assert one["auc"]["low"] > 0.8
+    assert one["verdict"] == "much"
     assert found["final model of text", "loss threshold"]["auc"]["value"] > 0.7
     with cpu_threads(1), seen_round(opened) as seen:
         situation = Situation(opened, seen, SMALL)
@@ -141,8 +140,6 @@ def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
         assert not set(candidates.samples.ids[i] for i in candidates.samples.items[: int(inside.sum())]) & set(
             candidates.samples.ids[i] for i in candidates.samples.items[int(inside.sum()) :]
         )
-        rows = halves(candidates.samples, 6, 0)
-        assert rows.sum(0).tolist() == [3] * len(candidates.samples)
 
 
 @pytest.mark.slow
@@ -176,7 +173,7 @@ def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> N
 @pytest.mark.slow
 def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> None:
     config = three_kinds(name="creamfl")
-    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(shadows=0, passes=2, clients=3))
+    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(passes=2, clients=3))
     reasons = {one["on"]: one["reason"] for one in leakage["no_attack"]}
     assert "the classifier does not cross" in reasons["representations of text (fit)"]
 
@@ -184,7 +181,7 @@ def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path) -> None:
     config = overfitted(algorithm={"name": "scaffold"})
-    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(shadows=0, clients=1))
+    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(clients=1))
     told = [one["on"] for one in leakage["findings"]]
     assert "weights of text-0 (controlled_fit)" in told
     assert not any(on.startswith("controls") for on in told)
@@ -192,7 +189,7 @@ def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path)
 
 
 def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: Path, analyse: Cli) -> None:
-    code, _, _ = analyse("leakage", overfitted_run, "--set", "clients=1", "--set", "shadows=0")
+    code, _, _ = analyse("leakage", overfitted_run, "--set", "clients=1")
     assert code == 0
     content = json.loads((overfitted_run / "analysis" / "leakage.json").read_text())
     assert content["exact"] is True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from polyfed.lab.analysis.leakage import (
     area,
     confidence,
     leak_verdict,
-    likelihood_ratio,
     one_an_item,
     pair_margin,
     threshold,
@@ -87,25 +84,3 @@ def test_scores_of_a_sample() -> None:
     similar = torch.tensor([[0.9, 0.1, 0.2], [0.3, 0.4, 0.5], [0.0, 0.6, 0.8]])
     others = [similar[0, 1], similar[0, 2], similar[1, 0], similar[2, 0]]
     assert float(pair_margin(similar)[0]) == pytest.approx(float(similar[0, 0] - torch.stack(others).mean()))
-
-
-def _density(value: float, mean: float, spread: float) -> float:
-    return math.exp(-((value - mean) ** 2) / (2 * spread**2)) / (spread * math.sqrt(2 * math.pi))
-
-
-def test_likelihood_ratios_against_a_loop() -> None:
-    draws = torch.Generator().manual_seed(3)
-    k, n = 6, 5
-    shadows, target = torch.randn(k, n, generator=draws).double(), torch.randn(n, generator=draws).double()
-    inside = torch.stack([torch.randperm(k, generator=draws) < k // 2 for _ in range(n)], 1)
-    sides = []
-    for chosen in (inside, ~inside):
-        means = [float(shadows[chosen[:, i], i].mean()) for i in range(n)]
-        squares = sum(float((shadows[j, i] - means[i]) ** 2) for i in range(n) for j in range(k) if chosen[j, i])
-        sides.append((means, math.sqrt(squares / (n * (k // 2 - 1)))))
-    (in_means, in_spread), (out_means, out_spread) = sides
-    ratios = likelihood_ratio(target, shadows, inside)
-    for i in range(n):
-        one = float(target[i])
-        expected = _density(one, in_means[i], in_spread) / _density(one, out_means[i], out_spread)
-        assert float(ratios[i]) == pytest.approx(math.log(expected))

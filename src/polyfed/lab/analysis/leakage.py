@@ -1,7 +1,7 @@
 """What a run gave away: membership inference on what crossed and on final models.
 
 Sources: Yeom et al. (CSF 2018), a threshold on the loss; Carlini et al. (IEEE S&P 2022), "Membership inference attacks
-from first principles" (LiRA).
+from first principles", for scores and rates.
 """
 
 from __future__ import annotations
@@ -18,20 +18,16 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from polyfed.algorithms.algorithm import LocalTraining
 from polyfed.algorithms.shared.digest import Digest
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import cpu_threads
 from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Samples, union
 from polyfed.federation.membership import Member
-from polyfed.federation.participant import Participant, TrainingSetup
-from polyfed.federation.server import with_weights
-from polyfed.federation.trainer import Clock, Optimizers
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
 from polyfed.lab.analysis.leakage_replies import SeenReply, SeenRound, seen_round
 from polyfed.lab.analysis.simulated import Simulated, TrainedModel
@@ -171,17 +167,9 @@ class Leakage(Analysis):
 
     clients: int = Field(default=3, ge=1, description="attacked at most, of each architecture in turn")
     samples: int = Field(default=200, ge=10, description="members at most, and as many others")
-    shadows: int = Field(default=8, ge=0, description="shadow trainings a client (LiRA), even; 0: none")
     passes: int = Field(default=60, ge=1, description="over public samples, of a surrogate of what crossed")
     seed: int = Field(default=0, ge=0, description="of all that attacks draw")
     model: ModelName = "last"
-
-    @field_validator("shadows")
-    @classmethod
-    def _in_halves(cls, value: int) -> int:
-        if value % 2 or value == 2:
-            raise ValueError("give 0, or an even number from 4 on: half see each sample")
-        return value
 
     def answer(self, run: Run) -> AnalysisResult:
         return run_leakage(Simulated(run, self.model), self)
@@ -411,11 +399,9 @@ def _in_bundle(situation: Situation, seen: SeenReply, name: str, bundle: TensorB
     if isinstance(candidates, str):
         yield Finding(on, MEMBERSHIP, candidates)
         return
-    target, is_model = _Target(on, member, candidates, member.head), isinstance(bundle, Weights)
-    scores = target.scores(situation.sent_model(seen, bundle))
-    yield target.finding(situation, "loss threshold" if is_model else "surrogate, loss", scores)
-    if is_model and situation.plan.shadows:
-        yield target.finding(situation, "LiRA", target.ratios(situation, scores))
+    target = _Target(on, member, candidates, member.head)
+    attack = "loss threshold" if isinstance(bundle, Weights) else "surrogate, loss"
+    yield target.finding(situation, attack, situation.sent_model(seen, bundle))
 
 
 def _on_final(situation: Situation, trained: TrainedModel) -> Finding:
@@ -430,7 +416,7 @@ def _on_final(situation: Situation, trained: TrainedModel) -> Finding:
     if isinstance(candidates, str):
         return Finding(on, MEMBERSHIP, candidates)
     target = _Target(on, members[0], candidates, trained.head)
-    return target.finding(situation, "loss threshold", target.scores(trained.model))
+    return target.finding(situation, "loss threshold", trained.model)
 
 
 @dataclass(frozen=True)
@@ -449,80 +435,13 @@ class _Target:
     candidates: Candidates
     head: str
 
-    def scores(self, model: Model) -> Tensor:
+    def finding(self, situation: Situation, attack: str, model: Model) -> Finding:
         head = model.heads[self.head] if self.head in model.heads else None
-        return sample_scores(model, self.member.settings.task, head, self.candidates.samples)
-
-    def ratios(self, situation: Situation, scores: Tensor) -> Tensor:
-        """LiRA: likelihood ratios of scores, by those of shadow models."""
-        inside = halves(self.candidates.samples, situation.plan.shadows, situation.plan.seed)
-        shadows = torch.stack([self.scores(shadow) for shadow in self._shadows(situation, inside)])
-        return likelihood_ratio(scores, shadows, inside)
-
-    def finding(self, situation: Situation, attack: str, scores: Tensor) -> Finding:
+        scores = sample_scores(model, self.member.settings.task, head, self.candidates.samples)
         member, values = self.candidates.is_member, scores.double().cpu()
         told = Discrimination.of(values[member].numpy(), values[~member].numpy(), situation.plan.seed)
         says = leak_verdict(told.auc, is_protected=situation.is_protected)
         return Finding(self.on, attack, says, told.to_json())
-
-    def _shadows(self, situation: Situation, inside: Bool[Tensor, "k n"]) -> Iterator[Model]:
-        """Models trained on halves of the candidates, as long as the client was in the run, on its task alone."""
-        model = situation.fresh(self.member)
-        start = {name: value.clone() for name, value in model.exchanged().items()}
-        for shadow, chosen in enumerate(inside):
-            model.load(start)
-            self._train(situation, model, self.candidates.samples.subset(chosen.nonzero().flatten()), shadow)
-            yield model.eval()
-
-    def _train(self, situation: Situation, model: Model, samples: Samples, shadow: int) -> None:
-        experiment, rounds, seed = situation.opened.experiment, situation.seen.number, situation.plan.seed
-        local = experiment.algorithm.local_training or LocalTraining()
-        state: dict[str, dict[str, Tensor]] = {}
-        for number in range(1, rounds + 1):
-            participant = Participant(
-                name=f"{self.member.id}-shadow-{shadow}",
-                load_model=lambda weights: with_weights(model, weights),
-                clock=Clock(seed, number, rounds, experiment.algorithm.epochs_a_round),
-                setup=TrainingSetup(
-                    self.member.settings.task, self.head, self.member.settings.training, experiment.run.precision
-                ),
-                optimizers=Optimizers(state),
-            )
-            with isolated(seed, "shadow", shadow, number):
-                participant.fit(samples, epochs=local.epochs, steps=local.steps)
-            # momentum goes on where the client's does
-            state = participant.optimizers.kept() if "optimizer" in experiment.algorithm.keeps else {}
-
-
-def halves(samples: Samples, number: int, seed: int) -> Bool[Tensor, "k n"]:
-    """Random halves and what they leave, by item, so that each candidate is in as many as it is out of."""
-    items, inverse_index = torch.unique(samples.items, return_inverse=True)
-    rows = []
-    for turn in range(number // 2):
-        order = torch.randperm(len(items), generator=generator(seed, "halves", turn))
-        chosen = torch.zeros(len(items), dtype=torch.bool)
-        chosen[order[: len(items) // 2]] = True
-        rows += [chosen[inverse_index], ~chosen[inverse_index]]
-    return torch.stack(rows)
-
-
-def likelihood_ratio(
-    target: Float[Tensor, " n"], shadows: Float[Tensor, "k n"], inside: Bool[Tensor, "k n"]
-) -> Float[Tensor, " n"]:
-    """LiRA: log N(score; in) - log N(score; out), normal by candidate, with one spread for all of each kind."""
-    sides = [_normal(shadows, chosen) for chosen in (inside, ~inside)]
-    ratios = [-((target - mean) ** 2) / (2 * spread**2) - spread.log() for mean, spread in sides]
-    return ratios[0] - ratios[1]
-
-
-def _normal(shadows: Float[Tensor, "k n"], chosen: Bool[Tensor, "k n"]) -> tuple[Tensor, Tensor]:
-    """Mean by candidate over the chosen models [n], and the spread about it over all [1]."""
-    counts = chosen.sum(0)
-    means = (shadows * chosen).sum(0) / counts
-    squares = ((shadows - means) ** 2 * chosen).sum()
-    # each candidate's mean takes one degree of freedom
-    freedom = (counts - 1).sum().clamp_min(1)
-    return means, (squares / freedom).sqrt().clamp_min(1e-6)
 
 
 _COLUMNS = {
