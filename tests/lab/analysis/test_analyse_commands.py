@@ -133,10 +133,8 @@ def test_partition_of_an_experiment_counts_and_draws_without_training(
 
 REFUSALS = [
     ("nothing RUN", "no analysis 'nothing'; valid: centres, cost, leakage, partition, weights; those of one paper"),
-    ("gap RUN", "'gap' was removed in 0.4"),
     ("centres", "analyse centres: of what? give the folder of a run"),
     ("centres nothing", "no run folder"),
-    (f"centres {RUN} by=class", "'by' was removed in 0.4"),
     (f"centres {RUN} split", "--set split: needs the form KEY=VALUE"),
     (f"centres {RUN} data=[scenes,privat]", "did you mean 'private'"),
     (f"centres {RUN} data=[scenes,scenes]", "'scenes' is named 2 times"),
@@ -146,7 +144,6 @@ REFUSALS = [
     (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' is of one run, not of 2; ask run by run"),
     (f"weights {RUN}", "has no aggregation weights"),
     (f"weights {EXCHANGE} round=9", "has no weights; valid: 1"),
-    (f"weights {EXCHANGE} at=[0,80]", "'at' was removed in 0.4"),
     (f"weights {EXCHANGE} samples=x", "samples: Input should be a valid integer"),
     ("cost nothing", "no preset or file 'nothing'"),
     (f"partition {RUN} run.seed=1", "is a run that is over; give its config.yaml instead"),
