@@ -94,8 +94,6 @@ def test_batches_visit_every_sample_once_in_a_seeded_order() -> None:
     assert sorted(index for batch in order for index in batch) == list(range(6))
     assert order == [batch.index.tolist() for batch in samples.batches(4, torch.Generator().manual_seed(1))]
     assert [batch.index.tolist() for batch in samples.batches(4)] == [[0, 1, 2, 3], [4, 5]]
-    assert [len(batch) for batch in samples.batches(4, drop_last=True)] == [4]
-    assert [len(batch) for batch in samples.batches(9, drop_last=True)] == [6]
 
 
 def test_the_training_view_needs_a_generator_and_evaluation_is_plain() -> None:

@@ -14,12 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int64, Real
 from torch import Tensor
 
-Divergence = Literal["chi_square", "kl", "none", "released"]
+Divergence = Literal["chi_square", "none", "released"]
 """What keeps the weights near each other; ``none``: nothing, ``released``: ``released_chi_square_projection``."""
 
 _BISECTION_STEPS = 64  # halvings of log s: from any bracket within float64 to its last bit
 SMALLEST_WEIGHT = torch.finfo(torch.float64).tiny
-_DEEPEST = -745.0  # e to this is the smallest positive float64
 
 
 def chi_square(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -33,29 +32,6 @@ def chi_square(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     return (len(w) * w - 1).square().sum() / (2 * len(w))
 
 
-def kl_divergence(w: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """sum w log(n w), where 0 log 0 = 0: from 0 for equal weights to log n where one client has all.
-
-    >>> float(kl_divergence(torch.tensor([0.5, 0.5]))), round(float(kl_divergence(torch.tensor([1.0, 0.0]))), 3)
-    (0.0, 0.693)
-    """
-    return torch.xlogy(w, len(w) * w).sum()
-
-
-def simplex_projection(v: Real[Tensor, " n"], total: float = 1.0) -> Float[Tensor, " n"]:
-    """The nearest point with w >= 0 and sum w = ``total``, in Euclidean distance (Duchi et al. 2008, Fig. 1).
-
-    Raises:
-        ValueError: ``v`` is not a non-empty vector of finite numbers, or ``total`` is not positive and finite.
-
-    >>> [round(w, 3) for w in simplex_projection(torch.tensor([0.9, 0.5, -1.0])).tolist()]
-    [0.7, 0.3, 0.0]
-    """
-    if not 0 < total < math.inf:
-        raise ValueError(f"total is {total}; it must be positive and finite")
-    return _nearest_in_simplex(_finite(v, "v"), total)
-
-
 def chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
     """The nearest point of the simplex with ``chi_square`` of at most ``rho``, in Euclidean distance.
 
@@ -66,7 +42,7 @@ def chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " 
 
     Args:
         v: any finite numbers.
-        rho: radius; 0 gives equal weights, (n - 1) / 2 and more the point of ``simplex_projection``.
+        rho: radius; 0 gives equal weights, (n - 1) / 2 and more the nearest point of the simplex.
 
     Raises:
         ValueError: ``v`` is not a non-empty vector of finite numbers, or ``rho`` is negative or NaN.
@@ -104,31 +80,6 @@ def released_chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[T
     return _in_chi_square_ball(v, rho, lowest.clamp(max=1))
 
 
-def kl_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
-    """The point of the simplex with ``kl_divergence`` of at most ``rho`` of least sum w log(w / v).
-
-    It is w proportional to v^t with the largest t in [0, 1] that fits, which is bisected; the order of the clients
-    stays, and the feasible end is returned.
-
-    Where only m clients of n have v > 0, the others keep weight 0, and the divergence cannot fall below
-    log(n / m). For a smaller ``rho`` there is no such point of finite distance, and the limit of the projections
-    of max(v, epsilon), epsilon to 0, is returned: the m clients share one weight, the others a smaller one, and the
-    divergence is ``rho``.
-
-    Args:
-        v: not negative; its scale does not matter.
-        rho: radius; 0 gives equal weights, log n and more v / sum v.
-
-    Raises:
-        ValueError: ``v`` is not a vector of finite numbers, at least 0 and one above 0, or ``rho`` is negative or NaN.
-
-    >>> v = torch.tensor([0.9, 0.1])
-    >>> [round(float(kl_projection(v, rho)[0]), 3) for rho in (0.0, 0.02, 1.0)]
-    [0.5, 0.6, 0.9]
-    """
-    return _in_kl_ball(_weights(v, "v").log(), _radius(rho))
-
-
 def mirror_step(
     w: Real[Tensor, " n"], v: Real[Tensor, " n"], gamma: float, rho: float, divergence: Divergence = "chi_square"
 ) -> Float[Tensor, " n"]:
@@ -144,8 +95,8 @@ def mirror_step(
         v: loss of each client.
         gamma: step size, at least 0; 0 only projects. FedDRA's public code has 0.01 times 50 local steps.
         rho: radius of the ball, at least 0; unused with ``none``.
-        divergence: ``chi_square`` with the Euclidean projection, ``kl`` with the one in Kullback-Leibler divergence
-            that an exponentiated step goes with, ``released`` for FedDRA's public code, ``none`` for no ball.
+        divergence: ``chi_square`` with the Euclidean projection, ``released`` for FedDRA's public code, ``none`` for no
+            ball.
 
     Returns:
         Weights that sum to 1; [1] for one client.
@@ -164,8 +115,6 @@ def mirror_step(
     losses = (v - v[counted].max()).clamp(min=-torch.finfo(v.dtype).max)
     logs = (w.log() + gamma * losses).masked_fill(~counted, -math.inf)
     match divergence:
-        case "kl":  # from the logarithms: a weight too small for float64 is no 0 here
-            return _in_kl_ball(logs, _radius(rho))
         case "chi_square":
             return chi_square_projection(logs.softmax(0), rho)
         case "released":
@@ -221,11 +170,12 @@ def mirror_step_of(
     return w.index_copy(0, index, mass * mirror_step(shares, v, gamma, rho, divergence))
 
 
-def _nearest_in_simplex(v: Float[Tensor, " n"], total: float) -> Float[Tensor, " n"]:
-    # what lies more than the total below the highest gets nothing; cutting it off keeps the sums accurate
-    gaps = (v - v.max()).clamp(min=-total)
+def nearest_in_simplex(v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The nearest point with w >= 0 and sum w = 1, in Euclidean distance (Duchi et al. 2008, Fig. 1)."""
+    # what lies more than 1 below the highest gets nothing; cutting it off keeps the sums accurate
+    gaps = (v - v.max()).clamp(min=-1.0)
     ranks = torch.arange(1, len(v) + 1, device=v.device, dtype=v.dtype)
-    thresholds = (gaps.sort(descending=True).values.cumsum(0) - total) / ranks
+    thresholds = (gaps.sort(descending=True).values.cumsum(0) - 1.0) / ranks
     # the threshold of k clients rises as long as the k-th gets a weight, and falls from there
     return (gaps - thresholds.max()).clamp(min=0)
 
@@ -238,21 +188,7 @@ def _in_chi_square_ball(
     if lowest is None:
         # no weight is further than s times the spread of v from 1/n, so D <= n^2 (s spread)^2 / 2
         lowest = (math.sqrt(2 * rho) / len(v) / (-gaps.min()).clamp(min=SMALLEST_WEIGHT)).clamp(max=1)
-    return _largest_fitting(lambda s: _nearest_in_simplex(s * gaps, 1.0), chi_square, rho, lowest)
-
-
-def _in_kl_ball(logs: Float[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
-    """softmax(t logs) for the largest t in [0, 1] that fits, and the limit of ``kl_projection`` where none does."""
-    counted = logs > -math.inf
-    floor = (len(logs) / counted.sum(dtype=logs.dtype)).log()
-    within = floor <= rho
-    exponents = torch.where(within, (logs - logs.max()).masked_fill(~counted, 0), _DEEPEST * ~counted)
-    absent = ~counted & within
-    # D <= log(n / m) + t spread
-    lowest = (rho - floor * within) / (-exponents.min()).clamp(min=SMALLEST_WEIGHT)
-    return _largest_fitting(
-        lambda t: (t * exponents).masked_fill(absent, -math.inf).softmax(0), kl_divergence, rho, lowest.clamp(max=1)
-    )
+    return _largest_fitting(lambda s: nearest_in_simplex(s * gaps), chi_square, rho, lowest)
 
 
 def _largest_fitting(

@@ -231,29 +231,15 @@ class Samples:
         """Encoder input of rows of a modality, as ``Inputs``; zeros for a row of -1."""
         return with_gaps(self.inputs[modality], rows, rows >= 0, generator)
 
-    def batches(
-        self,
-        size: int,
-        generator: torch.Generator | None = None,
-        *,
-        shuffle: bool = True,
-        drop_last: bool = False,
-    ) -> Iterator[Batch]:
+    def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """One pass over all samples.
 
-        With a generator: shuffled (unless ``shuffle`` is off) and in the training view; without: in order and in
-        the evaluation view. ``drop_last`` leaves out a last batch of fewer than ``size`` samples, but never the
-        only batch.
+        With a generator: shuffled and in the training view; without: in order and in the evaluation view.
         """
         n = len(self)
-        # without shuffling nothing is drawn: what is drawn later stays the same
-        order = torch.randperm(n, generator=generator) if generator is not None and shuffle else torch.arange(n)
+        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
         for start in range(0, n, size):
-            index = order[start : start + size]
-            # a client with less than a batch would otherwise never train
-            if drop_last and len(index) < size and start > 0:
-                return
-            yield self.batch(index, generator)
+            yield self.batch(order[start : start + size], generator)
 
     def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
         """The distinct rows of a modality, ascending, and the inverse index: which of them each sample has."""

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Protocol
+from typing import Any
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.attack import Attack
@@ -17,19 +17,6 @@ from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.settings import RunSettings
 from polyfed.wire.payload import Prototypes, TensorBundle
 from polyfed.wire.schema import Declared, steps_of
-
-
-class Chosen(Protocol):
-    """What features are looked for in: an experiment, or a ``Choice``."""
-
-    @property
-    def algorithm(self) -> Algorithm: ...
-    @property
-    def aggregation(self) -> AggregationSettings: ...
-    @property
-    def run(self) -> RunSettings: ...
-    @property
-    def privacy(self) -> PrivacySettings | None: ...
 
 
 @dataclass(frozen=True)
@@ -42,14 +29,14 @@ class Choice:
     privacy: PrivacySettings | None = None
 
 
-Feature = Callable[[Chosen], str]
+Feature = Callable[[Choice], str]
 """What a choice has of a feature, in the words of its settings; empty: nothing."""
 
 
 def chosen(path: str, unless: str | None = None) -> Feature:
     """A setting that is not null; of a component, or a text, other than ``unless``."""
 
-    def words(choice: Chosen) -> str:
+    def words(choice: Choice) -> str:
         value: Any = choice
         for key in path.split("."):
             value = getattr(value, key, None)
@@ -64,7 +51,7 @@ def chosen(path: str, unless: str | None = None) -> Feature:
 def algorithm(has: Callable[[Algorithm], bool]) -> Feature:
     """A property of methods, whose words are the method's name."""
 
-    def words(choice: Chosen) -> str:
+    def words(choice: Choice) -> str:
         return f"algorithm '{choice.algorithm.component_name()}'" if has(choice.algorithm) else ""
 
     return words
@@ -99,7 +86,7 @@ def _is_of_its_round(method: Algorithm) -> bool:
 def attackers(are: Callable[[Attack], bool]) -> Feature:
     """Attacks with a property, of which the first is named."""
 
-    def words(choice: Chosen) -> str:
+    def words(choice: Choice) -> str:
         return next((f"run.attackers '{one.component_name()}'" for one in choice.run.attackers if are(one)), "")
 
     return words
@@ -110,28 +97,28 @@ falsified_replies = attackers(lambda attack: attack.falsifies)
 conspiracy = attackers(lambda attack: isinstance(attack, Conspiracy))
 
 
-def late_replies(choice: Chosen) -> str:
+def late_replies(choice: Choice) -> str:
     return f"run.pace '{choice.run.pace.component_name()}'" if isinstance(choice.run.pace, LatePace) else ""
 
 
-def deployed(choice: Chosen) -> str:
+def deployed(choice: Choice) -> str:
     return f"run.engine '{choice.run.engine.component_name()}'" if choice.run.engine.is_deployed else ""
 
 
-def metrics_unsent(choice: Chosen) -> str:
+def metrics_unsent(choice: Choice) -> str:
     return "privacy.metrics 'none'" if choice.privacy and choice.privacy.metrics == "none" else ""
 
 
-def measured_clients(choice: Chosen) -> str:
+def measured_clients(choice: Choice) -> str:
     return "" if choice.run.evaluate_clients is False else "run.evaluate_clients"
 
 
-def averaged_changes(choice: Chosen) -> str:
+def averaged_changes(choice: Choice) -> str:
     rule = getattr(choice.algorithm, "averaging", None)
     return f"algorithm.averaging '{rule.component_name()}'" if rule is not None and rule.is_of_changes else ""
 
 
-def single_values(choice: Chosen) -> str:
+def single_values(choice: Choice) -> str:
     """Steps whose replies have more than their sum tells."""
     method = choice.algorithm
     for step, schema in steps_of(method).items():
@@ -192,7 +179,7 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
 """In the order in which they are told: what settings change comes before what another method takes."""
 
 
-def conflicts(choice: Chosen) -> Iterator[str]:
+def conflicts(choice: Choice) -> Iterator[str]:
     """What of a choice does not go together, a line each."""
     for one, other, reason in CONFLICTS:
         if (first := one(choice)) and (second := other(choice)):

@@ -23,7 +23,7 @@ from polyfed.optim.settings import Schedule
 from polyfed.privacy.accounting import accounting
 from polyfed.privacy.private_training import opacus_optimizers, require_per_sample
 from polyfed.privacy.settings import require_covered
-from polyfed.runs.conflicts import conflicts
+from polyfed.runs.conflicts import Choice, conflicts
 from polyfed.runs.settings import ExperimentSettings
 from polyfed.wire.schema import steps_of
 
@@ -49,7 +49,7 @@ def require_settings(experiment: ExperimentSettings) -> None:
                 f"{path}.warmup is {schedule.warmup}, but run.rounds is {run.rounds}: the full rate would never be "
                 "reached; lower the one, or raise the other"
             )
-    for conflict in conflicts(experiment):
+    for conflict in conflicts(Choice(method, experiment.aggregation, run, experiment.privacy)):
         raise ConfigError(conflict)
     if experiment.privacy is not None:
         _require_private(experiment)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, islice
-from typing import Protocol
 
 from polyfed.core.errors import PayloadError
 
@@ -14,13 +13,6 @@ PRIME = 2**521 - 1
 SHARE_BYTES = 66
 _SECRET_BYTES = 32
 _TRIES = 2000  # sets of shares that are tried if some are false
-
-
-class SecretCheck(Protocol):
-    """Whether a secret is the right one."""
-
-    def __call__(self, secret: bytes) -> bool:
-        """True for the right one."""
 
 
 def split(secret: bytes, shares: int, threshold: int) -> list[bytes]:
@@ -55,7 +47,7 @@ def interpolated(points: Mapping[int, int]) -> int:
     return value
 
 
-def recovered(shares: Mapping[int, bytes], threshold: int, is_right: SecretCheck) -> bytes:
+def recovered(shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes], bool]) -> bytes:
     """The secret, of shares of which some may be false.
 
     Args:
