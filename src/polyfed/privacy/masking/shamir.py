@@ -12,6 +12,8 @@ PRIME = 2**521 - 1
 """Order of the field: a Mersenne prime above all secrets."""
 SHARE_BYTES = 66
 _SECRET_BYTES = 32
+SecretCheck = Callable[[bytes], bool]
+"""Whether a secret is the right one."""
 _TRIES = 2000  # sets of shares that are tried if some are false
 
 
@@ -47,7 +49,7 @@ def interpolated(points: Mapping[int, int]) -> int:
     return value
 
 
-def recovered(shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes], bool]) -> bytes:
+def recovered(shares: Mapping[int, bytes], threshold: int, is_right: SecretCheck) -> bytes:
     """The secret, of shares of which some may be false.
 
     Args:
