@@ -131,6 +131,9 @@ class TrimmedMean(RobustRule):
         ]
 
 
+_SMOOTHING = 1e-6  # nu: distances count as this share of the median one at least
+
+
 class GeometricMedian(RobustRule):
     """The point of least summed distance to the clients (RFA: Pillutla et al., IEEE TSP 2022, Algorithm 2).
 
@@ -142,9 +145,6 @@ class GeometricMedian(RobustRule):
     short_name: ClassVar[str] = "geometric_median"
 
     steps: int = Field(default=100, ge=1, description="Weiszfeld steps at most; the paper finds 3 enough")
-    smoothing: float = Field(
-        default=1e-6, gt=0, lt=1, description="distances count as this share of the median one at least (nu)"
-    )
 
     def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
         """The weighted sum at which the steps end."""
@@ -155,9 +155,9 @@ class GeometricMedian(RobustRule):
         n = len(squared)
         a = torch.full((n,), 1 / n, dtype=torch.float64)
         apart = squared[~torch.eye(n, dtype=torch.bool)]
-        floor = self.smoothing * float(apart.median().sqrt()) if n > 1 else 0.0
+        floor = _SMOOTHING * float(apart.median().sqrt()) if n > 1 else 0.0
         if not floor:
-            floor = self.smoothing  # most clients are at one point, which is where the steps go
+            floor = _SMOOTHING  # most clients are at one point, which is where the steps go
         for _ in range(self.steps):
             distances = (squared @ a - a @ squared @ a / 2).clamp_min(0).sqrt()
             new = 1 / distances.clamp_min(floor)
@@ -199,17 +199,9 @@ def scores(squared: Float[Tensor, "n n"], false: int) -> Float[Tensor, " n"]:
 
 
 class MultiKrum(Krum):
-    """The mean of the m replies with the lowest Krum scores (Blanchard et al., NeurIPS 2017, section 4)."""
+    """The mean of the n - f - 2 replies with the lowest Krum scores (Blanchard et al. 2017; El Mhamdi et al. 2018)."""
 
     short_name: ClassVar[str] = "multi_krum"
 
-    kept: int | None = Field(
-        default=None, ge=1, description="m, at most n - f - 2 (El Mhamdi et al., ICML 2018); None: that many"
-    )
-
-    def required(self, false: int) -> int:
-        """2 f + 3, and enough for m."""
-        return max(super().required(false), (self.kept or 1) + false + 2)
-
     def chosen(self, clients: int, false: int) -> int:
-        return clients - false - 2 if self.kept is None else self.kept
+        return clients - false - 2

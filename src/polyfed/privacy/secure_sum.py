@@ -33,13 +33,14 @@ class SecureSum(Settings):
     """Whether what a client sends is masked."""
 
     range: float = Field(
-        default=64.0, gt=0, le=1e9, allow_inf_nan=False, description="largest magnitude of a value that is summed"
+        default=64.0,
+        gt=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="largest magnitude of a value that is summed; who has a larger one is left out",
     )
     bits: Literal[32, 64] = Field(
         default=32, description="of each number; a unit of the sum is range / 2^(bits - 2), 6e-8 by default"
-    )
-    beyond: Literal["refuse", "clip"] = Field(
-        default="refuse", description="a client with larger values is left out of the round, or they are clipped"
     )
     threshold: Annotated[int | float, AfterValidator(_threshold)] = Field(
         default=2 / 3,
@@ -49,7 +50,7 @@ class SecureSum(Settings):
 
     @property
     def numbers(self) -> FixedPoint:
-        return FixedPoint(self.range, self.bits, self.beyond)
+        return FixedPoint(self.range, self.bits)
 
     def required(self, clients: int) -> int:
         """t, of so many clients of a type that exchange keys."""

@@ -27,12 +27,10 @@ class FixedPoint:
     Attributes:
         range: largest magnitude of a value.
         bits: k.
-        beyond: what becomes of larger values: ``refuse`` or ``clip``.
     """
 
     range: float = 64.0
     bits: Literal[32, 64] = 32
-    beyond: Literal["refuse", "clip"] = "refuse"
 
     @property
     def dtype(self) -> Any:
@@ -51,18 +49,13 @@ class FixedPoint:
             share: the client's weight over that of all who were asked, from 0 to 1; or one a value.
 
         Raises:
-            PayloadError: a value is not finite, or beyond the range where that is refused; it tells nothing of the
-                values, as the server reads it.
+            PayloadError: a value is not finite, or beyond the range; it tells nothing of them, as the server reads it.
         """
         flat, limit = values.reshape(-1).astype(np.float64), self._limit(values.dtype)
-        largest = float(np.abs(flat).max(initial=0.0))
-        if not largest <= limit:
-            if self.beyond == "refuse" or not np.isfinite(largest):
-                raise PayloadError(
-                    f"a reply that does not fit {self.bits} bits of range {self.range:g}; raise "
-                    "aggregation.secure.range, or clip with aggregation.secure.beyond=clip"
-                )
-            flat = flat.clip(-limit, limit)
+        if not float(np.abs(flat).max(initial=0.0)) <= limit:
+            raise PayloadError(
+                f"a reply that does not fit {self.bits} bits of range {self.range:g}; raise aggregation.secure.range"
+            )
         flat *= share * 2.0 ** (self.bits - 2) / limit
         return np.rint(flat, out=flat).astype(np.int64).astype(self.dtype)
 

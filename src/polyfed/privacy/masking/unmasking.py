@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyfed.core.errors import PayloadError
@@ -56,9 +56,7 @@ class Unmasking:
             # the survivor added it if its name comes first
             keys.add_mask(words, seed, negative=name < absent)
 
-    def _secret(
-        self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: Callable[[bytes], bool]
-    ) -> bytes:
+    def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: shamir.SecretCheck) -> bytes:
         places = {name: place for place, name in enumerate(sorted(self.members), 1)}
         held = {places[name]: own[owner] for name, own in shares.items() if owner in own}
         try:
