@@ -6,7 +6,8 @@
 
 A record is a study with its results, `make bench` writes that of all benchmarks. Equal records give equal bytes, and a
 test compares pages with records, so that no page is edited by hand. Blocks stand in the README, the papers' pages of
-docs/explanation, and docs/reference/speed.md. What `--check` says ends every call with exit status 1.
+docs/explanation, docs/how-to/which-method.md, and docs/reference/speed.md. What `--check` says ends every call
+with exit status 1.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 from markupsafe import Markup
 
 import leaderboards
+import which_method
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import markdown
 from polyfed.lab.studies.figures import draw_study
@@ -221,6 +223,7 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
             + "".join(_parts_text(record) for record in recorded if record.name == f"{paper}/parts")
         )
     return found | {
+        which_method.PAGE: which_method.which_method_text(recorded),
         SPEED: f"{speed_text(json.loads((ROOT / BENCHMARKS).read_text(encoding='utf-8')))}\n",
     }
 

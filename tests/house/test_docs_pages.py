@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import pages
 import prose_numbers
 import record_checks
+import which_method
 from polyfed.core.version import GENERATION
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
@@ -92,6 +95,26 @@ def test_a_leaderboard_is_a_table_of_the_readme_and_json(tmp_path: Path, root: P
     rows = [line for line in texts["README.md"].splitlines() if line.startswith("|") and "±" in line]
     assert len(rows) == len(study.rows)
     assert rows == sorted(rows, key=lambda line: line.split("|")[2], reverse=True)
+
+
+def test_which_method_asks_what_studies_have_and_says_what_was_not_measured(tmp_path: Path, root: Path) -> None:
+    for answer in itertools.chain.from_iterable(which_method.SECTIONS.values()):
+        study = Study.load(STUDIES[answer.study]) if answer.study else None
+        if study and answer.row:
+            assert {answer.row, answer.against} <= study.rows.keys(), answer
+            assert answer.column in study.columns, answer
+            assert answer.point in study.points_of(answer.row), answer
+    place = f"|[{which_method.SCARCE}](../../papers/polyfed/README.md"
+    assert set(re.findall(r"[+-]\d", made(root)[which_method.PAGE])) == set()
+    run_study(tmp_path / "polyfed-leaderboard-scarce-small", Study.load(STUDIES[which_method.SCARCE]))
+    pages.take_over(tmp_path, root / "papers")
+    lines = [
+        line for line in made(root)[which_method.PAGE].splitlines() if place in line and "`change_distillation`" in line
+    ]
+    assert lines[0].startswith(
+        "|representations of public pairs|`change_distillation`|**-2.1 (-2.4 to -1.8)**, contradicted|"
+    )
+    assert "|0.50|" in lines[0]  # 12 MiB of four clients and six rounds
 
 
 def test_a_page_without_the_block_is_refused(root: Path) -> None:

@@ -87,3 +87,6 @@ def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
 
     build.build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site")))
     assert (tmp_path / "site" / "reference" / "errors.html").is_file()
+    scripts = re.findall(r'<script src="([^"]+)"', (tmp_path / "site" / "index.html").read_text())
+    assert "assets/iframe-worker.js" in scripts  # search over file://
+    assert all((tmp_path / "site" / name).is_file() for name in scripts), "the site asks no other host"
