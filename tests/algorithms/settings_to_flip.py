@@ -125,18 +125,6 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Other settings without which a setting is refused, or makes no difference in a tiny federation."""
 
-AVERAGINGS: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
-    ("by_name", "mean"): ({"name": "by_type"}, "sequential"),
-    ("by_slot", "compensation"): (_SHARED, True),
-    ("by_slot", "denominator"): (_SHARED, "model"),
-    ("by_slot", "factor"): (_SHARED, 0.5),
-    ("by_slot", "layers"): (_SHARED, "mlp"),
-    ("by_slot", "range"): (_SHARED, "all"),
-    ("fedcola", "layers"): ({"name": "fedcola"}, "mlp"),
-    ("fediot", "layers"): ({"name": "fediot"}, "mlp"),
-}
-"""(averaging, field) -> other settings of it, and a value that makes a difference; others are derived."""
-
 EQUAL: dict[tuple[str, str], str] = {
     ("creamfl_averaged", "distiller.optimizer"): "the server trains nothing else",
     ("creamfl", "contrast.intra.previous"): "memory or time, unless the view or mode of training makes them differ",

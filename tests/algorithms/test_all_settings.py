@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import pytest
 import torch
 from pydantic import BaseModel
-from settings_to_flip import AVERAGINGS, COMPANIONS, EQUAL, REFUSED, VALUES
+from settings_to_flip import COMPANIONS, EQUAL, REFUSED, VALUES
 from torch import Tensor
 
 from by_hand import as_left, copies
-from polyfed.aggregation.averaging import Averaging
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import isolated
@@ -101,27 +100,6 @@ def test_another_value_changes_the_result_or_is_refused(folder: Path, method: st
 def _at(path: str, value: Any) -> Config:
     first, _, rest = path.partition(".")
     return {first: _at(rest, value) if rest else value}
-
-
-def averaging_cases() -> Iterator[Any]:
-    """Each field of each averaging; those that it inherits as they are only once."""
-    met = set()
-    for name in sorted(Averaging.available()):
-        kind = Averaging.named(name)
-        for field in kind.model_fields:
-            place = declaring(kind, field), field
-            if place not in met:
-                yield pytest.param(name, field, id=f"{name}-{field}")
-            met.add(place)
-
-
-@pytest.mark.parametrize(("name", "field"), list(averaging_cases()))
-def test_another_value_of_an_averaging_changes_the_result(folder: Path, name: str, field: str) -> None:
-    info = Averaging.named(name).model_fields[field]
-    fellows, value = AVERAGINGS.get((name, field), ({"name": name}, _flipped(info.annotation, info.default)))
-    alone = {"name": name} if refused("fedavg", {"averaging": fellows}) else fellows  # of two that need each other
-    before = played(folder, "fedavg", {"averaging": alone})
-    assert not alike(before, played(folder, "fedavg", {"averaging": fellows | {field: value}}))
 
 
 def refused(method: str, settings: Config) -> bool:

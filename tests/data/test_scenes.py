@@ -23,7 +23,7 @@ from polyfed.data.scenery.layout import (
     arrange,
     relation,
 )
-from polyfed.data.scenery.rendering import STYLES, inside, picture, png
+from polyfed.data.scenery.rendering import inside, picture, png
 from polyfed.data.scenery.wording import ANSWERS, CAPTIONS, TOPICS, captions, questions
 from polyfed.data.source import Split
 from polyfed.data.sources import scenes as module
@@ -263,11 +263,6 @@ def test_what_lies_in_front_is_taken_out_of_the_mask():
     alone = picture(ONE, EASY, 0)[1]
     assert np.array_equal(free, alone)
     assert (hidden > 0).sum() < 0.9 * (alone > 0).sum()
-
-
-def test_masks_do_not_depend_on_the_domain():
-    masks = [picture(ONE, replace(EASY, domain=domain, shift=0.5), 0)[1] for domain in STYLES]
-    assert all(np.array_equal(mask, masks[0]) for mask in masks)
 
 
 def test_png_is_lossless_and_pictures_are_reproducible():

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from by_hand import copies
 from grids import mostly_slow
-from polyfed.core.errors import ConfigError
 from polyfed.optim.servers import ServerOptimizer
-from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
@@ -213,18 +211,3 @@ def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: 
     other.server.restore(2, without)
     one_round(other, 3)
     assert not same(other.server.weights["text"], whole.server.weights["text"])  # the momenta matter
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ("sgd", "unknown serveroptimizer 'sgd'"),
-        ({"name": "adam", "lr": 0}, "greater than 0"),
-        ({"name": "momentum", "beta1": 0.9}, "unknown key 'beta1'"),
-        ({"name": "replace", "lr": 1.0}, "unknown key 'lr'"),
-    ],
-)
-def test_bad_settings(config: Config, settings: Any, expected: str) -> None:
-    config["algorithm"] |= followed_by(settings)
-    with pytest.raises(ConfigError, match=expected):
-        Experiment.parse(config)

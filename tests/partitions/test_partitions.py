@@ -16,7 +16,6 @@ from torch import Tensor
 
 from item_tables import opened, written
 from polyfed.core.errors import ConfigError
-from polyfed.core.settings import Settings
 from polyfed.federation.membership import Assignment
 from polyfed.lab.analysis.partition import planned_holdings
 from polyfed.partitions.partition import (
@@ -55,16 +54,6 @@ def sizes(parts: list[Tensor]) -> list[int]:
 
 def balanced(n: int, classes: int) -> Tensor:
     return torch.arange(n) % classes
-
-
-def test_partition_is_a_setting_by_name():
-    class Holder(Settings):
-        partition: Partition
-
-    assert set(Partition.available()) == {*COMPLETE, "drop", "natural"}
-    assert Holder.model_validate({"partition": "iid"}).partition.component_name() == "iid"
-    chosen = Holder.model_validate({"partition": {"name": "dirichlet", "alpha": 0.1}})
-    assert Holder.model_validate(chosen.model_dump()) == chosen
 
 
 @pytest.mark.parametrize("name", COMPLETE)

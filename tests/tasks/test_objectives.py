@@ -103,14 +103,6 @@ def units(told: Told) -> tuple[Tensor, Tensor]:
 # ---- settings
 
 
-@pytest.mark.parametrize("name", ["convirt", "gloria", "mgca"])
-def test_is_found_by_name_and_survives_a_round_trip(name: str) -> None:
-    task = Task.model_validate({"name": name, "folds": 5, "in_batch": 8})
-    assert Task.model_validate(task.model_dump(mode="json")) == task
-    assert task.component_name() == name
-    assert task.primary == "r1_sum"
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
