@@ -38,19 +38,6 @@ def test_shares_are_met_and_no_item_loses_all(items: int, shares: list[float], s
         assert int(lost.max()) < len(shares)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rates": {}}, "at least 1"),
-        ({"rates": {"image": 0}}, "greater than 0"),
-        ({"rates": {"image": 1.1}}, "less than or equal to 1"),
-    ],
-)
-def test_impossible_rates_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        MissingSettings(**settings)
-
-
 # ---- in a federation
 
 

@@ -84,7 +84,6 @@ def test_drawn_times_are_a_clients_own() -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        (Pace, {"name": "buffered", "replies": 0}, "greater than 0"),
         (Pace, {"name": "buffered", "replies": 1.5}, "K is a number of clients"),
         (Pace, {"name": "buffered", "replies": 5}, "run.pace.replies is 5, but there are 4 clients"),
         (Pace, {"name": "async", "concurrency": 5}, "run.pace.concurrency is 5, but there are 4 clients"),

@@ -123,12 +123,10 @@ def test_merging_keeps_settings_of_the_same_component_only() -> None:
     [
         ("run.ronds=3", "run: unknown key 'ronds'; did you mean 'rounds'"),
         ("run.rounds=0", "run.rounds: Input should be greater than or equal to 1 (got 0)"),
-        ("algorithm.contrasts=1", "algorithm: unknown key 'contrasts'; did you mean 'contrast'"),
         ("algorithm.contrast.weight=-1", "algorithm.contrast.weight: Input should be greater than 0 (got -1)"),
         ("data.sources.flickr8k.name=parket", "did you mean 'parquet'"),
         ("run.rounds", "--set run.rounds: needs the form path.to.key=value"),
         ("run.rounds.x=3", "'x' is below a value"),
-        ("run.serialize=true", "run: unknown key 'serialize'"),
         ("run.engine={name: local, serialise: true}", "unknown key 'serialise'; did you mean 'serialize'"),
         (
             "run.exchange.phases.fit.min_client=2",

@@ -118,16 +118,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {"clients.paired.task": LABELS["task"] | {"imputation": "nearest"}},
         r"clients\.paired\.task: imputation nearest looks .* set algorithm\.fusion=null",
     ),
-    *(
-        (transformers(name=name, averaging={"name": name, key: value}), {}, rf"algorithm\.averaging\.{key}: {message}")
-        for name in ("fediot", "fedcola")
-        for key, value, message in (
-            ("factor", 0, "Input should be greater than 0"),
-            ("range", "world", "Input should be 'modality' or 'all'"),
-            ("layers", "atention", "Input should be 'attention', 'mlp'"),
-        )
-    ),
-    (fedcola(complement={"layers": "norms"}), {}, r"complement.layers: Input should be 'attention', 'mlp' or 'blocks'"),
     # centralised
     (
         centralised(),
@@ -183,11 +173,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
     ),
     (scores(teacher={"alignment": {"kind": "ridge"}}), {}, r"teacher\.alignment is of representations"),
     (
-        tiny(name="creamfl", teacher={"alignment": {"kind": "cca"}}),
-        {},
-        r"algorithm\.teacher\.alignment\.kind: .*'procrustes' or 'ridge'",
-    ),
-    (
         tiny(name="creamfl", teacher={"alignment": {"kind": "procrustes", "penalty": 0.1}}),
         {},
         r"penalty 0\.1 is of ridge, but kind is procrustes",
@@ -212,7 +197,6 @@ REFUSED: list[tuple[Config, Config, str]] = [
         (config, changes, message)
         for method in ("fedaid", "feddra")
         for config, changes, message in (
-            (aligned(name=method, averaging="by_type"), {}, "unknown key 'averaging'"),
             (aligned(name=method), PLAIN, rf"'{method}' needs an align module for 'image'; set aligner"),
             (
                 with_another(aligned, "hospital", "other", name=method),

@@ -86,7 +86,6 @@ def test_names_are_no_modality_of_samples() -> None:
     ("settings", "message"),
     [
         ({"names": {"template": "a photo"}}, r"names\.template: template 'a photo' has no {} for"),
-        ({"names": {"temperature": 0}}, r"names\.temperature: .*greater than 0"),
         ({"names": {}, "non_negative": True}, "non_negative"),
         ({"names": {}, "separation": 0.5}, "separation"),
         ({"names": {}, "bias": False}, "bias"),

@@ -88,7 +88,6 @@ def test_maps_stand_in_the_tables(loaded: Load) -> None:
         ({"map": "ours > tiny on r1"}, r"figures.0.map: .*there is no 'ours'"),
         ({"map": "prox > tiny on r1 at 250, 1"}, r"names a point; a map shows a claim at all points"),
         ({"map": "std of prox > std of tiny on r1"}, r"compares spreads; a map shows means"),
-        ({"over": "pairs"}, r"unknown key 'over'"),
         ({"y": None}, r"figures.0: a map shows all axes of a study, which are two at most; name 'epochs'"),
     ],
 )

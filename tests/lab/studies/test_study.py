@@ -24,7 +24,6 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seedz": 3}, "unknown key 'seedz'; did you mean 'seeds'"),
         ({"seeds": [1, 1]}, r"seeds: \[1, 1\] has a seed twice"),
         ({"rows": {}}, "rows: "),
         ({"rows": {"a": {"like": "b"}, "b": {}}}, "rows.a.like: there is no 'b'; valid: none"),

@@ -300,20 +300,6 @@ def test_a_second_ask_of_a_method_that_asks_twice_is_refused_without_one_client(
     assert seen.count("fit") == len(CLIENTS) * (1 if step == KEYS else 2)
 
 
-def test_of_200_asks_of_a_round_one_is_answered(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    session, engine = session_in(tmp_path)
-    start, draw, opened, refused = copied(session), random.Random(0), 0, 0
-    for number in range(200):
-        engine.lost = frozenset({(draw.choice(CLIENTS), draw.choice(STEPS))} if number else ())
-        try:
-            asked(session, start, 1 + number * 2**-22, phase=draw.randrange(4) if number else 0)
-            opened += 1
-        except PolyfedError:
-            refused += 1
-    record_property("asks, answered, refused", (200, opened, refused))
-    assert (opened, refused) == (1, 199)
-
-
 def test_between_rounds_a_client_that_leaves_tells_its_update(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
