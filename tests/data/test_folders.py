@@ -336,19 +336,39 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("images", "masks"), [("images/{}.jpg", "masks/{}.png"), ("train/img/{}.jpg", "train/gt/{}_gt.png")]
+    ("images", "masks"),
+    [
+        ("images/{}.jpg", "masks/{}.png"),
+        ("train/img/{}.jpg", "train/gt/{}_gt.png"),
+        ("images/a/{}.jpg", "masks/a/{}.png"),
+    ],
 )
-def test_folders_of_masks_are_no_classes(tmp_path: Path, images: str, masks: str) -> None:
-    names = [form.format(k) for k in range(4) for form in (images, masks)]
-    folder = pictures(tmp_path / "data", *names)
-    with pytest.raises(DataError, match=r"called as those of 'im.*name masks in a metadata.csv"):
-        Folder(path=str(folder)).content()
-    rows = "".join(f"{images.format(k)},{masks.format(k)}\n" for k in range(4))
-    (folder / "metadata.csv").write_text(f"file_name,mask\n{rows}")
-    assert Folder(path=str(folder)).content().unused == ()
-    prepare_folder(Folder(path=str(folder)), tmp_path / "out")
+def test_folders_of_masks_are_no_classes(tmp_path: Path, cli: Cli, images: str, masks: str) -> None:
+    folder = pictures(tmp_path / "data", *(form.format(k) for k in range(9) for form in (images, masks)))
+    content = Folder(path=str(folder)).content()
+    assert (content.rows.column_names, content.unused) == (["file_name", "image", "mask"], ())
+    pairs = [(row["image"]["path"], row["mask"]["path"]) for row in content.rows.to_pylist()]
+    assert pairs == [(images.format(k), masks.format(k)) for k in range(9)]
+    code, out, err = cli("prepare", folder, tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "mask (mask): 8 x 8 PNG, values " in out
     train = Parquet(path=str(tmp_path / "out")).table("train", name="mine", data_dir=None)
     assert train.read("mask")[0]["bytes"].as_py()[1:4] == b"PNG"
+    code, _, err = cli("init", "mine.yaml", "--pictures", folder)
+    assert (code, Path("mine.yaml").exists()) == (2, False)
+    assert f"these are masks: give --masks {folder}" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("odd", ["images/9.png", "masks/9.png", "hats/0.png"])
+def test_a_picture_without_a_mask_or_a_class_beside_them_is_refused(tmp_path: Path, odd: str) -> None:
+    folder = pictures(tmp_path / "data", odd, *(f"{name}/{k}.png" for k in range(4) for name in ("images", "masks")))
+    with pytest.raises(DataError, match=r"masks are called as pictures, such as 'masks/0.png', but not"):
+        Folder(path=str(folder)).content()
+
+
+def test_a_class_that_is_called_as_masks_are_stays_a_class(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "data", *(f"{name}/{name}{k}.png" for k in range(4) for name in ("hats", "masks")))
+    assert set(Folder(path=str(folder)).content().rows["label"].to_pylist()) == {"hats", "masks"}
 
 
 def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None:
@@ -356,7 +376,7 @@ def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None
     (folder / "metadata.csv").write_text("file_name,mask,text\np/1.png,m/1.png,see a.png\np/2.png,,p/2\n")
     rows = Folder(path=str(folder)).content().rows
     assert rows["mask"].to_pylist() == [{"bytes": None, "path": "m/1.png"}, None]
-    assert ColumnRoles.of(rows) == ColumnRoles("image", "text", None)
+    assert ColumnRoles.of(rows) == ColumnRoles("image", "text", None, mask="mask")
     (folder / "metadata.csv").write_text("file_name,mask\np/1.png,m/1.png\np/2.png,m/7.png\n")
     with pytest.raises(DataError, match=r"column 'mask': there is no picture 'm/7.png'"):
         Folder(path=str(folder)).content()
@@ -457,8 +477,12 @@ def test_what_a_view_or_a_network_cannot_read_is_refused_before_anything_is_writ
         (tmp_path / "weights" / name).mkdir(parents=True)
         for part in ("config.json", file, "model.safetensors"):
             (tmp_path / "weights" / name / part).write_text("{}")
+    (tmp_path / "weights" / "listener").mkdir()
+    for part in ("config.json", "preprocessor_config.json"):
+        (tmp_path / "weights" / "listener" / part).write_text('{"num_mel_bins": 128}')
     for given, words in (
-        (("--pictures", tmp_path / "sounds"), "column 'audio' holds no pictures"),
+        (("--pictures", tmp_path / "sounds"), "no column with pictures, only .*; these are sounds: give --sounds "),
+        (("--pictures", tmp_path / "photos", "--image-encoder", "listener"), "listener: this network reads no images"),
         (
             ("--pictures", tmp_path / "photos", "--image-encoder", "reader"),
             "--image-encoder reader: .* reads no images",

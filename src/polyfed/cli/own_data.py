@@ -22,6 +22,8 @@ _QUESTIONS: dict[DataKind, str] = {
     "pairs": "Folder of pictures with captions (Enter: none)",
     "pictures": "Folder of pictures with classes (Enter: none)",
     "texts": "Folder or file of texts with classes (Enter: none)",
+    "sounds": "Folder of recordings with classes (Enter: none)",
+    "masks": "Folder of pictures with masks (Enter: none)",
 }
 
 
@@ -31,6 +33,8 @@ def init_command(
     pairs: Annotated[Path | None, typer.Option(help="folder of pictures with captions")] = None,
     pictures: Annotated[Path | None, typer.Option(help="folder of pictures with classes")] = None,
     texts: Annotated[Path | None, typer.Option(help="folder or file of texts with classes")] = None,
+    sounds: Annotated[Path | None, typer.Option(help="folder of recordings (WAV) with classes")] = None,
+    masks: Annotated[Path | None, typer.Option(help="folder of pictures with masks of their pixels' classes")] = None,
     method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
     clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
@@ -54,28 +58,37 @@ def init_command(
     init shop.yaml --pairs photos --weights-dir weights --image-encoder facebook/dinov2-small
     """
     from polyfed.core.files import write_atomically
+    from polyfed.core.untrusted import yaml_content
     from polyfed.federation.settings import DataSettings
     from polyfed.lab.analysis.partition import held_items, planned_holdings
     from polyfed.reporting.terminal import Terminal
-    from polyfed.runs.config_files import read_config
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.starter import OFFLINE, StarterEncoders, modalities_of, starter_sources, starter_text
+    from polyfed.runs.starter import (
+        FROM_SCRATCH_KINDS,
+        OFFLINE,
+        StarterEncoders,
+        modalities_of,
+        starter_sources,
+        starter_text,
+    )
 
     if file.exists():
         raise RunError(f"'{file}' is there already; name another file, or remove it")
-    given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts}
+    given: dict[DataKind, Path | None] = {
+        "pairs": pairs,
+        "pictures": pictures,
+        "texts": texts,
+        "sounds": sounds,
+        "masks": masks,
+    }
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
     layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
     sources = starter_sources(paths, layout)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     encoders = StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
     text = starter_text(file.stem, str(file), sources, method=method, clients=clients, rounds=rounds, encoders=encoders)
+    tables = held_items(planned_holdings(Experiment.load(yaml_content(text)), read=True)).tables
     write_atomically(file, text.encode())
-    try:
-        tables = held_items(planned_holdings(Experiment.parse(read_config(file)))).tables
-    except BaseException:
-        file.unlink()
-        raise
     Terminal().print_tables(tables)
     for source in sources:
         typer.echo("\n  ".join([f"the first training item of {source.kind}:", *source.sample]))
@@ -85,14 +98,16 @@ def init_command(
             *encoders.languages(source.texts),
         ]:
             typer.echo(f"warning: {warning}")
-    if missing := encoders.missing(modalities_of(paths)):
+    if missing := encoders.missing(modalities_of(kind for kind in paths if kind not in FROM_SCRATCH_KINDS)):
         typer.echo(OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
 
 
 def _asked() -> dict[DataKind, Path]:
+    from polyfed.runs.starter import DATA_OPTIONS
+
     if not sys.stdin.isatty():
-        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
+        raise ConfigError(f"there are no data; {DATA_OPTIONS}")
     answers = {kind: typer.prompt(words, default="", show_default=False) for kind, words in _QUESTIONS.items()}
     return {kind: Path(answer) for kind, answer in answers.items() if answer}
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Num, UInt8
+from jaxtyping import Float, Int, Int64, Num, UInt8
 from PIL import Image, ImageOps
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from torch import Tensor
@@ -130,6 +130,17 @@ def decode(
         upright = (_numbers if is_numbered else _rgb)(ImageOps.exif_transpose(image))
         resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
     return np.asarray(resized).transpose(2, 0, 1)
+
+
+def mask_levels(data: bytes, resampling: MaskResampling) -> Int[np.ndarray, " 256"]:
+    """How many pixels of an encoded mask have each value, as ``decode`` with this filter reads it.
+
+    Raises:
+        Exception: as ``decode``.
+    """
+    with opened_picture(data) as image:
+        values = np.asarray((_numbers if resampling == "numbers" else _rgb)(image))[..., 0]
+    return np.bincount(values.ravel(), minlength=256)
 
 
 def reason_of(error: Exception) -> str:

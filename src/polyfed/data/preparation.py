@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -19,33 +20,42 @@ from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import innermost, is_list, is_text, lacking
 from polyfed.data.files import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
-from polyfed.data.images import decode, opened_picture, picture_bytes, reason_of, scaling_of
-from polyfed.data.sources.folder import AUDIO, IMAGE, Folder
+from polyfed.data.images import decode, mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
+from polyfed.data.sounds import waveform
+from polyfed.data.sources.folder import AUDIO, IMAGE, Folder, is_mask
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable
 
 _LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
 _FEW = 1000  # different values above which texts are no names of classes
+_SOUNDS = (AUDIO, "sound", "recording", "wav")
 _NO_CONTENT = ("file_name", "split", "id", "path", "url")
 
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Columns that hold pictures, texts and classes; None where none seems to.
+    """Columns that hold pictures, texts, classes, recordings and masks; None where none seems to.
 
     Attributes:
-        image, text, label: names of columns.
+        image, text, label, audio, mask: names of columns.
     """
 
-    image: str | None
-    text: str | None
-    label: str | None
+    image: str | None = None
+    text: str | None = None
+    label: str | None = None
+    audio: str | None = None
+    mask: str | None = None
 
     @classmethod
     def of(cls, table: pa.Table) -> ColumnRoles:
         """By the usual names; else by what values look like: texts are long and differ, classes repeat."""
-        image = _first(field.name for field in table.schema if is_picture(field.type))
-        free = [name for name in table.column_names if name != image and name.lower() not in _NO_CONTENT]
+        files = [field.name for field in table.schema if is_picture(field.type)]
+        decoded = (field.name for field in table.schema if _is_recording(field.type))
+        audio = _called(files, _SOUNDS) or _first(decoded)
+        pictures = [name for name in files if name != audio]
+        image = _first(name for name in pictures if not is_mask(name)) or _first(pictures)
+        mask = _first(name for name in pictures if name != image)
+        free = [name for name in table.column_names if name not in files and name.lower() not in _NO_CONTENT]
         texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
 
         def is_of_classes(name: str) -> bool:
@@ -57,7 +67,7 @@ class ColumnRoles:
 
         label = _called(free, _LABELS) or _first(filter(is_of_classes, texts))
         others = [name for name in texts if name != label]
-        return cls(image, _called(others, TEXT_NAMES) or _first(others), label)
+        return cls(image, _called(others, TEXT_NAMES) or _first(others), label, audio, mask)
 
     def absent(self, splits: Mapping[str, SplitTable]) -> list[str]:
         """Which splits lack classes that another has."""
@@ -75,31 +85,54 @@ class ColumnRoles:
         """The first item, a column a line with its role, as it would be trained with.
 
         Raises:
-            DataError: its picture is none.
+            DataError: its picture, mask or recording is none.
         """
-        role_of = {self.image: "picture", self.text: "text", self.label: "class"}
+        words = {"image": "picture", "text": "text", "label": "class", "audio": "recording", "mask": "mask"}
+        role_of = {getattr(self, role): (role, word) for role, word in words.items()}
         lines = []
         for name in table.schema.names:
             value = table.read(name)[0].as_py()
             shown = " ".join(str(value[0] if isinstance(value, list) and value else value).split())[:60]
-            if role_of.get(name) == "picture":
+            role, word = role_of.get(name, ("", "not used"))
+            if role in _LOOKS:
                 try:
-                    with opened_picture(picture_bytes(value, table.folder)) as image:
-                        shown = f"{image.width} x {image.height} {image.format}"
-                except Exception as error:  # Pillow's decoders raise anything
-                    raise DataError(f"{table.place}: column '{name}' holds no pictures ({reason_of(error)})") from error
-            lines.append(f"{name} ({role_of.get(name, 'not used')}): {shown}")
+                    shown = _LOOKS[role](value, table.folder)
+                except Exception as error:  # decoders raise anything
+                    raise DataError(f"{table.place}: column '{name}' holds no {word}s ({reason_of(error)})") from error
+            lines.append(f"{name} ({word}): {shown}")
         return lines
 
     @property
     def settings(self) -> str:
-        columns = {"image": self.image, "text": self.text}
+        columns = {"image": self.image, "text": self.text, "audio": self.audio}
         named = ", ".join(f"{modality}: {column}" for modality, column in columns.items() if column)
         return f"columns: {{{named}}}" + (f", targets: {{label: {self.label}}}" if self.label else "")
 
 
+def _picture_look(value: Any, folder: Path | None) -> str:
+    with opened_picture(picture_bytes(value, folder)) as image:
+        return f"{image.width} x {image.height} {image.format}"
+
+
+def _mask_look(value: Any, folder: Path | None) -> str:
+    data = picture_bytes(value, folder)
+    levels = np.flatnonzero(mask_levels(data, "nearest"))
+    return f"{_picture_look(data, None)}, values {', '.join(map(str, levels[:9]))}{', ...' if len(levels) > 9 else ''}"
+
+
+def _recording_look(value: Any, folder: Path | None) -> str:
+    return f"{len(waveform(value, 1000, folder)) / 1000:.2f} s"
+
+
+_LOOKS = {"image": _picture_look, "mask": _mask_look, "audio": _recording_look}
+
+
 def _first(names: Iterable[str]) -> str | None:
     return next(iter(names), None)
+
+
+def _is_recording(dtype: pa.DataType) -> bool:
+    return pa.types.is_struct(dtype) and {"array", "sampling_rate"} <= {field.name for field in dtype}
 
 
 def is_picture(dtype: pa.DataType) -> bool:

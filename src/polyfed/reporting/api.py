@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.errors import ConfigError, PolyfedError, nearest
 from polyfed.reporting.charts import FigureSheet, sheet_of
-from polyfed.reporting.page import write_html_report, write_report
+from polyfed.reporting.page import Samples, write_html_report, write_report
 from polyfed.reporting.run_figures import metric_charts, run_figures
 from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
@@ -16,6 +17,8 @@ from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run, continue_run
 from polyfed.runs.tuning import tuned_twin
+
+log = logging.getLogger(__name__)
 
 
 def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = (), *, quiet: bool = False) -> Run:
@@ -80,12 +83,26 @@ class Reports(Callback):
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RunComplete):
-            records = open_run(event.folder).records
-            figures = run_figures(records) if records.section("run").get("output", {}).get("plots", True) else {}
+            run = open_run(event.folder, allow_code=True)  # which has just run here
+            records, pictures = run.records, run.records.section("run").get("output", {}).get("plots", True)
+            figures = run_figures(records) if pictures else {}
             for name, sheet in figures.items():
                 sheet.save(records.folder / "plots" / f"{name}.png")
             write_report(records)
-            write_html_report(records, figures=figures)
+            write_html_report(records, figures=figures, samples=_samples(run) if pictures else ())
+
+
+def _samples(run: Run) -> Samples:
+    """Test samples for the page; of a deployment none, whose page goes to all sites."""
+    from polyfed.reporting.gallery import judged_samples
+
+    if run.experiment.run.engine.is_deployed:
+        return ()
+    try:
+        return judged_samples(run)
+    except PolyfedError as error:  # the run is complete all the same
+        log.warning("no test samples on the page: %s", error)
+        return ()
 
 
 def plot(run: Run, *names: str) -> FigureSheet:

@@ -1,4 +1,5 @@
-"""A page of queries with what server and clients retrieve before and after the federation; it shows local data."""
+"""A page of queries with what server and clients retrieve before and after the federation, and test samples beside
+what is predicted of them; both show local data."""
 
 from __future__ import annotations
 
@@ -6,30 +7,41 @@ import base64
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int64
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import list_lengths
 from polyfed.data.images import opened_picture, picture_bytes
+from polyfed.data.samples import Samples
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column, Split
+from polyfed.data.views.mel import Mel
 from polyfed.federation.client import SERVER
-from polyfed.models.model import ModelSettings
+from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.page import rendered_page
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.loaded import LoadedModel, loaded_model
 from polyfed.runs.opened import Run
+from polyfed.tasks import evaluating
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.metrics import dice, overlaps
+from polyfed.tasks.segmentation import Segmentation
+from polyfed.tasks.task import Task
 
 _SIDE = 112  # pixels of a thumbnail
 _RATE = 8000  # samples a second of what can be heard
+_SECONDS = 5  # of it
 _ITSELF = -2.0  # similarity of a value to itself, below all others
 
 
@@ -41,7 +53,7 @@ class GalleryEntry(NamedTuple):
 
     picture: str
     text: str
-    similarity: float = 1.0
+    similarity: float | None = 1.0
     right: bool = False
     sound: str = ""
     late: int = 0
@@ -212,9 +224,95 @@ def gallery_entry(value: Any, *, playable: bool = False) -> GalleryEntry:
     if isinstance(value, bytes) and (value[:4], value[8:12]) != (b"RIFF", b"WAVE"):
         return GalleryEntry(thumbnail(value), "")
     if isinstance(value, bytes) or (isinstance(value, dict) and "sampling_rate" in value):
-        samples = waveform(value, _RATE)
+        samples = waveform(value, _RATE, most=_SECONDS)
         return GalleryEntry(envelope(samples), "", sound=_uri("audio/wav", wav(samples, _RATE)) if playable else "")
     return GalleryEntry("", _row(value))
+
+
+def judged_samples(run: Run, most: int = 6) -> list[list[GalleryEntry]]:
+    """Test samples of a task on recordings or masks, each with what is true and what is predicted of it.
+
+    They are the server's; if its task is another, those of the first client whose task is such.
+
+    Args:
+        run: with its data at hand.
+        most: how many, spread over the test data.
+
+    Returns:
+        Of each what stands side by side; nothing where nobody has such a task.
+
+    Raises:
+        RunError: no model is kept.
+        ConfigError, DataError: as for the run's models and data.
+    """
+    judged = _judged(run)
+    if judged is None:
+        return []
+    task, model, head, samples, split = judged
+    index = torch.linspace(0, len(samples) - 1, min(most, len(samples))).round().long()
+    batch, column = samples.batch(index).to(model.device), split.modality(judged.modality)
+    column = column.without_gaps()[0] if column.gaps else column
+    rows = samples.rows[judged.modality][index].numpy()
+    values = column.take(rows).to_pylist()
+    pixels = run.federation.data.context.pixels
+    readable = [_readable(column, *each, pixels) for each in zip(rows.tolist(), values, strict=True)]
+    shown = [gallery_entry(value, playable=True)._replace(similarity=None) for value in readable]
+    with evaluating(model, head):
+        predicted = task.scores(model, head, batch).argmax(1).cpu()
+    true = batch.targets[task.target].cpu().long()
+    if isinstance(task, Segmentation):
+        entries = zip(shown, true, predicted.view_as(true), strict=True)
+        return [[entry, *_masks(mask, one, len(task.names))] for entry, mask, one in entries]
+    names = samples.classes.get(task.target) or range(1 + int(max(true.max(), predicted.max())))
+    answers = zip(shown, true.tolist(), predicted.tolist(), strict=True)
+    return [[entry._replace(text=f"{names[a]}, predicted {names[b]}", right=a == b)] for entry, a, b in answers]
+
+
+class _Judged(NamedTuple):
+    """What a participant is tested with, of a task that can be shown."""
+
+    task: Classification | Segmentation
+    model: Model
+    head: Any
+    samples: Samples
+    split: Split
+
+    @property
+    def modality(self) -> str:
+        return self.task.modality or self.samples.modalities[0]
+
+
+def _judged(run: Run) -> _Judged | None:
+    server, groups = run.experiment.server, run.experiment.clients.values()
+    if server is not None and (task := _shown_task(server.task, server.model)):
+        split = run.federation.data.split(server.source, server.test_split)
+        samples, saved = task.usable(run.federation.server_samples(split.name)), run.server_model()
+        return _Judged(task, saved.model, saved.head, samples, split)
+    if any(_shown_task(group.task, group.models[0]) for group in groups):
+        for member in run.federation.members.values():
+            task, tested = _shown_task(member.settings.task, member.model), run.federation.test(member)
+            if task is not None and tested is not None:
+                model = run.trained_client(member.id)
+                split = run.federation.data.split(member.settings.source, str(member.settings.test_split))
+                return _Judged(task, model, model.heads[member.head], task.usable(tested), split)
+    return None
+
+
+def _shown_task(task: Task, model: ModelSettings) -> Classification | Segmentation | None:
+    """The task, if what it judges is masks or recordings."""
+    if isinstance(task, Segmentation):
+        return task
+    views = [encoder.view for encoder in model.encoders.values()]
+    return task if isinstance(task, Classification) and all(isinstance(view, Mel) for view in views) else None
+
+
+def _masks(true: Int64[Tensor, "h w"], predicted: Int64[Tensor, "h w"], classes: int) -> Iterator[GalleryEntry]:
+    own = dice(overlaps(predicted[None], true[None], classes)[0])[1:].nanmean().nan_to_num(1.0)
+    colours = [round(255 * part) for k in range(256) for part in hsv_to_rgb(0.618 * k % 1, 0.75, k > 0)]
+    for mask, words in ((true, "truth"), (predicted, f"predicted, Dice {100 * float(own):.0f} %")):
+        drawn = Image.fromarray(mask.numpy().astype(np.uint8))
+        drawn.putpalette(colours)
+        yield GalleryEntry(_png(drawn.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.NEAREST)), words, None)
 
 
 def _row(value: Any) -> str:
@@ -233,8 +331,12 @@ def envelope(samples: Float[np.ndarray, " n"]) -> str:
     heights = np.array([part.max() if part.size else 0.0 for part in parts])
     rows = np.abs(np.linspace(-1, 1, _SIDE // 2))[:, None]
     pixels = np.where(rows <= heights / max(float(heights.max()), 1e-6), 60, 255).astype(np.uint8)
+    return _png(Image.fromarray(pixels))
+
+
+def _png(image: Image.Image) -> str:
     stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
+    image.save(stream, "PNG")
     return _uri("image/png", stream.getvalue())
 
 
@@ -267,15 +369,14 @@ def _shelf(split: Split, modality: str, most: int, pixels: int) -> Shelf:
     lengths = list_lengths(column.values) if column.nested else np.ones(len(split), np.int64)
     items = np.repeat(np.arange(len(split)), lengths)
     count = int(lengths[:most].sum())
-    values = flat.slice(0, count).to_pylist()
-    values = [
-        _readable(column, row, value, pixels) if isinstance(value, dict) and "bytes" in value else value
-        for row, value in enumerate(values)
-    ]
+    values = [_readable(column, row, value, pixels) for row, value in enumerate(flat.slice(0, count).to_pylist())]
     return Shelf(modality, values, items[:count])
 
 
-def _readable(column: Column, row: int, value: object, pixels: int) -> bytes:
+def _readable(column: Column, row: int, value: Any, pixels: int) -> Any:
+    """A value, of a file its bytes."""
+    if not isinstance(value, dict) or "bytes" not in value:
+        return value
     try:
         return picture_bytes(value, column.folder, pixels)
     except (OSError, ValueError) as error:

@@ -34,12 +34,18 @@ from polyfed.runs.records import RunRecords
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from polyfed.reporting.gallery import GalleryEntry
+
 _MOST_CELLS = 15_000  # of a table: a hundred classes of a thousand clients would be most of the page
 _NUMBERS = {"", *"0123456789+-"}  # what a number begins with
 # text that slipped through as a script would not run, and nothing can be fetched
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
 )
+
+
+Samples = Sequence[Sequence["GalleryEntry"]]
+"""Of the data, each as what stands side by side."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class PageSection:
         tables: stand below, open.
         folded: summary -> tables that stand below it when it is opened.
         text: shown as it is, folded.
+        samples: of the data, each as what stands side by side.
     """
 
     id: str
@@ -61,9 +68,10 @@ class PageSection:
     tables: Sequence[TextTable] = ()
     folded: Mapping[str, Sequence[TextTable]] = field(default_factory=dict)
     text: str = ""
+    samples: Samples = ()
 
     def __bool__(self) -> bool:
-        return bool(self.figures or self.tables or any(self.folded.values()) or self.text)
+        return bool(self.figures or self.tables or any(self.folded.values()) or self.text or self.samples)
 
 
 def write_report(records: RunRecords) -> Path:
@@ -91,7 +99,11 @@ def write_report(records: RunRecords) -> Path:
 
 
 def write_html_report(
-    records: RunRecords, out: Path | None = None, *, figures: Mapping[str, FigureSheet] | None = None
+    records: RunRecords,
+    out: Path | None = None,
+    *,
+    figures: Mapping[str, FigureSheet] | None = None,
+    samples: Samples = (),
 ) -> Path:
     """Write the report as one HTML file; equal records give equal bytes.
 
@@ -99,6 +111,7 @@ def write_html_report(
         records: of a run, finished or not.
         out: the file, by default ``report.html`` in the run folder.
         figures: what ``run_figures`` gave, where it is at hand; None makes them, an empty mapping leaves them out.
+        samples: of the test data, to be shown: the page is to stay where these may be.
 
     Returns:
         The file.
@@ -108,18 +121,18 @@ def write_html_report(
         OSError: the file cannot be written; nothing of it is left then.
     """
     path = records.folder / "report.html" if out is None else out
-    write_atomically(path, html_report(records, figures=figures).encode())
+    write_atomically(path, html_report(records, figures=figures, samples=samples).encode())
     return path
 
 
-def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | None = None) -> str:
+def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | None = None, samples: Samples = ()) -> str:
     """The whole page as text.
 
     Raises:
         RunError: environment or arrays of the run are damaged.
     """
     figures = run_figures(records) if figures is None else figures
-    summary, sections = RunSummary(records), _sections(records, figures)
+    summary, sections = RunSummary(records), _sections(records, figures, samples)
     return rendered_page("page.html.j2", title=summary.title, head=summary, sections=sections, figures=bool(figures))
 
 
@@ -143,7 +156,7 @@ def rendered_page(template: str, **content: Any) -> str:
     return page_templates().get_template(template).render(content)
 
 
-def _sections(records: RunRecords, figures: Mapping[str, FigureSheet]) -> list[PageSection]:
+def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: Samples) -> list[PageSection]:
     # reports are passed on, and where data lie on this machine is nobody's business
     shown = with_paths(records.config, lambda path: Path("...", path.name))
     config = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100) if records.config else ""
@@ -159,6 +172,7 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet]) -> list[P
     of_leakage = {"Attacks on what clients sent, and on the models": _filled(*leakage_tables(records))}
     sections = [
         PageSection("server", "Server", drawn("server", "recorded"), folded=of_server),
+        PageSection("samples", "Test samples", samples=samples),
         PageSection("curves", "Client curves", drawn("clients"), folded=of_clients),
         PageSection("partition", "Partition", drawn("partition"), folded=of_partition),
         PageSection("traffic", "Bytes and time", drawn("traffic", "bytes")),

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
@@ -79,6 +81,22 @@ def preflight(experiment: ExperimentSettings, federation: Population) -> None:
             require_per_sample(member.settings.task, federation.client_model(member), member.id)
         for info in federation.infos:
             _require_within_budget(experiment, planned_epsilon(experiment, info), f"'{info.id}'")
+
+
+def require_readable(federation: Population) -> None:
+    """Read one sample of each kind of participant, through its views and networks.
+
+    Raises:
+        ConfigError, DataError: a view cannot read a value, or a network its view.
+    """
+    one_of_each = {member.group: member for member in federation.members.values()}.values()
+    read = [(federation.client_model(member), federation.train(member)) for member in one_of_each]
+    if federation.server is not None:
+        read.append((federation.server_model(), federation.server_samples(federation.server.test_split)))
+    for model, samples in read:
+        with torch.inference_mode():
+            for modality, x in samples.batch(torch.arange(1)).inputs.items():
+                model.eval().embed(modality, x)
 
 
 def preflight_clients(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:

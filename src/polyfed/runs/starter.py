@@ -7,21 +7,24 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data.arrow import is_list
-from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, locate, read_backbone_config
+from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, input_kind, locate, read_backbone_config
 from polyfed.data.files import SAVED
+from polyfed.data.images import MaskResampling, mask_levels, picture_bytes, reason_of
 from polyfed.data.preparation import ColumnRoles
+from polyfed.data.sounds import waveform
 from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 _NORMAL = 1.96  # 95 % of a normal distribution lie within so many deviations
 _RANKS = 10  # retrieval is judged by the first so many of a gallery
 _FEWEST, _MOST = 0.1, 0.2  # share of a split that is drawn
+_OF_DICE = 0.25  # deviation over pictures of a middling Dice, taken for large
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,12 @@ class SplitSize:
         items: of the split.
         chance: share of the items that have the most frequent class, which one answer to all gets right; None: the
             right item is searched for among all.
+        deviation: standard deviation of an item's figure, where that is a share; None: an item is right or wrong.
     """
 
     items: int
     chance: float | None = None
+    deviation: float | None = None
 
     @property
     def needed(self) -> int:
@@ -69,7 +75,8 @@ class SplitSize:
     def _tells(self, count: int) -> bool:
         chance = min(1.0, _RANKS / count) if self.chance is None else self.chance
         middle = (1 + chance) / 2
-        return 2 * _NORMAL * math.sqrt(middle * (1 - middle) / count) < (middle - chance) / 2
+        deviation = math.sqrt(middle * (1 - middle)) if self.deviation is None else self.deviation
+        return 2 * _NORMAL * deviation / math.sqrt(count) < (middle - chance) / 2
 
     def warning(self, split: str) -> str:
         """What is missing, in words; empty where nothing is."""
@@ -113,9 +120,8 @@ class StarterEncoders:
         names = dict(_found(weights)) if weights is not None else {}
         names |= {part: name for part, name in (("image", image), ("text", text)) if name is not None}
         for part, name in names.items():
-            folder = locate(name, weights, key=f"--{part}-encoder")
-            reads = {"image": (folder / PREPROCESSOR).is_file(), "text": has_tokenizer(folder)}
-            if any(reads.values()) and not reads[part]:
+            reads = _read_by(locate(name, weights, key=f"--{part}-encoder"))
+            if reads and part not in reads:
                 raise ConfigError(f"--{part}-encoder {name}: this network reads no {part}s; name another")
         return cls(names, weights)
 
@@ -141,16 +147,23 @@ class StarterEncoders:
 FROM_SCRATCH = StarterEncoders({})
 
 
+def _read_by(folder: Path) -> list[str]:
+    """What a network reads, by its files; nothing where these do not tell."""
+    has_preprocessor = (folder / PREPROCESSOR).is_file()
+    kind = {"picture": "image", "sound": "audio"}[input_kind(folder, "whole")] if has_preprocessor else ""
+    return [*filter(None, [kind]), *(["text"] if has_tokenizer(folder) else [])]
+
+
 def _found(weights: Path) -> Iterator[tuple[str, str]]:
     """What is read -> name of the largest transformer for it that is not too large, else of another network."""
     sizes: dict[str, tuple[bool, int, str]] = {}
     for config in sorted(weights.glob("*/config.json")) + sorted(weights.glob("*/*/config.json")):
         folder = config.parent
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        kinds = {"image": (folder / PREPROCESSOR).is_file(), "text": has_tokenizer(folder)}
+        reads = _read_by(folder)
         # of two towers a name does not say which
-        if 0 < size <= _LARGEST and sum(kinds.values()) == 1:
-            part = next(part for part, is_kind in kinds.items() if is_kind)
+        if 0 < size <= _LARGEST and reads in (["image"], ["text"]):
+            part = reads[0]
             try:
                 is_transformer = "num_attention_heads" in read_backbone_config(folder, config.name)
             except ConfigError:  # a damaged folder that nobody has asked for
@@ -163,19 +176,27 @@ def _found(weights: Path) -> Iterator[tuple[str, str]]:
 
 # ---- the data, and the file
 
-DataKind = Literal["pairs", "pictures", "texts"]
+DataKind = Literal["pairs", "pictures", "texts", "sounds", "masks"]
 
 _NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "pairs": ("image", "text"),
     "pictures": ("image", "label"),
     "texts": ("text", "label"),
+    "sounds": ("audio", "label"),
+    "masks": ("image", "mask"),
 }
+FROM_SCRATCH_KINDS = ("sounds", "masks")
+"""Data on which small networks learn from scratch."""
+
+DATA_OPTIONS = "give --pairs, --pictures, --texts, --sounds or --masks"
 _WITH_PAIRS = ("change_distillation", "creamfl")
 STARTERS = (*_WITH_PAIRS, "fedavg")
 """Methods that a first experiment may have; with pairs the first, else the last."""
 
 _PUBLIC = 1000  # most public pairs
 _BATCH = 64
+_LOOKED_AT = 200  # masks, or recordings, by which settings are chosen
+_LONGEST = 512  # frames of a hundredth of a second
 
 
 @dataclass(frozen=True)
@@ -194,6 +215,7 @@ class StarterSource:
         sample: the first training item, a column a line.
         told_of: classes that a split lacks, and files that are not read.
         texts: some of the training items.
+        details: settings, as YAML, that follow from the values: of a task of masks, or of a view of recordings.
     """
 
     kind: DataKind
@@ -207,6 +229,7 @@ class StarterSource:
     sample: Sequence[str] = ()
     told_of: Sequence[str] = ()
     texts: Sequence[str] = ()
+    details: str = ""
 
     @classmethod
     def of(cls, kind: DataKind, path: Path, told: Mapping[str, Any] = MappingProxyType({})) -> StarterSource:
@@ -247,6 +270,7 @@ class StarterSource:
             sample=roles.sample(table),
             told_of=[*roles.absent(tables), *(f"{count} {ending}: not read" for ending, count in unread.items())],
             texts=[] if roles.text is None else _values(table.read(roles.text)).slice(0, 100).to_pylist(),
+            details=_DETAILS[kind](table, roles) if kind in _DETAILS else "",
         )
 
     @property
@@ -273,15 +297,61 @@ def _roles(kind: DataKind, table: SplitTable, path: Path) -> ColumnRoles:
     for part in _NEEDS[kind]:
         if getattr(roles, part) is None:
             names = ", ".join(table.schema.names)
-            raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}")
-    return ColumnRoles(*(getattr(roles, part) if part in _NEEDS[kind] else None for part in _WORDS))
+            others = [other for other, needs in _NEEDS.items() if all(getattr(roles, need) for need in needs)]
+            remedy = f"; these are {others[0]}: give --{others[0]} {path}" if others else ""
+            raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}{remedy}")
+    return ColumnRoles(**{part: getattr(roles, part) for part in _NEEDS[kind]})
+
+
+def _frames(table: SplitTable, roles: ColumnRoles) -> str:
+    """Frames that nine of ten recordings fit into."""
+    lengths = []
+    for value in table.read(str(roles.audio)).slice(0, _LOOKED_AT).to_pylist():
+        with contextlib.suppress(Exception):  # decoders raise anything; a view names what it cannot read
+            lengths.append(len(waveform(value, 1000, table.folder)) / 1000)
+    frames = 32 * math.ceil(100 * sorted(lengths)[9 * len(lengths) // 10] / 32) if lengths else 0
+    return f"frames: {min(max(frames, 32), _LONGEST)}"
+
+
+def _mask_classes(table: SplitTable, roles: ColumnRoles) -> str:
+    """What the values of masks stand for: two classes, grey values of two, or numbers of classes.
+
+    Raises:
+        DataError: none of these.
+    """
+    name = str(roles.mask)
+    masks = [picture_bytes(value, table.folder) for value in table.read(name).drop_null()[:_LOOKED_AT].to_pylist()]
+
+    def values(resampling: MaskResampling) -> list[int]:
+        try:
+            return np.flatnonzero(sum(mask_levels(mask, resampling) for mask in masks)).tolist()
+        except Exception as error:  # decoders raise anything
+            raise DataError(f"{table.place}, column '{name}': not masks ({reason_of(error)})") from error
+
+    grey = values("nearest")
+    if len(grey) == 2:
+        return f"threshold: {sum(grey) // 2}"
+    if any(_LIGHT <= value < _IGNORED for value in grey):  # blurred or compressed, as no numbers are
+        return "threshold: 127"
+    numbers = [value for value in values("numbers") if value != _IGNORED]
+    if len(numbers) < 2 or numbers[-1] >= 2 * len(numbers):
+        shown = ", ".join(map(str, grey[:9]))
+        remedy = "write masks of two values, or of the numbers 0, 1, 2, ... of classes (255: of none)"
+        raise DataError(f"{table.place}, column '{name}': values {shown} are no classes; {remedy}")
+    ignored = _IGNORED in grey
+    names = ["background", *(f"class-{number}" for number in range(1, max(numbers[-1] + 1, 2 + ignored)))]
+    return f"names: [{', '.join(names)}]{', ignore: 255' if ignored else ''}"
+
+
+_LIGHT, _IGNORED = 239, 255  # grey values that numbers of classes do not reach, and that of pixels without a class
+_DETAILS: Mapping[str, Callable[[SplitTable, ColumnRoles], str]] = {"sounds": _frames, "masks": _mask_classes}
 
 
 def _test_size(kind: DataKind, source: StoredSource, split: str) -> SplitSize:
     train, table = (source.rows(one, name=kind, data_dir=None) for one in ("train", split))
     label = ColumnRoles.of(_columns(train)).label if "label" in _NEEDS[kind] else None
     if label is None:
-        return SplitSize(table.count())
+        return SplitSize(table.count(), *((0.0, _OF_DICE) if kind == "masks" else ()))
     labels = _values(train.read(label)).drop_null()
     counts = pc.value_counts(labels)
     if len(counts) < 2:
@@ -295,7 +365,7 @@ def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 _TESTED = ("validation", "test")
-_WORDS = {"image": "pictures", "text": "texts", "label": "classes"}
+_WORDS = {"image": "pictures", "text": "texts", "label": "classes", "audio": "recordings", "mask": "masks"}
 
 
 def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | None]) -> list[StarterSource]:
@@ -310,7 +380,7 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | Non
         DataError: data that cannot be read, or are not of their kind.
     """
     if not paths:
-        raise ConfigError("there are no data; give --pairs, --pictures or --texts")
+        raise ConfigError(f"there are no data; {DATA_OPTIONS}")
     given = {name: value for name, value in told.items() if value is not None}
     if given and len(paths) > 1:
         option = f"--{next(iter(given)).replace('_', '-')}"
@@ -367,7 +437,7 @@ def starter_text(
 
 def modalities_of(kinds: Iterable[DataKind]) -> list[str]:
     """What encoders read of such data."""
-    needed = [part for kind in kinds for part in _NEEDS[kind] if part != "label"]
+    needed = [part for kind in kinds for part in _NEEDS[kind] if part not in ("label", "mask")]
     return list(dict.fromkeys(needed))
 
 

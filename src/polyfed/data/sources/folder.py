@@ -31,13 +31,14 @@ from polyfed.data.images import picture_endings
 from polyfed.data.source import path_of
 from polyfed.data.tables import Share, SplitTable, StoredSource
 
-IMAGE, AUDIO, LABEL = "image", "audio", "label"
-"""Columns of pictures, of recordings in a folder without pictures, and of the names of class folders."""
+IMAGE, AUDIO, LABEL, MASK = "image", "audio", "label", "mask"
+"""Columns of pictures, of recordings in a folder without pictures, of names of class folders, and of masks."""
 
 _SOUNDS = frozenset(("wav",))
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _MASKS = re.compile(r"(seg(mentation)?_?)?(masks?|labels?)|annotations|segmentations?|ground_?truth|gt", re.I)
 _OF_MASK = re.compile(r"[_-](mask|seg|segmentation|label|gt)s?$", re.I)  # at the end of a mask's name
+_Stem = tuple[tuple[str, ...], tuple[str, ...], str]  # folders above and below that of masks or pictures, and a name
 _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
 
 
@@ -46,13 +47,13 @@ class Folder(StoredSource):
 
     Found without being told: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
     ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the ``.token`` and
-    ``results.csv`` of Flickr8k and Flickr30k; class folders, with or without folders of splits above; without pictures
-    ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one picture become one item, with lists of what
-    differs among them.
+    ``results.csv`` of Flickr8k and Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
+    without folders of splits above; without pictures ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows
+    of one picture become one item, with lists of what differs among them.
 
     Without pictures WAV files are read as these are. Columns are those of the file, with ``image`` for the picture or
-    ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class
-    folder, ``captions`` for captions of COCO, Karpathy and Flickr, ``text`` for lines. Splits are told by a column, by
+    ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class folder, ``mask`` for its mask,
+    ``captions`` for captions of COCO, Karpathy and Flickr, ``text`` for lines. Splits are told by a column, by
     names of files or folders, by Flickr8k's lists; else ``fractions`` are drawn, the same on every machine.
     """
 
@@ -283,7 +284,9 @@ class _Reader:
         return tuple(name + hint for name, hint in hints.items())
 
     def _class_folders(self) -> Rows:
-        """Pictures with the innermost folder above them, but for that of the split, as label."""
+        """Pictures with the innermost folder above them, but for that of the split, as label; or with their masks."""
+        if masks := self._masks():
+            return {FILE: list(masks), MASK: list(masks.values())}
         level = self._split_level(self.pictures, needs_class=True)
         labels = []
         for path in self.pictures:
@@ -294,18 +297,32 @@ class _Reader:
                 remedy = "add a captions.csv (columns file_name, caption), or put them into folders of their classes"
                 raise DataError(f"'{self.folder}' has pictures alone, such as '{path}'{named}; {remedy}")
             labels.append(classes[-1])
-        self._refuse_masks(labels)
         return {FILE: list(self.pictures), LABEL: labels}
 
-    def _refuse_masks(self, labels: Sequence[str]) -> None:
-        """Raise DataError if what seems a class are masks of pictures that are called as they are."""
-        stems: dict[str, set[str]] = {}
-        for path, label in zip(self.pictures, labels, strict=True):
-            stems.setdefault(label, set()).add(_OF_MASK.sub("", PurePosixPath(path).stem))
-        for label in filter(_MASKS.fullmatch, stems):
-            if other := next((one for one in stems if one != label and stems[one] == stems[label]), None):
-                names = f"'{self.folder}': pictures of '{label}' are called as those of '{other}'"
-                raise DataError(f"{names}; name masks in a metadata.csv (columns file_name, mask), or rename the class")
+    def _masks(self) -> dict[str, str]:
+        """Picture -> its mask, where a folder of masks stands beside one of pictures that are called as they are.
+
+        Raises:
+            DataError: half of the masks are called as pictures, but not every one, or a picture lacks its own.
+        """
+        masks, pictures = dict[_Stem, str](), dict[_Stem, list[str]]()
+        for path in self.pictures:
+            folders, stem = _folders(path), PurePosixPath(path).stem
+            level = next((level for level, name in enumerate(folders) if is_mask(name)), None)
+            if level is None:
+                for level in range(len(folders)):
+                    pictures.setdefault((folders[:level], folders[level + 1 :], stem), []).append(path)
+            else:
+                masks[folders[:level], folders[level + 1 :], _OF_MASK.sub("", stem)] = path
+        shared = [place for place in masks if place in pictures]
+        if 2 * len(shared) < max(len(masks), 1):
+            return {}
+        paired = {pictures[place][0]: masks[place] for place in shared if len(pictures[place]) == 1}
+        if odd := sorted({*self.pictures} - paired.keys() - {*paired.values()}):
+            what = f"'{self.folder}': masks are called as pictures, such as '{masks[shared[0]]}', but not '{odd[0]}'"
+            remedy = "add what it lacks, name masks in a metadata.csv (columns file_name, mask), or rename the class"
+            raise DataError(f"{what}; {remedy}")
+        return paired
 
     def _other_pictures(self, rows: Rows) -> dict[str, list[str | None]]:
         """Column of paths of other pictures of the folder, such as masks -> these.
@@ -373,6 +390,11 @@ class _Reader:
                 are_classes = needs_class and not self.settings.splits and any(len(folders) == 1 for folders in paths)
                 return None if are_classes and len(set(map(beside_split, names))) > 1 else level
         return None
+
+
+def is_mask(name: str) -> bool:
+    """Whether a folder or a column is called as masks are."""
+    return _MASKS.fullmatch(name) is not None
 
 
 def _ending(name: str) -> str:

@@ -14,6 +14,7 @@ from polyfed.reporting.run_figures import partition_sheet
 from polyfed.reporting.run_tables import partition_tables
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
+from polyfed.runs.preflight import require_readable
 from polyfed.runs.records import PartitionEntry, RunRecords
 
 
@@ -27,16 +28,20 @@ class Partition(Analysis):
         return held_items(planned_holdings(experiment))
 
 
-def planned_holdings(experiment: Experiment) -> RunRecords:
-    """What every client of an experiment would hold; no picture is decoded and no model built.
+def planned_holdings(experiment: Experiment, read: bool = False) -> RunRecords:
+    """What every client of an experiment would hold; no picture is decoded and no model built, unless one sample of
+    each kind of participant is ``read``, through its views and networks.
 
     Raises:
-        ConfigError, DataError: the items cannot be dealt out so, or the clients live elsewhere.
+        ConfigError, DataError: the items cannot be dealt out so, the clients live elsewhere, or a sample is not read.
     """
     cfg = experiment
     if not cfg.clients:
         raise ConfigError(f"'{cfg.name}' has no clients of its own to deal items out to; add groups under 'clients'")
     federation = Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
+    federation.data.ahead = False
+    if read:
+        require_readable(federation)
     entries: dict[str, Any] = {name: federation.holding(member) for name, member in federation.members.items()}
     return RunRecords(Path(cfg.name), holdings={name: PartitionEntry(**entry) for name, entry in entries.items()})
 
