@@ -11,7 +11,16 @@ import pytest
 
 from polyfed import Experiment, open_run, run
 from polyfed.core.errors import RunError
-from polyfed.reporting.gallery import Retrieval, Shelf, Viewer, thumbnail, write_gallery
+from polyfed.reporting.gallery import (
+    GalleryEntry,
+    Retrieval,
+    Shelf,
+    Viewer,
+    judged_samples,
+    thumbnail,
+    write_gallery,
+)
+from polyfed.reporting.page import html_report
 from small_federations import Config
 
 
@@ -110,3 +119,10 @@ def test_the_command_and_what_it_refuses(tiny_run: Path, tmp_path: Path, cli: An
     opened = run(Experiment.load(tiny), tmp_path / "run")
     with pytest.raises(RunError, match=r"nobody in .* has test data"):
         write_gallery(opened)
+
+
+def test_samples_on_the_page_are_no_markup_and_are_those_of_masks_and_sounds_alone(tiny_run: Path) -> None:
+    opened = open_run(tiny_run)
+    assert judged_samples(opened) == []
+    page = html_report(opened.records, figures={}, samples=[[GalleryEntry("data:,", "<b>truth", None)]])
+    assert ("&lt;b&gt;truth" in page, "<b>truth" in page) == (True, False)

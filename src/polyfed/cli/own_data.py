@@ -62,31 +62,20 @@ def init_command(
     from polyfed.federation.settings import DataSettings
     from polyfed.lab.analysis.partition import held_items, planned_holdings
     from polyfed.reporting.terminal import Terminal
+    from polyfed.runs import starter
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.starter import (
-        FROM_SCRATCH_KINDS,
-        OFFLINE,
-        StarterEncoders,
-        modalities_of,
-        starter_sources,
-        starter_text,
-    )
 
     if file.exists():
         raise RunError(f"'{file}' is there already; name another file, or remove it")
-    given: dict[DataKind, Path | None] = {
-        "pairs": pairs,
-        "pictures": pictures,
-        "texts": texts,
-        "sounds": sounds,
-        "masks": masks,
-    }
+    given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts, "sounds": sounds}
+    given["masks"] = masks
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
     layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
-    sources = starter_sources(paths, layout)
+    sources = starter.starter_sources(paths, layout)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
-    encoders = StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
-    text = starter_text(file.stem, str(file), sources, method=method, clients=clients, rounds=rounds, encoders=encoders)
+    encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
+    options = {"method": method, "clients": clients, "rounds": rounds, "encoders": encoders}
+    text = starter.starter_text(file.stem, str(file), sources, **options)
     tables = held_items(planned_holdings(Experiment.load(yaml_content(text)), read=True)).tables
     write_atomically(file, text.encode())
     Terminal().print_tables(tables)
@@ -98,8 +87,8 @@ def init_command(
             *encoders.languages(source.texts),
         ]:
             typer.echo(f"warning: {warning}")
-    if missing := encoders.missing(modalities_of(kind for kind in paths if kind not in FROM_SCRATCH_KINDS)):
-        typer.echo(OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
+    if missing := encoders.missing(starter.pretrained_modalities(paths)):
+        typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
 
 

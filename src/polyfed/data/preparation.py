@@ -94,9 +94,9 @@ class ColumnRoles:
             value = table.read(name)[0].as_py()
             shown = " ".join(str(value[0] if isinstance(value, list) and value else value).split())[:60]
             role, word = role_of.get(name, ("", "not used"))
-            if role in _LOOKS:
+            if role in ("image", "audio", "mask"):
                 try:
-                    shown = _LOOKS[role](value, table.folder)
+                    shown = _look(role, value, table.folder)
                 except Exception as error:  # decoders raise anything
                     raise DataError(f"{table.place}: column '{name}' holds no {word}s ({reason_of(error)})") from error
             lines.append(f"{name} ({word}): {shown}")
@@ -109,22 +109,15 @@ class ColumnRoles:
         return f"columns: {{{named}}}" + (f", targets: {{label: {self.label}}}" if self.label else "")
 
 
-def _picture_look(value: Any, folder: Path | None) -> str:
-    with opened_picture(picture_bytes(value, folder)) as image:
-        return f"{image.width} x {image.height} {image.format}"
-
-
-def _mask_look(value: Any, folder: Path | None) -> str:
+def _look(role: str, value: Any, folder: Path | None) -> str:
+    """What a file is like, in words."""
+    if role == "audio":
+        return f"{len(waveform(value, 1000, folder)) / 1000:.2f} s"
     data = picture_bytes(value, folder)
-    levels = np.flatnonzero(mask_levels(data, "nearest"))
-    return f"{_picture_look(data, None)}, values {', '.join(map(str, levels[:9]))}{', ...' if len(levels) > 9 else ''}"
-
-
-def _recording_look(value: Any, folder: Path | None) -> str:
-    return f"{len(waveform(value, 1000, folder)) / 1000:.2f} s"
-
-
-_LOOKS = {"image": _picture_look, "mask": _mask_look, "audio": _recording_look}
+    with opened_picture(data) as image:
+        shown = f"{image.width} x {image.height} {image.format}"
+    levels = [*map(str, np.flatnonzero(mask_levels(data, "nearest")))] if role == "mask" else []
+    return shown + (f", values {', '.join([*levels[:9], *(['...'] if levels[9:] else [])])}" if levels else "")
 
 
 def _first(names: Iterable[str]) -> str | None:

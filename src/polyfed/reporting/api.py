@@ -84,22 +84,21 @@ class Reports(Callback):
     def handle(self, event: Event) -> None:
         if isinstance(event, RunComplete):
             run = open_run(event.folder, allow_code=True)  # which has just run here
-            records, pictures = run.records, run.records.section("run").get("output", {}).get("plots", True)
-            figures = run_figures(records) if pictures else {}
+            records = run.records
+            has_plots = records.section("run").get("output", {}).get("plots", True)
+            figures, samples = (run_figures(records), _samples(run)) if has_plots else ({}, ())
             for name, sheet in figures.items():
                 sheet.save(records.folder / "plots" / f"{name}.png")
             write_report(records)
-            write_html_report(records, figures=figures, samples=_samples(run) if pictures else ())
+            write_html_report(records, figures=figures, samples=samples)
 
 
 def _samples(run: Run) -> Samples:
     """Test samples for the page; of a deployment none, whose page goes to all sites."""
     from polyfed.reporting.gallery import judged_samples
 
-    if run.experiment.run.engine.is_deployed:
-        return ()
     try:
-        return judged_samples(run)
+        return () if run.experiment.run.engine.is_deployed else judged_samples(run)
     except PolyfedError as error:  # the run is complete all the same
         log.warning("no test samples on the page: %s", error)
         return ()

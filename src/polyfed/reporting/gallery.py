@@ -23,12 +23,12 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import list_lengths
 from polyfed.data.images import opened_picture, picture_bytes
-from polyfed.data.samples import Samples
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column, Split
 from polyfed.data.views.mel import Mel
 from polyfed.federation.client import SERVER
-from polyfed.models.model import Model, ModelSettings
+from polyfed.federation.settings import ServerSettings
+from polyfed.models.model import ModelSettings
 from polyfed.reporting.page import rendered_page
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.loaded import LoadedModel, loaded_model
@@ -37,7 +37,6 @@ from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.metrics import dice, overlaps
 from polyfed.tasks.segmentation import Segmentation
-from polyfed.tasks.task import Task
 
 _SIDE = 112  # pixels of a thumbnail
 _RATE = 8000  # samples a second of what can be heard
@@ -230,80 +229,50 @@ def gallery_entry(value: Any, *, playable: bool = False) -> GalleryEntry:
 
 
 def judged_samples(run: Run, most: int = 6) -> list[list[GalleryEntry]]:
-    """Test samples of a task on recordings or masks, each with what is true and what is predicted of it.
-
-    They are the server's; if its task is another, those of the first client whose task is such.
+    """Some of the server's test samples, if they are pictures with masks or recordings, each with truth and prediction.
 
     Args:
         run: with its data at hand.
         most: how many, spread over the test data.
 
     Returns:
-        Of each what stands side by side; nothing where nobody has such a task.
+        Of each what stands side by side; nothing where the server has another task.
 
     Raises:
         RunError: no model is kept.
         ConfigError, DataError: as for the run's models and data.
     """
-    judged = _judged(run)
-    if judged is None:
+    server = run.experiment.server
+    if server is None or (modality := _judged_modality(server)) is None:
         return []
-    task, model, head, samples, split = judged
+    task, saved = server.task, run.server_model()
+    samples = task.usable(run.federation.server_samples(server.test_split))
     index = torch.linspace(0, len(samples) - 1, min(most, len(samples))).round().long()
-    batch, column = samples.batch(index).to(model.device), split.modality(judged.modality)
-    column = column.without_gaps()[0] if column.gaps else column
-    rows = samples.rows[judged.modality][index].numpy()
-    values = column.take(rows).to_pylist()
-    pixels = run.federation.data.context.pixels
-    readable = [_readable(column, *each, pixels) for each in zip(rows.tolist(), values, strict=True)]
-    shown = [gallery_entry(value, playable=True)._replace(similarity=None) for value in readable]
-    with evaluating(model, head):
-        predicted = task.scores(model, head, batch).argmax(1).cpu()
+    batch, rows = samples.batch(index).to(saved.model.device), samples.rows[modality][index].numpy()
+    with evaluating(saved.model, saved.head):
+        predicted = task.scores(saved.model, saved.head, batch).argmax(1).cpu()
     true = batch.targets[task.target].cpu().long()
+    column = run.federation.data.split(server.source, server.test_split).modality(modality)
+    column = column.without_gaps()[0] if column.gaps else column
+    pixels = run.federation.data.context.pixels
+    values = zip(rows.tolist(), column.take(rows).to_pylist(), strict=True)
+    shown = [
+        gallery_entry(_readable(column, *each, pixels), playable=True)._replace(similarity=None) for each in values
+    ]
     if isinstance(task, Segmentation):
-        entries = zip(shown, true, predicted.view_as(true), strict=True)
-        return [[entry, *_masks(mask, one, len(task.names))] for entry, mask, one in entries]
+        masks = zip(shown, true, predicted.view_as(true), strict=True)
+        return [[entry, *_masks(mask, one, len(task.names))] for entry, mask, one in masks]
     names = samples.classes.get(task.target) or range(1 + int(max(true.max(), predicted.max())))
     answers = zip(shown, true.tolist(), predicted.tolist(), strict=True)
     return [[entry._replace(text=f"{names[a]}, predicted {names[b]}", right=a == b)] for entry, a, b in answers]
 
 
-class _Judged(NamedTuple):
-    """What a participant is tested with, of a task that can be shown."""
-
-    task: Classification | Segmentation
-    model: Model
-    head: Any
-    samples: Samples
-    split: Split
-
-    @property
-    def modality(self) -> str:
-        return self.task.modality or self.samples.modalities[0]
-
-
-def _judged(run: Run) -> _Judged | None:
-    server, groups = run.experiment.server, run.experiment.clients.values()
-    if server is not None and (task := _shown_task(server.task, server.model)):
-        split = run.federation.data.split(server.source, server.test_split)
-        samples, saved = task.usable(run.federation.server_samples(split.name)), run.server_model()
-        return _Judged(task, saved.model, saved.head, samples, split)
-    if any(_shown_task(group.task, group.models[0]) for group in groups):
-        for member in run.federation.members.values():
-            task, tested = _shown_task(member.settings.task, member.model), run.federation.test(member)
-            if task is not None and tested is not None:
-                model = run.trained_client(member.id)
-                split = run.federation.data.split(member.settings.source, str(member.settings.test_split))
-                return _Judged(task, model, model.heads[member.head], task.usable(tested), split)
-    return None
-
-
-def _shown_task(task: Task, model: ModelSettings) -> Classification | Segmentation | None:
-    """The task, if what it judges is masks or recordings."""
-    if isinstance(task, Segmentation):
-        return task
-    views = [encoder.view for encoder in model.encoders.values()]
-    return task if isinstance(task, Classification) and all(isinstance(view, Mel) for view in views) else None
+def _judged_modality(server: ServerSettings) -> str | None:
+    """What is judged, if it is pictures by masks, or recordings."""
+    if isinstance(server.task, Segmentation):
+        return server.task.modality
+    sounds = [name for name, encoder in server.model.encoders.items() if isinstance(encoder.view, Mel)]
+    return sounds[0] if sounds and isinstance(server.task, Classification) else None
 
 
 def _masks(true: Int64[Tensor, "h w"], predicted: Int64[Tensor, "h w"], classes: int) -> Iterator[GalleryEntry]:

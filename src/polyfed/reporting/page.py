@@ -1,4 +1,5 @@
-"""Reports of a run: ``report.md``, and a page that loads nothing, runs nothing, works offline and may be mailed."""
+"""Reports of a run: ``report.md``, and a page that loads nothing, runs nothing, works offline and, without samples of
+the test data, may be mailed."""
 
 from __future__ import annotations
 

@@ -311,10 +311,9 @@ class Run:
                 f"no participant '{participant}' in '{self.folder}'; {nearest(participant, [SERVER, *members])}"
             )
         views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
-        return loaded_model(name, self.trained_client(participant), views, self.federation.data.context)
+        return loaded_model(name, self._model_of_client(participant), views, self.federation.data.context)
 
-    def trained_client(self, client: str) -> Model:
-        """A client's model as ``model_of`` has it, with its head; errors as there."""
+    def _model_of_client(self, client: str) -> Model:
         if not self.has_client_models:
             for kind, clients in self.types.items():
                 if kind in self.global_weights and client in {info.id for info in clients.clients}:

@@ -185,9 +185,6 @@ _NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "sounds": ("audio", "label"),
     "masks": ("image", "mask"),
 }
-FROM_SCRATCH_KINDS = ("sounds", "masks")
-"""Data on which small networks learn from scratch."""
-
 DATA_OPTIONS = "give --pairs, --pictures, --texts, --sounds or --masks"
 _WITH_PAIRS = ("change_distillation", "creamfl")
 STARTERS = (*_WITH_PAIRS, "fedavg")
@@ -433,6 +430,11 @@ def starter_text(
         batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
     )
     return text
+
+
+def pretrained_modalities(kinds: Iterable[DataKind]) -> list[str]:
+    """What encoders read of data on which small networks learn little from scratch."""
+    return modalities_of(kind for kind in kinds if kind not in _DETAILS)
 
 
 def modalities_of(kinds: Iterable[DataKind]) -> list[str]:
