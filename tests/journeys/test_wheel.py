@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -111,6 +112,22 @@ def test_a_command_needs_no_extra(polyfed: Run, arguments: str, shown: str) -> N
     done = polyfed(*arguments.split())
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+@pytest.mark.slow
+def test_the_source_archive_builds_the_site(installed: Install, tmp_path: Path) -> None:
+    archives = [*(ROOT / "dist").glob("polyfed-*.tar.gz")]
+    if not archives:
+        command = [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(ROOT)]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("build does not work here: there may be no index")
+    with tarfile.open(*archives or tmp_path.glob("polyfed-*.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    command = [str(installed("docs") / "python"), "-m", "mkdocs", "build", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=unpacked)
+    assert done.returncode == 0, done.stderr
+    assert (unpacked / "site" / "how-to" / "which-method.html").is_file()
 
 
 @pytest.mark.slow
