@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from polyfed.federation import participant
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Epochs, Trainer
 from polyfed.optim.settings import OptimizerSettings, Schedule
+from sessions import prepared, woken
 
 SCHEDULE = Schedule(kind="exponential", decay=0.5, unit="epoch")
 
@@ -63,3 +67,22 @@ def test_a_loop_that_runs_once_is_at_the_first_rates() -> None:
     epochs = Epochs()
     trainer = trainer_of(epochs)
     assert [stepped(trainer) for _ in epochs.through(2, once=True)] == [1.0, 0.5]
+
+
+def test_a_loss_is_one_number() -> None:
+    trainer = trainer_of(epochs := Epochs())
+    with pytest.raises(RuntimeError, match=r"one number.*\[2\]"):
+        next(trainer.step(trainer.optimizer.param_groups[0]["params"][0].expand(2, 1)[:, 0]) for _ in epochs.through(1))
+
+
+def test_small_passes_that_are_made_at_once_train_the_same(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny["clients"]["image"] |= {"items": 9, "training": {"batch_size": 16}}
+    session, trained = prepared(tiny, tmp_path), []
+    for most in (participant._AHEAD, -1):
+        monkeypatch.setattr(participant, "_AHEAD", most)
+        client = woken(session, next(name for name in session.federation.members if name.startswith("image")))
+        assert client.fit(client.train, epochs=3) == 3
+        trained.append([value.clone() for value in client.model.exchanged().values()])
+    assert all(map(torch.equal, *trained))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.models.heads import FusedHead, LinearHead, NonNegativeHead, SimilarityHead
+from polyfed.models.model import Model
 
 
 def test_linear_head_is_the_plain_classifier():
@@ -102,3 +103,16 @@ def test_gradients_reach_every_embedding_and_every_weight():
     pair = [torch.randn(5, 6, requires_grad=True) for _ in range(2)]
     nn.functional.cross_entropy(head(pair), torch.tensor([0, 1, 2, 0, 1])).backward()
     assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in (*pair, *head.parameters()))
+
+
+def test_what_a_model_exchanges_follows_changes_of_its_parts():
+    model = Model({"image": nn.Linear(2, 2)}, {}, 2)
+    for change in (
+        lambda: None,
+        lambda: model.encoders.update({"image": nn.Linear(2, 3)}),
+        lambda: model.extras.update({"more": nn.PReLU()}),
+    ):
+        change()
+        assert {name: id(value) for name, value in model.exchanged(live=True).items()} == {
+            name: id(value) for name, value in model.state_dict(keep_vars=True).items()
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -26,7 +27,7 @@ def test_builds_the_optimiser_with_its_settings(kind):
     own = {"momentum": 0.8} if kind == "sgd" else {"betas": (0.7, 0.9)}
     settings = OptimizerSettings(kind=kind, lr=0.5, weight_decay=0.25, **own)
     optimizer = settings.build(iter([torch.nn.Parameter(torch.ones(2))]))
-    assert type(optimizer) is KINDS[kind]
+    assert isinstance(optimizer, KINDS[kind])
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
     assert group.get("momentum", group.get("betas")) == (0.8 if kind == "sgd" else (0.7, 0.9))
@@ -271,3 +272,15 @@ def test_the_fused_form_goes_on_from_the_state_of_the_plain_one(kind):
     assert all(group["fused"] for group in fused.param_groups)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_sgd_steps_parameters_of_several_types_as_torch_does() -> None:
+    ours, theirs = (
+        [torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)] for _ in range(2)
+    )
+    steps = OptimizerSettings(kind="sgd", lr=0.1, momentum=0.9).build(ours), torch.optim.SGD(theirs, 0.1, 0.9)
+    for _, (optimizer, own) in itertools.product(range(3), zip(steps, (ours, theirs), strict=True)):
+        for value in own:
+            value.grad = value.detach() ** 2
+        optimizer.step()
+    torch.testing.assert_close(ours, theirs)

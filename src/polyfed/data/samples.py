@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from math import inf
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +26,8 @@ class Inputs(Protocol):
     Inputs whose second dimension differs between batches, such as texts, say with an attribute ``pad`` what shorter
     ones are filled up with (0 without) where they are joined with others. Those that go with another modality, as a
     mask with its picture, say with an attribute ``of`` which: their training view draws what that modality's draws.
-    Those that take long to compute have a method ``prepare``, which computes those of rows ahead.
+    Those that take long to compute have a method ``prepare``, which computes those of rows ahead. Those of which each
+    row's training view is its evaluation view say with ``still_bytes`` how large it is.
     """
 
     def __len__(self) -> int:
@@ -88,11 +91,16 @@ class Batch:
             object.__setattr__(self, "matches", self.items)
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self.index.shape[0]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with every column changed alike."""
         return Batch(**_each(vars(self), change))
+
+    def split(self, size: int, change: Callable[[Tensor], Tensor]) -> list[Batch]:
+        """Parts of ``size`` samples, every column of them changed alike."""
+        parts = _each(vars(self), lambda column: [*map(change, column.split(size))])
+        return [Batch(**_each(parts, itemgetter(part))) for part in range(-(-len(self) // size))]
 
     def to(self, device: torch.device) -> Batch:
         return self.each(lambda column: column.to(device, non_blocking=True))
@@ -111,12 +119,14 @@ class Batch:
 
     def without_lone(self) -> Batch:
         """The same samples, of which none has a modality that only one has: no statistics of a batch are of one."""
+        if not self.present:
+            return self
         lone = {name: torch.zeros_like(mask) for name, mask in self.present.items() if int(mask.sum()) == 1}
         return replace(self, present={**self.present, **lone}) if lone else self
 
     def having_any(self, *modalities: str) -> Batch:
         """The samples that have one of ``modalities`` at least."""
-        if any(name not in self.present for name in modalities):
+        if not self.present or any(name not in self.present for name in modalities):
             return self
         nowhere = torch.zeros_like(self.index, dtype=torch.bool)
         there = torch.stack([nowhere, *(self.present[name] for name in modalities)]).any(0)
@@ -132,7 +142,7 @@ class Batch:
         return replace(chosen, present={name: mask for name, mask in chosen.present.items() if name not in modalities})
 
 
-def _each(columns: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def _each(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     return {
         name: _each(value, change) if isinstance(value, Mapping) else change(value) for name, value in columns.items()
     }
@@ -181,7 +191,7 @@ class Samples:
             object.__setattr__(self, "matches", self.items)
 
     def __len__(self) -> int:
-        return len(self.items)
+        return self.items.shape[0]
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -199,19 +209,20 @@ class Samples:
         Only ``modalities`` (default: all) are loaded.
         """
         names = self.modalities if modalities is None else modalities
-        rows = {name: self.rows[name][index] for name in (*names, *self.lazy)}
+        rows = {name: self.rows[name].index_select(0, index) for name in (*names, *self.lazy)}
         inputs, streams = dict[str, Tensor](), dict[str, torch.Generator | None]()
         for name in names:
             streams[name] = generator.clone_state() if generator is not None and self.lazy else None
             inputs[name] = self.load(name, rows[name], generator)
         lazy = {name: self._lazily(name, rows, streams, generator) for name in self.lazy}
-        there = {name: rows[name] >= 0 for name in names}
+        there = {name: rows[name] >= 0 for name in names if name not in self._complete}
+        items = self.items.index_select(0, index)
         return Batch(
             inputs=inputs,
-            targets=_each(self.targets, lambda column: column[index]) | lazy,
+            targets=_each(self.targets, lambda column: column.index_select(0, index)) | lazy,
             index=index,
-            items=self.items[index],
-            matches=self.matches[index],
+            items=items,
+            matches=items if self.matches is self.items else self.matches.index_select(0, index),
             present={name: mask for name, mask in there.items() if not bool(mask.all())},
         )
 
@@ -229,6 +240,8 @@ class Samples:
 
     def load(self, modality: str, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
         """Encoder input of rows of a modality, as ``Inputs``; zeros for a row of -1."""
+        if modality in self._complete:
+            return self.inputs[modality](rows, generator)
         return with_gaps(self.inputs[modality], rows, rows >= 0, generator)
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
@@ -239,13 +252,18 @@ class Samples:
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
         for start in range(0, n, size):
-            yield self.batch(order[start : start + size], generator)
+            yield self.batch(order[start : start + size] if size < n else order, generator)
 
     def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
         """The distinct rows of a modality, ascending, and the inverse index: which of them each sample has."""
         if modality not in self._distinct:
             self._distinct[modality] = torch.unique(self.rows[modality], return_inverse=True)
         return self._distinct[modality]
+
+    @cached_property
+    def _complete(self) -> frozenset[str]:
+        """Modalities that no sample lacks."""
+        return frozenset(name for name, rows in self.rows.items() if bool((rows >= 0).all()))
 
     @cached_property
     def _distinct(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -255,6 +273,12 @@ class Samples:
         """The samples at ``index``, in that order; item numbers keep their meaning."""
         columns = {name: getattr(self, name) for name in ("rows", "items", "targets", "matches")}
         return replace(self, **_each(columns, lambda column: column[index]))
+
+    @property
+    def still_bytes(self) -> float:
+        """Bytes of a sample's inputs if its training view draws nothing and is the same in all batches, else inf."""
+        sizes = [getattr(inputs, "still_bytes", None) for inputs in self.inputs.values()]
+        return inf if self.lazy or None in sizes else sum(sizes)
 
     def require_all(self, modality: str, what: str) -> None:
         """Raise DataError, which says ``what`` these are, if a sample lacks a modality."""
@@ -276,6 +300,8 @@ class Samples:
 
     def having_any(self, *modalities: str) -> Samples:
         """The samples that have one of ``modalities`` at least, in their order."""
+        if not self._complete.isdisjoint(modalities):
+            return self
         nowhere = torch.zeros(len(self), dtype=torch.bool)
         there = torch.stack([nowhere, *(self.rows[name] >= 0 for name in modalities)]).any(0)
         return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])

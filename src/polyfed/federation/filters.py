@@ -109,6 +109,7 @@ class Ask:
     changes: Collection[str] = ()
     sent: dict[str, Payload] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
+    _last: dict[tuple[int, ...], Payload] = field(default_factory=dict)  # what several are asked is one payload
 
     @property
     def step(self) -> str:
@@ -116,9 +117,11 @@ class Ask:
 
     def now(self, client: ClientInfo) -> Payload:
         """What a client is asked in this round, before it is encoded."""
-        return Payload(
-            {key: value.of(client) if isinstance(value, each) else value for key, value in self.fields.items()}
-        )
+        fields = {key: value.of(client) if isinstance(value, each) else value for key, value in self.fields.items()}
+        if (key := tuple(map(id, fields.values()))) not in self._last:
+            self._last.clear()
+            self._last[key] = Payload(fields)
+        return self._last[key]
 
     def start(self, client: ClientInfo, name: str) -> Mapping[str, Tensor]:
         """What the weights in a field of a client's reply started from; nothing for changes."""

@@ -24,9 +24,11 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Correction, Epoch, Optimizers, Regulariser, Trainer
 from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.tasks.task import Task
+from polyfed.wire.payload import settled
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_AHEAD = 1 << 20  # bytes of batches that are made before they are needed
 
 
 def never() -> bool:
@@ -128,8 +130,7 @@ class Participant:
 
     @property
     def head(self) -> nn.Module | None:
-        name = self.setup.head_name
-        return self.model.heads[name] if name in self.model.heads else None
+        return self.model.heads._modules.get(self.setup.head_name)
 
     @property
     def public_set(self) -> Samples:
@@ -202,6 +203,15 @@ class Participant:
                 # ``to`` would look at every tensor of the batch
                 yield batch if device.type == "cpu" else batch.to(device)
 
+    def _passes(self, samples: Samples, purpose: str, epochs: int) -> Callable[[int], Iterable[Batch]]:
+        """What gives the batches of an epoch, as ``batches``; a small client's are made at once, in half the time."""
+        n, names = len(samples), [f"{purpose}-{epoch}" for epoch in range(epochs)]
+        if epochs < 2 or not 1 < n <= self.training.batch_size or epochs * n * samples.still_bytes > _AHEAD:
+            return lambda epoch: self.batches(samples, f"{purpose}-{epoch}")
+        order = torch.cat([torch.randperm(n, generator=self.generator(name)) for name in names])
+        parts = samples.batch(order).to(self.device).split(n, settled)
+        return lambda epoch: self._reported((parts[epoch].without_lone(),), names[epoch], 1)
+
     def _reported(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         epoch, epochs, _ = self.optimizers.epochs.current or Epoch(0, 1)
         return passed(self.name, _unnumbered(purpose), batches, epochs * a_pass, before=epoch * a_pass)
@@ -260,7 +270,7 @@ class Participant:
                 losses.append(loss if task_weight == 1 else task_weight * loss)
             if regulariser is not None:
                 losses.append(regulariser(shared, batch))  # what the task has embedded is not embedded again
-        return sum(losses[1:], losses[0])
+        return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
 
     def prepare_task(self, *, to_train: bool = True) -> None:
         """Prepare the task for the model's weights: once a round for training, and anew for each evaluation."""
@@ -305,10 +315,11 @@ class Participant:
             return 0
         self.model.train()
         trainer, done = self.trainer(), 0
+        passes = self._passes(samples, purpose, 1 if steps is not None else epochs)
         for epoch in self.epochs(epochs, once=once) if steps is None else self.optimizers.epochs.as_one():
             before = done
             wanted = None if steps is None else steps - done
-            for batch in islice(self.batches(samples, f"{purpose}-{epoch}"), wanted):
+            for batch in islice(passes(epoch), wanted):
                 loss = self.training_loss(batch, task_weight, regulariser)
                 if not loss.requires_grad:  # all samples lack the only modality whose encoder is trained
                     continue

@@ -54,6 +54,7 @@ class Server(Participant):
     test: Samples | None = None
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    _broadcast: dict[str, Weights] = field(default_factory=dict)  # type -> what its clients got in this round
 
     @property
     def has_model(self) -> bool:
@@ -70,7 +71,7 @@ class Server(Participant):
         self.clock = replace(self.clock, round=round_number)
         self.optimizers.states = self.optimizers.kept()
         self.optimizers.trainers = {}  # they hold the clock of the round before; their states go on
-        self.diagnostics.arrays = {}
+        self.diagnostics.arrays, self._broadcast = {}, {}
 
     def snapshot(self) -> dict[str, Mapping[str, Tensor]]:
         """All that lasts, as named groups of named tensors."""
@@ -140,7 +141,11 @@ class Server(Participant):
 
     def weights_for(self, client: ClientInfo) -> Weights:
         """The global model of a client's type."""
-        return Weights(self.weights[self.type_of(client)])
+        name = self.type_of(client)
+        known, tensors = self._broadcast.get(name), self.weights[name]
+        if known is None or known.tensors is not tensors:
+            known = self._broadcast[name] = Weights(tensors)
+        return known
 
     def share_weights(self, averaging: Averaging | None = None) -> None:
         """Start the global models: tensors of one name and shape start equal, as the server's own where it has them.
@@ -210,6 +215,7 @@ class Server(Participant):
     def update_weights(self, new: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace global models by type, and show the server's own model that of its type."""
         self.weights.update({name: dict(tensors) for name, tensors in new.items()})
+        self._broadcast = {}
         if self.has_model and self.weights:
             # the type may have tensors that the server has not, such as modules that a method adds
             shown = self.weights[self.own_type]

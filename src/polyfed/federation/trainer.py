@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
@@ -104,6 +106,7 @@ class Trainer:
         self.training, self._clock, self._epochs = training, clock, epochs
         self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
         self._base = [group["lr"] for group in self.optimizer.param_groups]
+        self._rated: Epoch | None = None  # that the optimiser has the rates of
         self.steps = 0  # since it was made
 
     def step(self, loss: Tensor, correct: Correction | None = None) -> None:
@@ -113,8 +116,13 @@ class Trainer:
         """
         if not loss.requires_grad and not float(loss):  # any other loss without gradient is a mistake, and fails below
             return
+        if loss.numel() != 1:
+            raise RuntimeError(f"a loss is one number, and this has the shape {list(loss.shape)}; take its mean")
         self.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        # loss.backward(), without its preparations for lists of losses, nested tensors and compilers
+        Variable._execution_engine.run_backward(
+            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
         self.apply(correct)
 
     def zero_grad(self) -> None:
@@ -127,8 +135,10 @@ class Trainer:
             correct({name: value.grad for name, value in reached.items() if value.grad is not None}, reached)
         # after the correction, which is part of the step that is clipped
         clip_gradients([value for _, value in self._named], self.training.optimizer.clip)
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate
+        if self._rated is not self._epochs.now:
+            self._rated = self._epochs.now
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate
         self.optimizer.step()
         self.steps += 1
 
@@ -150,6 +160,7 @@ class Trainer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore ``state``, to which learning rates do not belong."""
         load_optimizer_tensors(self.optimizer, self._named, state)
+        self._rated = None
 
 
 @dataclass

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -199,7 +200,8 @@ class Model(nn.Module):
         They are parameters and running statistics, and share memory with the model; with ``live`` they are its very
         parameters. What is frozen (``models.frozen``) is not among them.
         """
-        return self.state_dict(keep_vars=live)
+        places = _Walk.of(self).places
+        return {name: own[key] if live else own[key].detach() for name, own, key in places}
 
     def load(self, tensors: Mapping[str, Tensor], *, partly: bool = False) -> None:
         """Take over exchanged tensors: all of the model's, or with ``partly`` those of the given ones that it has.
@@ -269,6 +271,33 @@ class Model(nn.Module):
                 "does not give; choose resnet, vit, mobilenet, blocks, bert, gru, bag or hf, or set "
                 "model.aligner with local"
             )
+
+
+class _Walk:
+    """Where a module's ``state_dict`` finds its tensors: the walk takes as long as a small client's step."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = dict(module.named_modules(remove_duplicate=False))
+        self.held = [(part._modules, part._parameters, part._buffers) for part in parts.values()]
+        self.shape, self.places = self._shape(), list[tuple[str, dict[str, Any], str]]()
+        for name, value in module.state_dict(keep_vars=True).items():
+            path, _, key = name.rpartition(".")
+            own = [tensors for tensors in (parts[path]._parameters, parts[path]._buffers) if tensors.get(key) is value]
+            self.places.append((name, own[0], key))
+
+    def _shape(self) -> list[object]:
+        return [(*modules.values(), *parameters, *buffers) for modules, parameters, buffers in self.held]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Walk:
+        """The last one, if no tensor was added or taken away and no part replaced since."""
+        known = _walks.get(module)
+        if known is None or known._shape() != known.shape:
+            known = _walks[module] = cls(module)
+        return known
+
+
+_walks: WeakKeyDictionary[nn.Module, _Walk] = WeakKeyDictionary()
 
 
 class _LastValues(Generic[_Value]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -45,10 +46,7 @@ class OptimizerSettings(Settings):
         if self.kind == "sgd":
             # keys are named as torch's arguments are
             options = self._options("lr", "momentum", "weight_decay", "nesterov")
-            descent = torch.optim.SGD(parameters, **options, fused=True)
-            if self.momentum:
-                descent.register_step_pre_hook(_complete_momenta)
-            return descent
+            return _Descent(parameters, **options, fused=True)
         options = self._options("lr", "betas", "eps", "weight_decay")
         if self.kind == "adamp":
             return AdamP(parameters, **options, nesterov=self.nesterov)
@@ -121,16 +119,39 @@ class Schedule(Settings):
         return warm
 
 
-def _complete_momenta(optimizer: Optimizer, *_: Any) -> None:
-    """Start momenta of parameters that get a gradient later than others: torch's kernel takes all or none as new.
+class _Descent(torch.optim.SGD):
+    """torch's SGD by its fused kernel alone, without records for profilers, which cost a small model more than it."""
 
-    From zero a momentum becomes the first gradient, as torch starts it.
-    """
-    for group in optimizer.param_groups:
-        reached = [parameter for parameter in group["params"] if parameter.grad is not None]
-        new = [parameter for parameter in reached if not optimizer.state.get(parameter)]
-        if len(new) < len(reached):
-            optimizer.state.update({value: {"momentum_buffer": torch.zeros_like(value)} for value in new})
+    # as torch defines them, see ``AdamP``
+    add_param_group = inspect.unwrap(torch.optim.SGD.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.SGD.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.SGD.load_state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for hook in self._optimizer_step_pre_hooks.values():
+            hook(self, (), {})
+        for group in self.param_groups:
+            reached = [value for value in group["params"] if value.grad is not None]
+            for dtype in dict.fromkeys([value.dtype for value in reached]):
+                self._descend([value for value in reached if value.dtype == dtype], group)
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch leaves it as it is
+
+    def _descend(self, reached: list[Tensor], group: Mapping[str, Any]) -> None:
+        """A step of parameters of one type that have a gradient.
+
+        The kernel takes all momenta or none as new. Of parameters that get their first gradient later than others they
+        start from zero: that becomes the first gradient, as torch starts it.
+        """
+        options = {key: group[key] for key in ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")}
+        new = [value for value in reached if not self.state.get(value)] if group["momentum"] else []
+        is_first = len(new) == len(reached)
+        self.state.update({value: {"momentum_buffer": torch.zeros_like(value)} for value in new})
+        momenta = [self.state[value]["momentum_buffer"] for value in reached] if group["momentum"] else []
+        torch._fused_sgd_(reached, [value.grad for value in reached], momenta, **options, is_first_step=is_first)
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> Tensor | None:

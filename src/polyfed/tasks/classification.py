@@ -335,7 +335,7 @@ def _mean(parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
 
 def _imputer(head: nn.Module | None) -> Imputer | None:
     """What fills in for modalities; a head of one modality has none."""
-    imputer = getattr(head, _IMPUTER, None)
+    imputer = None if head is None else head._modules.get(_IMPUTER)
     return imputer if isinstance(imputer, Imputer) else None
 
 

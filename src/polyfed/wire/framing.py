@@ -34,6 +34,7 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UNCHECKED = "-" * 8  # as long as a CRC-32, so that checksums change no size
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 _LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
 
 
@@ -151,12 +152,12 @@ def _header(kind: str, attributes: Mapping[str, Scalar], specs: Specs, crc: str)
     if odd is not None:
         raise PayloadError(f"tensors of {odd} cannot cross; valid: {', '.join(_DTYPES)}")
     tensors = [(name, _NAMES[dtype], shape) for name, dtype, shape in specs]
-    return json.dumps({"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors}, separators=(",", ":"))
+    return _compact({"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors})
 
 
 def _message(payload: Payload, places: Mapping[str, int]) -> str:
     content = {"schema": SCHEMA, "fields": list(payload.fields), "scalars": payload.scalars, "parts": places}
-    return json.dumps(content, separators=(",", ":"))
+    return _compact(content)
 
 
 def parsed_object(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:

@@ -52,6 +52,11 @@ class TensorBundle(Mapping[str, Tensor]):
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
 
     @cached_property
+    def is_settled(self) -> bool:
+        """Whether its tensors are ``settled``."""
+        return all(settled(tensor) is tensor for tensor in self.tensors.values())
+
+    @cached_property
     def identity(self) -> tuple[Any, ...]:
         """Equal for bundles that hold the very same tensors under the same names."""
         return self.kind, tuple(self.attributes().items()), tuple((name, id(tensor)) for name, tensor in self.items())

@@ -32,6 +32,8 @@ def compressed(bundle: TensorBundle, dtype: torch.dtype) -> TensorBundle:
         bundle: to send.
         dtype: of fp32 tensors on the wire; int8: of those with two or more dimensions, others stay as they are.
     """
+    if dtype == torch.float32:
+        return _settled_bundle(bundle, bundle.tensors)
     laid: dict[str, Roles] = {}
     for name, value in bundle.items():
         if value.dtype != torch.float32:
@@ -50,6 +52,8 @@ def compressed(bundle: TensorBundle, dtype: torch.dtype) -> TensorBundle:
 
 def _settled_bundle(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
     """The bundle with these tensors for its own, ``settled``; itself where they are its own already."""
+    if tensors is bundle.tensors and bundle.is_settled:
+        return bundle
     tensors = {name: settled(value) for name, value in tensors.items()}
     is_same = all(value is bundle[name] for name, value in tensors.items())
     return bundle if is_same else type(bundle)(tensors=tensors, **bundle.attributes())
@@ -73,6 +77,8 @@ def decompressed(bundle: TensorBundle, short: torch.dtype, limits: Limits) -> Te
             ``limits.message_bytes``.
     """
     if not isinstance(bundle, Coded):
+        if short == torch.float32:
+            return _settled_bundle(bundle, bundle.tensors)
         long = {name: value.float() if value.dtype == short else value for name, value in bundle.items()}
         return _settled_bundle(bundle, long)
     cls, attributes = BUNDLE_KINDS.get(bundle.of), parsed_object(bundle.about)
@@ -190,7 +196,9 @@ def _each(change: Callable[[TensorBundle], TensorBundle]) -> Callable[[Payload],
         return made[item.identity][1]
 
     def changed_all(payload: Payload) -> Payload:
-        fields = payload.fields.items()
-        return Payload({name: changed(item) if isinstance(item, TensorBundle) else item for name, item in fields})
+        new = {name: changed(item) for name, item in payload.bundles.items()}
+        if all(item is payload.fields[name] for name, item in new.items()):
+            return payload  # what is known of it stays known
+        return Payload({name: new.get(name, item) for name, item in payload.fields.items()})
 
     return changed_all

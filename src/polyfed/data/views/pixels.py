@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
@@ -66,6 +67,12 @@ class PixelRows:
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    @cached_property
+    def still_bytes(self) -> int | None:
+        """See ``Inputs``."""
+        is_still = isinstance(self.pictures, np.ndarray) and self.augment == Augment()
+        return 4 * int(np.prod(self.pictures.shape[1:])) if is_still else None
 
     def __call__(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
