@@ -13,13 +13,13 @@ import yaml
 from PIL import Image
 
 import tiny_networks
+from polyfed.core.distributions import share_interval
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.preparation import prepare_folder
 from polyfed.data.sounds import wav
 from polyfed.data.sources.folder import Folder
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import STARTERS, SplitSize, StarterEncoders, starter_sources, starter_text
-from polyfed.tasks.scores import share_interval
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "run.rounds=1", "--set", "run.output.plots=false", "--set", "run.threads=1")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from torch.nn import functional as F
 
+from polyfed.core.distributions import share_interval
 from polyfed.core.errors import DataError
 from polyfed.tasks.metrics import (
     accuracies,
@@ -29,7 +30,7 @@ from polyfed.tasks.metrics import (
     recall_at,
     top,
 )
-from polyfed.tasks.scores import TaskScores, drawn_means, mean_by_item, share_interval
+from polyfed.tasks.scores import TaskScores, drawn_means, mean_by_item
 
 
 def test_samples_of_one_item_are_drawn_together() -> None:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from polyfed.core.errors import ConfigError
-from polyfed.runs.config_files import preset_names
+from polyfed.core.known_keys import require_known_keys
+from polyfed.runs.config_files import overridden, preset_names, read_config
 from polyfed.runs.opened import Run, open_run
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
 
+EXPERIMENT_KIND = ("polyfed.runs.settings", "ExperimentSettings")
 EXPERIMENT = "name of a preset (polyfed list presets), or a YAML file"
 
 ExperimentArgument = Annotated[
@@ -53,17 +55,17 @@ class ExperimentOptions:
 
     def load(self, source: str, settings: Mapping[str, object] | None = None) -> Experiment:
         """The experiment with these options and, above all, ``settings`` that are not None."""
-        from polyfed.runs.experiment import Experiment
-
         # a run is resumed from anywhere, so its configuration holds absolute paths
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
         values = {**(settings or {}), **{key: str(path.resolve()) for key, path in folders.items() if path}}
         given = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
         # what names a kind comes before its settings: another kind drops those that were there
         named = [setting for setting in given if setting.partition("=")[0].endswith(".name")]
-        return Experiment.load(
-            source, [*named, *(self.overrides or []), *(each for each in given if each not in named)]
-        )
+        overrides = [*named, *(self.overrides or []), *(each for each in given if each not in named)]
+        require_known_keys(overridden(read_config(source), overrides)[0], EXPERIMENT_KIND)
+        from polyfed.runs.experiment import Experiment  # and torch, after what can be told without it
+
+        return Experiment.load(source, overrides)
 
 
 @dataclass(frozen=True)

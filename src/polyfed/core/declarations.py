@@ -40,6 +40,8 @@ class ClassDeclaration:
         bases: where its bases are defined, as far as their names tell.
         is_open: names that its own body defines or assigns -> whether they are abstract methods.
         texts: class attributes whose values are plain strings.
+        fields: attributes that its own body annotates, in order -> annotation.
+        imported: what its module imports by name -> where that is defined.
     """
 
     module: str
@@ -48,6 +50,8 @@ class ClassDeclaration:
     bases: tuple[ClassPlace, ...]
     is_open: Mapping[str, bool]
     texts: Mapping[str, str]
+    fields: Mapping[str, str]
+    imported: Mapping[str, ClassPlace]
 
 
 def homes_of(home: str) -> list[str]:
@@ -86,11 +90,11 @@ def declared_component(home: str, name: str, family: ClassPlace) -> ClassDeclara
 def _components_in(module: str, family: ClassPlace) -> Iterator[tuple[str, ClassDeclaration]]:
     """Short name and class of the public, concrete classes of ``family`` in a module."""
     for declared in class_declarations(module).values():
-        ancestry = _ancestry((declared.module, declared.name))
-        if declared.name.startswith("_") or family not in ancestry:
+        above = ancestry((declared.module, declared.name))
+        if declared.name.startswith("_") or family not in above:
             continue
         nearest: dict[str, bool] = {}
-        for place in ancestry:  # what is nearer in the ancestry counts
+        for place in above:  # what is nearer in the ancestry counts
             nearest = {**class_declarations(place[0])[place[1]].is_open, **nearest}
         if not any(nearest.values()):
             yield declared.texts.get(SHORT_NAME, module.rpartition(".")[2]), declared
@@ -126,6 +130,7 @@ def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
     names = [base.id for base in bases if isinstance(base, ast.Name)]
     assigned = dict(_assignments(node))
+    annotated = [item for item in node.body if isinstance(item, ast.AnnAssign)]
     return ClassDeclaration(
         module=module,
         name=node.name,
@@ -133,6 +138,8 @@ def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace
         bases=tuple(imported.get(name, (module, name)) for name in names),
         is_open=dict.fromkeys(assigned, False) | dict(_methods(node)),
         texts={name: value for name, value in assigned.items() if value is not None},
+        fields={ast.unparse(item.target): ast.unparse(item.annotation) for item in annotated},
+        imported=imported,
     )
 
 
@@ -151,11 +158,12 @@ def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:
                     yield target.id, value if isinstance(value, str) else None
 
 
-def _ancestry(place: ClassPlace) -> list[ClassPlace]:
+def ancestry(place: ClassPlace) -> list[ClassPlace]:
+    """A class, and those above it whose source is there, the nearest first."""
     declared = class_declarations(place[0]).get(place[1])
     if declared is None:
         return []
-    above = [ancestor for base in declared.bases for ancestor in _ancestry(base)]
+    above = [ancestor for base in declared.bases for ancestor in ancestry(base)]
     return [place, *(ancestor for k, ancestor in enumerate(above) if ancestor not in above[k + 1 :])]
 
 

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from polyfed.core.activity import prepared, preparing
-from polyfed.core.errors import DataError
+from polyfed.core.errors import ConfigError, DataError, PolyfedError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.images import PIXELS, ImageFit, MaskResampling, Resampling, decode, picture_bytes, reason_of
@@ -162,8 +162,10 @@ def _decoded_chunks(values: pa.ChunkedArray, column: Column, how: Decoding) -> I
             yield np.stack(chunk)
 
 
-def unreadable(column: Column, row: int, entry: Any, error: Exception, what: str) -> DataError:
+def unreadable(column: Column, row: int, entry: Any, error: Exception, what: str) -> PolyfedError:
     """The error for flat value ``row`` of a column, with its place, its path and what is wrong with it."""
+    if isinstance(error, ConfigError):
+        return error  # an extra that is missing is no fault of the value
     path = entry.get("path") if isinstance(entry, dict) else None
     named = f" (path '{path}')" if path else ""
     return DataError(f"{column.place_of(row)}{named}: {what}: {reason_of(error)}; mend or leave out the row")

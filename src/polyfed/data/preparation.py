@@ -311,10 +311,5 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
 
 def _schema(schema: pa.Schema) -> pa.Schema:
     """The columns with Hugging Face metadata that make pictures of them wherever the files are opened."""
-    from datasets import Features, Image
-
-    features = Features.from_arrow_schema(schema.remove_metadata())
-    for entry in schema:
-        if is_picture(entry.type):
-            features[entry.name] = Image()
-    return schema.with_metadata(features.arrow_schema.metadata)
+    features = {entry.name: {"_type": "Image"} for entry in schema if is_picture(entry.type)}
+    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})

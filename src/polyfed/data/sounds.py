@@ -15,6 +15,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyfed.core.extras import brought_by
 from polyfed.data.images import picture_bytes
 
 MOST_RATE = 1_000_000
@@ -39,8 +40,9 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
     Raises:
         ValueError, OSError: it cannot be read, or has no samples.
     """
-    from scipy import signal  # takes a second
-    from scipy.io import wavfile
+    with brought_by("sounds"):
+        from scipy import signal  # takes a second
+        from scipy.io import wavfile
 
     if isinstance(value, dict) and value.get("array") is not None:
         own, samples = int(value["sampling_rate"]), _by_sample(np.asarray(value["array"], dtype=np.float32))

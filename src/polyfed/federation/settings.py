@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Int64
@@ -215,6 +215,8 @@ class AlsoSettings(Settings):
 class GroupSettings(Settings):
     """Clients of one kind: equal data source and task, architectures of their own if several models are given."""
 
+    short_form: ClassVar[str] = "model"
+
     count: int = Field(ge=1, description="number of clients")
     source: str = Field(description="source that is dealt out among the clients")
     split: str = "train"
@@ -247,11 +249,10 @@ class GroupSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _one_model(cls, data: Any) -> Any:
-        # ``model`` is short for a list of one
-        if isinstance(data, dict) and "model" in data and "models" not in data:
+        if isinstance(data, dict) and cls.short_form in data and "models" not in data:
             return {
-                **{key: value for key, value in data.items() if key != "model"},
-                "models": [data["model"]],
+                **{key: value for key, value in data.items() if key != cls.short_form},
+                "models": [data[cls.short_form]],
             }
         return data
 

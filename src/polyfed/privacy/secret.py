@@ -48,9 +48,7 @@ def uniform_draws(key: bytes, count: int) -> Float64[Tensor, " count"]:
 
 def normal_draws(key: bytes, count: int) -> Float64[Tensor, " count"]:
     """Standard normal draws by inversion of ``uniform_draws``."""
-    from scipy.special import ndtri
-
-    return torch.from_numpy(ndtri(uniform_draws(key, count).numpy()))
+    return torch.special.ndtri(uniform_draws(key, count))
 
 
 def read_secret(path: Path) -> bytes:

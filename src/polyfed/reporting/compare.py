@@ -6,19 +6,18 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, cycle
+from itertools import accumulate, chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
 from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric, selected_round
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of
+from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of, values_by_round
 from polyfed.reporting.tables import MIB, TextTable, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 _LABELS = (("run", "seed"), ("name",), ("description",))  # settings in which runs of one configuration may differ
@@ -42,6 +41,10 @@ class Spread:
         return format_number(self.mean) + ("" if math.isnan(self.std) else f" ± {format_number(self.std)}")
 
 
+_Curve = Mapping[int, Spread]
+"""Round -> value over seeds."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Runs that differ only by their seed, taken together."""
@@ -62,18 +65,18 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
     Raises:
         ConfigError: nobody in any of the runs has the metric, or no such kind.
     """
-    import pandas as pd
-
     _require_known(runs, metric, kind)
-    values = pd.DataFrame([_compared(run, metric, kind) for run in runs])
-    configurations = pd.Series([_configuration(run) for run in runs], dtype=object)
+    alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}
+    for run in runs:
+        alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, kind)))
+    names = dict.fromkeys(name for seeds in alike.values() for _, values in seeds for name in values)
     return [
         Comparison(
-            runs[seeds.index[0]].name,
-            tuple(runs[number] for number in seeds.index),
-            {str(name): Spread.of(list(values)) for name, values in seeds.items()},
+            seeds[0][0].name,
+            tuple(run for run, _ in seeds),
+            {name: Spread.of([values.get(name, math.nan) for _, values in seeds]) for name in names},
         )
-        for _, seeds in values.groupby(configurations, sort=False)
+        for seeds in alike.values()
     ]
 
 
@@ -184,9 +187,7 @@ def draw_comparison(
     return save(drawing, path)
 
 
-def _curves(
-    comparisons: Sequence[Comparison], metric: str | None, kind: str
-) -> dict[str, tuple[str, list[pd.DataFrame]]]:
+def _curves(comparisons: Sequence[Comparison], metric: str | None, kind: str) -> dict[str, tuple[str, list[_Curve]]]:
     """The server and each group that was measured -> its metric, and the curve of every entry."""
     runs = [run for item in comparisons for run in item.runs]
     rows = {}
@@ -199,32 +200,32 @@ def _curves(
     return rows
 
 
-def _draw_row(
-    left: Axes, right: Axes, labels: Sequence[str], curves: Sequence[pd.DataFrame], sent: Sequence[pd.DataFrame]
-) -> None:
+def _draw_row(left: Axes, right: Axes, labels: Sequence[str], curves: Sequence[_Curve], sent: Sequence[_Curve]) -> None:
     for label, curve, mib, colour in zip(labels, curves, sent, cycle(COLOURS), strict=False):
-        common = curve.index.intersection(mib.index)
-        for axes, x, y in ((left, curve.index, curve), (right, mib["mean"][common], curve.loc[common])):
-            axes.plot(x, y["mean"], color=colour, label=label, marker="o", markersize=3)
-            axes.fill_between(x, y["mean"] - y["std"], y["mean"] + y["std"], color=colour, alpha=0.18, linewidth=0)
+        common = {mib[number].mean: value for number, value in curve.items() if number in mib}
+        for axes, points in ((left, curve), (right, common)):
+            means = [value.mean for value in points.values()]
+            reach = [0.0 if math.isnan(value.std) else value.std for value in points.values()]
+            low, high = ([mean + sign * std for mean, std in zip(means, reach, strict=True)] for sign in (-1, 1))
+            axes.plot(list(points), means, color=colour, label=label, marker="o", markersize=3)
+            axes.fill_between(list(points), low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> pd.Series[float]:
-    rows = run.frame("metrics").query("group == @participant and kind == @kind and metric == @metric")
-    by_client = rows.pivot_table(index="round", columns="participant", values="value", aggfunc="last")
-    return by_client.ffill().mean(axis=1)  # not every client is measured in every round
+def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> dict[int, float]:
+    members = {SERVER: (SERVER,), **run.groups}.get(participant, ())
+    series = [run.series(member, metric, kind) for member in members]
+    # not every client is measured in every round
+    return {number: finite_mean(values) for number, values in values_by_round(series, carry=True).items()}
 
 
-def _mib_sent(run: RunRecords) -> pd.Series[float]:
-    rounds = run.frame("rounds").set_index("round")
-    return (rounds["up"] + rounds["down"]).cumsum() / MIB
+def _mib_sent(run: RunRecords) -> dict[int, float]:
+    up, down = run.bytes_per_round("up"), run.bytes_per_round("down")
+    rounds = range(1, run.rounds + 1)
+    return dict(zip(rounds, accumulate((up.get(k, 0) + down.get(k, 0)) / MIB for k in rounds), strict=True))
 
 
-def _seeds(curves: Iterable[pd.Series[float]]) -> pd.DataFrame:
-    import pandas as pd
-
-    by_run = pd.concat(curves, axis=1).sort_index()
-    return pd.DataFrame({"mean": by_run.mean(axis=1), "std": by_run.std(axis=1).fillna(0.0)})
+def _seeds(curves: Iterable[Mapping[int, float]]) -> _Curve:
+    return {number: Spread.of(values) for number, values in values_by_round(curves, carry=False).items()}
 
 
 # ---- paired differences over the seeds that both were run with

@@ -38,7 +38,7 @@ from polyfed.reporting.run_tables import (
     short_names,
     sources_of,
 )
-from polyfed.reporting.statistics import finite_values
+from polyfed.reporting.statistics import finite_mean, finite_values, values_by_round
 from polyfed.reporting.tables import MIB, byte_size, count, duration, format_number
 from polyfed.runs.records import PACE, SERVER, ClientArray, RunRecords
 
@@ -205,17 +205,10 @@ def spread_chart(
         reference: a line to compare with.
         carry: of a client that has no value in a round its latest one counts; otherwise it does not count there.
     """
-    import pandas as pd
-
     measured = {client: finite for client, values in series.items() if (finite := finite_values(values))}
-    table = pd.DataFrame(list(measured.values()), dtype=float).sort_index(axis="columns")  # [clients, rounds]
-    if carry:
-        # clients are measured when they took part: without their latest values the mean would jump with the cohort
-        table = table.ffill(axis="columns")
-    rounds = [int(number) for number in table.columns]
-    low, mean, high = (
-        dict(zip(rounds, side.tolist(), strict=True)) for side in (table.min(), table.mean(), table.max())
-    )
+    # clients are measured when they took part: without their latest values the mean would jump with the cohort
+    by_round = values_by_round(measured.values(), carry=carry)
+    low, mean, high = ({number: of(values) for number, values in by_round.items()} for of in (min, finite_mean, max))
     legend = [LegendEntry("mean", colour), LegendEntry("range", colour, "band")]
     if len(measured) <= THIN_LINES:
         lines = [ChartLine(client, values, 0, thin=True) for client, values in measured.items()]

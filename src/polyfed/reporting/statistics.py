@@ -10,7 +10,8 @@ from itertools import chain, pairwise
 from statistics import fmean, pstdev, stdev
 from typing import TypeVar
 
-CONFIDENCE = 0.95
+from polyfed.core.distributions import student_beyond, student_reach
+
 FEWEST_SEEDS = 5
 """Below these a difference is no claim."""
 
@@ -43,6 +44,18 @@ def spread_of(values: Iterable[float], *, sample: bool = True) -> float:
         return stdev(known) if sample else pstdev(known)
     except OverflowError:
         return math.nan
+
+
+def values_by_round(series: Iterable[Mapping[int, float]], *, carry: bool) -> dict[int, list[float]]:
+    """Round -> the values of those series that have one, ascending; with ``carry`` the latest that they had."""
+    finite = [finite_values(values) for values in series]
+    by_round: dict[int, list[float]] = {}
+    latest: dict[int, float] = {}
+    for number in sorted({number for values in finite for number in values}):
+        here = {place: values[number] for place, values in enumerate(finite) if number in values}
+        latest = {**latest, **here} if carry else here
+        by_round[number] = list(latest.values())
+    return by_round
 
 
 @dataclass(frozen=True)
@@ -109,12 +122,8 @@ class PairedSample:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) spread / sqrt(n); NaN if single or exact."""
-        from scipy.stats import t
-
         count = 1 if self.is_exact else len(self.values)
-        reach = (
-            float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.spread / math.sqrt(count) if count > 1 else math.nan
-        )
+        reach = student_reach(count - 1) * self.spread / math.sqrt(count) if count > 1 else math.nan
         return self.mean - reach, self.mean + reach
 
     @property
@@ -127,15 +136,13 @@ class PairedSample:
 
     def p_beyond(self, slack: float = 0.0, doubt: float = 0.0) -> float:
         """As ``p``, that the mean is not further from 0 than a slack, which itself has a standard error."""
-        from scipy.special import stdtr
-
         if self.is_exact:
             return float(not self.mean)
         beyond = max(0.0, abs(self.mean) - slack)
         if not beyond * self.spread:
             return 1.0
         error = math.hypot(self.spread / math.sqrt(len(self.values)), doubt)
-        return float(2 * stdtr(len(self.values) - 1, -beyond / error))
+        return student_beyond(beyond / error, len(self.values) - 1)
 
 
 @dataclass(frozen=True)
@@ -185,12 +192,10 @@ class PairedSpreads:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the ratio (Morgan 1939); NaN of fewer than three seeds."""
-        from scipy.stats import t
-
         degrees = len(self.left) - 2
         if degrees < 1 or math.isnan(self.ratio):
             return math.nan, math.nan
-        reach = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) ** 2
+        reach = student_reach(degrees) ** 2
         middle = 1 + 2 * (1 - self.correlation**2) * reach / degrees
         low, high = (middle + sign * math.sqrt(middle**2 - 1) for sign in (-1, 1))
         return self.ratio * math.sqrt(low), self.ratio * math.sqrt(high)
@@ -198,8 +203,6 @@ class PairedSpreads:
     @property
     def p(self) -> float:
         """Of the two-sided test that the spreads are equal; NaN of fewer than three seeds."""
-        from scipy.special import stdtr
-
         degrees = len(self.left) - 2
         if degrees < 1:
             return math.nan
@@ -209,7 +212,7 @@ class PairedSpreads:
         if left == right:
             return 1.0
         correlation = (left - right) / math.sqrt(difference * total)
-        return float(2 * stdtr(degrees, -abs(correlation) * math.sqrt(degrees / (1 - correlation**2))))
+        return student_beyond(abs(correlation) * math.sqrt(degrees / (1 - correlation**2)), degrees)
 
 
 Sample = PairedSample | PairedSpreads

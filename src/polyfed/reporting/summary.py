@@ -11,6 +11,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from polyfed.core.distributions import share_interval
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.untrusted import file_json
 from polyfed.reporting.compare import shared_metrics
@@ -69,8 +70,6 @@ class Headline:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
-        from polyfed.tasks.scores import share_interval  # takes torch, which pages of finished runs do without
-
         is_share = self.trials > 0 and 0 <= self.value <= 100
         return self.kept or (share_interval(self.value, self.trials) if is_share else None)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial, reduce
 from importlib import resources
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.moved import with_moved
+from polyfed.core.moved import moved_path, with_moved
 from polyfed.core.untrusted import yaml_content
 
 COST = "cost"
@@ -97,6 +98,42 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def overridden(content: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """A configuration with ``path.to.key=value`` overrides, and the paths that they set.
+
+    Raises:
+        ConfigError: an override is not of that form, or below what is no section.
+    """
+    named = []
+    for override in overrides:
+        path, sign, text = override.partition("=")
+        if not sign or not path:
+            raise ConfigError(f"--set {override}: needs the form path.to.key=value")
+        named.append(moved_path(path))
+        value: Any = text
+        with contextlib.suppress(ValueError):  # "a: b: c" is no YAML; whether a text is valid here, its type decides
+            value = yaml_content(text)
+        content = with_value(content, named[-1].split("."), value, named[-1])
+    return content, named
+
+
+def with_value(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+    """The content of a configuration with a value at the keys; ``path`` is what an error calls them."""
+    if not keys:
+        return value
+    key, below = keys[0], keys[1:]
+    if isinstance(content, list) and key.isdigit() and int(key) < len(content):
+        position = int(key)
+        return [*content[:position], with_value(content[position], below, value, path), *content[position + 1 :]]
+    # a component may be its bare name
+    section = {"name": content} if isinstance(content, str) else {} if content is None else content
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"--set {path}: '{key}' is below a value, not a section")
+    if path != "name" and list(keys) == ["name"] and section.get("name") != value:
+        section = {}  # another component: settings of the old one do not apply
+    return {**section, key: with_value(section.get(key), below, value, path)}
 
 
 def start_of(folder: Path) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -13,10 +12,8 @@ from pydantic import ValidationError
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import paths_from
-from polyfed.core.moved import moved_path
 from polyfed.core.settings import NoEffectError, S, first_problem, innermost_problem, parse_settings
-from polyfed.core.untrusted import yaml_content
-from polyfed.runs.config_files import layers_of, merged, read_layers, start_of
+from polyfed.runs.config_files import layers_of, merged, overridden, read_layers, start_of
 from polyfed.runs.preflight import require_settings
 from polyfed.runs.settings import ExperimentSettings
 from polyfed.runs.twins import twin_content
@@ -58,20 +55,8 @@ class Experiment(ExperimentSettings):
 
     @classmethod
     def _read(cls, layers: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> Experiment:
-        content: dict[str, Any] = reduce(merged, layers, {})
+        content, named = overridden(reduce(merged, layers, {}), overrides)
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
-        named = []
-        for override in overrides:
-            path, sign, text = override.partition("=")
-            if not sign or not path:
-                raise ConfigError(f"--set {override}: needs the form path.to.key=value")
-            named.append(moved_path(path))
-            value: Any = text
-            with contextlib.suppress(
-                ValueError
-            ):  # "a: b: c" is no YAML; whether a text is valid here, its type decides
-                value = yaml_content(text)
-            content = with_value(content, named[-1].split("."), value, named[-1])
         if made.get("of") and any(name.split(".")[0] == "twin" for name in named):
             raise ConfigError(f"twin: this is a twin of '{made['of']}' already; give that experiment itself")
         experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
@@ -128,20 +113,3 @@ def _removed(content: Any, keys: Sequence[str]) -> Any:
     if len(keys) == 1:
         return {key: value for key, value in content.items() if key != keys[0]}
     return {**content, keys[0]: _removed(content[keys[0]], keys[1:])}
-
-
-def with_value(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
-    """The content of a configuration with a value at the keys; ``path`` is what an error calls them."""
-    if not keys:
-        return value
-    key, below = keys[0], keys[1:]
-    if isinstance(content, list) and key.isdigit() and int(key) < len(content):
-        position = int(key)
-        return [*content[:position], with_value(content[position], below, value, path), *content[position + 1 :]]
-    # a component may be its bare name
-    section = {"name": content} if isinstance(content, str) else {} if content is None else content
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"--set {path}: '{key}' is below a value, not a section")
-    if path != "name" and list(keys) == ["name"] and section.get("name") != value:
-        section = {}  # another component: settings of the old one do not apply
-    return {**section, key: with_value(section.get(key), below, value, path)}

@@ -102,11 +102,12 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A short table for notebooks: rounds, warnings, and the last test metrics of the server and of groups."""
-        metrics = self.to_pandas()
-        latest = metrics[metrics["kind"] == "test"].groupby(["participant", "metric"], sort=False).tail(1)
-        means = latest.groupby(["group", "metric"], sort=False)["value"].mean(skipna=False).reset_index()
         rows = [("rounds", str(self.records.rounds)), *(("warning", text) for text in self.records.warnings)]
-        rows += [(f"{group} {metric}, test", f"{mean:.4g}") for group, metric, mean in means.itertuples(index=False)]
+        for group, members in {SERVER: (SERVER,), **self.records.groups}.items():
+            for metric in dict.fromkeys(name for member in members for name in self.records.metric_names(member)):
+                series = filter(None, (self.records.series(member, metric) for member in members))
+                latest = [values[max(values)] for values in series]
+                rows.append((f"{group} {metric}, test", f"{sum(latest) / len(latest):.4g}"))
         body = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
         return f"<table><caption>{escape(self.name)}</caption><tbody>{body}</tbody></table>"
 

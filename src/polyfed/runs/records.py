@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polyfed.core.activity import SERVER as SERVER
 from polyfed.core.errors import RunError
+from polyfed.core.extras import brought_by
 from polyfed.core.moved import with_moved
 from polyfed.core.untrusted import file_json, typed, yaml_content
 from polyfed.federation.timeline_events import TimelineEvent
@@ -267,7 +268,8 @@ class RunRecords:
                 round, client, group, direction, step, bundle, kind, dtype, bytes, and in full the bytes in fp32 without
                 compression; or ``rounds`` with round, seconds, and the bytes up and down.
         """
-        import pandas as pd  # takes half a second
+        with brought_by("frames"):
+            import pandas as pd
 
         return pd.DataFrame(list(self._rows(table)), columns=list(_COLUMNS[table]))
 

@@ -22,8 +22,9 @@ from polyfed.core.activity import heard_by, preparing
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import file_json
+from polyfed.runs.config_files import with_value
 from polyfed.runs.events import Callback, Callbacks, Event, RunStarted
-from polyfed.runs.experiment import Experiment, with_value
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder, made_folder
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run

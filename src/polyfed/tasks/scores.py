@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from polyfed.core.distributions import LEVEL, share_interval
 from polyfed.data.samples import Samples
 
 _DRAWS = 1000
 _TRIES = 30  # of a draw that lacks all items of a class
-_LEVEL = 0.95
 _BLOCK = 1 << 20  # weights of items held at a time
 
 
@@ -41,7 +40,7 @@ class TaskScores(dict[str, float]):
         means = means[:, :, means[:, 1].sum(0) > 0]  # [means, 2, items]
         items = means.shape[2]
         values = drawn_means(means, _DRAWS)
-        ends = torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], dtype=torch.float64)
+        ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
         intervals, start = {}, 0
         for name, terms in self.by_item.items():
             # a class that no item of a draw has is left out of the mean, as the metric leaves it out
@@ -86,18 +85,3 @@ def items_beside(samples: Samples) -> dict[str, float]:
     """``items``: how many items the samples are of, where these are fewer."""
     items = len(set(samples.items.tolist()))
     return {"items": float(items)} if items < len(samples) else {}
-
-
-def share_interval(value: float, trials: float) -> tuple[float, float]:
-    """95 % interval of a share of independent trials, both in percent (Clopper and Pearson 1934).
-
-    >>> [tuple(round(end, 1) for end in share_interval(80.0, trials)) for trials in (10, 1000)]
-    [(44.4, 97.5), (77.4, 82.4)]
-    """
-    from scipy.special import betaincinv
-
-    hits = value / 100 * trials
-    misses, tail = trials - hits, (1 - _LEVEL) / 2
-    low = float(betaincinv(hits, misses + 1, tail)) if hits > 1e-9 else 0.0
-    high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 1e-9 else 1.0
-    return (100 * low, 100 * high) if math.isfinite(value) else (math.nan, math.nan)

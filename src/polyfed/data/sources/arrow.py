@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
+from polyfed.core.extras import brought_by
 from polyfed.data import arrow
 from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
 from polyfed.data.source import path_of
@@ -81,7 +82,8 @@ def _opened_parts(path: Path, files: Sequence[Path], name: str, most: int) -> di
 
 
 def _saved(folder: Path) -> dict[str, Any]:
-    import datasets
+    with brought_by("hub"):
+        import datasets
 
     saved = datasets.load_from_disk(str(folder))
     parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
@@ -108,6 +110,7 @@ class Hub(StoredSource):
     """A data set of the Hugging Face hub, downloaded once, then read column by column from its cache."""
 
     short_name: ClassVar[str] = "hub"
+    pip_extra: ClassVar[str] = "hub"
 
     repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")
     config: str | None = Field(default=None, description="configuration of the data set, where it has several")
@@ -122,7 +125,8 @@ class Hub(StoredSource):
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The table of one split; downloads it if it is not in the cache of ``datasets``."""
-        import datasets  # takes a second, and most runs do not need it
+        with brought_by("hub"):
+            import datasets  # takes a second, and most runs do not need it
 
         data = self._loaded(self.splits.get(split, split), name)
         return SplitTable.of_parts(

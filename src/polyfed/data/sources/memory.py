@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -113,9 +114,8 @@ def _by_column(data: pa.Table | datasets.Dataset, name: str) -> dict[str, Any]:
 
 
 def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
-    import datasets
-
-    if isinstance(data, datasets.Dataset | pa.Table):
+    library = sys.modules.get("datasets")  # who has a data set of it has imported it
+    if isinstance(data, pa.Table) or (library is not None and isinstance(data, library.Dataset)):
         return data
     if type(data).__name__ == "DataFrame":
         return _table({str(column): data[column].tolist() for column in data.columns}, name)

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from polyfed.algorithms.shared.digest import Digest
@@ -90,8 +89,8 @@ class Discrimination:
 
 
 def area(members: Scores, others: Scores) -> float:
-    ranks = rankdata(np.concatenate([members, others]))
-    wins = ranks[: len(members)].sum() - len(members) * (len(members) + 1) / 2
+    ordered = np.sort(others)
+    wins = sum(ordered.searchsorted(members, side).sum() for side in ("left", "right")) / 2  # equal ones win half
     return float(wins / (len(members) * len(others)))
 
 

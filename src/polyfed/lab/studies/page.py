@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
 from polyfed.core.files import write_atomically
@@ -17,15 +19,12 @@ def markdown_text(results: Results) -> str:
 
 def figures_csv(results: Results) -> str:
     """A line for each row, point, column and seed."""
-    import pandas as pd
-
-    axes = list(results.study.axes)
-    lines = [
-        {"row": row, **dict(zip(axes, point, strict=True)), "column": column, "seed": seed, "value": value}
-        for (row, point, column), by_seed in results.values.items()
-        for seed, value in sorted(by_seed.items())
-    ]
-    return pd.DataFrame(lines, columns=["row", *axes, "column", "seed", "value"]).to_csv(index=False)
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["row", *results.study.axes, "column", "seed", "value"])
+    for (row, point, column), by_seed in results.values.items():
+        lines.writerows((row, *point, column, seed, value) for seed, value in sorted(by_seed.items()))
+    return text.getvalue()
 
 
 def export_study(results: Results, out: Path) -> list[Path]:

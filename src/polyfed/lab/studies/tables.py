@@ -10,12 +10,13 @@ from itertools import product
 from statistics import fmean
 from typing import Literal
 
+from polyfed.core.distributions import LEVEL
 from polyfed.lab.studies.claims import FEWEST_TUNING_SEEDS, Claim, Judgement
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import CONFIDENCE, FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
+from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.tuning import choice_label
 
@@ -255,7 +256,7 @@ Mark = Literal["held", "contradicted", "open"]
 
 SIGNS: Mapping[Mark, str] = {"held": "✓", "contradicted": "✗", "open": "?"}
 _MAP_NOTE = (
-    f"Left minus right, paired by seed. ✓: the {CONFIDENCE * 100:g} % interval lies on the claim's side, ✗: on the "
+    f"Left minus right, paired by seed. ✓: the {LEVEL * 100:g} % interval lies on the claim's side, ✗: on the "
     "other, ?: it reaches both, or one seed has none. Point by point, so that one of twenty would be marked where "
     "nothing differs: no verdicts."
 )

@@ -1,0 +1,89 @@
+"""Keys of a configuration against the source of the classes that will read it: a mistyped one is told at once.
+
+Those classes need torch, whose import takes seconds. They check all that is checked here again, in the same words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from polyfed.core.declarations import (
+    ClassDeclaration,
+    ClassPlace,
+    ancestry,
+    class_declarations,
+    components,
+    declared_component,
+)
+from polyfed.core.errors import ConfigError, nearest
+
+SHORT_FORM = "short_form"
+"""Class attribute of settings: a key that they take in place of one of their fields."""
+
+
+def unknown_key(key: str, valid: Iterable[str]) -> str:
+    """The line about a key that a class of settings does not have."""
+    return f"unknown key '{key}'; {nearest(key, valid)}"
+
+
+def unknown_component(family: str, name: str, valid: Iterable[str]) -> str:
+    """The line about a name that no component of a family has; ``family`` is the name of its class."""
+    return f"unknown {family.removesuffix('Settings').lower()} '{name}'; {nearest(name, valid)}"
+
+
+def require_known_keys(content: Mapping[str, Any], kind: ClassPlace) -> None:
+    """Check the keys of a configuration, and the names of components; code from elsewhere is not looked at.
+
+    Args:
+        content: of the configuration.
+        kind: the class of settings that reads it.
+
+    Raises:
+        ConfigError: naming the first unknown one and what would be valid.
+    """
+    for problem in _problems(content, kind, ""):
+        raise ConfigError(problem)
+
+
+def _problems(value: Any, place: ClassPlace, path: str) -> Iterator[str]:
+    above = [class_declarations(module)[name] for module, name in ancestry(place)]
+    family = next((kind for kind in above if kind.texts.get("home")), None)
+    if family is not None:
+        name = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
+        if name is None or "." in str(name):
+            return
+        chosen = declared_component(family.texts["home"], str(name), place)
+        if chosen is None:
+            shown = f" (got {value!r})" if isinstance(value, str) else ""
+            yield f"{path}: {unknown_component(family.name, str(name), components(family.texts['home'], place))}{shown}"
+            return
+        above = [class_declarations(module)[name] for module, name in ancestry((chosen.module, chosen.name))]
+    if isinstance(value, Mapping):
+        yield from _below({key: part for key, part in value.items() if family is None or key != "name"}, above, path)
+
+
+def _below(content: Mapping[Any, Any], above: Sequence[ClassDeclaration], path: str) -> Iterator[str]:
+    fields = {name: (kind, text) for kind in reversed(above) for name, text in kind.fields.items()}
+    fields = {name: held for name, held in fields.items() if name[0] != "_" and not held[1].startswith("ClassVar")}
+    for key in content:
+        if key not in fields and key not in [kind.texts.get(SHORT_FORM) for kind in above]:
+            yield f"{path or 'config'}: {unknown_key(str(key), fields)}"
+    for key, (kind, annotation) in fields.items():
+        value, place = content.get(key), _settings_in(annotation, kind)
+        if annotation.startswith(("list[", "tuple[")):
+            parts = {f".{number}": part for number, part in enumerate(value)} if isinstance(value, list) else {}
+        elif annotation.startswith("dict["):
+            parts = {f".{name}": part for name, part in value.items()} if isinstance(value, Mapping) else {}
+        else:
+            parts = {"": value}
+        for way, part in parts.items() if place else ():
+            yield from _problems(part, place, f"{path}.{key}{way}".removeprefix("."))
+
+
+def _settings_in(annotation: str, kind: ClassDeclaration) -> ClassPlace | None:
+    """The class of settings that an annotation names, if it is the only one and nothing else may stand there."""
+    names = re.findall(r"\w+", annotation if "|" not in annotation.removesuffix(" | None") else "")
+    places = [place for name in names if ancestry(place := kind.imported.get(name, (kind.module, name)))]
+    return places[0] if len(places) == 1 else None
