@@ -54,8 +54,10 @@ def student_reach(degrees: float) -> float:
 
 
 def student_beyond(reach: float, degrees: float) -> float:
-    """How often Student's t is further from 0 than ``reach``: p of the two-sided test."""
+    """How often Student's t is further from 0 than ``reach``: p of the two-sided test; NaN of no number."""
     square = reach * reach
+    if math.isnan(square):
+        return math.nan
     if square < 1:  # of which little would be left in the other sum
         return 1 - beta_share(square / (degrees + square), 0.5, degrees / 2)
     return beta_share(degrees / (degrees + square), degrees / 2, 0.5)

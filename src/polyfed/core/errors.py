@@ -42,6 +42,11 @@ class BudgetError(PolyfedError):
     """A client has given away as much as its privacy budget allows."""
 
 
+def unknown(what: str, name: str, valid: Iterable[str]) -> str:
+    """The line about a name that nothing has, and what would be valid."""
+    return f"unknown {what} '{name}'; {nearest(name, valid)}"
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint for an unknown word: the closest valid one, if any is close, and all that would be valid."""
     names = sorted(valid)

@@ -6,7 +6,7 @@ Those classes need torch, whose import takes seconds. They check all that is che
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polyfed.core.declarations import (
@@ -17,20 +17,10 @@ from polyfed.core.declarations import (
     components,
     declared_component,
 )
-from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.errors import ConfigError, unknown
 
 SHORT_FORM = "short_form"
 """Class attribute of settings: a key that they take in place of one of their fields."""
-
-
-def unknown_key(key: str, valid: Iterable[str]) -> str:
-    """The line about a key that a class of settings does not have."""
-    return f"unknown key '{key}'; {nearest(key, valid)}"
-
-
-def unknown_component(family: str, name: str, valid: Iterable[str]) -> str:
-    """The line about a name that no component of a family has; ``family`` is the name of its class."""
-    return f"unknown {family.removesuffix('Settings').lower()} '{name}'; {nearest(name, valid)}"
 
 
 def require_known_keys(content: Mapping[str, Any], kind: ClassPlace) -> None:
@@ -57,7 +47,8 @@ def _problems(value: Any, place: ClassPlace, path: str) -> Iterator[str]:
         chosen = declared_component(family.texts["home"], str(name), place)
         if chosen is None:
             shown = f" (got {value!r})" if isinstance(value, str) else ""
-            yield f"{path}: {unknown_component(family.name, str(name), components(family.texts['home'], place))}{shown}"
+            kinds = components(family.texts["home"], place)
+            yield f"{path}: {unknown(family.name.removesuffix('Settings').lower(), str(name), kinds)}{shown}"
             return
         above = [class_declarations(module)[name] for module, name in ancestry((chosen.module, chosen.name))]
     if isinstance(value, Mapping):
@@ -69,7 +60,7 @@ def _below(content: Mapping[Any, Any], above: Sequence[ClassDeclaration], path: 
     fields = {name: held for name, held in fields.items() if name[0] != "_" and not held[1].startswith("ClassVar")}
     for key in content:
         if key not in fields and key not in [kind.texts.get(SHORT_FORM) for kind in above]:
-            yield f"{path or 'config'}: {unknown_key(str(key), fields)}"
+            yield f"{path or 'config'}: {unknown('key', str(key), fields)}"
     for key, (kind, annotation) in fields.items():
         value, place = content.get(key), _settings_in(annotation, kind)
         if annotation.startswith(("list[", "tuple[")):

@@ -30,9 +30,8 @@ from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from polyfed.core.declarations import SHORT_NAME, ClassDeclaration, components, declared_component, homes_of
-from polyfed.core.errors import ConfigError, nearest
+from polyfed.core.errors import ConfigError, nearest, unknown
 from polyfed.core.extras import how_to_install
-from polyfed.core.known_keys import unknown_component, unknown_key
 from polyfed.core.untrusted import require_own_code
 
 
@@ -69,9 +68,9 @@ class Settings(BaseModel):
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            unknown = [key for key in data if key not in cls.model_fields]
-            if unknown:
-                raise ValueError(unknown_key(str(unknown[0]), cls.model_fields))
+            odd = [key for key in data if key not in cls.model_fields]
+            if odd:
+                raise ValueError(unknown("key", str(odd[0]), cls.model_fields))
         return data
 
     # ---- components
@@ -110,7 +109,7 @@ class Settings(BaseModel):
         family = cls.family().__name__.removesuffix("Settings").lower()
         declared = declared_component(cls.family().home, name, (cls.__module__, cls.__qualname__))
         if declared is None:
-            raise ValueError(unknown_component(cls.family().__name__, name, cls.declared()))
+            raise ValueError(unknown(family, name, cls.declared()))
         try:
             kind: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
         except ModuleNotFoundError as error:
