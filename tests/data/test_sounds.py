@@ -174,5 +174,5 @@ def test_a_folder_of_recordings_is_read_as_one_of_pictures_and_not_prepared(tmp_
     assert split.classes == {"label": ("cat", "dog")}
     inputs = Mel(bands=8, frames=8).open(split.modality("audio"), "audio", context(tmp_path))
     assert inputs(torch.arange(2)).shape == (2, 1, 8, 8)
-    with pytest.raises(DataError, match="holds recordings, which are not prepared"):
+    with pytest.raises(DataError, match="holds recordings, which need no preparation"):
         prepare_folder(Folder(path=str(tmp_path / "sounds")), tmp_path / "out")

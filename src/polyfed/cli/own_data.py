@@ -152,6 +152,8 @@ def prepare_command(
     typer.echo(
         f"  {destination.name}: {{name: parquet, path: {destination.name}{identity}, {findings.roles.settings}}}"
     )
+    if findings.roles.mask:
+        typer.echo(f"with a task {{name: segmentation, target: {findings.roles.mask}}} and what says its classes")
     typer.echo(f"run it with --data-dir {destination.parent}; or let polyfed init write the experiment")
 
 

@@ -195,7 +195,7 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
         raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
     content = folder.content()
     if content.files == AUDIO:
-        raise DataError(f"'{folder.path}' holds recordings, which are not prepared; the source `folder` reads them")
+        raise DataError(f"'{folder.path}' holds recordings, which need no preparation: polyfed init --sounds")
     findings = FolderFindings(unused=content.unused, without_picture=content.without_picture, unread=content.unread)
     findings.roles = ColumnRoles.of(content.rows)
     sieve = _Sieve(drop_duplicates, findings, content.folder)

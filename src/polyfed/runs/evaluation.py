@@ -87,7 +87,7 @@ def _samples(server: ServerModel, target: Target) -> Samples:
     conditions = server.run.conditions
     source = _source(conditions, target, tuple(server.views))
     split = source.open(target.split, name=target.data, data_dir=conditions.data.data_folder)
-    samples = assemble(split, server.views, server.context)
+    samples = assemble(split, server.views, server.context, lazy=server.task.target_views)
     for name in server.task.class_targets:
         learnt, there = server.classes.get(name), samples.classes.get(name)
         if learnt and there and learnt != tuple(there):
