@@ -12,7 +12,6 @@ import pytest
 from polyfed import Experiment, open_run, run
 from polyfed.core.errors import RunError
 from polyfed.reporting.gallery import (
-    GalleryEntry,
     Retrieval,
     Shelf,
     Viewer,
@@ -20,6 +19,7 @@ from polyfed.reporting.gallery import (
     thumbnail,
     write_gallery,
 )
+from polyfed.reporting.markup import GalleryEntry
 from polyfed.reporting.page import html_report
 from small_federations import Config
 

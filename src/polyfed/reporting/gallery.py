@@ -11,7 +11,7 @@ from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from polyfed.data.views.mel import Mel
 from polyfed.federation.client import SERVER
 from polyfed.federation.settings import ServerSettings
 from polyfed.models.model import ModelSettings
+from polyfed.reporting.markup import GalleryEntry
 from polyfed.reporting.page import rendered_page
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.loaded import LoadedModel, loaded_model
@@ -42,20 +43,6 @@ _SIDE = 112  # pixels of a thumbnail
 _RATE = 8000  # samples a second of what can be heard
 _SECONDS = 5  # of it
 _ITSELF = -2.0  # similarity of a value to itself, below all others
-
-
-class GalleryEntry(NamedTuple):
-    """What was retrieved, or asked with: a picture and a sound as data URIs, or a text; whether it is right.
-
-    ``late`` is the rank of a right one that is not among the first, 0 of all others.
-    """
-
-    picture: str
-    text: str
-    similarity: float | None = 1.0
-    right: bool = False
-    sound: str = ""
-    late: int = 0
 
 
 @dataclass(frozen=True)

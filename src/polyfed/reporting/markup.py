@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyfed.core.untrusted import markdown
 
@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 # control characters are no HTML, and those that turn the direction of writing can disguise a name
 _CONTROLS = [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _UNSAFE = dict.fromkeys(_CONTROLS, "\ufffd")
+
+
+class GalleryEntry(NamedTuple):
+    """What was retrieved, or asked with: a picture and a sound as data URIs, or a text; whether it is right.
+
+    ``late`` is the rank of a right one that is not among the first, 0 of all others.
+    """
+
+    picture: str
+    text: str
+    similarity: float | None = 1.0
+    right: bool = False
+    sound: str = ""
+    late: int = 0
 
 
 def html_templates() -> Environment:

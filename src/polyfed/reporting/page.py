@@ -14,7 +14,7 @@ import yaml
 
 from polyfed.core.files import write_atomically
 from polyfed.reporting.charts import FigureSheet
-from polyfed.reporting.markup import html_templates, markdown_templates, resource
+from polyfed.reporting.markup import GalleryEntry, html_templates, markdown_templates, resource
 from polyfed.reporting.metrics import EVALUATIONS, spreads_json
 from polyfed.reporting.run_figures import RUN_FIGURES, run_figures
 from polyfed.reporting.run_tables import (
@@ -35,8 +35,6 @@ from polyfed.runs.records import RunRecords
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from polyfed.reporting.gallery import GalleryEntry
-
 _MOST_CELLS = 15_000  # of a table: a hundred classes of a thousand clients would be most of the page
 _NUMBERS = {"", *"0123456789+-"}  # what a number begins with
 # text that slipped through as a script would not run, and nothing can be fetched
@@ -45,7 +43,7 @@ _POLICY = (
 )
 
 
-Samples = Sequence[Sequence["GalleryEntry"]]
+Samples = Sequence[Sequence[GalleryEntry]]
 """Of the data, each as what stands side by side."""
 
 
