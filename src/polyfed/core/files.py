@@ -34,6 +34,11 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
+def cut_last_line(path: Path) -> None:
+    """Take away what follows the last complete line of a file, as a process that was killed may have left it."""
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+
 def require_plain(folder: Path, *, inside: Container[str] | None = None) -> None:
     """Check a folder that somebody handed over: it holds files and folders, and no link in it leads out of it.
 

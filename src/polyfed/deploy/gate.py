@@ -27,11 +27,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from polyfed.core.errors import RunError
 from polyfed.deploy.flower_programs import AUTHENTICATION
-from polyfed.deploy.keys import private_key
+from polyfed.deploy.keys import private_key, public_key
 
 REFUSAL = "no admitted key signed this request"
 """Body of the refusal, by which a check tells it from one of SuperLink."""
@@ -147,8 +147,7 @@ def signed(private: Path, now: datetime | None = None) -> dict[str, str]:
 
 @lru_cache(maxsize=4096)
 def _in_pem(line: str) -> tuple[bytes, ec.EllipticCurvePublicKey]:
-    key = load_ssh_public_key(line.encode())
-    assert isinstance(key, ec.EllipticCurvePublicKey)  # as read_public has made sure
+    key = public_key(line.encode(), line)
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), key
 
 

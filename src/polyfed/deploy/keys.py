@@ -94,12 +94,27 @@ def read_public(path: Path) -> str:
     require_file(path, "a site's public key; the site makes it with: polyfed deploy key FOLDER")
     try:
         content = path.read_bytes()
-        key = load_ssh_public_key(content)
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise RunError(f"'{path}' is not an OpenSSH public key: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise RunError(f"'{path}' is not an ECDSA public key; the site makes one with: polyfed deploy key FOLDER")
+        public_key(content, str(path))
+    except OSError as error:
+        raise RunError(f"cannot read the public key '{path}': {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(str(error)) from error
     return " ".join(content.decode().split()[:2])
+
+
+def public_key(line: bytes, what: str) -> ec.EllipticCurvePublicKey:
+    """The key of an OpenSSH line.
+
+    Raises:
+        ValueError: it is no ECDSA public key; the message begins with ``what`` that is.
+    """
+    try:
+        key = load_ssh_public_key(line)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"'{what}' is not an OpenSSH public key: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"'{what}' is not an ECDSA public key; the site makes one with: polyfed deploy key FOLDER")
+    return key
 
 
 def _public_line(key: ec.EllipticCurvePrivateKey) -> str:

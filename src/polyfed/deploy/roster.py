@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError, RunError
@@ -16,7 +13,7 @@ from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
 from polyfed.deploy.check_network import Finding
 from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.keys import private_key, public_half, read_public
+from polyfed.deploy.keys import private_key, public_half, public_key, read_public
 from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.settings import SiteConfig, load_settings, to_yaml
 from polyfed.engines.run_spec import RunSpec
@@ -39,7 +36,7 @@ class RosterEntry(Settings):
     @classmethod
     def _is_a_key(cls, line: str | None) -> str | None:
         if line is not None:
-            public_key(line)
+            public_key(line.encode(), line[:40])
         return line
 
 
@@ -62,23 +59,6 @@ class SiteRoster(Settings):
         return path
 
 
-def public_key(line: str) -> EllipticCurvePublicKey:
-    """The key of an OpenSSH line.
-
-    Raises:
-        ValueError: it is no ECDSA public key.
-    """
-    try:
-        key = load_ssh_public_key(line.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"'{line[:40]}' is not an OpenSSH public key: {error}") from error
-    if not isinstance(key, EllipticCurvePublicKey):
-        raise ValueError(
-            f"'{line[:40]}' is not an ECDSA public key; the site makes one with: polyfed deploy key FOLDER"
-        )
-    return key
-
-
 def identity_of(site: SiteFolder, config: SiteConfig) -> SiteIdentity | None:
     """What the clients of a site sign their keys with, and whose they believe; None: it has neither key nor roster.
 
@@ -90,7 +70,7 @@ def identity_of(site: SiteFolder, config: SiteConfig) -> SiteIdentity | None:
         return SiteIdentity(private_key(site.key)) if site.key.is_file() else None
     roster = own_roster(site, config)
     believed = {
-        client: public_key(entry.key)
+        client: public_key(entry.key.encode(), client)
         for entry in roster.sites.values()
         for client in entry.clients
         if entry.key is not None

@@ -11,14 +11,14 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from polyfed.core.errors import RunError
+from polyfed.core.files import cut_last_line
 from polyfed.core.untrusted import file_json, typed
 
 Metrics = Mapping[str, int | float]
@@ -370,24 +370,9 @@ def _parsed(path: Path, line: bytes, folder: Path) -> tuple[Event, float]:
 
 
 def _opened(path: Path) -> TextIO:
-    """For appending; a last line without an end, left by a process that was killed, is cut away."""
     if path.is_file():
-        with path.open("r+b") as stream:
-            stream.truncate(_end_of_lines(stream))
+        cut_last_line(path)
     return path.open("a", encoding="utf-8")
-
-
-def _end_of_lines(stream: BinaryIO, chunk: int = 1 << 16) -> int:
-    """Where the last complete line ends, found from the end: the log of a long run is large."""
-    end = stream.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - chunk)
-        stream.seek(start)
-        place = stream.read(end - start).rfind(b"\n")
-        if place >= 0:
-            return start + place + 1
-        end = start
-    return 0
 
 
 def _content(event: Event) -> dict[str, Any]:

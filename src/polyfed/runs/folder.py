@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ExchangeError, RunError
-from polyfed.core.files import sync_file, sync_folder, write_atomically
+from polyfed.core.files import cut_last_line, sync_file, sync_folder, write_atomically
 from polyfed.core.untrusted import file_json, lines, plain, typed
 from polyfed.runs.config_files import START, way_from
 
@@ -227,12 +227,8 @@ class RunFolder:
 
     def mend_history(self) -> None:
         """Take out of ``history.jsonl`` a last line that was cut off, so that the next is a line of its own."""
-        path = self.path / "history.jsonl"
-        if path.exists():
-            content = path.read_bytes().rstrip(b"\0")
-            # "ab" never truncates by itself, so that a kill at this moment loses nothing
-            with path.open("ab") as stream:
-                stream.truncate(content.rfind(b"\n") + 1)
+        if (path := self.path / "history.jsonl").exists():
+            cut_last_line(path)
 
     # ---- arrays and tensors
 
