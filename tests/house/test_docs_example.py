@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +16,7 @@ import yaml
 from torch import Tensor
 
 import reference
-from polyfed import Experiment, resume, run
+from polyfed import Experiment, open_run, resume, run
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.core.settings import Settings, is_component
 from polyfed.federation.settings import GroupSettings
@@ -54,10 +55,19 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize("file", ["consensus.py", "bounded.py"])
-def test_the_page_shows_the_whole_file(file: str) -> None:
-    shown = blocks("tutorials/own-method.md", "python")
-    assert (DOCS / "examples" / file).read_text(encoding="utf-8") in shown
+SHOWN = {"consensus.py": "tutorials/own-method.md", "bounded.py": "tutorials/own-method.md"}
+SHOWN["own_parts.py"] = "how-to/use-pretrained-encoders.md"
+
+
+@pytest.mark.parametrize(("file", "page"), SHOWN.items())
+def test_the_page_shows_the_whole_file(file: str, page: str) -> None:
+    assert (DOCS / "examples" / file).read_text(encoding="utf-8") in blocks(page, "python")
+
+
+def test_a_module_and_a_data_set_class_of_ones_own_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(DOCS / "examples" / "own_parts.py"))
+    assert open_run("runs/discs").metrics("shops-1")["accuracy"] > 90
 
 
 def test_what_the_page_names_is_imported_as_it_says() -> None:
