@@ -15,6 +15,24 @@ MOVED: Mapping[str, str] = {
 }
 """Key that stood in ``run`` until 0.3 -> section of ``run`` in which it stands now."""
 
+GONE: Mapping[tuple[str, str], Any] = {
+    ("adapter", "dora"): False,
+    ("algorithm", "variate"): "path",
+    ("algorithm", "weighting"): "uniform",
+    ("clients", "awake"): 1.0,
+    ("clients", "period"): 24.0,
+    ("engine", "object_store"): None,
+    ("missing", "by"): "item",
+    ("missing", "concentration"): None,
+    ("pace", "replay"): None,
+    ("teacher", "judge_clients"): False,
+    ("transport", "topk"): None,
+    ("transport", "unchanged"): "send",
+    ("twin", "passes"): None,
+    ("twin", "rate"): None,
+}
+"""Section and key that 0.3 had and wrote into each run folder -> value at which it changed nothing."""
+
 
 def moved_path(path: str) -> str:
     """The path of a setting as it is now: of ``run.plots`` it is ``run.output.plots``; a warning says so."""
@@ -27,16 +45,28 @@ def moved_path(path: str) -> str:
 
 
 def with_moved(content: Mapping[str, Any], *, is_told: bool = True) -> dict[str, Any]:
-    """A configuration with its keys in the sections where they stand now; a warning says so if ``is_told``."""
-    run = content.get("run")
+    """A configuration with its keys in the sections where they stand now; a warning says so if ``is_told``.
+
+    Keys that are gone are left out where they changed nothing; any other value of them stays, and is refused.
+    """
+    known: dict[str, Any] = _without_gone(content, "")
+    run = known.get("run")
     if not isinstance(run, Mapping) or MOVED.keys().isdisjoint(run):
-        return dict(content)
+        return known
     now = {key: value for key, value in run.items() if key not in MOVED}
     for key in (key for key in run if key in MOVED):  # in the order of the file: equal runs have equal pages
         now[MOVED[key]] = {key: run[key], **now.get(MOVED[key], {})}
         if is_told:
             _tell(key)
-    return {**content, "run": now}
+    return {**known, "run": now}
+
+
+def _without_gone(content: Any, section: str) -> Any:
+    if isinstance(content, list):
+        return [_without_gone(entry, section) for entry in content]
+    if not isinstance(content, Mapping):
+        return content
+    return {key: _without_gone(value, key) for key, value in content.items() if GONE.get((section, key), ...) != value}
 
 
 @cache  # once a process, however many experiments a study has

@@ -123,6 +123,13 @@ class RunFolder:
             )
         return folder
 
+    def begun_by(self) -> str:
+        """The version of polyfed that began the run; empty where nothing says so."""
+        try:
+            return str(file_json((self.path / "environment.json").read_bytes())["versions"]["polyfed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
     def begin(
         self, run: str, config: str, start: Path, environment: Mapping[str, Any], partition: Mapping[str, Any]
     ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from polyfed.core.activity import at_work
 from polyfed.core.errors import RunError
 from polyfed.core.randomness import isolated
+from polyfed.core.version import __version__
 from polyfed.federation.attack import attacks_by_client
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.server import Server
@@ -195,7 +196,9 @@ class Loop:
         checkpoint, problems = self.folder.newest_checkpoint(self._problem_of)
         if checkpoint is None:
             reason = "; ".join(problems) or "no round was completed"
-            raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); start the run again")
+            begun = self.folder.begun_by()
+            remedy = "" if begun in ("", __version__) else f"resume it with polyfed {begun}, which began it, or "
+            raise RunError(f"'{self.folder.path}' has no usable checkpoint ({reason}); {remedy}start the run again")
         for problem in problems:
             log.warning("%s; continuing from round %d", problem, checkpoint.round)
             self.events.handle(Incident(checkpoint.round, SERVER, "checkpoint_skipped", problem, is_result=False))
