@@ -47,9 +47,9 @@ class TaskScores(dict[str, float]):
             drawn = values[:, start : start + len(terms)].nanmean(1) * len(terms)
             low, high = drawn.nanquantile(ends).tolist()
             start += len(terms)
-            # items that are all alike show no spread: no draw differs
-            sure = share_interval(self[name] / len(terms), items)
-            intervals[name] = (low, high) if low < high else (len(terms) * sure[0], len(terms) * sure[1])
+            if low >= high:  # items that are all alike show no spread: no draw differs
+                low, high = (len(terms) * end for end in share_interval(self[name] / len(terms), items))
+            intervals[name] = low, high
         return intervals
 
 
