@@ -42,9 +42,7 @@ def by_loops(values, logs):
 
 @given(
     st.lists(
-        st.lists(st.one_of(st.floats(-500, 500), st.just(-math.inf)), min_size=3, max_size=3),
-        min_size=1,
-        max_size=5,
+        st.lists(st.one_of(st.floats(-500, 500), st.just(-math.inf)), min_size=3, max_size=3), min_size=1, max_size=5
     )
 )
 def test_equals_loops_for_any_log_weights(logs):

@@ -19,10 +19,7 @@ class TwoPhases(Algorithm):
     Each client keeps its model from the first phase for the second, and an optimiser for the whole run.
     """
 
-    keeps: ClassVar[Mapping[str, Lifetime]] = {
-        "optimizer": Lifetime.RUN,
-        "first": Lifetime.ROUND,
-    }
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"optimizer": Lifetime.RUN, "first": Lifetime.ROUND}
 
     def setup(self, server: Server) -> None:
         server.share_weights()

@@ -36,14 +36,7 @@ def example_of(folder: Path) -> str:
 
 def test_everything_is_there_and_nothing_else(exported: Path) -> None:
     names = {path.name for path in exported.iterdir()}
-    assert names == {
-        "README.md",
-        "config.json",
-        "image.pt2",
-        "model.safetensors",
-        "text.pt2",
-        "tokenizer.json",
-    }
+    assert names == {"README.md", "config.json", "image.pt2", "model.safetensors", "text.pt2", "tokenizer.json"}
     assert [path.name for path in exported.parent.iterdir()] == ["tiny"]
 
 

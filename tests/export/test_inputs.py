@@ -63,11 +63,7 @@ def context(tmp_path: Path) -> DataContext:
     ids=lambda value: value.component_name(),
 )
 def test_texts_become_what_the_view_makes_of_them(
-    tokenizer: Tokenizer,
-    fixed: int | None,
-    context: DataContext,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: Tokenizer, fixed: int | None, context: DataContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view, out = Tokens(tokenizer=tokenizer, length=9), tmp_path / "out"
     out.mkdir()

@@ -52,11 +52,7 @@ def fill(folder: Path, leave: int) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")
 @pytest.mark.parametrize("leave", [0, 8192, 65536])
 def test_a_run_whose_disk_fills_up_stops_and_goes_on_when_there_is_room(
-    keeping: dict[str, Any],
-    undisturbed: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    leave: int,
+    keeping: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: int
 ) -> None:
     begin = RunFolder.begin
 

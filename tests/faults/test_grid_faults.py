@@ -123,10 +123,7 @@ def test_clients_that_share_a_message_have_a_deadline_each(federation: InProcess
 
 @pytest.mark.parametrize(
     ("patience", "needed"),
-    [
-        ({"min_clients": 0.9}, 3),
-        ({"min_clients": 1, "phases": {"fit": {"min_clients": 2}}}, 2),
-    ],
+    [({"min_clients": 0.9}, 3), ({"min_clients": 1, "phases": {"fit": {"min_clients": 2}}}, 2)],
     ids=["share", "of the step"],
 )
 def test_too_few_stop_the_run_with_the_causes_and_a_resume_ends_in_the_same_bits(

@@ -21,11 +21,7 @@ from small_federations import Config, tiny_experiment
 # ---- who lacks what
 
 
-@given(
-    st.integers(1, 60),
-    st.lists(st.floats(0.01, 1), min_size=1, max_size=4),
-    st.integers(0, 9),
-)
+@given(st.integers(1, 60), st.lists(st.floats(0.01, 1), min_size=1, max_size=4), st.integers(0, 9))
 def test_shares_are_met_and_no_item_loses_all(items: int, shares: list[float], seed: int) -> None:
     rates = {f"m{k}": share for k, share in enumerate(shares)}
     lacking = MissingSettings(rates=rates).lacking(torch.arange(items), generator(seed, "x"))

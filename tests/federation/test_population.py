@@ -128,10 +128,7 @@ def test_a_group_of_one_gives_its_client_its_name(tiny: Config) -> None:
 
 
 def test_models_of_a_group_take_turns(tiny: Config) -> None:
-    wider = {
-        "dim": 8,
-        "encoders": {"image": {"name": "vit", "size": "nano", "view": {"name": "pixels", "size": 16}}},
-    }
+    wider = {"dim": 8, "encoders": {"image": {"name": "vit", "size": "nano", "view": {"name": "pixels", "size": 16}}}}
     image = tiny["clients"]["image"]
     image |= {"count": 3, "models": [image.pop("model"), wider]}
     architectures = [info.architecture for info in federation_of(tiny).infos if info.group == "image"]

@@ -9,11 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.losses.adversarial import minimax, non_saturating, separation
-from polyfed.losses.classification import (
-    class_separation,
-    margin_cross_entropy,
-    prototype_contrast,
-)
+from polyfed.losses.classification import class_separation, margin_cross_entropy, prototype_contrast
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 from polyfed.losses.distillation import DISTILLATIONS, score_kl, similarity_kl, squared_distance
 from polyfed.losses.info_nce import info_nce

@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from polyfed.losses.log_sum_exp import (
-    BoundedLogSumExp,
-    RunningEntropy,
-    RunningLogSumExp,
-    RunningSoftmaxMean,
-)
+from polyfed.losses.log_sum_exp import BoundedLogSumExp, RunningEntropy, RunningLogSumExp, RunningSoftmaxMean
 
 
 def logits(scale=1.0, *, rows=5, columns=17):

@@ -100,10 +100,7 @@ def test_weights_are_clipped_to_quantiles_of_valid_tokens():
 def test_uniform_weights():
     mask = torch.tensor([[True, True, False, True], [False] * 4])
     third = 1 / 3
-    assert uniform_weights(torch.zeros(2, 4, 1), mask).tolist() == [
-        pytest.approx([third, third, 0, third]),
-        [0.0] * 4,
-    ]
+    assert uniform_weights(torch.zeros(2, 4, 1), mask).tolist() == [pytest.approx([third, third, 0, third]), [0.0] * 4]
     assert uniform_weights(torch.zeros(2, 4, 1)).tolist() == [[0.25] * 4] * 2
 
 

@@ -347,12 +347,7 @@ def test_the_name_of_an_architecture_tells_frozen_weights(context: DataContext) 
         ("vit", {"view": "tokens"}, TEXTS, "needs images"),
         ("bert", {"view": "pixels"}, PICTURES, "needs token ids"),
         ("bert", {}, InputSpec((13,), TEXTS.vocabulary), "room for 12 tokens a text, its view gives 13"),
-        (
-            "bert",
-            {},
-            InputSpec((6,), tuple(map(str, range(31)))),
-            "room for 30 words in the vocabulary",
-        ),
+        ("bert", {}, InputSpec((6,), tuple(map(str, range(31)))), "room for 30 words in the vocabulary"),
         ("vit", {"pooling": "pooled"}, PICTURES, "no pooler"),
         ("mobilenet", {"pooling": "cls"}, PICTURES, "needs a backbone with a CLS token"),
         ("mobilenet", {"trainable": 1}, PICTURES, "is no transformer of embeddings and one list of layers"),
@@ -360,12 +355,7 @@ def test_the_name_of_an_architecture_tells_frozen_weights(context: DataContext) 
         ("vit", {"tower": "text"}, TEXTS, "no tower 'text'"),
         ("clip", {}, PICTURES, "several towers; set tower to one of: vision, text"),
         ("vit", {"projection": "own"}, PICTURES, "has no space that it shares with another tower"),
-        (
-            "clip",
-            {"projection": "own", "tower": "vision"},
-            PICTURES,
-            "projects to 6, model.dim is 5; set it to 6",
-        ),
+        ("clip", {"projection": "own", "tower": "vision"}, PICTURES, "projects to 6, model.dim is 5; set it to 6"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -137,12 +137,7 @@ def require_sums_by_sample(client: Any) -> None:
             expected[name] = expected.get(name, 0) + value * min(1.0, 0.4 / norms[-1])
     assert max(norms) > 0.4  # clipping acts
     client.model.zero_grad(set_to_none=True)
-    one = PerSampleGradients(
-        client,
-        client.trainer(),
-        client.train,
-        SampleProtection(noise_multiplier=1.0, clip=0.4),
-    )
+    one = PerSampleGradients(client, client.trainer(), client.train, SampleProtection(noise_multiplier=1.0, clip=0.4))
     names = {id(parameter): name for name, parameter in client.model.named_parameters()}
     found = {names[id(p)]: total.clone() for p, total in one.clipped_sums(chosen, torch.Generator().manual_seed(0))}
     assert found.keys() == expected.keys()

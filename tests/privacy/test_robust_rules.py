@@ -230,8 +230,7 @@ def test_a_share_is_rounded_down_but_is_at_least_one_client(asked: int, f: int) 
 
 
 @pytest.mark.parametrize(
-    ("name", "needed"),
-    [("median", 3), ("trimmed_mean", 3), ("geometric_median", 3), ("krum", 5), ("multi_krum", 5)],
+    ("name", "needed"), [("median", 3), ("trimmed_mean", 3), ("geometric_median", 3), ("krum", 5), ("multi_krum", 5)]
 )
 def test_what_a_rule_needs_against_one_false_client(name: str, needed: int) -> None:
     assert RobustRule.named(name).model_validate({}).required(1) == needed  # type: ignore[attr-defined]

@@ -98,12 +98,7 @@ def test_folds_are_means_over_contiguous_items():
         PairRetrieval(cutoffs=(1,)).evaluate(model, None, samples.subset(part), batch_size=8)
         for part in (torch.arange(10), torch.arange(10, 20))
     ]
-    for name in (
-        "image_to_text_r@1",
-        "text_to_image_r@1",
-        "gallery_text",
-        "image_to_text_positives_per_query",
-    ):
+    for name in ("image_to_text_r@1", "text_to_image_r@1", "gallery_text", "image_to_text_positives_per_query"):
         assert metrics[f"{name}_2fold"] == pytest.approx(sum(half[name] for half in halves) / 2)
     assert metrics["gallery_text_full"] == 20.0
     assert metrics["gallery_text_2fold"] == 10.0

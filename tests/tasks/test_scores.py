@@ -197,12 +197,7 @@ def sorted_ranks(queries, gallery, query_items, gallery_items):
     return torch.tensor(found)
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    n=st.integers(1, 20),
-    m=st.integers(1, 40),
-    levels=st.sampled_from([1, 2, 50]),
-)
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 20), m=st.integers(1, 40), levels=st.sampled_from([1, 2, 50]))
 def test_equals_a_sort_with_ties_against_the_model(seed, n, m, levels):
     generator = torch.Generator().manual_seed(seed)
     draw = lambda rows: torch.randint(-levels, levels + 1, (rows, 3), generator=generator).float()  # noqa: E731

@@ -76,8 +76,7 @@ class Averaging(Settings):
         default="exact", description="weighted mean, or one client after the other into the running model, as released"
     )
     server_optimizer: SerializeAsAny[ServerOptimizer] = Field(
-        default=Replace(),
-        description="how the global models follow the averages: replace, momentum, adam, adagrad",
+        default=Replace(), description="how the global models follow the averages: replace, momentum, adam, adagrad"
     )
 
     @property

@@ -379,11 +379,7 @@ class Family:
     """Logits of a block's rows against a run of anchors that holds those of all items of the row's samples."""
 
     def __init__(
-        self,
-        families: Families,
-        of: Int[Tensor, " s"],
-        own: Int[Tensor, " s"],
-        vectors: Float[Tensor, "r d"],
+        self, families: Families, of: Int[Tensor, " s"], own: Int[Tensor, " s"], vectors: Float[Tensor, "r d"]
     ) -> None:
         starts, sizes = (part[own] for part in families)
         # a row without samples has an empty run

@@ -61,8 +61,7 @@ class IntraModal(Settings):
         "over all their rows, which divides the sum by the number of modalities",
     )
     previous: Literal["cached", "on_the_fly"] = Field(
-        default="cached",
-        description="previous representations: those uploaded last, or recomputed batch by batch",
+        default="cached", description="previous representations: those uploaded last, or recomputed batch by batch"
     )
 
     def loss(self, local: Tensor, consensus: Tensor, previous: Tensor, modalities: int) -> Tensor:
@@ -82,9 +81,7 @@ class Contrast(Settings):
     )
     batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
     batches_per_epoch: int | None = Field(
-        default=None,
-        ge=1,
-        description="joint: None gives every private step one; separate pass: None takes all of P",
+        default=None, ge=1, description="joint: None gives every private step one; separate pass: None takes all of P"
     )
 
     @model_validator(mode="after")

@@ -77,8 +77,7 @@ class RobustTeacher(Settings):
     steps: int = Field(default=50, ge=1, description="batches of the second stage")
     beta: float = Field(default=2.0, ge=0, description="factor of the discrepancy (Eq. 5)")
     reduction: GuidanceReduction = Field(
-        default="sum",
-        description="of the discrepancy's squares: sum over a batch, its mean, or over elements",
+        default="sum", description="of the discrepancy's squares: sum over a batch, its mean, or over elements"
     )
     contrast: ModalityContrast | None = Field(default=ModalityContrast(), description="L_CL; null: none")
     weights: RobustWeights = Field(default=RobustWeights(), description="of clients, by their losses v")

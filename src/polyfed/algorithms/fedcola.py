@@ -12,16 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.averagings.tensors import CollaborativeAveraging, require_equal
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import (
-    Client,
-    Cohort,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings

@@ -90,11 +90,7 @@ class FedEMA(FedAvg):
     (0.99, 'norm')
     """
 
-    keeps: ClassVar[Mapping[str, Lifetime]] = {
-        "model": Lifetime.RUN,
-        "target": Lifetime.RUN,
-        "blending": Lifetime.RUN,
-    }
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "target": Lifetime.RUN, "blending": Lifetime.RUN}
 
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: pure BYOL")
     byol: Byol | None = Field(default=Byol(), description="BYOL between two views; null: the task alone")

@@ -87,11 +87,7 @@ class FedMD(TaughtServer):
     published).
     """
 
-    keeps: ClassVar[Mapping[str, Lifetime]] = {
-        "model": Lifetime.RUN,
-        "optimizer": Lifetime.RUN,
-        "begun": Lifetime.RUN,
-    }
+    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN, "begun": Lifetime.RUN}
 
     local_epochs: int = Field(default=5, ge=1, description="E, passes that revisit private data a round")
     digest: Digest | None = Field(default=Digest(), description="clients fit the consensus; null: they do not")

@@ -18,17 +18,7 @@ from polyfed.aggregation.prototypes import (
     renewed,
     table,
 )
-from polyfed.algorithms.algorithm import (
-    Client,
-    ClientInfo,
-    Cohort,
-    Reply,
-    Server,
-    Weights,
-    client_step,
-    each,
-    tap,
-)
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Reply, Server, Weights, client_step, each, tap
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.local_losses import SampleEmbeddings
 from polyfed.core.errors import PayloadError

@@ -264,8 +264,7 @@ def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None
 
     entries = {
         name: RosterEntry(
-            key=read_public(folder / name / "node.pub") if keys else None,
-            clients=member_ids(name, group.count),
+            key=read_public(folder / name / "node.pub") if keys else None, clients=member_ids(name, group.count)
         )
         for name, group in experiment.clients.items()
     }

@@ -67,8 +67,7 @@ class ProtectionDemands(Settings):
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is meant")
     neighbours: Neighbours = Field(
-        default="replace",
-        description="between which data sets, of noise in training; as privacy.neighbours",
+        default="replace", description="between which data sets, of noise in training; as privacy.neighbours"
     )
     sums: Literal["allowed", "only"] = Field(
         default="allowed",

@@ -297,11 +297,7 @@ class Site:
             name=member.id,
             load_model=lambda weights: self._model(member, own if weights is None else weights),
             setup=TrainingSetup(
-                member.settings.task,
-                member.head,
-                member.settings.training,
-                self.spec.precision,
-                self.evaluation_batch,
+                member.settings.task, member.head, member.settings.training, self.spec.precision, self.evaluation_batch
             ),
             clock=Clock(self.spec.seed, version[0], self.spec.rounds, self.spec.algorithm.epochs_a_round),
             public=data.public,

@@ -33,12 +33,7 @@ _CODE = "modeling_polyfed"
 _KNOWN = {"torch", "device", "inf", "nan", "fx_pytree", "pytree", "NoneType", "math", "operator", "_operator"}
 
 
-def export_hugging_face(
-    run: Run | Path | str,
-    out: Path | str | None = None,
-    *,
-    which: str | None = None,
-) -> Path:
+def export_hugging_face(run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None) -> Path:
     """Export a run's server model as a Hugging Face folder; it appears complete and checked, or not at all.
 
     ``AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`` loads it, offline and without polyfed.

@@ -41,11 +41,7 @@ from polyfed.tasks.segmentation import Segmentation
 
 
 def export_model(
-    run: Run | Path | str,
-    out: Path | str | None = None,
-    *,
-    which: str | None = None,
-    onnx: bool = False,
+    run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None, onnx: bool = False
 ) -> Path:
     """Export a run's server model; the folder appears complete, with every program checked, or not at all.
 
@@ -215,10 +211,7 @@ def _file(modality: str) -> str:
 
 
 def _config(
-    saved: ServerModel,
-    programs: Mapping[str, Program],
-    classes: Mapping[str, Program],
-    recipes: Mapping[str, Recipe],
+    saved: ServerModel, programs: Mapping[str, Program], classes: Mapping[str, Program], recipes: Mapping[str, Recipe]
 ) -> dict[str, Any]:
     encoders = saved.config["model"]["encoders"]
     task, named = saved.task, (saved.config["samples"] or {}).get("classes", {})

@@ -260,10 +260,7 @@ class SecureAsk:
     # ---- exchanges
 
     def _carried(
-        self,
-        step: str,
-        payloads: Mapping[str, Payload],
-        lost: Callable[[ClientInfo, Failure], None] | None = None,
+        self, step: str, payloads: Mapping[str, Payload], lost: Callable[[ClientInfo, Failure], None] | None = None
     ) -> Iterator[tuple[ClientInfo, Payload]]:
         """What clients answer to a step of the masking."""
 

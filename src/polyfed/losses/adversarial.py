@@ -75,10 +75,7 @@ def discriminator_loss(
 
 
 def encoder_loss(
-    discriminator: nn.Module,
-    real: Float[Tensor, "r d"],
-    fake: Float[Tensor, "f d"],
-    form: EncoderForm = "minimax",
+    discriminator: nn.Module, real: Float[Tensor, "r d"], fake: Float[Tensor, "f d"], form: EncoderForm = "minimax"
 ) -> Float[Tensor, ""]:
     """What an encoder minimises to be taken for the global model; gradient to ``fake`` only.
 

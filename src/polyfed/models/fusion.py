@@ -39,10 +39,7 @@ class GranularityFusion(nn.Module):
         self.pointwise = nn.ModuleList(_Branch(dim, squeeze) for _ in range(2))
 
     def forward(
-        self,
-        local: Float[Tensor, "b *l d"],
-        received: Float[Tensor, "b *l d"],
-        mask: Bool[Tensor, "b l"] | None = None,
+        self, local: Float[Tensor, "b *l d"], received: Float[Tensor, "b *l d"], mask: Bool[Tensor, "b l"] | None = None
     ) -> Float[Tensor, "b *l d"]:
         """Fused vectors, or maps with the positions of the given ones.
 
@@ -66,10 +63,7 @@ class GranularityFusion(nn.Module):
         return _mixed(self.attention(first, 1, mask), local, received)
 
     def embedding(
-        self,
-        local: Float[Tensor, "b *l d"],
-        received: Float[Tensor, "b *l d"],
-        mask: Bool[Tensor, "b l"] | None = None,
+        self, local: Float[Tensor, "b *l d"], received: Float[Tensor, "b *l d"], mask: Bool[Tensor, "b l"] | None = None
     ) -> Float[Tensor, "b d"]:
         """Mean of the fused map over its valid positions, zero in a row without any; of vectors that of ``forward``."""
         fused: Tensor = self(local, received, mask)
@@ -147,10 +141,7 @@ class PositionNorm(nn.BatchNorm1d):
 
 
 def match_positions(
-    g: Float[Tensor, "b n d"],
-    g_mask: Bool[Tensor, "b n"] | None,
-    length: int,
-    mask: Bool[Tensor, "b m"] | None = None,
+    g: Float[Tensor, "b n d"], g_mask: Bool[Tensor, "b n"] | None, length: int, mask: Bool[Tensor, "b m"] | None = None
 ) -> Float[Tensor, "b m d"]:
     """Resample the map ``g`` to ``length`` positions by adaptive average pooling, to fuse it with a map of so many.
 

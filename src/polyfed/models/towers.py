@@ -181,10 +181,7 @@ class PIE(nn.Module):
         nn.init.zeros_(self.fc.bias)
 
     def forward(
-        self,
-        out: Float[Tensor, "b d"],
-        local: Float[Tensor, "b l c"],
-        mask: Bool[Tensor, "b l"] | None = None,
+        self, out: Float[Tensor, "b d"], local: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None = None
     ) -> Float[Tensor, "b d"]:
         """Embedding from the pooled, projected ``out`` and the local features; ``mask`` is true where valid.
 

@@ -57,11 +57,7 @@ class OptimizerSettings(Settings):
         return {name: getattr(self, name) for name in names}
 
 
-_OF_SCHEDULES = {
-    "cosine": ("t_max", "minimum"),
-    "steps": ("milestones", "drop"),
-    "exponential": ("decay", "unit"),
-}
+_OF_SCHEDULES = {"cosine": ("t_max", "minimum"), "steps": ("milestones", "drop"), "exponential": ("decay", "unit")}
 """Kind of schedule -> settings of it alone."""
 
 

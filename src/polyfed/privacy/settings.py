@@ -230,8 +230,7 @@ class AggregationSettings(Settings):
     """How replies are combined, whatever the method then does with them."""
 
     clip: Clipping | None = Field(
-        default=None,
-        description="how long a client's update may be, at most; None: replies count as they are",
+        default=None, description="how long a client's update may be, at most; None: replies count as they are"
     )
     robust: SerializeAsAny[RobustRule] | None = Field(
         default=None,

@@ -98,9 +98,7 @@ class Classification(Task):
 
     target: str = Field(default="label", description="name of the target that holds the class")
     classes: int | None = Field(
-        default=None,
-        ge=1,
-        description="number of classes; None: of the class names, or else the highest label + 1",
+        default=None, ge=1, description="number of classes; None: of the class names, or else the highest label + 1"
     )
     modality: str | None = Field(default=None, description="modality to classify by; None: all that a sample has")
     margin: float = Field(default=0.0, ge=0, description="logit margin by which the true class must win (CreamFL: 4)")

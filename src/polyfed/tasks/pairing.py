@@ -50,9 +50,7 @@ class PairTask(Task):
         description="whether samples in a batch that are right answers to each other are left out as negatives",
     )
     folds: tuple[int, ...] = Field(
-        default=(1,),
-        min_length=1,
-        description="recalls are means over this many folds of items; several: each",
+        default=(1,), min_length=1, description="recalls are means over this many folds of items; several: each"
     )
     fold_seed: int | None = Field(default=None, description="seed of the folds' shuffle; None: contiguous, in order")
     cutoffs: tuple[int, ...] = Field(default=(1, 5, 10), description="K of R@K; 1 is among them")

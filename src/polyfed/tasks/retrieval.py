@@ -13,10 +13,7 @@ from polyfed.losses.info_nce import InfoNCE, Reduction
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.tasks.pairing import PairTask
 
-_OF_OBJECTIVES = {
-    "soft_contrastive": ("shift", "scale", "reduction"),
-    "info_nce": ("temperature", "learn_temperature"),
-}
+_OF_OBJECTIVES = {"soft_contrastive": ("shift", "scale", "reduction"), "info_nce": ("temperature", "learn_temperature")}
 
 
 class PairRetrieval(PairTask):
@@ -31,8 +28,7 @@ class PairRetrieval(PairTask):
     shift: float = Field(default=15.0, description="soft contrastive: first value of the learnable b")
     scale: float = Field(default=15.0, gt=0, description="soft contrastive: first value of the learnable a")
     reduction: Literal["sum", "mean"] = Field(
-        default="sum",
-        description="soft contrastive: over pairs; the sum of the papers needs gradient clipping",
+        default="sum", description="soft contrastive: over pairs; the sum of the papers needs gradient clipping"
     )
     temperature: float = Field(default=0.07, ge=0.01, le=1.0, description="InfoNCE: (first) temperature")
     learn_temperature: bool = Field(default=True, description="InfoNCE: whether the temperature is learnt")

@@ -240,13 +240,7 @@ class PublicExchange(Settings):
             yield from participant.public_batches(f"{purpose}-{epoch}", size, augment=self.augment, samples=samples)
 
     def part_passes(
-        self,
-        participant: Participant,
-        purpose: str,
-        epochs: int,
-        size: int,
-        samples: Samples,
-        outputs: Collection[str],
+        self, participant: Participant, purpose: str, epochs: int, size: int, samples: Samples, outputs: Collection[str]
     ) -> Iterator[dict[str, Batch]]:
         """``passes`` over the pairs, as part "", and beside each batch as large a share of every other part."""
         others = {

@@ -105,11 +105,7 @@ class RunCentres:
 
 
 def run_centres(
-    server: ServerModel,
-    sources: Sequence[str] | None = None,
-    *,
-    split: str = "test",
-    most: int | None = 1000,
+    server: ServerModel, sources: Sequence[str] | None = None, *, split: str = "test", most: int | None = 1000
 ) -> RunCentres:
     """Centres in the representations (unit norm) of a run's server model.
 

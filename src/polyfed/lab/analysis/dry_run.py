@@ -111,10 +111,7 @@ class DryRun:
             for kind, moved in {**kinds, "all": sum(kinds.values())}.items():
                 crossing.append((f"{kind}, {direction}", mib(moved), mib(asked * moved)))
         notes = ["In MiB, of the first round in which clients are asked; without evaluation."]
-        protection = [
-            ("replies of clients", policy.words()),
-            ("the model from false clients", policy.against_false()),
-        ]
+        protection = [("replies of clients", policy.words()), ("the model from false clients", policy.against_false())]
         participants = ("", "of them", "samples", "parameters", "trained")
         return [
             TextTable("Who takes part", participants, list(self._participants())),

@@ -168,10 +168,7 @@ def _kind(value: Any) -> str:
     return "map" if "map" in (value if isinstance(value, Mapping) else type(value).model_fields) else "column"
 
 
-AnyDrawing = Annotated[
-    Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")],
-    Discriminator(_kind),
-]
+AnyDrawing = Annotated[Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")], Discriminator(_kind)]
 
 
 Overrides = dict[str, JsonValue]

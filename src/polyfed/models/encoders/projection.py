@@ -25,8 +25,7 @@ class FeatureProjection(Encoder):
 
     view: SerializeAsAny[View] = Features()
     standardise: Literal["none", "batch", "layer"] = Field(
-        default="layer",
-        description="per sample, per feature over the batches (both without affine), or not at all",
+        default="layer", description="per sample, per feature over the batches (both without affine), or not at all"
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the features dropped in training")
     hidden: int | None = Field(default=None, ge=1, description="width of a hidden layer (GELU); none by default")

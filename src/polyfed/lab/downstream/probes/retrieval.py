@@ -48,10 +48,7 @@ def recalls_between(galleries: Sequence[tuple[Gallery, Gallery]], cutoffs: Seque
     """
     forward = [ranks(a.values, b.values, a.matches, b.matches) for a, b in galleries]
     backward = [ranks(b.values, a.values, b.matches, a.matches) for a, b in galleries]
-    return {
-        "forward": recall_at(torch.cat(forward), cutoffs),
-        "backward": recall_at(torch.cat(backward), cutoffs),
-    }
+    return {"forward": recall_at(torch.cat(forward), cutoffs), "backward": recall_at(torch.cat(backward), cutoffs)}
 
 
 class RetrievalProbe(Probe):
