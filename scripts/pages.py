@@ -35,7 +35,7 @@ from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Drawing, Study
 from polyfed.lab.studies.study_files import study_content
 from polyfed.reporting.figures import svg_text
-from polyfed.reporting.markup import markdown_templates
+from polyfed.reporting.markup import markdown_templates, resource
 from record_checks import STALE, faults, is_unconfirmed, standing
 from study_pictures import Picture
 from study_records import (
@@ -64,7 +64,13 @@ GAIN_NAMES = {
     "no private data": "change distillation, clients without private data (control)",
     "pooled": "all data in one place (ceiling)",
     "procrustes mean": "[procrustes mean](docs/explanation/representation-exchange.md#spaces-that-are-not-the-same)",
-    "similarity": "CreamFL's exchange, learnt by similarities",
+    "mean": "plain mean",
+    "similarity": "plain mean, learnt by similarities",
+    "margin": "mean weighted by margins",
+    "fedmd": "FedMD",
+    "fedgems": "FedGEMS",
+    "fedet": "FedET",
+    "fedmkd": "FedMKD",
     "creamfl": "[CreamFL](docs/explanation/creamfl.md)",
     "fedafd": "[FedAFD](docs/explanation/fedafd.md)",
 }
@@ -285,12 +291,17 @@ def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
                 drawn[root / PAPERS.name / paper / record.picture_file(picture)] = partial(_svg, picture)
     for record in recorded:
         if record.name == GAIN and record.scale == SMALL:
-            study = record.study.model_copy(update={"title": "What the server gains"})  # its own is too long for it
-            draw = partial(draw_study, replace(record.results, study=study), Drawing(column="R@1 sum", minus=True))
+            title = "What the server gains over training alone"  # its own is too long for it
+            study = record.study.model_copy(update={"title": title})
+            names = {row: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", name) for row, name in GAIN_NAMES.items()}
+            of, drawing = replace(record.results, study=study), Drawing(column="R@1 sum", minus=True)
+            draw = partial(draw_study, of, drawing, names)
             drawn[root / GAINS] = partial(_svg, Picture("gains", record.study.title, draw))
     return drawn
 
 
+# the colours of a report, which are others in dark mode
+THEME = re.sub(r"\s+", " ", resource("style.css").partition("* {")[0]).strip()
 _FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 
@@ -301,6 +312,7 @@ def _svg(picture: Picture) -> str:
     text = re.sub(r' transform="rotate\(-0 [^"]*\)"|<g id="[^"]*"/>', "", text)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = text.replace("<svg ", f'<svg font-family="{_FONTS}" ', 1)
+    text = text.replace(">", f"><style>{THEME}</style>", 1)
     return re.sub(r"\s*\n\s*", "\n", text)
 
 

@@ -11,23 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.lab.studies.cells import Chosen
 from polyfed.lab.studies.curves import Curve
-from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of
+from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of, role_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import ROUND, Drawing, RegimeMap, Study, point_label
 from polyfed.lab.studies.tables import ClaimMap
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled, whole_rounds
+from polyfed.reporting.figures import COLOURS, GREY, ROLES, ROLES_IN_WORDS, figure_grid, styled, whole_rounds
 from polyfed.runs.tuning import choice_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROLES = {"own": COLOURS[1], "rival": COLOURS[0], "control": GREY, "ceiling": COLOURS[2]}
-"""Role of a row -> its colour."""
-_ROLES_IN_WORDS = "orange: the method, blue: rivals, grey: controls, green: ceilings"
-_CONTROLS = {"server-only", "server alone", "no-private", "local", "untrained"}
-_CEILINGS = {"pooled", "centralised"}
 _MOST_POINTS, _MOST_SEARCHES = 8, 40  # panels
 
 
@@ -70,16 +65,6 @@ def pictures_of(results: Results) -> list[Picture]:
         counts[kind] = counts.get(kind, 0) + 1
         pictures.append(Picture(f"{kind}-{counts[kind]}", sentence, draw))
     return pictures
-
-
-def role_of(study: Study, row: str) -> str:
-    """own: what the first judged claim is about, and its variants, such as ``fedafd, K=10``."""
-    settings, judged = study.resolved(row), study.claims.to_judge
-    method: Any = settings.set.get("algorithm")
-    names = {row, method.get("name") if isinstance(method, Mapping) else method, settings.twin and settings.twin.kind}
-    if names & (_CEILINGS | _CONTROLS):
-        return "ceiling" if names & _CEILINGS else "control"
-    return "own" if judged and row.partition(",")[0] == judged[0].left[0].row.partition(",")[0] else "rival"
 
 
 # ---- searches
@@ -220,7 +205,7 @@ def draw_curves(results: Results) -> Figure:
         _label_ends(axes, study, {row: (max(curve), curve[max(curve)].mean) for row, curve in curves.items()}, size[1])
     for axes in panels[len(points) :]:
         axes.set_axis_off()
-    figure.supxlabel(f"area: standard deviation over seeds; {_ROLES_IN_WORDS}", fontsize=8, color=GREY)
+    figure.supxlabel(f"area: standard deviation over seeds; {ROLES_IN_WORDS}", fontsize=8, color=GREY)
     return figure
 
 
@@ -289,7 +274,7 @@ def draw_costs(results: Results, column: str, costs: Sequence[str]) -> Figure:
         axes.margins(y=0.12)
         axes.set(xlabel=cost, ylabel=column)
         _label_points(axes, study, at, (8.0, 1.3))
-    figure.supxlabel(f"line: rows that are not dominated; {_ROLES_IN_WORDS}", fontsize=8, color=GREY)
+    figure.supxlabel(f"line: rows that are not dominated; {ROLES_IN_WORDS}", fontsize=8, color=GREY)
     return figure
 
 

@@ -53,7 +53,8 @@ def test_every_command_that_a_run_prints_works_from_its_folder_and_from_elsewher
     assert not [path for path in written_files if str(work).encode() in path.read_bytes()]
 
     def printed(folder: Path) -> list[list[str]]:
-        steps = RunSummary(open_run(folder).records).next_steps
+        summary = RunSummary(open_run(folder).records)
+        steps = [*summary.next_steps, *filter(None, [summary.baseline(folder)])]
         commands = [shlex.split(text) for name, text in steps if name != "compare"]
         short = [[*words, "--set", "twin.candidates=1"] if "--twin" in words else words for words in commands]
         return [words[1:] for words in short if words[0] == "polyfed"]

@@ -12,7 +12,7 @@ from polyfed.reporting.page import html_report, page_templates
 from polyfed.runs.records import RunRecords
 
 VOID = {"meta", "img", "input", "br"}
-ALL_PARTS = ["server", "curves", "partition", "traffic", "weights", "clients", "events", "configuration", "reading"]
+ALL_PARTS = ["server", "curves", "partition", "traffic", "clients", "inner", "events", "configuration", "reading"]
 
 
 class Page(HTMLParser):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from polyfed.reporting.charts import BarPart, BarRows, Chart, ChartLine, FigureSheet, HeatMap, RoundChart, stacked_chart
-from polyfed.reporting.figures import COLOURS, GREY
+from polyfed.reporting.figures import COLOURS, GREY, INK, VARIABLES
 from polyfed.reporting.markup import markdown_templates, resource
 from polyfed.reporting.run_figures import byte_size, spread_chart, weight_sheets
 from polyfed.runs.records import RunRecords
@@ -189,5 +189,9 @@ def test_colours_have_the_contrast_that_readers_need(scheme):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
     for mood in ("good", "bad", "odd"):
         assert contrast(colours[f"{mood}-ink"], colours[mood]) >= 4.5
-    for colour in (*COLOURS[:4], GREY):
-        assert contrast(colour, "#ffffff") >= 3.0  # drawings stand on white in both schemes
+    for colour in (*COLOURS[:4], GREY, INK):
+        assert contrast(colours.get(VARIABLES.get(colour.lower()), colour), colours["surface"]) >= 3.0
+    chart = RoundChart("a", "b", [ChartLine("c", {1: 1.0, 2: 2.0})])
+    drawn = re.findall(r"(?:fill|stroke): ([^;\"]*)", FigureSheet("t", [[chart]]).svg)
+    assert set(VARIABLES) & {*drawn} == set()
+    assert {f"var(--{VARIABLES[INK]}, {INK})", "var(--surface, #ffffff)"} <= {*drawn}

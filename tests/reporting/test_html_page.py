@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from polyfed.core.errors import RunError
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.page import html_report, write_html_report
-from polyfed.reporting.run_figures import recorded_charts
+from polyfed.reporting.run_figures import recorded_charts, run_figures
 from polyfed.reporting.run_tables import client_descriptions
 from polyfed.reporting.summary import RunSummary
 from polyfed.runs.records import RunRecords
@@ -101,10 +101,10 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
     settings = dict.fromkeys(("name", "description", "algorithm"), HOSTILE) | {"run": {"rounds": 2}, "clients": clients}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     (tmp_path / "environment.json").write_text(json.dumps({"device": HOSTILE, "versions": {HOSTILE: HOSTILE}}))
-    metrics = {HOSTILE: 1.0, f"{HOSTILE}_to_b_r@1": 2.0, "accuracy": 3.0}
+    names = HOSTILE, f"{HOSTILE}_to_b_r@1", "accuracy"
     lines = [
-        {"round": number, "participant": participant, "kind": kind, "metrics": metrics}
-        for number, participant, kind in product((1, 2), ("server", HOSTILE), ("test", "train"))
+        {"round": number, "participant": participant, "kind": kind, "metrics": dict.fromkeys(names, 1.0 * number)}
+        for number, participant, kind in product((1, 2, 3), ("server", HOSTILE), ("test", "train"))
     ]
     event = {"round": 1, "participant": HOSTILE, "kind": "event", "event": HOSTILE, "reason": HOSTILE}
     write_lines(tmp_path / "metrics.jsonl", [*lines, *[event] * 9, event | {"event": "client_excluded"}])
@@ -140,7 +140,7 @@ def test_logs_cut_anywhere_are_shown_as_far_as_they_go(folder, share):
         path = folder / f"{name}.jsonl"
         path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     page = page_of(folder)
-    assert {"partition", "weights", "clients", "configuration"} <= set(page.parts)
+    assert {"partition", "inner", "clients", "configuration"} <= set(page.parts)
     assert ("traffic" in page.parts) == (share > 0.0)
 
 
@@ -154,7 +154,7 @@ MISSING = {
     "metrics.jsonl": {"server", "curves", "events"},
     "partition.json": {"partition"},
     "config.yaml": {"configuration"},
-    "arrays": {"weights"},
+    "arrays": {"inner"},
     "environment.json": set(),
 }
 
@@ -179,8 +179,8 @@ def test_a_run_without_server_model_shows_its_clients(folder):
     changed(folder / "metrics.jsonl", lambda line: line["participant"] != "server")
     page = page_of(folder)
     assert set(page.parts) == set(ALL_PARTS) - {"server"}
-    assert "server r1_sum" not in page.text
-    assert "image clients, mean accuracy" in page.text
+    assert "server: sum" not in page.text
+    assert "image, mean of 4: accuracy" in page.text
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_thousand_clients_fit(tmp_path):
     text = html_report(RunRecords.load(tmp_path))
     assert len(text.encode()) < 4_000_000
     page = Page(text)
-    assert {"curves", "partition", "traffic", "weights", "clients", "events"} <= set(page.parts)
+    assert {"curves", "partition", "traffic", "inner", "clients", "events"} <= set(page.parts)
     assert "the 30 with most bytes of 1,000" in page.text
     assert "the last 2,000 of" in page.text
 
@@ -247,12 +247,12 @@ def test_a_thousand_clients_fit(tmp_path):
 def test_cards_carry_final_best_and_chance(records, page):
     best = records.best("server", "image_to_text_r@1")
     final = records.last("server")["image_to_text_r@1"]
-    expected = f"server image to text R@1, test {final:.2f} % best {best[1]:.2f} in round {best[0]} · chance 1.00"
+    expected = f"image to text R@1 of 500 {final:.2f} % chance 1.00 · best {best[1]:.2f} (round {best[0]})"
     assert expected in page.text
     assert "chance 2.00" in page.text  # of r1_sum: 5 of 500, and 1 of 100
-    assert "bytes sent 463.5 MiB up 154.5 MiB · down 309.0 MiB" in page.text
-    assert "exclusions 2 of 1 client" in page.text
-    assert "clients 9 4 image · 3 text · 2 paired" in page.text
+    assert "sent 463.5 MiB (up 154.5 MiB, down 309.0 MiB)" in page.text
+    assert "0 clipped, 2 excluded" in page.text
+    assert "clients 9 (4 image, 3 text, 2 paired)" in page.text
 
 
 def test_curves_hold_the_recorded_values(records, page):
@@ -277,14 +277,19 @@ def test_the_table_of_clients(records, text):
     assert cells["image-0"]["rounds"] == "12"
 
 
-def test_what_is_one_figure_in_all_rounds_is_no_chart(tmp_path):
+def test_what_is_one_figure_in_all_rounds_or_of_two_rounds_is_no_chart(tmp_path):
     write_measured(
         tmp_path, {"server": {"teacher.gallery": 0.0, "teacher.norm": 3.0, "digest.items": 9.0}}, 1, 2, kind="train"
     )
     assert recorded_charts(RunRecords.load(tmp_path)) == []
-    write_measured(tmp_path, {"server": {"teacher.gallery": 0.0, "teacher.norm": 4.0}}, 3, kind="train")
+    line = {"participant": "server", "kind": "train"}
+    lines = [line | {"round": k, "metrics": {"teacher.gallery": 0.0, "teacher.norm": 4.0 * k}} for k in (1, 2, 3)]
+    write_lines(tmp_path / "metrics.jsonl", lines[:2])
+    assert "recorded" not in run_figures(RunRecords.load(tmp_path))
+    write_lines(tmp_path / "metrics.jsonl", lines)
     (chart,) = recorded_charts(RunRecords.load(tmp_path))
     assert [line.label for line in chart.lines] == ["norm"]
+    assert "recorded" in run_figures(RunRecords.load(tmp_path))
 
 
 def test_cards_of_a_sum_say_its_scale_and_those_of_one_client_no_disparity(tmp_path):
@@ -295,8 +300,8 @@ def test_cards_of_a_sum_say_its_scale_and_those_of_one_client_no_disparity(tmp_p
     write_measured(tmp_path, {"server": recalls, "here": {"accuracy": 60.0, "accuracy_of_constant": 90.0}})
     head = RunSummary(RunRecords.load(tmp_path))
     cards = {card.label: (card.value, card.context) for card in head.cards}
-    assert cards["server r1_sum, test"] == ("22.00 of 200 %", "best 22.00 in round 1 · chance 10.00")
-    assert cards["clients, accuracy"] == ("60.00 %", "of here alone · chance 90.00")
+    assert cards["server: sum of R@1"] == ("22.00 of 200", "chance 10.00 · best 22.00 (round 1)")
+    assert cards["clients: accuracy"] == ("60.00 %", "chance 90.00")
 
 
 def test_kinds_of_clients_come_from_the_configuration(tmp_path):

@@ -231,7 +231,7 @@ def test_the_console_decides(terminal, kind):
 def test_plain_progress_is_one_line_a_round_and_event():
     target, stream = console(terminal=False)
     play(PlainProgress(target))
-    clients = "mean of 2 clients test: accuracy 25.00"
+    clients = "clients test: accuracy 25.00"
     assert stream.getvalue().splitlines() == [
         "my [run]: 3 rounds, 4 clients",
         f"round 1/3  10 s  2/2 clients  server test: r1_sum 10.00  {clients}  20 s left",
@@ -240,6 +240,14 @@ def test_plain_progress_is_one_line_a_round_and_event():
         f"round 3/3  30 s  2/2 clients  server test: r1_sum 30.00  {clients}",
         "the report",
     ]
+
+
+def test_the_picture_has_chance_beside_each_metric():
+    state, (target, stream) = RunState(), console(terminal=False)
+    for one, value in (("a", 20.0), ("b", 30.0)):
+        state.handle(Measured(1, one, "test", {"accuracy": value, "accuracy_of_constant": value / 2}))
+    target.print(run_picture(state))
+    assert stream.getvalue().splitlines()[-1].split() == ["clients", "test", "accuracy", "25.00", "12.50"]
 
 
 def lines_by_second(*told: tuple[int, Event], until: int) -> list[tuple[int, str]]:
@@ -298,11 +306,12 @@ def test_the_clock_of_a_log_is_looked_at_while_nothing_is_told():
         ({}, {}),
         (
             {"a": {"accuracy": 10.0}, "b": {"accuracy": 20.0, "top5": 40.0}},
-            {"mean of 2 clients test": "accuracy 15.00, top5 40.00 (of 1)"},
+            {"clients test": "accuracy 15.00"},
         ),
         (
-            {"a": {"accuracy": 10.0}, "b": {"accuracy": 30.0}, "c": {"r1_sum": 4.0, "loss": 1.0}, "d": {"loss": 2.0}},
-            {"mean of 4 clients test": "accuracy 20.00 (of 2), r1_sum 4.00 (of 1), loss 1.50 (of 2)"},
+            {"a": {"accuracy": 10.0, "accuracy_of_constant": 5.0}, "b": {"accuracy": 30.0, "accuracy_of_constant": 9.0}}
+            | {"c": {"a_to_b_r@1": 1.0, "b_to_a_r@1": 3.0, "r1_sum": 4.0, "loss": 1.0}, "d": {"loss": 2.0}},
+            {"clients test": "accuracy 20.00 (chance 7.00, of 2), r1_sum 4.00 of 200 (of 1)"},
         ),
     ],
 )

@@ -360,7 +360,7 @@ class HeatMap(Chart):
             axes.figure.colorbar(image, ax=axes, label=short_name(self.scale))
         for number, row in enumerate(self.labels):
             for column, text in enumerate(row):
-                colour = "black" if drawn[number, column] > low + 0.6 * (high - low) else "white"
+                colour = "#000000" if drawn[number, column] > low + 0.6 * (high - low) else "#fafafa"
                 axes.text(column, number, text, ha="center", va="center", fontsize=7, color=colour)
         axes.set_xticks(list(self._below), list(self._below.values()), rotation=40, ha="right")
         _name_rows(axes, self.rows, room=0)

@@ -295,13 +295,6 @@ def paired_differences(
     return paired
 
 
-def shared_metrics(run: RunRecords, reference: RunRecords, kind: str = "test") -> dict[str, tuple[float, float]]:
-    """What ``paired_differences`` compares of two runs: metric -> value of the run, value of the reference."""
-    selects = _all_validated([run, reference], kind)
-    own, other = (_paired_metrics(one, None, kind, selects) for one in (run, reference))
-    return {name: (own[name], other[name]) for name in own if name in other}
-
-
 def _all_validated(runs: Iterable[RunRecords], kind: str) -> bool:
     """Whether all whose servers were judged were validated too, so that validation can select a round."""
     return all(run.metric_names(SERVER, "validation") for run in runs if run.metric_names(SERVER, kind))

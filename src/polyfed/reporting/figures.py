@@ -22,8 +22,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Okabe and Ito (2008), without yellow, which is too faint on white
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-GREY = "#767676"
+INK, GREY, PAPER, GRID = "#16202c", "#566273", "#ffffff", "#d9dee5"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
+ROLES = {"own": COLOURS[1], "rival": COLOURS[0], "control": GREY, "ceiling": COLOURS[2]}
+"""What a method is in a comparison -> its colour, in every figure."""
+ROLES_IN_WORDS = "orange: the method, blue: rivals, grey: controls, green: ceilings"
+VARIABLES = {INK: "ink", GREY: "muted", PAPER: "surface", GRID: "edge", COLOURS[0].lower(): "blue"}  # of style.css
 SEQUENTIAL = "cividis"
 _BELOW = "below"  # marks legends that are put below their axes
 _MOST_PIXELS = 60_000  # of a side; Agg draws 65,535
@@ -38,7 +42,8 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": "#dddddd",
+    "grid.color": GRID,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     "grid.linewidth": 0.8,
     "legend.frameon": False,
     "legend.fontsize": 9,
@@ -124,6 +129,8 @@ def svg_text(figure: Figure, label: str) -> str:
     element = buffer.getvalue().partition("<svg")[2]
     # ids of groups would be those of other figures on the page; texts are escaped, so that none can look like a group
     element = re.sub(r'<g id="([^"]*)">', lambda group: f"<g>{_hover_title(group[1])}", element)
+    for colour, variable in VARIABLES.items():  # in dark mode a page has others
+        element = re.sub(f'(?<=[le]: ){colour}(?=[;"])', f"var(--{variable}, {colour})", element)
     return printable(f'<svg role="img" aria-label="{escape(label)}"{element}')
 
 

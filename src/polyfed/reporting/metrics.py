@@ -59,6 +59,11 @@ class Recall:
         return f"{self.direction} R@{self.cutoff}{f' ({self.protocol})' if self.protocol else ''}"
 
     @property
+    def is_shown(self) -> bool:
+        """Whether it is among the few that a summary has."""
+        return self.cutoff in (1, 10) and not self.protocol
+
+    @property
     def chance(self) -> float:
         return chance_recall(self.gallery, self.positives, self.cutoff)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from polyfed.core.files import write_atomically
+from polyfed.core.untrusted import plain
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.markup import GalleryEntry, html_templates, markdown_templates, resource
 from polyfed.reporting.metrics import EVALUATIONS, spreads_json
@@ -56,7 +57,7 @@ class PageSection:
         title: its heading.
         figures: stand first.
         tables: stand below, open.
-        folded: summary -> tables that stand below it when it is opened.
+        folded: summary -> figures and tables that stand below it when it is opened.
         text: shown as it is, folded.
         samples: of the data, each as what stands side by side.
     """
@@ -65,7 +66,7 @@ class PageSection:
     title: str
     figures: Sequence[FigureSheet] = ()
     tables: Sequence[TextTable] = ()
-    folded: Mapping[str, Sequence[TextTable]] = field(default_factory=dict)
+    folded: Mapping[str, Sequence[FigureSheet | TextTable]] = field(default_factory=dict)
     text: str = ""
     samples: Samples = ()
 
@@ -79,12 +80,15 @@ def write_report(records: RunRecords) -> Path:
 
     seconds = sum(records.seconds.values())
     took = f" in {duration(seconds)}" if seconds else ""
+    summary = RunSummary(records)
+    missing = summary.baseline()
     text = (
         markdown_templates()
         .get_template("report.md.j2")
         .render(
             title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
-            summary=RunSummary(records),
+            summary=summary,
+            baseline=Markup(plain(missing[1])) if missing else "",  # code, which knows no escapes
             tables=[Markup(table.markdown()) for table in tables(records)],
         )
     )
@@ -165,20 +169,25 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: 
 
     servers = [table for kind in EVALUATIONS for table in server_tables(records, kind)]
     arrays = [sheet for name, sheet in figures.items() if name not in RUN_FIGURES]
-    of_server = {"Tables: final, best, chance": _filled(*servers, teacher_table(records))}
+    of_server = {"Tables: final, best, chance": _filled(*servers)}
+    inner: dict[str, Sequence[FigureSheet | TextTable]] = {
+        "What the clients teach the server": _filled(teacher_table(records)),
+        "What the method recorded, by round": drawn("recorded"),
+        "Aggregation weights": arrays,
+    }
     of_clients = {"Table: mean, worst client, disparity": _filled(clients_table(records, "test"))}
     of_partition = {"Tables: sizes, columns, classes": _filled(*partition_tables(records.holdings))}
     of_leakage = {"Attacks on what clients sent, and on the models": _filled(*leakage_tables(records))}
     sections = [
-        PageSection("server", "Server", drawn("server", "recorded"), folded=of_server),
+        PageSection("server", "Server", drawn("server"), folded=of_server),
         PageSection("samples", "Test samples", samples=samples),
         PageSection("curves", "Client curves", drawn("clients"), folded=of_clients),
         PageSection("partition", "Partition", drawn("partition"), folded=of_partition),
         PageSection("traffic", "Bytes and time", drawn("traffic", "bytes")),
         PageSection("pace", "Clients in time", drawn("pace")),
         PageSection("leakage", "What this run gave away", folded=of_leakage),
-        PageSection("weights", "Aggregation weights", arrays),
         PageSection("clients", "Clients", tables=_filled(clients_page_table(records))),
+        PageSection("inner", "Inside the method", folded=inner),
         PageSection("events", "Events", drawn("events"), _filled(incidents_table(records))),
         PageSection("configuration", "Configuration", text=config),
     ]

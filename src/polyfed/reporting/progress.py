@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import chain
+from itertools import product
 from pathlib import Path
 from threading import Event as Flag
 from threading import RLock, Thread
@@ -21,10 +21,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from polyfed.core.untrusted import plain
-from polyfed.reporting.metrics import PREFERRED, is_context
+from polyfed.reporting.metrics import EVALUATIONS, PREFERRED, chance_of, common_chance, quality_names, scale_of
 from polyfed.reporting.statistics import finite_mean, finite_values
 from polyfed.reporting.summary import RunSummary
-from polyfed.reporting.tables import duration, format_number, mib
+from polyfed.reporting.tables import count, duration, format_number, mib
 from polyfed.runs import events
 from polyfed.runs.events import Callback, Event, Incident, Metrics, Working
 from polyfed.runs.opened import open_run
@@ -33,7 +33,6 @@ from polyfed.runs.records import PACE, SERVER
 _WINDOW = 5  # rounds that the estimate of the remaining time looks back
 _KINDS = ("test", "validation", "train")
 _MOST_METRICS, _MOST_INCIDENTS = 8, 4  # of the picture
-_MOST_BRIEF = 4  # metrics of a participant in a line
 _LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
 _SILENCE = 10.0  # seconds without a line, at most
 _LOOK = 0.2  # seconds between two looks at the clock
@@ -63,6 +62,7 @@ class RunState(Callback):
     work: Working | None = None  # the latest report of somebody's work; that of preparing data names nobody
     # of the latest two rounds, by participant
     metrics: dict[_Metric, dict[int, dict[str, float]]] = field(default_factory=dict)
+    chances: dict[_Metric, dict[str, float]] = field(default_factory=dict)  # what guessing reaches, by participant
     complete: dict[int, events.RoundComplete] = field(default_factory=dict)
     incidents: dict[Incident, None] = field(default_factory=dict)  # in order
     clock: Callable[[], float] = time.time
@@ -122,12 +122,13 @@ class RunState(Callback):
 
     def _measure(self, event: events.Measured) -> None:
         group = SERVER if event.participant == SERVER else "clients"
-        for name, value in event.metrics.items():
-            if not is_context(name):
-                by_round = self.metrics.setdefault((group, event.kind, name), {})
-                by_round.setdefault(event.round, {})[event.participant] = value
-                for number in sorted(by_round)[:-2]:
-                    del by_round[number]
+        for name in quality_names([event.metrics]):
+            by_round = self.metrics.setdefault((group, event.kind, name), {})
+            by_client = self.chances.setdefault((group, event.kind, name), {})
+            by_client[event.participant] = chance_of(name, event.metrics)
+            by_round.setdefault(event.round, {})[event.participant] = event.metrics[name]
+            for number in sorted(by_round)[:-2]:
+                del by_round[number]
 
     def _forget_after(self, done: int) -> None:
         """A resumed run does again what came after its last complete round."""
@@ -219,11 +220,13 @@ def run_picture(state: RunState) -> Iterator[RenderableType]:
         last = state.complete[max(state.complete)]
         of_last = f"(last round {mib(last.up)}, {mib(last.down)}); {duration(last.seconds or 0.0)} a round"
         yield _line(f"{up} MiB up, {down} MiB down {of_last}")
-    numbers = (Column(name, justify="right", overflow="crop") for name in ("value", "change"))
+    numbers = (Column(name, justify="right", overflow="crop") for name in ("value", "change", "chance"))
     metrics = Table(Column("last", overflow="crop"), *numbers, box=None, pad_edge=False)
     for names, value, change in list(state.latest())[:_MOST_METRICS]:
         shown = "" if math.isnan(change) else f"{change:+.2f}"
-        metrics.add_row(_line(" ".join(names), "cyan"), format_number(value), shown)
+        chance = finite_mean(state.chances[names].values())
+        guessed = "" if math.isnan(chance) else format_number(chance)
+        metrics.add_row(_line(" ".join(names), "cyan"), format_number(value), shown, guessed)
     if metrics.row_count:
         yield metrics
     for incident in list(state.incidents)[-_MOST_INCIDENTS:]:
@@ -381,7 +384,7 @@ class FolderLine(Callback):
 
 
 def brief_metrics(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
-    """One short text for the server and each kind of measurement, and one for all clients together.
+    """Main metrics of the server and of all clients together, with their chance; tests, or else validations.
 
     A mean over clients tells over how many if not all of those measured have the metric.
 
@@ -389,20 +392,23 @@ def brief_metrics(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
         latest: (participant, kind) -> its latest metrics.
     """
     texts: dict[str, str] = {}
-    of_clients: dict[str, list[Metrics]] = {}
-    for (participant, kind), metrics in latest.items():
-        if participant == SERVER:
-            texts[f"{SERVER} {kind}"] = _brief([metrics])
-        else:
-            of_clients.setdefault(kind, []).append(metrics)
-    return texts | {f"mean of {len(each)} clients {kind}": _brief(each) for kind, each in of_clients.items()}
+    for whose, kind in product((SERVER, "clients"), EVALUATIONS):
+        of_kind = {name: metrics for (name, of), metrics in latest.items() if of == kind}
+        known = [metrics for name, metrics in of_kind.items() if (name == SERVER) == (whose == SERVER)]
+        if known and f"{whose} test" not in texts:
+            names = quality_names(known)
+            main = [name for name in names if name in PREFERRED] or names[:1]
+            texts[f"{whose} {kind}"] = ", ".join(_brief(name, known) for name in main)
+    return texts
 
 
-def _brief(measured: Sequence[Metrics]) -> str:
-    names = [name for name in dict.fromkeys(chain(*measured)) if not is_context(name)][:_MOST_BRIEF]
-    values = {name: [metrics[name] for metrics in measured if name in metrics] for name in names}
-    counts = {name: f" (of {len(own)})" if len(own) < len(measured) else "" for name, own in values.items()}
-    return ", ".join(f"{name} {finite_mean(own):.2f}{counts[name]}" for name, own in values.items())
+def _brief(name: str, measured: Sequence[Metrics]) -> str:
+    own = [metrics for metrics in measured if name in metrics]
+    scale, chance = scale_of(name, own[0]), common_chance(name, own)
+    notes = [f"chance {chance:.2f}"] if math.isfinite(chance) else []
+    notes += [f"of {len(own)}"] if len(own) < len(measured) else []
+    value = f"{name} {finite_mean(metrics[name] for metrics in own):.2f}{f' of {count(scale)}' if scale > 100 else ''}"
+    return f"{value} ({', '.join(notes)})" if notes else value
 
 
 def run_line(event: events.RunStarted) -> str:

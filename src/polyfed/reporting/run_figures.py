@@ -64,9 +64,9 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
         RunError: an array of the run is damaged.
     """
     sheets = {
-        "server": sheet_of(f"{records.name}: server", server_charts(records)),
-        "recorded": sheet_of(f"{records.name}: recorded by the method", recorded_charts(records)),
-        "clients": sheet_of(f"{records.name}: clients, test", client_charts(records)),
+        "server": sheet_of(f"{records.name}: server", _telling(server_charts(records))),
+        "recorded": sheet_of(f"{records.name}: recorded by the method", _telling(recorded_charts(records))),
+        "clients": sheet_of(f"{records.name}: clients, test", _telling(client_charts(records))),
         "partition": partition_sheet(records),
         "traffic": sheet_of(f"{records.name}: communication and time", traffic_charts(records)),
         "bytes": sheet_of(f"{records.name}: where the bytes went", bytes_bars(records)),
@@ -77,25 +77,34 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
     return {name: sheet for name, sheet in sheets.items() if sheet is not None}
 
 
+def _telling(charts: Sequence[RoundChart]) -> list[RoundChart]:
+    """Those that show more than the numbers of a table do: a change, over three rounds or more."""
+    return [
+        chart
+        for chart in charts
+        if len(chart.rounds) > 2 and any(len({*line.finite.values()}) > 1 for line in chart.lines)
+    ]
+
+
 # ---- learning curves
 
 
 def server_charts(records: RunRecords) -> list[RoundChart]:
-    """The server's recalls by direction with chance, then its losses and sums, then all other metrics together."""
+    """The server's recalls by direction with chance, then their sum, all other metrics together, and losses."""
     metrics = {**records.last(SERVER, "validation"), **records.last(SERVER, "test")}
     recalls, others = recalls_and_others(metrics)
     charts = [*_recall_charts(records, metrics, recalls)]
-    together = []
-    for name in others:
-        # losses and sums have scales of their own; percentages share one chart
-        if "loss" in name or name == "r1_sum":
-            title = "Sum of recalls at 1 (r1_sum)" if name == "r1_sum" else name
-            charts.append(_server_chart(records, title, _unit(name), {name: name}, metrics))
-        else:
-            together.append(name)
+    # losses and sums have scales of their own; percentages share one chart
+    if "r1_sum" in others:
+        charts.append(
+            _server_chart(records, "Sum of recalls at 1 (r1_sum)", _unit("r1_sum"), {"r1_sum": "r1_sum"}, metrics)
+        )
+    losses, title = [name for name in others if "loss" in name], "Other metrics" if recalls else "Metrics"
+    together = [name for name in others if name not in ("r1_sum", *losses)]
     for start in range(0, len(together), len(COLOURS)):
         family = together[start : start + len(COLOURS)]
-        charts.append(_server_chart(records, "Other metrics", "%", dict(zip(family, family, strict=True)), metrics))
+        charts.append(_server_chart(records, title, "%", dict(zip(family, family, strict=True)), metrics))
+    charts += [_server_chart(records, name, name, {name: name}, metrics) for name in losses]
     return [chart for chart in charts if chart]
 
 
@@ -146,10 +155,9 @@ def recorded_charts(records: RunRecords) -> list[RoundChart]:
         families.setdefault(family, {})[name.removeprefix(f"{family}.")] = records.series(SERVER, name, "train")
     charts = []
     for family, members in families.items():
-        series = {name: values for name, values in members.items() if any(values.values())}  # a gallery of 0 is none
-        known = [value for values in series.values() for value in values.values()]
-        if len(known) > len(series) and len({*known}) == 1:  # one value in all rounds
-            continue
+        series = {
+            name: values for name, values in members.items() if len({*values.values()}) > 1
+        }  # others are settings
         title = family.replace("_", " ")
         # nobody tells more lines apart than there are colours
         if len(series) > len(COLOURS):
@@ -162,14 +170,13 @@ def recorded_charts(records: RunRecords) -> list[RoundChart]:
 
 
 def client_charts(records: RunRecords) -> list[RoundChart]:
-    """The main test metric and the loss of each group of clients."""
+    """The main test metric of each group of clients, or its loss where it has no other."""
     charts = []
     for group, clients in records.groups.items():
-        # the main metric is empty where a group has no other than its loss
-        for metric in filter(None, (main_metric(records, clients), "loss")):
-            measured = sum(bool(records.series(client, metric)) for client in clients)
-            title = f"{group}: {metric}, test ({measured} of {len(clients)} clients)"
-            charts.append(_group_chart(records, group, metric, title))
+        metric = main_metric(records, clients) or "loss"
+        measured = sum(bool(records.series(client, metric)) for client in clients)
+        title = f"{group}: {metric}, test ({measured} of {len(clients)} clients)"
+        charts.append(_group_chart(records, group, metric, title))
     return [chart for chart in charts if chart]
 
 
@@ -210,7 +217,9 @@ def spread_chart(
     by_round = values_by_round(measured.values(), carry=carry)
     low, mean, high = ({number: of(values) for number, values in by_round.items()} for of in (min, finite_mean, max))
     legend = [LegendEntry("mean", colour), LegendEntry("range", colour, "band")]
-    if len(measured) <= THIN_LINES:
+    if len(measured) == 1:
+        lines, legend = [], []
+    elif len(measured) <= THIN_LINES:
         lines = [ChartLine(client, values, 0, thin=True) for client, values in measured.items()]
         legend.append(LegendEntry("one client"))
     else:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyfed.core.distributions import share_interval
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.untrusted import file_json
-from polyfed.reporting.compare import shared_metrics
 from polyfed.reporting.metrics import chance_of, common_chance, find_recalls, judged_by, main_metric, scale_of, teaching
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib
+from polyfed.runs.config_files import start_of
 from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
@@ -42,7 +42,14 @@ class Card(NamedTuple):
 
     label: str
     value: str
-    context: str = ""
+    chance: str = "-"
+    best: str = "-"  # with its round
+    more: str = ""
+
+    @property
+    def context(self) -> str:
+        known = {"chance ": self.chance, "best ": self.best, "": self.more or "-"}
+        return " · ".join(f"{name}{text}" for name, text in known.items() if text != "-")
 
 
 class Completion(NamedTuple):
@@ -72,6 +79,14 @@ class Headline:
         """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
         is_share = self.trials > 0 and 0 <= self.value <= 100
         return self.kept or (share_interval(self.value, self.trials) if is_share else None)
+
+    def gain_interval(self, other: Headline) -> tuple[float, float] | None:
+        """95 % of the gain over another, from both intervals (Zou and Donner 2008): wider than one of paired items."""
+        if self.interval is None or other.interval is None:
+            return None
+        (low, high), (least, most), gain = self.interval, other.interval, self.value - other.value
+        down = math.hypot(self.value - low, most - other.value)
+        return gain - down, gain + math.hypot(high - self.value, other.value - least)
 
     @property
     def is_above_chance(self) -> bool:
@@ -172,22 +187,48 @@ class RunSummary:
         elif best.chance > 0:
             times = best.value / best.chance
             clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({format_number(best.chance)} %)")
-        return " ".join([", ".join([*clauses, f"after {took}."]), *self._beside_twins(best)])
+        return ", ".join([*clauses, f"after {took}."])
 
-    def _beside_twins(self, best: Headline) -> Iterator[str]:
-        """Whether a run is above untouched encoders, and above what each client reaches alone."""
-        twin = finished_zero_shot(self.records) if best.participant == SERVER else None
-        untouched = twin.last(SERVER).get(best.metric, math.nan) if twin else math.nan
-        if not math.isnan(untouched):
-            yield _compared(
-                "That", best, untouched, f"the untouched encoders (zero-shot), {format_number(untouched)} %"
-            )
-        own, twin = self.clients_headline, finished_twin(self.records, _TWINS["clients"])
-        alone = RunSummary(twin).clients_headline if own and twin else None
-        if own and alone and own.metric == alone.metric:
-            value = format_number(own.value)
-            subject = "That" if best.participant == own.participant else f"Its clients' {own.metric}, {value},"
-            yield _compared(subject, own, alone.value, f"training alone (local), {format_number(alone.value)}")
+    @property
+    def gains(self) -> Iterator[str]:
+        """A sentence for each twin that is finished: the gain over it, with its interval."""
+        best, records, clients = self.headline, self.records, self.clients_headline
+        if best is None:
+            return
+        server = best if best.participant == SERVER else None
+        for words, own, twin in (
+            ("its server alone", server, finished_twin(records, _TWINS[SERVER])),
+            ("the untouched encoders (zero-shot)", server, finished_zero_shot(records)),
+            ("training alone (local)", clients, finished_twin(records, _TWINS["clients"])),
+        ):
+            summary = RunSummary(twin) if twin else None
+            other = summary and (summary.headline if own is server else summary.clients_headline)
+            if own and other and own.metric == other.metric:
+                subject = "Gain" if own is best else f"Its clients' {own.metric}, {format_number(own.value)}: gain"
+                gain = [f"{own.value - other.value:+.2f}", *_interval_in_words(own.gain_interval(other), "+.1f")]
+                yield f"{subject} over {words}, {format_number(other.value)}: {', '.join([*gain, 'one seed'])}."
+
+    def baseline(self, folder: Path | None = None) -> tuple[str, str] | None:
+        """Twin that this run is to be compared with, in words, and the command that runs it; None where it is finished.
+
+        Args:
+            folder: the run's as the command is to name it; None: as it is named where the run was begun.
+        """
+        records = self.records
+        has_server_only = records.config.get("public") and records.section("server").get("validation_split")
+        twin = _TWINS[SERVER if has_server_only else "clients"]
+        is_alone = _algorithm(records) in _TWINS.values() or records.section("twin")
+        if not records.config or is_alone or self.headline is None or finished_twin(records, twin):
+            return None
+        words = "its server alone" if has_server_only else "its clients alone"
+        return words, _twin_command(folder or self._named_folder, twin.replace("_", "-"))
+
+    @property
+    def _named_folder(self) -> Path:
+        """Without what is the business of this machine alone."""
+        folder = self.records.folder.resolve()
+        start = start_of(folder)
+        return folder.relative_to(start) if start and folder.is_relative_to(start) else Path(folder.name)
 
     # ---- advice: the first condition that holds speaks
 
@@ -244,70 +285,27 @@ class RunSummary:
 
         sentences = [Text(f"warning: {warning}", style="yellow") for warning in self.records.warnings]
         sentences.append(Text(self.verdict, style="bold"))
+        sentences += map(Text, self.gains)
+        if missing := self.baseline(self.records.folder):
+            sentences.append(Text(f"Not yet compared with {missing[0]}: {missing[1]}"))
         if advice := self.advice:
             sentences.append(Text(f"Advice: {advice}"))
         steps = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
         for purpose, command in self.next_steps:
             steps.add_row(Text(purpose, style="dim"), Text(command))
-        twins = [part for table in self.twin_tables for part in (Text(), FittedTable(table))]
-        return Group(*sentences, FittedTable(self.table), steps, *twins)
+        return Group(*sentences, FittedTable(self.table), steps)
 
     @property
     def table(self) -> TextTable:
         """Main metrics of the server and of each group of clients, in at most ten lines."""
         records = self.records
-        rows = [*self._server_rows(), *self._group_rows()]
+        rows = [(card.label, card.value, card.chance, card.best) for card in self.cards]
         if len(rows) > _MOST_ROWS:
             rows = [*rows[: _MOST_ROWS - 1], ("... more in the report", "", "", "")]
         seconds = sum(records.seconds.values())
         note = f"{mib(records.total_bytes())} MiB sent, {len(records.clients)} clients"
         note += (f", {duration(seconds)}" if seconds else "") + f"; {records.replies_in_words}"
-        return TextTable("", ("test", "final", "chance", "best (round)"), rows, (note,))
-
-    def _server_rows(self) -> Iterator[tuple[str, ...]]:
-        metrics = self.records.last(SERVER)
-        labels = {
-            recall.name: f"{recall.direction} R@{recall.cutoff} of {count(recall.gallery)}"
-            for recall in find_recalls(metrics)
-            if recall.cutoff in (1, 10) and not recall.protocol
-        }
-        for metric, label in (labels | {metric: metric for metric in MAIN if metric in metrics}).items():
-            best = self.records.best(SERVER, metric)
-            at_best = f"{format_number(best[1])} ({best[0]})" if best else "-"
-            yield f"server: {label}", *map(format_number, (metrics[metric], chance_of(metric, metrics))), at_best
-
-    def _group_rows(self) -> Iterator[tuple[str, ...]]:
-        for group, spread in judged_by(self.records)[1].items():
-            if spread.metric:
-                chance = common_chance(spread.metric, self._measured(self.records.groups[group], spread.metric))
-                mean = f", mean of {len(spread.values)}" if spread.clients > 1 else ""
-                yield f"{group}{mean}: {spread.metric}", format_number(spread.mean), format_number(chance), "-"
-
-    @property
-    def twin_tables(self) -> list[TextTable]:
-        """What ``polyfed compare`` compares of a run and its twins: own metrics, the twin's, their differences."""
-        best = self.headline
-        if best is None:
-            return []
-        of_server = best.participant == SERVER
-        alone = "the server alone" if of_server else "every client alone"
-        twins = [
-            (alone, "alone", finished_twin(self.records, _TWINS[best.participant])),
-            ("the untouched encoders", "untouched", finished_zero_shot(self.records) if of_server else None),
-        ]
-        return [
-            TextTable(
-                f"Beside {beside}: {twin.name}",
-                ("test, one seed", "here", column, "difference"),
-                [
-                    (name, format_number(own), format_number(other), f"{own - other:+.2f}")
-                    for name, (own, other) in shared_metrics(self.records, twin).items()
-                    if name.startswith(f"{SERVER} ") == of_server
-                ],
-            )
-            for beside, column, twin in twins
-            if twin
-        ]
+        return TextTable("", ("", "final", "chance", "best"), rows, (note,))
 
     @property
     def next_steps(self) -> Sequence[tuple[str, str]]:
@@ -322,22 +320,11 @@ class RunSummary:
         steps.append(("compare", f"polyfed compare {folder} OTHER_RUN"))
         if twin.get("tuned") is not None:
             steps.append(("seeds", f"polyfed run {config} --seeds 1,2,3"))
-        for purpose, kind in self._missing_twins() if not twin else ():
-            out = shlex.quote(f"{records.folder}-{kind}")
-            steps.append((purpose, f"polyfed run {config} --twin {kind} --out {out}"))
+        if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
+            steps.append(("untouched", _twin_command(records.folder, "zero-shot")))
         if has_model:
             steps.append(("export", f"polyfed export {folder}"))
         return steps
-
-    def _missing_twins(self) -> Iterator[tuple[str, str]]:
-        """Purpose and kind of the twins that this run is to be compared with."""
-        records = self.records
-        has_server_only = records.config.get("public") and records.section("server").get("validation_split")
-        baseline = _TWINS[SERVER if has_server_only else "clients"]
-        if records.config and _algorithm(records) != baseline and finished_twin(records, baseline) is None:
-            yield "baseline", baseline.replace("_", "-")
-        if _untouched_server(records) and finished_zero_shot(records) is None:
-            yield "untouched", "zero-shot"
 
     # ---- for the head of the page
 
@@ -390,12 +377,16 @@ class RunSummary:
     def facts(self) -> dict[str, str]:
         records, (done, planned) = self.records, self.rounds
         seed = setting(records.config, "run", "seed")
-        seconds = sum(records.seconds.values())
+        up, down = map(records.total_bytes, ("up", "down"))
+        times = list(records.seconds.values())
+        groups = ", ".join(f"{len(members):,} {group}" for group, members in records.groups.items())
         facts = {
             "method": component_name(setting(records.config, "algorithm")),
             "seed": "" if seed is None else str(seed),
             "rounds": f"{done} of {planned}" if planned is not None else str(done),
-            "duration": duration(seconds) if seconds else "",
+            "duration": f"{duration(sum(times))} ({duration(fmean(times))} a round)" if times else "",
+            "clients": f"{len(records.clients):,} ({groups})" if groups else "",
+            "sent": f"{byte_size(up + down)} (up {byte_size(up)}, down {byte_size(down)})" if up + down else "",
             "replies": records.replies_in_words.removeprefix("replies: "),
             "device": str(self.environment.get("device", "")),
             "run folder": records.name,
@@ -412,22 +403,22 @@ class RunSummary:
 
     @property
     def cards(self) -> list[Card]:
-        """The few metrics that matter most, and what the run took."""
-        return [*self._server_cards(), *self._group_cards(), *self._effort_cards()]
+        """The few metrics that matter most, of the server and of each group of clients."""
+        return [*self._server_cards(), *self._group_cards()]
 
     def _server_cards(self) -> Iterator[Card]:
-        """The server's main metric and recalls at 1, after the last test or else the last validation."""
+        """The server's recalls and its main metric, after the last test or else the last validation."""
         records = self.records
         # a server without test data may still have validation
         kind = "test" if records.last(SERVER) else "validation"
-        metrics = records.last(SERVER, kind)
-        main = main_metric(records, [SERVER], kind)
-        for name in [main, *(name for name in metrics if name.endswith("_r@1"))] if main in metrics else []:
+        metrics, main = records.last(SERVER, kind), main_metric(records, [SERVER], kind)
+        of = {one.name: f" of {count(one.gallery)}" for one in find_recalls(metrics) if one.is_shown}
+        for name in [*of, *[main] * (main in metrics and main not in of)]:
             best = records.best(SERVER, name, kind)
-            context = [f"best {format_number(best[1])} in round {best[0]}"] if best else []
-            context += _chance_in_words(chance_of(name, metrics))
-            context += _interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
-            yield Card(f"server {_label(name)}, {kind}", _value(name, metrics[name], metrics), " · ".join(context))
+            chance, value = format_number(chance_of(name, metrics)), _value(name, metrics[name], metrics)
+            context = _interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
+            label = f"server{'' if kind == 'test' else f', {kind}'}: {_label(name)}{of.get(name, '')}"
+            yield Card(label, value, chance, f"{format_number(best[1])} (round {best[0]})" if best else "-", *context)
 
     def _group_cards(self) -> Iterator[Card]:
         """The mean of each group of clients that was measured, and its worst client."""
@@ -436,34 +427,10 @@ class RunSummary:
                 continue
             name, several = spread.metric, len(spread.values) > 1
             measured = self._measured(self.records.groups[group], name)
-            worst, disparity = map(format_number, (spread.worst, spread.disparity))
-            apart = f"worst {worst} ({spread.worst_client}) · disparity {disparity}"
-            context = [f"{apart} over {len(spread.values)} clients" if several else f"of {spread.worst_client} alone"]
-            context += _chance_in_words(common_chance(name, measured))
-            label = f"{group} clients, mean {_label(name)}" if several else f"{group}, {_label(name)}"
-            yield Card(label, _value(name, spread.mean, measured[0]), " · ".join(context))
-
-    def _effort_cards(self) -> Iterator[Card]:
-        records = self.records
-        if records.transfers:
-            up, down = records.total_bytes("up"), records.total_bytes("down")
-            yield Card("bytes sent", byte_size(up + down), f"up {byte_size(up)} · down {byte_size(down)}")
-        if records.seconds:
-            times = list(records.seconds.values())
-            spread = f"{duration(min(times))} to {duration(max(times))}" if len(times) > 1 else ""
-            yield Card("time a round", duration(fmean(times)), spread)
-        if records.clients:
-            groups = " · ".join(f"{len(members):,} {group}" for group, members in records.groups.items())
-            yield Card("clients", f"{len(records.clients):,}", groups)
-            excluded = records.excluded()
-            # one client may be excluded in many rounds
-            participants = len({event.participant for event in excluded})
-            context = (
-                f"of {participants:,} client{'s' if participants > 1 else ''}" if excluded else "nobody was left out"
-            )
-            causes = Counter(event.cause for event in excluded if event.cause)
-            context += "".join(f" · {number:,} {cause}" for cause, number in sorted(causes.items()))
-            yield Card("exclusions", f"{len(excluded):,}", context)
+            chance, worst = format_number(common_chance(name, measured)), format_number(spread.worst)
+            apart = f"worst {worst} ({spread.worst_client}) · disparity {format_number(spread.disparity)}"
+            label = f"{group}{f', mean of {len(spread.values)}' if several else ''}: {_label(name)}"
+            yield Card(label, _value(name, spread.mean, measured[0]), chance, "-", apart if spread.disparity else "")
 
 
 # ---- words
@@ -486,30 +453,23 @@ def _items(metrics: Metrics) -> float:
     return metrics.get("items", metrics.get("n", math.nan))
 
 
-def _interval_in_words(interval: tuple[float, float] | None) -> list[str]:
-    return [] if interval is None else [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}"]
+def _interval_in_words(interval: tuple[float, float] | None, form: str = ".1f") -> list[str]:
+    return [] if interval is None else [f"95 % interval {interval[0]:{form}} to {interval[1]:{form}}"]
 
 
-def _chance_in_words(chance: float) -> list[str]:
-    return [f"chance {format_number(chance)}"] if math.isfinite(chance) else []
-
-
-def _compared(subject: str, own: Headline, other: float, shown: str) -> str:
-    """Whether a value is above another, or too near for its interval."""
-    low, high = own.interval or (own.value, own.value)
-    if low <= other <= high:
-        return f"These test items do not tell it from {shown}."
-    return f"{subject} is {'above' if low > other else 'below'} {shown}."
+def _twin_command(folder: Path, kind: str) -> str:
+    config, out = (shlex.quote(str(path)) for path in (folder / "config.yaml", f"{folder}-{kind}"))
+    return f"polyfed run {config} --twin {kind} --out {out}"
 
 
 def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
     """In percent; of a sum of recalls with what it can reach."""
     scale = scale_of(name, metrics)
-    return f"{format_number(value)} %" if scale == 100 else f"{format_number(value)} of {count(scale)} %"
+    return f"{format_number(value)} {'%' if scale == 100 else f'of {count(scale)}'}"
 
 
 def _label(name: str) -> str:
-    return name.replace("_r@", " R@").replace("_to_", " to ")
+    return name.replace("r1_sum", "sum of R@1").replace("_r@", " R@").replace("_to_", " to ")
 
 
 # ---- twins: the same federation without federated learning

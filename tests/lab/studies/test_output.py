@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 
 from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Chosen
@@ -19,6 +19,7 @@ from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Drawing, Study
 from polyfed.lab.studies.tables import cell_text, claims_tables, figure_tables, study_tables
 from polyfed.reporting.compare import Spread
+from polyfed.reporting.figures import ROLES
 from polyfed.reporting.statistics import PairedSample, PairedSpreads
 
 Load = Callable[..., Study]
@@ -134,7 +135,7 @@ def test_figures_are_lines_over_numbers_bars_or_what_is_asked_for(loaded: Load, 
     assert list(line.get_ydata()) == [11, 21]
     bars = loaded(seeds=3)
     (axes,) = draw_study(results(bars), Drawing(column="r1")).axes
-    assert [patch.get_height() for patch in axes.patches] == [11, 13]
+    assert [patch.get_width() for patch in axes.patches] == [11, 13]  # from below
     axes, _ = draw_study(results(bars), Drawing(column="r1", over=["MiB", "r1"])).axes
     assert [row.lines[0].get_xydata().tolist() for row in axes.containers] == [[[4, 11]], [[5, 13]]]
     curves = {("prox", ()): {0: Spread(1.0, 0.5), 2: Spread(3.0, 0.5)}}
@@ -161,10 +162,25 @@ def test_a_difference_of_one_seed_has_no_whiskers_and_of_none_no_bar(loaded: Loa
     for rows in (["tiny", "prox"], ["prox"]):
         own = Results(study, {(row, (), "r1"): {0: by_row[row]} for row in rows})
         (axes,) = draw_study(own, Drawing(column="r1", minus=True)).axes
-        (bars,) = [container for container in axes.containers if hasattr(container, "patches")]
-        drawn.append((bars.patches[0].get_height(), bars.errorbar.lines[2][0].get_segments()[0].tolist()))
-    assert drawn[0] == (3, [[0, 3], [0, 3]])
-    assert math.isnan(drawn[1][0])
+        bars = [container for container in axes.containers if hasattr(container, "patches")]
+        ends = [bar.errorbar.lines[2][0].get_segments()[0].tolist() for bar in bars]
+        drawn.append(([bar.patches[0].get_width() for bar in bars], ends))
+    assert drawn == [([3], [[[3, 0], [3, 0]]]), ([], [])]
+
+
+@pytest.mark.parametrize(("row", "length", "said"), [("pooled", 1.3 * 8, "50.0 (bar cut)"), ("late", 50, "50.0")])
+def test_bars_are_sorted_named_and_coloured_and_a_ceiling_does_not_flatten_them(
+    loaded: Load, row: str, length: float, said: str
+) -> None:
+    study = loaded(rows={"tiny": {}, "prox": {}, row: {}}, claims={"method": ["prox > tiny on r1"]})
+    values = {"tiny": 8.0, "prox": 7.0, row: 50.0}
+    own = Results(study, {(name, (), "r1"): {0: value} for name, value in values.items()})
+    (axes,) = draw_study(own, Drawing(column="r1"), {"prox": "FedProx"}).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["FedProx", "tiny", row]
+    assert [patch.get_width() for patch in axes.patches] == pytest.approx([7, 8, length])
+    colours = [ROLES[role] for role in ("own", "rival", "ceiling" if row == "pooled" else "rival")]
+    assert [to_hex(patch.get_facecolor()).upper() for patch in axes.patches] == colours
+    assert [text.get_text() for text in axes.texts] == ["7.0", "8.0", said]
 
 
 def test_exports(loaded: Load, tmp_path: Path) -> None:
