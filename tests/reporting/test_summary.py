@@ -42,7 +42,7 @@ def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
     lines = stream.getvalue().splitlines()
     assert len(lines) <= 30
     text = " ".join(stream.getvalue().split())
-    gain = "Gain over its server alone, 89.22: +0.00, 95 % interval"  # the twin has the same records
+    gain = "Gain over its server alone (89.22): +0.00, 95 % interval"  # the twin has the same records
     for part in ("times chance", gain, "one seed.", "report.html", "polyfed evaluate", "polyfed export"):
         assert part in text
 
@@ -198,9 +198,7 @@ def test_the_gain_over_untouched_encoders_is_told(tmp_path: Path, gain: float) -
     twin, mine = zero_shot(tmp_path / "untouched", gain), of_towers(tmp_path / "mine", 15.0)
     own, value = (run.last("server")["text_to_image_r@10"] for run in (mine, twin))
     (told,) = RunSummary(mine).gains
-    assert told.startswith(
-        f"Gain over the untouched encoders (zero-shot), {value:.2f}: {own - value:+.2f}, 95 % interval"
-    )
+    assert told.startswith(f"Gain over the untouched encoders ({value:.2f}): {own - value:+.2f}, 95 % interval")
     # the twin is no server that trained alone, and is itself beside nothing
     assert finished_twin(mine, "server_only") is None
     summary = RunSummary(twin)
@@ -217,9 +215,7 @@ def test_the_gain_over_training_alone_has_an_interval_from_both(tmp_path: Path) 
         subject = "Its clients' accuracy, 50.00: gain" if more else "Gain"
         if one is mine:  # 39.8 to 60.2 less 12.7 to 29.2
             (told,) = RunSummary(records(mine.folder)).gains
-            assert (
-                told == f"{subject} over training alone (local), 20.00: +30.00, 95 % interval +16.3 to +42.5, one seed."
-            )
+            assert told == f"{subject} over training alone (20.00): +30.00, 95 % interval +16.3 to +42.5, one seed."
     assert [*RunSummary(records(twin.folder)).gains] == []
 
 

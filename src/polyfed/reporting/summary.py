@@ -198,15 +198,15 @@ class RunSummary:
         server = best if best.participant == SERVER else None
         for words, own, twin in (
             ("its server alone", server, finished_twin(records, _TWINS[SERVER])),
-            ("the untouched encoders (zero-shot)", server, finished_zero_shot(records)),
-            ("training alone (local)", clients, finished_twin(records, _TWINS["clients"])),
+            ("the untouched encoders", server, finished_zero_shot(records)),
+            ("training alone", clients, finished_twin(records, _TWINS["clients"])),
         ):
             summary = RunSummary(twin) if twin else None
             other = summary and (summary.headline if own is server else summary.clients_headline)
             if own and other and own.metric == other.metric:
                 subject = "Gain" if own is best else f"Its clients' {own.metric}, {format_number(own.value)}: gain"
                 gain = [f"{own.value - other.value:+.2f}", *_interval_in_words(own.gain_interval(other), "+.1f")]
-                yield f"{subject} over {words}, {format_number(other.value)}: {', '.join([*gain, 'one seed'])}."
+                yield f"{subject} over {words} ({format_number(other.value)}): {', '.join([*gain, 'one seed'])}."
 
     def baseline(self, folder: Path | None = None) -> tuple[str, str] | None:
         """Twin that this run is to be compared with, in words, and the command that runs it; None where it is finished.
