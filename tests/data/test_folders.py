@@ -519,13 +519,41 @@ def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_p
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("minilm", "Ein Hund läuft", True),
-        ("minilm", "a dog of the park", False),
-        ("multilingual-e5", "Ein Hund", False),
+        ("minilm", "Ein Hund läuft auf der Wiese", "be German, and minilm knows English alone"),
+        ("minilm", "un chien dans les feuilles et la neige", "be French"),
+        ("minilm", "собака бежит по снегу", "be of Cyrillic letters"),
+        ("minilm", "犬が走っている", "be of Hiragana letters"),
+        ("minilm", "Sněží a běží žlutý pes", "be of letters that English lacks"),
+        ("minilm", "a dog of the park, at a café", ""),
+        ("minilm", "red cotton shirt", ""),
+        ("multilingual-e5", "Ein Hund und eine Katze", "which multilingual-e5 should know"),
+        (None, "Ein Hund und eine Katze", "tokens are made from scratch, which goes for any language"),
     ],
 )
-def test_the_language_of_the_text_network_is_told(name: str, text: str, said: bool) -> None:
-    assert bool(StarterEncoders({"text": name}).languages([text] * 5)) == said
+def test_the_language_of_texts_and_what_their_network_knows_are_told(name: str | None, text: str, said: str) -> None:
+    lines = StarterEncoders({"text": name} if name else {}).languages([text] * 5)
+    assert ([said in line for line in lines] == [True]) if said else lines == []
+    if "knows English alone" in said:
+        assert "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2 is multilingual" in lines[0]
+
+
+def test_pictures_have_their_captions_in_files_beside_them(cli: Cli, tmp_path: Path) -> None:
+    for number in range(12):
+        noisy_picture(tmp_path / "shop" / "ab"[number % 2] / f"{number}.jpg", number)
+        (tmp_path / "shop" / "ab"[number % 2] / f"{number}.txt").write_text(f"thing {number}\n\nit is {number}\n")
+    (tmp_path / "shop" / "a" / "10.txt").write_text("\n")
+    (tmp_path / "shop" / "note.txt").write_text("of whom these are")
+    content = Folder(path=str(tmp_path / "shop")).content()
+    row = content.rows.slice(0, 1).to_pylist()[0]
+    assert (row["file_name"], row["captions"], row["label"]) == ("a/0.jpg", ["thing 0", "it is 0"], "a")
+    assert (content.unused, content.without_picture, content.unread) == (("a/10.jpg",), ("note.txt",), {})
+    assert (len(content.rows), len(prepare_folder(lenient(tmp_path / "shop"), tmp_path / "out").broken)) == (11, 0)
+    code, out, _ = cli("init", tmp_path / "mine.yaml", "--pairs", tmp_path / "shop", "--clients", 1)
+    assert code == 0
+    assert "warning: 1 captions without a picture, such as 'note.txt': left out" in out
+    for file in (tmp_path / "shop").rglob("*.txt"):
+        file.write_text("0 0.5 0.5 0.1 2e-1\n")  # a box and its class
+    assert Folder(path=str(tmp_path / "shop")).content().rows.column_names == ["label", "file_name", "image"]
 
 
 def noisy_picture(path: Path, seed: int) -> None:

@@ -343,6 +343,17 @@ def test_another_layout_is_told_what_to_do(tmp_path: Path, files: list[str], pat
         Parquet(path=path).open("train", name="shop", data_dir=tmp_path)
 
 
+def test_one_file_is_train_and_splits_may_have_the_usual_names(tmp_path: Path) -> None:
+    pq.write_table(table(), tmp_path / "my-pets.parquet")
+    alone = parquet(path="my-pets.parquet", fractions={"test": 0.4})
+    assert [len(alone.open(split, name="pets", data_dir=tmp_path)) for split in ("train", "test")] == [2, 1]
+    (tmp_path / "pets").mkdir()
+    for count, split in enumerate(("training", "dev"), 2):
+        pq.write_table(table(rows=count), tmp_path / "pets" / f"{split}.parquet")
+    several = parquet(fractions={"validation": 0.4})
+    assert [len(several.open(split, name="pets", data_dir=tmp_path)) for split in ("train", "validation")] == [2, 3]
+
+
 HUB_FEATURES = datasets.Features(
     {
         "text": datasets.Value("string"),

@@ -73,7 +73,8 @@ def init_command(
     layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
     sources = starter.starter_sources(paths, layout)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
-    encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute())
+    read = [text for source in sources for text in source.texts]
+    encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute(), read)
     options = {"method": method, "clients": clients, "rounds": rounds, "encoders": encoders}
     text = starter.starter_text(file.stem, str(file), sources, **options)
     tables = held_items(planned_holdings(Experiment.load(yaml_content(text)), read=True)).tables
@@ -81,12 +82,10 @@ def init_command(
     Terminal().print_tables(tables)
     for source in sources:
         typer.echo("\n  ".join([f"the first training item of {source.kind}:", *source.sample]))
-        for warning in [
-            *(source.warnings if source is sources[0] else ()),
-            *source.told_of,
-            *encoders.languages(source.texts),
-        ]:
+        for warning in [*(source.warnings if source is sources[0] else ()), *source.told_of]:
             typer.echo(f"warning: {warning}")
+        for line in encoders.languages(source.texts):
+            typer.echo(line)
     if missing := encoders.missing(starter.pretrained_modalities(paths)):
         typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
@@ -163,13 +162,13 @@ def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
 
     return {
         "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
-        "rows whose pictures are not there, left out": findings.without_picture,
+        "rows, or files of captions, whose pictures are not there, left out": findings.without_picture,
         "pictures whose values are not of 8 bits, scaled": _numbers("from {}", findings.scaled),
         "splits that lack classes": findings.absent,
         "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],
         "the same in two splits": [f"{first} = {second}" for first, second in findings.in_two_splits],
         "columns with nothing in them, and of how many items": _numbers("{}", findings.lacking),
-        "pictures that no row names": findings.unused,
+        "pictures without a row or captions, left out": findings.unused,
         "files that are not read, by ending": _numbers("{}", findings.unread),
     }
 

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
@@ -200,6 +200,12 @@ SPLIT_NAMES = {
     "test": ("test", "testing"),
 }
 """Our splits, and what others call them; Karpathy's ``restval`` is trained on."""
+
+
+def usual_name(split: str, names: Collection[str]) -> str:
+    """What a source calls our split, of the names that it has: so itself, or as others do; ``split`` if it has none."""
+    return next((name for name in (split, *SPLIT_NAMES.get(split, ())) if name in names), split)
+
 
 TEXT_NAMES = (
     *("captions", "caption", "text", "texts", "comment", "sentence", "title", "description", "report", "review"),

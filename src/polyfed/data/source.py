@@ -20,7 +20,7 @@ from polyfed.core.settings import Settings
 from polyfed.data.arrow import Mask, fingerprint_of, is_list, is_text, lacking, list_lengths
 
 OTHER_LAYOUTS = (
-    "pictures in class folders or with a file of captions or labels, and files of texts, load as "
+    "pictures in class folders or with captions or labels, and files of texts, load as "
     "{name: folder, path: FOLDER}; anything else is written as Parquet first (docs/tutorials/own-data.md)"
 )
 

@@ -7,9 +7,12 @@ import functools
 import json
 import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -91,8 +94,17 @@ class SplitSize:
 # ---- encoders: pretrained ones where there are any at hand, else small ones from scratch
 
 _LARGEST = 400 << 20  # bytes of weights that a laptop's cores encode pictures with in bearable time
-_ENGLISH = frozenset(["a", "an", "the", "of", "with", "and", "is", "are"])
-_MULTILINGUAL = re.compile("multi|xlm|labse|m3|german|deutsch|french|chinese|japanese", re.I)
+_COMMON = {
+    "English": "a an the of with and is are in on",
+    "German": "ein eine einem der die das und mit ist auf im",
+    "French": "le la les un une des et avec est dans",
+    "Spanish": "el la los un una y con en del está",
+    "Italian": "il la gli un una di e con sono nel",
+    "Portuguese": "o os um uma e com em do da no",
+    "Dutch": "een de het en met van op zijn",
+}  # words that hardly a sentence is without
+_KNOWS_MORE = re.compile("multi|xlm|labse|m3|german|deutsch|french|chinese|japanese", re.I)
+_MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 _POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
 
 OFFLINE = (
@@ -103,6 +115,22 @@ OFFLINE = (
 )
 
 
+def language_of(texts: Sequence[str]) -> str | None:
+    """What texts seem to be written in: a language, a script, other letters; None: English, or too little to tell."""
+    whole = " ".join(texts).lower()
+    foreign = Counter(unicodedata.name(letter, "?").split()[0] for letter in whole if letter.isalpha() and letter > "z")
+    latin, letters = foreign.pop("LATIN", 0), sum(map(str.isalpha, whole))
+    script, count = max(foreign.items(), key=itemgetter(1), default=("", 0))
+    if 2 * count > letters:
+        return f"of {script.capitalize()} letters"
+    words = Counter(whole.split())
+    hits = {language: sum(words[word] for word in common.split()) for language, common in _COMMON.items()}
+    likeliest = max(hits, key=hits.__getitem__)
+    if hits[likeliest] > max(hits["English"], len(texts) // 4):
+        return likeliest
+    return "of letters that English lacks" if 50 * latin > letters else None
+
+
 @dataclass(frozen=True)
 class StarterEncoders:
     """Pretrained networks by what they read (image, text); what is not there is trained from scratch."""
@@ -111,13 +139,17 @@ class StarterEncoders:
     weights: Path | None = None
 
     @classmethod
-    def of(cls, image: str | None, text: str | None, weights: Path | None) -> StarterEncoders:
+    def of(
+        cls, image: str | None, text: str | None, weights: Path | None, texts: Sequence[str] = ()
+    ) -> StarterEncoders:
         """The networks that are named, else the largest of a bearable size below the folder of weights.
+
+        Of networks for ``texts`` that are not English, those that are not for English alone come first.
 
         Raises:
             ConfigError: a network that is named cannot be had.
         """
-        names = dict(_found(weights)) if weights is not None else {}
+        names = dict(_found(weights, language_of(texts))) if weights is not None else {}
         names |= {part: name for part, name in (("image", image), ("text", text)) if name is not None}
         for part, name in names.items():
             reads = _read_by(locate(name, weights, key=f"--{part}-encoder"))
@@ -126,13 +158,18 @@ class StarterEncoders:
         return cls(names, weights)
 
     def languages(self, texts: Sequence[str]) -> list[str]:
-        """What is to be said of the text network's language, where texts seem not to be English."""
-        name, words = self.names.get("text", ""), [text.lower().split() for text in texts if text]
-        english = sum(not _ENGLISH.isdisjoint(text) for text in words)
-        if not name or _MULTILINGUAL.search(name) or 4 * english >= len(words):
+        """What is to be said of the text network's language, where texts are not English."""
+        language, name = language_of(texts), self.names.get("text")
+        if language is None:
             return []
+        if name is None:
+            return [f"texts seem to be {language}: their tokens are made from scratch, which goes for any language"]
+        if _KNOWS_MORE.search(name):
+            return [f"texts seem to be {language}, which {name} should know: see its card"]
+        place = "--weights-dir" if self.weights is None else str(self.weights)
         return [
-            f"{name}: trained on English texts, unless its name or card says otherwise, and these seem to be others"
+            f"warning: texts seem to be {language}, and {name} knows English alone, unless its card says otherwise; "
+            f"--text-encoder {_MULTILINGUAL} is multilingual (from the hub, or in that folder of {place})"
         ]
 
     def missing(self, parts: Sequence[str]) -> list[str]:
@@ -154,23 +191,25 @@ def _read_by(folder: Path) -> list[str]:
     return [*filter(None, [kind]), *(["text"] if has_tokenizer(folder) else [])]
 
 
-def _found(weights: Path) -> Iterator[tuple[str, str]]:
+def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
     """What is read -> name of the largest transformer for it that is not too large, else of another network."""
-    sizes: dict[str, tuple[bool, int, str]] = {}
+    sizes: dict[str, tuple[bool, bool, int, str]] = {}
     for config in sorted(weights.glob("*/config.json")) + sorted(weights.glob("*/*/config.json")):
         folder = config.parent
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         reads = _read_by(folder)
+        # most of a multilingual network are embeddings of its many tokens, which cost no time
+        fits = language is not None and "text" in reads and _KNOWS_MORE.search(folder.name) is not None
         # of two towers a name does not say which
-        if 0 < size <= _LARGEST and reads in (["image"], ["text"]):
+        if 0 < size <= _LARGEST * (1 + 2 * fits) and reads in (["image"], ["text"]):
             part = reads[0]
             try:
                 is_transformer = "num_attention_heads" in read_backbone_config(folder, config.name)
             except ConfigError:  # a damaged folder that nobody has asked for
                 continue
-            network = is_transformer, size, folder.relative_to(weights).as_posix()
+            network = fits, is_transformer, size, folder.relative_to(weights).as_posix()
             sizes[part] = max(sizes.get(part, network), network)
-    for part, (_, _, name) in sizes.items():
+    for part, (*_, name) in sizes.items():
         yield part, name
 
 
@@ -210,7 +249,7 @@ class StarterSource:
         settings: of the folder, beside its path.
         tests: split that a server is judged on -> how large it is; those that there are.
         sample: the first training item, a column a line.
-        told_of: classes that a split lacks, and files that are not read.
+        told_of: classes that a split lacks, and files and rows that are left out.
         texts: some of the training items.
         details: settings, as YAML, that follow from the values: of a task of masks, or of a view of recordings.
     """
@@ -254,7 +293,7 @@ class StarterSource:
                 tables[split] = source.rows(split, name=kind, data_dir=None)
         table, roles = tables["train"], _roles(kind, tables["train"], path)
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
-        unread = source.content().unread if isinstance(source, Folder) else {}
+        left_out = source.content().left_out if isinstance(source, Folder) else ()
         return cls(
             kind=kind,
             reader=source.component_name(),
@@ -265,7 +304,7 @@ class StarterSource:
             settings=settings,
             tests={split: _test_size(kind, source, split) for split in tables if split in _TESTED},
             sample=roles.sample(table),
-            told_of=[*roles.absent(tables), *(f"{count} {ending}: not read" for ending, count in unread.items())],
+            told_of=[*roles.absent(tables), *left_out],
             texts=[] if roles.text is None else _values(table.read(roles.text)).slice(0, 100).to_pylist(),
             details=_DETAILS[kind](table, roles) if kind in _DETAILS else "",
         )

@@ -14,6 +14,7 @@ from polyfed.core.errors import DataError, nearest
 from polyfed.core.extras import brought_by
 from polyfed.data import arrow
 from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
+from polyfed.data.files import usual_name
 from polyfed.data.source import path_of
 from polyfed.data.tables import SplitTable, StoredSource
 
@@ -42,7 +43,7 @@ class Arrow(StoredSource):
         path = path_of(self.path, name, data_dir, may_be_file=True)
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in _ENDINGS)
         parts = _opened_parts(path, files, name, arrow.most_bytes(files, self.max_bytes))
-        wanted = self.splits.get(split, split)
+        wanted = self.splits.get(split) or usual_name(split, parts)
         if wanted not in parts:
             raise DataError(
                 f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}; or set fractions"

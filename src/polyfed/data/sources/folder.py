@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import unicodedata
@@ -18,14 +19,17 @@ from pydantic import Field
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.files import (
+    CAPTIONS,
     FILE,
     SPLIT,
     Rows,
     annotation_files,
     beside_split,
+    lines_of,
     listed_splits,
     read_annotations,
     split_called,
+    text_of,
 )
 from polyfed.data.images import picture_endings
 from polyfed.data.source import path_of
@@ -39,6 +43,7 @@ _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _MASKS = re.compile(r"(seg(mentation)?_?)?(masks?|labels?)|annotations|segmentations?|ground_?truth|gt", re.I)
 _OF_MASK = re.compile(r"[_-](mask|seg|segmentation|label|gt)s?$", re.I)  # at the end of a mask's name
 _Stem = tuple[tuple[str, ...], tuple[str, ...], str]  # folders above and below that of masks or pictures, and a name
+_NUMBERS = re.compile(r"[-+.,\deE\s]*")
 _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
 
 
@@ -48,13 +53,14 @@ class Folder(StoredSource):
     Found without being told: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
     ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the ``.token`` and
     ``results.csv`` of Flickr8k and Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
-    without folders of splits above; without pictures ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows
-    of one picture become one item, with lists of what differs among them.
+    without folders of splits above; ``1.txt`` with captions of ``1.jpg`` beside it, a line each; without pictures
+    ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one picture become one item, with lists of what
+    differs among them.
 
     Without pictures WAV files are read as these are. Columns are those of the file, with ``image`` for the picture or
     ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class folder, ``mask`` for its mask,
-    ``captions`` for captions of COCO, Karpathy and Flickr, ``text`` for lines. Splits are told by a column, by
-    names of files or folders, by Flickr8k's lists; else ``fractions`` are drawn, the same on every machine.
+    ``captions`` for those of COCO, Karpathy, Flickr and files beside pictures, ``text`` for lines. Splits are told by a
+    column, by names of files or folders, by Flickr8k's lists; else ``fractions`` are drawn, the same on every machine.
     """
 
     path: str = Field(description="the folder, or one file of texts: absolute, or relative to the data folder")
@@ -128,8 +134,8 @@ class FolderTable:
         splits: split of each row.
         fingerprint: changes with any file of the folder.
         files: column of the pictures or recordings that the rows name, ``image`` or ``audio``; None: they name none.
-        unused: pictures of the folder that no row names.
-        without_picture: what rows call pictures that are not there, where these rows are left out.
+        unused: pictures of the folder that no row names, and that have no captions beside them.
+        without_picture: what rows call pictures that are not there, where these rows are left out; captions of none.
         unread: ending -> files of the folder that are neither pictures nor recordings, nor say anything about them.
         is_told: whether anything tells splits; else all is ``train``.
     """
@@ -143,6 +149,13 @@ class FolderTable:
     without_picture: tuple[str, ...] = ()
     unread: Mapping[str, int] = field(default_factory=dict)
     is_told: bool = False
+
+    @property
+    def left_out(self) -> list[str]:
+        """What is not read, in words: counts, and the first of each kind."""
+        partners = {"files without a row or captions": self.unused, "captions without a picture": self.without_picture}
+        told = [f"{len(names)} {what}, such as '{names[0]}': left out" for what, names in partners.items() if names]
+        return [*told, *(f"{count} {ending}: not read" for ending, count in self.unread.items())]
 
 
 def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
@@ -188,11 +201,14 @@ class _Reader:
 
     def table(self, stamp: str) -> FolderTable:
         annotations = self._annotations()
-        rows, without_picture = self._rows(annotations)
+        beside = {} if annotations else self._captions_beside()
+        rows, without_picture = self._beside(beside) if beside else self._rows(annotations)
         table = self._arrow({name: values for name, values in rows.items() if name not in (_BASE, _TOLD)})
         told = self._told_splits(rows)
         splits = told or ("train",) * _count(rows)
-        unread = self._unread({*self.pictures, *(file.relative_to(self.folder).as_posix() for file in annotations)})
+        texts = [name for name in self.names if beside and _ending(name) == "txt"]
+        read = [file.relative_to(self.folder).as_posix() for file in annotations]
+        unread = self._unread({*self.pictures, *read, *texts})
         if FILE not in rows:
             return FolderTable(self.folder, table, splits, stamp, unread=unread, is_told=bool(told))
         others = self._other_pictures(rows)
@@ -254,6 +270,27 @@ class _Reader:
 
     # ---- pictures and their rows
 
+    def _captions_beside(self) -> dict[str, list[str]]:
+        """Picture -> lines of the file of text beside it that is called alike, if half of them have one."""
+        files = {_stem(name): self.folder / name for name in self.names if _ending(name) == "txt"}
+        texts = {name: text_of(files[stem], self.folder) for name in self.pictures if (stem := _stem(name)) in files}
+        lines = {name: [line.strip() for line in lines_of(text) if line.strip()] for name, text in texts.items()}
+        captions = {name: own for name, own in lines.items() if own}
+        # boxes of objects lie beside pictures too, and so may a note
+        are_numbers = all(_NUMBERS.fullmatch(line) for own in captions.values() for line in own)
+        return {} if are_numbers or 2 * len(captions) < len(self.pictures) else captions
+
+    def _beside(self, captions: Mapping[str, Sequence[str]]) -> tuple[Rows, tuple[str, ...]]:
+        """Rows of pictures with captions beside them, and files of captions beside none."""
+        pairs = [(name, line) for name, lines in captions.items() for line in lines]
+        rows: Rows = {FILE: [name for name, _ in pairs], CAPTIONS: [line for _, line in pairs]}
+        with contextlib.suppress(DataError):  # they are in no class folders
+            folders = self._class_folders()
+            label_of = dict(zip(folders[FILE], folders[LABEL], strict=True))
+            rows[LABEL] = [label_of[name] for name in rows[FILE]]
+        known = set(map(_stem, self.pictures))
+        return _joined(rows), tuple(name for name in self.names if _ending(name) == "txt" and _stem(name) not in known)
+
     def _matched(self, rows: Rows, file: Path) -> tuple[Rows, tuple[str, ...]]:
         """Rows with the paths of pictures in place of what the file calls them, and what it calls those not there."""
         if FILE not in rows:
@@ -294,7 +331,7 @@ class _Reader:
             classes = [name for depth, name in enumerate(folders) if depth != level]
             if not classes:
                 named = f" ('{folders[level]}' is taken for a split)" if level is not None and folders else ""
-                remedy = "add a captions.csv (columns file_name, caption), or put them into folders of their classes"
+                remedy = "add a captions.csv (file_name, caption), a 1.txt for each 1.jpg, or folders of their classes"
                 raise DataError(f"'{self.folder}' has pictures alone, such as '{path}'{named}; {remedy}")
             labels.append(classes[-1])
         return {FILE: list(self.pictures), LABEL: labels}
@@ -395,6 +432,10 @@ class _Reader:
 def is_mask(name: str) -> bool:
     """Whether a folder or a column is called as masks are."""
     return _MASKS.fullmatch(name) is not None
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _ending(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -24,6 +24,7 @@ from polyfed.data.arrow import (
     plain_type,
     require_bytes,
 )
+from polyfed.data.files import usual_name
 from polyfed.data.source import OTHER_LAYOUTS, path_of
 from polyfed.data.tables import SplitTable, StoredSource
 
@@ -32,13 +33,13 @@ _T = TypeVar("_T")
 
 
 class Parquet(StoredSource):
-    """A folder with ``<split>.parquet`` or ``<split>-00000-of-00002.parquet``, ... for every split.
+    """A folder with ``<split>.parquet`` or ``<split>-00000-of-00002.parquet``, ... for every split; a file is 'train'.
 
     Only the columns that are asked for are read. Class names come from the files' Hugging Face metadata. Files may hold
     a column as whole numbers of different width, as texts or lists of different offsets, or as nothing but nulls.
     """
 
-    path: str = Field(description="folder with the files: absolute, or relative to the data folder")
+    path: str = Field(description="folder with the files, or one file: absolute, or relative to the data folder")
     max_bytes: MaxBytes = None
     id: str | None = Field(
         default=None, description="column that identifies an item; without it an id is path, split and row"
@@ -52,16 +53,17 @@ class Parquet(StoredSource):
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The files of one split as a table; reads their schemas."""
-        folder = path_of(self.path, name, data_dir)
-        where = Path(self.path).as_posix()
+        path = path_of(self.path, name, data_dir, may_be_file=self.path.endswith(".parquet"))
+        folder, where = (path.parent if path.is_file() else path), Path(self.path).as_posix()
         what = f"source '{name}', path '{self.path}'"
-        files = [file for part in self.splits.get(split, (split,)) for file in _files(folder, part, what)]
+        stored = {path: "train"} if path.is_file() else _splits(folder, what)
+        parts = self.splits.get(split) or (usual_name(split, stored.values()),)
+        files = [file for part in parts for file in _files(stored, part, what)]
         shards = ParquetShards(files, where, self.max_bytes)
 
         def everywhere(column: str) -> pa.ChunkedArray:
             # classes and values are those of all splits, whichever is opened
-            files = [file for file in sorted(folder.iterdir()) if _FILE.fullmatch(file.name)]
-            return ParquetShards(files, where, self.max_bytes).having(column).read(column)
+            return ParquetShards([*stored], where, self.max_bytes).having(column).read(column)
 
         return SplitTable(
             read=shards.read,
@@ -77,23 +79,30 @@ class Parquet(StoredSource):
         )
 
 
-def _files(folder: Path, split: str, what: str) -> list[Path]:
-    """Files of a split in shard order: shards 0 to n - 1 of n, each once, or a single file."""
-    matches = [match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))]
-    if not matches:
+def _splits(folder: Path, what: str) -> dict[Path, str]:
+    """File -> its split, in the order of names."""
+    matches = {file: _FILE.fullmatch(file.name) for file in sorted(folder.iterdir())}
+    stored = {file: match["split"] for file, match in matches.items() if match}
+    if not stored:
         example = "train.parquet or train-00000-of-00002.parquet"
         raise DataError(f"{what}: there is no file such as {example}; {OTHER_LAYOUTS}")
-    shards = [match for match in matches if match["split"] == split]
-    if not shards:
-        hint = f"{nearest(split, {match['split'] for match in matches})}; or give it a share in `fractions`"
+    return stored
+
+
+def _files(stored: Mapping[Path, str], split: str, what: str) -> list[Path]:
+    """Files of a split in shard order: shards 0 to n - 1 of n, each once, or a single file."""
+    files = [file for file, own in stored.items() if own == split]
+    if not files:
+        hint = f"{nearest(split, {*stored.values()})}; or give it a share in `fractions`"
         raise DataError(f"{what}: no split '{split}'; {hint}")
-    expected = int(shards[0]["shards"] or 1)
+    shards = [match for file in files if (match := _FILE.fullmatch(file.name))]
+    expected = int(shards[0]["shards"] or 1) if shards else 0
     if [int(match["shard"] or 0) for match in shards] != list(range(expected)):
         names = ", ".join(match.string for match in shards)
         raise DataError(
             f"{what}, split '{split}': needs exactly {expected} file(s) but has {names}; fetch or remove files"
         )
-    return [folder / match.string for match in shards]
+    return files
 
 
 class ParquetShards:

@@ -134,7 +134,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 def _files_in(data_dir: Path | None, path: str) -> list[tuple[str, int]]:
     """Names and sizes of the files in a source's folder; other data of the same name must not pass for these."""
     folder = (data_dir or Path()) / Path(path).expanduser()
-    files = [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
+    files = [file for file in (folder.iterdir() if folder.is_dir() else [folder]) if file.is_file()]
     return sorted((file.name, file.stat().st_size) for file in files)
 
 
@@ -144,7 +144,7 @@ def require_data(experiment: Experiment) -> None:
     readers = [*groups, *(group.also for group in groups), experiment.server, experiment.public]
     for name in dict.fromkeys(reader.source for reader in readers if reader is not None and reader.source):
         if path := getattr(experiment.data.sources[name], "path", None):
-            path_of(path, name, experiment.data.data_folder)
+            path_of(path, name, experiment.data.data_folder, may_be_file=True)
 
 
 def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrides | None = None) -> Experiment:
