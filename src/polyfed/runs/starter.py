@@ -128,7 +128,7 @@ def language_of(texts: Sequence[str]) -> str | None:
     likeliest = max(hits, key=hits.__getitem__)
     if hits[likeliest] > max(hits["English"], len(texts) // 4):
         return likeliest
-    return "of letters that English lacks" if 50 * latin > letters else None
+    return "of letters that English lacks" if 25 * latin > letters else None
 
 
 @dataclass(frozen=True)
