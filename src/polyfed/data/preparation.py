@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polyfed.core.activity import prepared
-from polyfed.core.errors import DataError
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import innermost, is_list, is_text, lacking
 from polyfed.data.files import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
@@ -97,6 +97,8 @@ class ColumnRoles:
             if role in ("image", "audio", "mask"):
                 try:
                     shown = _look(role, value, table.folder)
+                except ConfigError:  # a package is missing
+                    raise
                 except Exception as error:  # decoders raise anything
                     raise DataError(f"{table.place}: column '{name}' holds no {word}s ({reason_of(error)})") from error
             lines.append(f"{name} ({word}): {shown}")
