@@ -377,9 +377,10 @@ def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None
     rows = Folder(path=str(folder)).content().rows
     assert rows["mask"].to_pylist() == [{"bytes": None, "path": "m/1.png"}, None]
     assert ColumnRoles.of(rows) == ColumnRoles("image", "text", None, mask="mask")
-    (folder / "metadata.csv").write_text("file_name,mask\np/1.png,m/1.png\np/2.png,m/7.png\n")
-    with pytest.raises(DataError, match=r"column 'mask': there is no picture 'm/7.png'"):
-        Folder(path=str(folder)).content()
+    for row in ("m/7.png", "7.png"):
+        (folder / "metadata.csv").write_text(f"file_name,mask\np/1.png,{'m/1.png' * ('/' in row)}\np/2.png,{row}\n")
+        with pytest.raises(DataError, match=rf"column 'mask': there is no picture '{row}'; write paths from"):
+            Folder(path=str(folder)).content()
 
 
 # ---- roles and labels

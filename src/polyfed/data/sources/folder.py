@@ -374,10 +374,10 @@ class _Reader:
             if not known or not all(isinstance(value, str) and _ending(value) in picture_endings() for value in known):
                 continue
             paths = [value and _below(base, value) for value, base in zip(rows[name], bases, strict=True)]
-            if there.isdisjoint(paths) or paths == rows[FILE]:
+            if (there.isdisjoint(paths) and not is_mask(name)) or paths == rows[FILE]:
                 continue
             if missing := set(paths) - there - {None}:
-                raise DataError(f"'{self.path}', column '{name}': there is no picture '{min(missing)}'; add it")
+                raise DataError(f"'{self.path}', column '{name}': there is no picture '{min(missing)}'; write paths from the folder on")
             columns[name] = paths
         return dict(sorted(columns.items()))
 
