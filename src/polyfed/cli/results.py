@@ -38,7 +38,7 @@ def doctor_command() -> None:
 def report_command(
     run: RunArgument, out: Annotated[Path | None, typer.Option(help="file; by default RUN/report.html")] = None
 ) -> None:
-    """Write the report of a run, finished or not, as one HTML file."""
+    """Write the report of a run, finished or not, as one HTML file without samples of the data."""
     from polyfed.reporting.page import write_html_report
 
     typer.echo(f"written: {write_html_report(open_run(run).records, out)}")
