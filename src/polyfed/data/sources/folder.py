@@ -377,7 +377,8 @@ class _Reader:
             if (there.isdisjoint(paths) and not is_mask(name)) or paths == rows[FILE]:
                 continue
             if missing := set(paths) - there - {None}:
-                raise DataError(f"'{self.path}', column '{name}': there is no picture '{min(missing)}'; write paths from the folder on")
+                what = f"'{self.path}', column '{name}': there is no picture '{min(missing)}'"
+                raise DataError(f"{what}; write paths from the folder on")
             columns[name] = paths
         return dict(sorted(columns.items()))
 
