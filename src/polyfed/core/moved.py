@@ -15,23 +15,21 @@ MOVED: Mapping[str, str] = {
 }
 """Key that stood in ``run`` until 0.3 -> section of ``run`` in which it stands now."""
 
-GONE: Mapping[tuple[str, str], Any] = {
-    ("adapter", "dora"): False,
-    ("algorithm", "variate"): "path",
-    ("algorithm", "weighting"): "uniform",
-    ("clients", "awake"): 1.0,
-    ("clients", "period"): 24.0,
-    ("engine", "object_store"): None,
-    ("missing", "by"): "item",
-    ("missing", "concentration"): None,
-    ("pace", "replay"): None,
-    ("teacher", "judge_clients"): False,
-    ("transport", "topk"): None,
-    ("transport", "unchanged"): "send",
-    ("twin", "passes"): None,
-    ("twin", "rate"): None,
+GONE: Mapping[str, Mapping[str, Any]] = {
+    "adapter": {"dora": False},
+    "algorithm": {"variate": "path", "weighting": "uniform"},
+    "attack": {"knows": "all"},
+    "clients": {"awake": 1.0, "period": 24.0},
+    "engine": {"node_port": 0, "object_store": None},
+    "missing": {"by": "item", "concentration": None},
+    "pace": {"replay": None},
+    "robust": {"kept": None, "smoothing": 1e-6},
+    "secure": {"beyond": "refuse"},
+    "teacher": {"judge_clients": False},
+    "transport": {"topk": None, "unchanged": "send"},
+    "twin": {"passes": None, "rate": None},
 }
-"""Section and key that 0.3 had and wrote into each run folder -> value at which it changed nothing."""
+"""Section and key that 0.3 wrote into each run folder and that are gone -> value at which it changed nothing."""
 
 
 def moved_path(path: str) -> str:
@@ -66,7 +64,9 @@ def _without_gone(content: Any, section: str) -> Any:
         return [_without_gone(entry, section) for entry in content]
     if not isinstance(content, Mapping):
         return content
-    return {key: _without_gone(value, key) for key, value in content.items() if GONE.get((section, key), ...) != value}
+    is_ours = "." not in str(content.get("name"))  # another's component may have a key of that name
+    gone = GONE.get(section, {}) if is_ours else {}
+    return {key: _without_gone(value, key) for key, value in content.items() if gone.get(key, ...) != value}
 
 
 @cache  # once a process, however many experiments a study has
