@@ -27,13 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)
 
-# First the server alone, then the federation, which ends with the figures of both. The server alone has the method's own rate,
-# the largest of those that validation prefers (seed 10, at 0.5, 1, 2 and 4 times that rate: R@1 sum 7.4, 7.4, 4.2, 2.9);
-# `polyfed run scenes-demo --twin server-only` tunes rate and passes.
 demo: install
-	$(BIN)/polyfed run scenes-demo --twin server-only --set twin.candidates=1
-	$(BIN)/polyfed run scenes-demo
-	@echo "One seed is no claim: make results STUDY=papers/polyfed/demo.yaml runs five of each."
+	$(BIN)/polyfed demo
 
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --ignore=$(HOUSE)

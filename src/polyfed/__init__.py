@@ -5,7 +5,7 @@ together without sharing data:
 
     from polyfed import Experiment, run
 
-    result = run(Experiment.load("scenes-demo"), out="runs/demo")
+    result = run(Experiment.load("demo"), out="runs/mine")
     print(result.metrics())
 """
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -205,6 +206,38 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatc
     code, out, err = cli("resume", "here")
     assert (code, err) == (0, "")
     assert "round 2/2" in out
+
+
+def test_the_demo_runs_beside_its_server_alone_and_goes_on(
+    cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfed.cli.running.DEMO", str(config))
+
+    def interrupt(loop: Loop, number: int) -> None:
+        if loop.experiment.twin is None:
+            raise KeyboardInterrupt
+        rounds(loop, number)
+
+    with monkeypatch.context() as patch:
+        rounds = Loop.round
+        patch.setattr(Loop, "round", interrupt)
+        code, out, err = cli("demo")
+    assert (code, err) == (130, "interrupted; continue with: polyfed demo --out runs/demo\n")
+    assert ("run folder: runs/demo/server-alone" in out, "next" in out) == (True, False)
+    code, out, err = cli("demo", "--out", "runs/demo")
+    assert (code, err) == (0, "")
+    assert "tiny-server-only" not in out.partition("The server alone: ")[0]  # it was finished
+    for shown in ("interval", "open runs/demo/federation/report.html", "polyfed init mine.yaml"):
+        assert shown in out
+    seeds = re.search(r"(polyfed run \S+) and (polyfed run \S+), both with (--seeds \S+)", out)
+    assert seeds is not None
+    federation, alone = (RunRecords.load(Path(seeds[n].split()[-1]).parent) for n in (1, 2))
+    assert (federation.name, alone.config["twin"]["of"]) == ("federation", "tiny")
+    shown = out.partition("The server alone: ")[2]
+    assert cli("demo", "--out", "runs/demo")[1].partition("The server alone: ")[2] == shown
+    shutil.copytree("runs/demo/federation", "other/server-alone")
+    refused = "error: --out: other/server-alone is a run of 'tiny', not of the demo; choose another --out\n"
+    assert cli("demo", "--out", "other")[::2] == (2, refused)
 
 
 def test_an_interruption_of_the_preparation_leaves_nothing_and_a_defect_is_not_dressed_up(

@@ -21,7 +21,7 @@ def test_the_list_is_a_screen_of_families_and_kinds_with_what_they_need_and_cost
     lines = cli("list")[1].splitlines()
     assert len(lines) <= 58
     demo = next(line for line in lines if line.split()[:1] == ["scenes-demo"])
-    assert "needs nothing; one minute on two cores" in demo
+    assert "needs nothing; 81 s on two quiet cores" in demo
     real = next(line for line in lines if line.split()[:1] == ["creamfl-flickr8k"])
     assert "needs data: ag_news, cifar100, flickr8k; two cores" in real
     examples = {"presets": "scenes-demo", "methods": "fedavg", "models": "gru", "data": "parquet", "tasks": "retrieval"}

@@ -18,7 +18,11 @@ SCENES = (
     "--set data.sources.pictures.train=40 --set data.sources.texts.train=40 --set public.items=24"
 )
 FILES = {
-    "ten-minutes": ("runs/first/report.html", "runs/alone/report.html", "runs/fedmd/report.html"),
+    "ten-minutes": (
+        "runs/first/federation/report.html",
+        "runs/demo-server-only-seed1/report.html",
+        "runs/fedmd/report.html",
+    ),
     "own-data": ("data/photos/report.json", "runs/shop-seed0/report.html", "shop-model/README.md"),
     "own-method": ("consensus.py", "bounded.py"),
     "reading-a-report": ("runs/read/report.html",),
@@ -28,6 +32,7 @@ FILES = {
 def on_less(source: str) -> str:
     """The source of a cell whose commands take seconds; any that fails ends it."""
     source = re.sub(r"--rounds \d+", "--rounds 2", source.replace("train=1500", "train=40"))
+    source = source.replace("--seeds 1,2,3,4", "--seeds 1")
     source = source.replace("polyfed run scenes-demo", f"polyfed run scenes-demo {SMALL} {SCENES}")
     own = f"polyfed run shop.yaml {SMALL} --set algorithm.warmup_rounds=0"
     return source.replace("polyfed run shop.yaml", own).replace("%%bash\n", "%%bash\nset -e\n")

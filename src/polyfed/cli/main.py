@@ -36,6 +36,7 @@ _QUIET = {
 }
 _COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     "To begin": {
+        "demo": running.demo_command,
         "run": running.run_command,
         "list": list_command,
         "init": init_command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.events import Callback
     from polyfed.runs.experiment import Experiment
+
+
+DEMO = "demo"
+"""The preset that ``polyfed demo`` runs."""
 
 
 def run_command(
@@ -96,6 +101,51 @@ def _run_into(experiment: Experiment, folder: Path) -> None:
             run(experiment, folder, callbacks)
 
 
+def demo_command(
+    out: Annotated[
+        Path | None, typer.Option(help="folder of its two runs, gone on with if they are there; else runs/demo")
+    ] = None,
+) -> None:
+    """Train a small federation on generated data beside its server alone: half a minute, no download.
+
+    Example: polyfed demo
+    """
+    from polyfed.reporting.progress import summary_of
+    from polyfed.runs.experiment import Experiment
+
+    place = out or _free_folder(Path("runs/demo"))
+    federation, alone = place / "federation", place / "server-alone"
+    again = f"polyfed demo --out {shlex.quote(str(place))}"
+    twin = ["twin.kind=server-only", "twin.candidates=1", "run.output.plots=false"]
+    runs = {alone: Experiment.load(DEMO, twin), federation: Experiment.load(DEMO)}
+    for folder, experiment in runs.items():
+        if folder.exists() and (name := open_run(folder).experiment.name) != experiment.name:
+            raise ConfigError(f"--out: {folder} is a run of '{name}', not of the demo; choose another --out")
+    for folder, experiment in runs.items():
+        if not (folder / "report.html").is_file():
+            _run_or_resume(experiment, folder, again)
+    typer.echo(f"The server alone: {summary_of(alone).verdict}")
+    terminal().print(summary_of(federation))
+    configs = " and ".join(f"polyfed run {shlex.quote(str(run / 'config.yaml'))}" for run in (federation, alone))
+    typer.echo(f"One seed is no claim; five of each, for polyfed compare: {configs}, both with --seeds 1,2,3,4")
+    typer.echo("Your own pictures: polyfed init mine.yaml --pairs FOLDER")
+    typer.echo("A longer run: polyfed run scenes-demo")
+
+
+def _run_or_resume(experiment: Experiment, folder: Path, again: str) -> None:
+    """Begin or continue a run, shown without what came out."""
+    from polyfed.reporting.api import resume, run
+    from polyfed.reporting.progress import FolderLine, WithoutSummary
+
+    console = terminal()
+    with _shown(console, folder, again) as display:
+        callbacks = [FolderLine(folder, console), WithoutSummary(display)]
+        if folder.exists():
+            resume(folder, callbacks)
+        else:
+            run(experiment, folder, callbacks)
+
+
 def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:
     """Continue a run after its last complete round.
 
@@ -138,8 +188,8 @@ def terminal() -> Terminal:
 
 
 @contextlib.contextmanager
-def _shown(console: Terminal, folder: Path) -> Iterator[Callback]:
-    """What shows a run in ``folder``; an interruption says how to go on."""
+def _shown(console: Terminal, folder: Path, again: str = "") -> Iterator[Callback]:
+    """What shows a run in ``folder``; an interruption says how to go on: with ``again``, or as the run is continued."""
     from polyfed.reporting.progress import progress_for
     from polyfed.runs.tuning import tuning_folder
 
@@ -150,8 +200,8 @@ def _shown(console: Terminal, folder: Path) -> Iterator[Callback]:
         except KeyboardInterrupt:
             display.close()
             hint = "nothing was written"
-            if (folder / "run.json").is_file():
-                hint = f"continue with: polyfed resume {folder}"
+            if again or (folder / "run.json").is_file():
+                hint = f"continue with: {again or f'polyfed resume {folder}'}"
             elif tuning_folder(folder).is_dir():
                 hint = f"the same command, with --out {folder}, goes on with the tuning"
             raise typer.Exit(fail(f"interrupted; {hint}", 130)) from None

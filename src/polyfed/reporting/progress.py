@@ -283,6 +283,17 @@ class LiveProgress(Callback):
             return run_picture(self._state)
 
 
+class WithoutSummary(Callback):
+    """What shows a run, but for how it came out."""
+
+    def __init__(self, display: Callback) -> None:
+        self._display = display
+
+    def handle(self, event: Event) -> None:
+        if not isinstance(event, events.RunComplete):
+            self._display.handle(event)
+
+
 # ---- lines
 
 
