@@ -451,7 +451,8 @@ def starter_text(
     kinds = [source.kind for source in sources]
     has_pairs = "pairs" in kinds
     if method is not None and method not in STARTERS:
-        raise ConfigError(f"--method {method}: not among {', '.join(STARTERS)}; {nearest(method, STARTERS)}")
+        others = "other methods go on what it writes: polyfed run FILE --set algorithm=NAME (polyfed list methods)"
+        raise ConfigError(f"--method {method}: not among {', '.join(STARTERS)}; {nearest(method, STARTERS)}; {others}")
     if method in _WITH_PAIRS and not has_pairs:
         raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
     text: str = _template().render(
