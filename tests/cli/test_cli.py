@@ -180,6 +180,8 @@ def test_runs_are_checked_and_compared_with_the_base_alone(config: Path) -> None
 import sys
 sys.modules |= dict.fromkeys(("scipy", "datasets"))
 from polyfed.cli.main import main
+from polyfed.runs import environment
+environment.PACKAGES += ("absent",)
 told = [main(["run", "{config}", "--dry-run"]), {{"transformers", "matplotlib"}} & set(sys.modules)]
 told += [main(["run", "{config}", "--rounds", "1", "--seed", n, "--out", n]) for n in "01"]
 sys.modules["pandas"] = None  # after pyarrow has looked for it, which does not bear this

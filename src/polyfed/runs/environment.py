@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import platform
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,20 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "device": str(resolve_device(experiment.run.device)),
         "threads": experiment.run.threads,
         "seed": experiment.run.seed,
-        "versions": {name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},  # with its build
+        "versions": {**_versions(), "torch": torch.__version__},  # with its build
         "git": _git_state(),
         "generation": GENERATION,
     }
 
 
-_version = cache(version)
+@cache
+def _versions() -> dict[str, str]:
+    """Of the packages that figures depend on, of extras as far as they are there."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 @cache  # of the code that this process has loaded, whatever happens to the files
@@ -81,7 +88,7 @@ def observations(here: Path) -> Iterator[Observation]:
         here: folder in which runs would be written.
     """
     yield Observation("polyfed", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
-    packages = (f"{name} {metadata.version(name)}" for name in PACKAGES if name != "polyfed")
+    packages = (f"{name} {version}" for name, version in _versions().items() if name != "polyfed")
     yield Observation("packages", ", ".join(packages))
     pages = "SC_PHYS_PAGES" in os.sysconf_names
     memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB of memory" if pages else ""
