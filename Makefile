@@ -17,6 +17,7 @@ help:
 	@echo "make test      fast tests        make test-all   all tests"
 	@echo "make test-docs tests of the documentation and of the tools"
 	@echo "make bench     benchmarks        make lint       ruff and mypy"
+	@echo "make gpu       a GPU beside the CPU and plain PyTorch"
 	@echo "make docs      the site          make dist       wheel and source archive, tested"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -69,6 +70,11 @@ test-all: test-docs test-methods test-engines test-deploy test-journeys test-oth
 # about half an hour on two cores; exit status 1 if one lies outside its limit
 bench: install
 	$(BIN)/python benchmarks/all.py --record benchmarks/record.json
+
+# a GPU beside the CPU and a plain loop, into the record; one line where there is none
+.PHONY: gpu
+gpu: install
+	$(BIN)/python benchmarks/all.py --plan gpu --record benchmarks/record.json
 
 # memory by clients, averaging and one round: three minutes
 .PHONY: bench-short

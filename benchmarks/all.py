@@ -3,14 +3,18 @@
     python benchmarks/all.py                  # the plan: half an hour on two cores
     python benchmarks/all.py --plan short     # memory by clients, averaging, one round: three minutes
     python benchmarks/all.py --plan deployed  # a real deployment, and its memory: apart, as it takes long
+    python benchmarks/all.py --plan gpu       # a GPU beside the CPU and plain PyTorch; one line where there is none
+    python benchmarks/all.py --plan clients   # cost and memory of 10 to 10,000 clients: a quarter of an hour
+    python benchmarks/all.py --plan rivals    # other libraries, each in an environment that is made the first time
 
 Each benchmark is a process of its own; its figures and their limits are the lines that ``harness.report`` prints. One
 that fails, or lacks data, says so in the table, and the others go on. Exit status 1 if one fails, or a figure lies
 outside its limit. Data sets and weights are looked for in POLYFED_DATA and POLYFED_WEIGHTS.
-``--record FILE`` keeps the figures; `make pages` makes the tables of docs/reference/speed.md of them.
+``--record FILE`` keeps the figures, in place of what the file has of the same benchmarks; `make pages` makes the
+tables of docs/reference/speed.md of them.
 
-The plan leaves out: the largest sizes and most repetitions of its benchmarks, kills (``kills.py``), the level of
-studies' verdicts (``verdicts.py``), what runs give away (``leakage.py``), other libraries (``peers.py``), and GPUs.
+No plan has: the largest sizes and most repetitions of its benchmarks, kills (``kills.py``), the level of studies'
+verdicts (``verdicts.py``), and what runs give away (``leakage.py``).
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ PLANS: Mapping[str, Sequence[str]] = {
         "aggregation --quick",
         "released_round --encoders perceptron --public 100",
     ),
+    "gpu": ("gpu",),
+    "clients": ("peers --rivals --models perceptron --clients 10 100 1000 10000 --rounds 2 --repeats 1",),
+    "rivals": ("peers --rivals pfl_research --models perceptron",),
     "deployed": ("engines --engines deployment", "engines --memory --sizes 100MB"),
 }
 """Benchmarks with their arguments."""
@@ -62,14 +69,14 @@ def run(benchmark: str) -> Outcome:
     began, found = time.monotonic(), []
     name, *arguments = benchmark.split()
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
-    print(f"# {benchmark}", flush=True)
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                print(line, end="", flush=True)
                 if line.startswith("{"):
                     found.append(json.loads(line))
+                    line = f"not measured: lacks {lacks}\n" if (lacks := found[-1].get("lacks")) else line
+                print(f"{name}: {line}", end="", flush=True)
         errors.seek(0)
         said = errors.read().strip().splitlines()
     error = None if found else "no figures"
@@ -112,7 +119,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def machine() -> dict[str, Any]:
     """The machine in general words."""
     found = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
-    return found | {"python": platform.python_version(), "torch": torch.__version__}
+    found |= {"python": platform.python_version(), "torch": torch.__version__}
+    return found | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
 def commit() -> str:
@@ -125,25 +133,24 @@ def commit() -> str:
     return told("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
 
 
-def record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What is kept."""
+def record(outcomes: Sequence[Outcome], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept, with what is known ``before`` of other benchmarks."""
     kept = ("name", "ratio", "unit", "against", "limit", "better", "within")
-    return {
-        "commit": commit(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine(),
-        "plan": list(PLANS["whole"]),
-        "benchmarks": [
-            {
-                "benchmark": outcome.benchmark,
-                "seconds": round(outcome.seconds),
-                "lacks": outcome.lacks,
-                "failed": outcome.error is not None,
-                "figures": [{key: figure[key] for key in kept} for figure in outcome.figures],
-            }
-            for outcome in outcomes
-        ],
-    }
+    where = {"commit": commit(), "date": datetime.now(UTC).date().isoformat(), "machine": machine()}
+    new = [
+        {
+            "benchmark": outcome.benchmark,
+            "seconds": round(outcome.seconds),
+            "lacks": outcome.lacks,
+            "failed": outcome.error is not None,
+            "figures": [{key: figure[key] for key in kept} for figure in outcome.figures],
+            **where,
+        }
+        for outcome in outcomes
+    ]
+    names = {each["benchmark"] for each in new}
+    others = [each for each in before.get("benchmarks", ()) if each["benchmark"] not in names]
+    return {"plan": list(PLANS["whole"]), "benchmarks": [*others, *new]}
 
 
 def main() -> int:
@@ -153,9 +160,12 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="where to keep the figures")
     options = parser.parse_args()
     outcomes = [run(benchmark) for benchmark in PLANS[options.plan]]
+    if all(outcome.lacks and not outcome.figures and outcome.error is None for outcome in outcomes):
+        return 0  # each has said what it lacks
     print(f"\n{table(outcomes)}")
     if options.record is not None:
-        options.record.write_text(json.dumps(record(outcomes), indent=1) + "\n")
+        before = json.loads(options.record.read_text()) if options.record.is_file() else {}
+        options.record.write_text(json.dumps(record(outcomes, before), indent=1) + "\n")
     figures = [figure for outcome in outcomes for figure in outcome.figures]
     failed = [outcome.benchmark for outcome in outcomes if outcome.error is not None]
     outside = [figure["name"] for figure in figures if figure["within"] is False]

@@ -1,13 +1,14 @@
 """FedAvg in polyfed beside other libraries and a plain PyTorch loop: same data, same initial weights, same arithmetic.
 
-    python benchmarks/peers.py --envs FOLDER [--clients 100 1000] [--rounds 6] [--repeats 3]
+    python benchmarks/peers.py [--rivals pfl_research] [--clients 100 1000] [--rounds 6] [--repeats 3] [--envs FOLDER]
 
 Every rival runs in an environment of its own, which is made below FOLDER when it is missing (packages are downloaded
 then: ``RIVALS`` has their versions); polyfed and the plain loop run in this one. All clients take part in every round;
 each has 20 samples, which it learns five times in one batch at rate 0.05 by plain SGD, so that no order of samples
 matters; weights after the last round are compared with the plain loop's. Rivals take turns, ``repeats`` times; a figure
 is the median over the rounds from the second on, and the ratio to the plain loop of the same turn. CPU seconds are of
-all processes that a rival started.
+all processes that a rival started, and so is the peak of memory, data and interpreter included. Limits, of polyfed:
+what pfl-research has in the same turns; without it, COST and MEMORY.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from problem import Problem
 from polyfed.data.images import normalised
 
 SAMPLES, EPOCHS, RATE = 20, 5, 0.05
+COST, MEMORY = 2.0, 1.5
+AHEAD_OF = "pfl_research"
 TORCH = "torch==2.13.0"
 RIVALS: Mapping[str, tuple[str, ...]] = {
     "flower_simulation": ("flwr[simulation]==1.41.0",),
@@ -116,32 +119,47 @@ def bench(kind: str, clients: int, rounds: int, repeats: int, rivals: Mapping[st
         problem = folder / "problem.npz"
         stated(kind, clients, rounds).write(problem)
         turns = [{name: rival.solve(problem, folder) for name, rival in rivals.items()} for _ in range(repeats)]
-    for name in rivals:
-        found = [turn[name] for turn in turns]
-        ratios = {
+    ratios = {
+        name: {
             what: [float(np.median(turn[name][what]) / np.median(turn["plain"][what])) for turn in turns]
-            for what in ("cpu", "wall")
+            for what in ("cpu", "wall", "peak")
         }
+        for name in rivals
+    }
+    for name, own in ratios.items():
+        if name == "plain":
+            continue
+        found = [turn[name] for turn in turns]
+        limit = median(ratios[AHEAD_OF]["cpu"]) if AHEAD_OF in ratios else COST
         weights = [key for key in found[0].files if key.startswith("w") and key != "wall"]
         harness.report(
             f"FedAvg, {kind}, {clients:,} clients: {name}",
-            ratio=median(ratios["cpu"]),
+            ratio=median(own["cpu"]),
             against="a plain PyTorch loop, CPU time",
-            spread=[round(min(ratios["cpu"]), 2), round(max(ratios["cpu"]), 2)],
-            wall_ratio=median(ratios["wall"]),
-            cpu_seconds_a_round=median(float(np.median(turn["cpu"])) for turn in found),
-            wall_seconds_a_round=median(float(np.median(turn["wall"])) for turn in found),
+            limit=limit if name == "polyfed" else None,
+            spread=[round(min(own["cpu"]), 2), round(max(own["cpu"]), 2)],
+            wall_ratio=median(own["wall"]),
+            cpu_ms_a_client=1e3 * median(float(np.median(turn["cpu"])) for turn in found) / clients,
+            wall_ms_a_client=1e3 * median(float(np.median(turn["wall"])) for turn in found) / clients,
             largest_difference_of_weights=max(
                 float(np.abs(found[0][key] - turns[0]["plain"][key]).max()) for key in weights
             ),
             versions=json.loads(str(found[0]["versions"])),
+        )
+        harness.report(
+            f"FedAvg, {kind}, {clients:,} clients: memory of {name}",
+            ratio=median(own["peak"]),
+            against="a plain PyTorch loop, peak of the process",
+            limit=MEMORY if name == "polyfed" else None,
+            megabytes=max(float(turn["peak"]) for turn in found) / 1e6,
         )
 
 
 def main() -> None:
     """Run all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", type=Path, required=True, help="where the rivals' environments are, or are made")
+    folder = Path.home() / ".cache" / "polyfed-rivals"
+    parser.add_argument("--envs", type=Path, default=folder, help="where the rivals' environments are, or are made")
     parser.add_argument("--rivals", nargs="*", default=list(RIVALS), choices=list(RIVALS))
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--clients", nargs="*", type=int, default=[100, 1000])

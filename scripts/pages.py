@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -34,7 +34,7 @@ from polyfed.lab.studies.figures import draw_study
 from polyfed.lab.studies.results import RESULTS, Results
 from polyfed.lab.studies.study import SMALL, Drawing, Study
 from polyfed.lab.studies.study_files import study_content
-from polyfed.reporting.figures import svg_text
+from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled, svg_text
 from polyfed.reporting.markup import markdown_templates, resource
 from record_checks import STALE, faults, is_unconfirmed, standing
 from study_pictures import Picture
@@ -51,6 +51,9 @@ from study_records import (
     record_text,
     table,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = PAPERS.parent
 TEMPLATES = Path(__file__).parent / "templates"
@@ -82,6 +85,9 @@ CLAIMED = {
 }
 """Folder below papers/ -> what its counted claims are about."""
 SPEED, BENCHMARKS = "docs/reference/speed.md", "benchmarks/record.json"
+AHEAD_OF = "pfl_research"
+COST = "docs/images/clients.svg"
+COST_TOLD = "What a small client costs over a plain loop, by the number of clients; dashed: limits"
 BEGIN, END = "<!-- made by: make pages -->\n", "<!-- end of what make pages makes -->\n"
 
 
@@ -219,7 +225,8 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     claims = "\n".join([f"|method|what these claims are about|{'|'.join(VERDICTS)}|", "|-|-|-:|-:|-:|", *lines])
     gain = next((record for record in recorded if (record.name, record.scale) == (GAIN, SMALL)), None)
     gains = gains_table(gain, "R@1 sum", GAIN_NAMES) if gain else ""
-    found = {"README.md": _rendered("readme.md.j2", gain=gain, table=gains, claims=claims)}
+    speed = speed_sentence(_measurements())
+    found = {"README.md": _rendered("readme.md.j2", gain=gain, table=gains, claims=claims, speed=speed)}
     for paper in CLAIMED:
         told = ", ".join(f"{counts[paper][name]} {name}" for name in VERDICTS if counts[paper][name]) or "none was run"
         studies = f"[studies that were run](../../papers/{paper}/README.md)"
@@ -230,7 +237,7 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
         )
     return found | {
         which_method.PAGE: which_method.which_method_text(recorded),
-        SPEED: f"{speed_text(json.loads((ROOT / BENCHMARKS).read_text(encoding='utf-8')))}\n",
+        SPEED: f"{speed_text(_measurements())}\n",
     }
 
 
@@ -242,23 +249,46 @@ def _parts_text(record: StudyRecord) -> str:
 
 def speed_text(record: Mapping[str, Any]) -> str:
     """What all benchmarks measured, and which limits are not met."""
-    of = record["machine"]
-    lines = [
-        f"Commit {record['commit']}, {record['date']}, one thread; {of['cores']} cores ({of['system']}, "
-        f"{of['processor']}), Python {of['python']}, torch {of['torch']}.",
-        "",
-        "| by | what | measured | limit | against |",
-        "|---|---|---:|---:|---|",
-    ]
+    tables: dict[str, list[str]] = {}
     for each in record["benchmarks"]:
+        lines = tables.setdefault(
+            _where(each), ["| by | what | measured | limit | against |", "|---|---|---:|---:|---|"]
+        )
         name = f"`{each['benchmark'].split()[0]}.py`"
         lines += [f"| {name} | {_figure(figure)} |" for figure in each["figures"]]
         lines += [f"| {name} | **failed** | | | |"] if each["failed"] else []
         lines += [f"| {name} | not run: lacks {each['lacks']} | | | |"] if each["lacks"] else []
     run = {each["benchmark"].split()[0] for each in record["benchmarks"]}
-    left = dict.fromkeys(command.split()[0] for command in record["plan"])
-    lines += [f"| `{name}.py` | **not run** for this table | | | |" for name in left if name not in run]
-    return "\n".join(lines)
+    left = [name for name in dict.fromkeys(command.split()[0] for command in record["plan"]) if name not in run]
+    told = [f"**Not run** for these tables: {', '.join(f'`{name}.py`' for name in left)}."] if left else []
+    told += [f"![{COST_TOLD}](../images/{Path(COST).name})"] if by_clients(record) else []
+    return "\n\n".join([*("\n\n".join([where, "\n".join(rows)]) for where, rows in tables.items()), *told])
+
+
+def speed_sentence(record: Mapping[str, Any]) -> str:
+    """What a small client costs beside another library, as far as it was measured."""
+    figures = [f for each in record["benchmarks"] if AHEAD_OF in each["benchmark"] for f in each["figures"]]
+    of = re.compile(r"FedAvg, perceptron, ([\d,]+) clients: (polyfed|pfl_research)")
+    named = [(found, figure["ratio"]) for figure in figures if (found := of.fullmatch(figure["name"]))]
+    own, other = ([f"{ratio:.2f}" for found, ratio in named if found[2] == name] for name in ("polyfed", AHEAD_OF))
+    if not own or not other:
+        return ""
+    clients = dict.fromkeys(found[1] for found, _ in named)
+    return (
+        f"With messages, checks, ledger and checkpoints, a round of {' and '.join(clients)} small clients takes "
+        f"{' and '.join(own)} times the CPU time of a plain PyTorch loop; pfl-research takes {' and '.join(other)} "
+        f"([speed]({SPEED}))."
+    )
+
+
+def _where(each: Mapping[str, Any]) -> str:
+    """Of what, when and where a benchmark was run."""
+    of = each["machine"]
+    gpu = f", {of['gpu']}" if "gpu" in of else ""
+    return (
+        f"Commit {each['commit']}, {each['date']}, one thread; {of['cores']} cores ({of['system']}, "
+        f"{of['processor']}){gpu}, Python {of['python']}, torch {of['torch']}."
+    )
 
 
 def _figure(figure: Mapping[str, Any]) -> str:
@@ -297,7 +327,38 @@ def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
             of, drawing = replace(record.results, study=study), Drawing(column="R@1 sum", minus=True)
             draw = partial(draw_study, of, drawing, names)
             drawn[root / GAINS] = partial(_svg, Picture("gains", record.study.title, draw))
+    if points := by_clients(_measurements()):
+        drawn[root / COST] = partial(_svg, Picture("clients", COST_TOLD, partial(draw_clients, points)))
     return drawn
+
+
+def _measurements() -> dict[str, Any]:
+    """What `make bench` recorded."""
+    record: dict[str, Any] = json.loads((ROOT / BENCHMARKS).read_text(encoding="utf-8"))
+    return record
+
+
+def by_clients(record: Mapping[str, Any]) -> dict[str, list[tuple[int, float, float]]]:
+    """CPU time and memory of polyfed over those of a plain loop: number of clients, ratio, limit."""
+    figures = [figure for each in record["benchmarks"] if "10000" in each["benchmark"] for figure in each["figures"]]
+    points: dict[str, list[tuple[int, float, float]]] = {}
+    for figure in figures:
+        if found := re.fullmatch(r"FedAvg, perceptron, ([\d,]+) clients: (memory of )?polyfed", figure["name"]):
+            what = "peak memory" if found[2] else "CPU time of a round"
+            points.setdefault(what, []).append((int(found[1].replace(",", "")), figure["ratio"], figure["limit"]))
+    return points
+
+
+@styled
+def draw_clients(points: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
+    """``by_clients`` as a figure."""
+    figure, axes = figure_grid(1, len(points), width=3.6, height=2.8)
+    for ax, (title, own) in zip(axes, points.items(), strict=True):
+        clients, ratios, limits = zip(*own, strict=True)
+        ax.plot(clients, ratios, "o-", color=COLOURS[0])
+        ax.plot(clients, limits, "--", color=GREY)
+        ax.set(xscale="log", ylim=(0, None), title=title, xlabel="clients", ylabel="times a plain loop's")
+    return figure
 
 
 # the colours of a report, which are others in dark mode
@@ -334,7 +395,7 @@ def main() -> int:
         raise SystemExit(f"--from {options.home}: no study of papers/ was run there")
     if not options.check:
         drawn = pictures()
-        for left in {*PAPERS.rglob("*.svg"), *ROOT.glob(GAINS)} - {*drawn}:
+        for left in {*PAPERS.rglob("*.svg"), *ROOT.glob(GAINS), *ROOT.glob(COST)} - {*drawn}:
             left.unlink()  # of a study that is not shown any more
         for path, text in {**pages(), **{path: draw() for path, draw in drawn.items()}}.items():
             path.parent.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import federations
 from peers import experiment
 
-problem = Problem.read()
+problem = Problem.read(data=False)
 with federations.prepared(experiment(problem.kind, problem.clients, problem.rounds)) as session:
     loop = session.loop()
     loop.experiment.algorithm.setup(loop.server)

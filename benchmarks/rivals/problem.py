@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterable
@@ -66,13 +67,14 @@ class Problem:
     clock: Clock = field(default_factory=Clock)
 
     @classmethod
-    def read(cls) -> Problem:
-        """The problem of the command line, on one thread."""
+    def read(cls, *, data: bool = True) -> Problem:
+        """The problem of the command line, on one thread; without ``data`` for who has them elsewhere."""
         torch.set_num_threads(1)
         with np.load(sys.argv[1]) as stored:
             settings = json.loads(str(stored["settings"]))
             initial = [stored[f"w{k}"] for k in range(settings.pop("weights"))]
-            return cls(stored["x"], stored["y"], initial, **settings)
+            y = stored["y"]
+            return cls(stored["x"] if data else y, y, initial, **settings)
 
     def write(self, path: Path) -> None:
         """Store it for ``read``."""
@@ -99,7 +101,8 @@ class Problem:
         cpu, wall = self.clock.seconds()
         versions = json.dumps({name: version(name) for name in ("torch", *packages)})
         found = {f"w{k}": np.asarray(value) for k, value in enumerate(weights)}
-        np.savez(sys.argv[2], cpu=cpu, wall=wall, versions=versions, **found)
+        peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        np.savez(sys.argv[2], cpu=cpu, wall=wall, peak=peak * 1024, versions=versions, **found)
         sys.stdout.flush()
         os._exit(0)  # some rivals leave servers and queues behind
 

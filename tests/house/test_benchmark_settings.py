@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.runs.experiment import Experiment
@@ -68,3 +69,22 @@ def test_the_table_says_what_lies_outside_and_what_failed(program, monkeypatch, 
     kept = json.loads((tmp_path / "record.json").read_text())
     assert [figure["within"] for figure in kept["benchmarks"][0]["figures"]] == [True, False, None]
     assert kept["benchmarks"][0]["failed"]
+
+
+@pytest.mark.slow
+def test_what_a_gpu_is_measured_by_runs_on_the_cpu(program, capsys) -> None:
+    gpu = program("gpu")
+    setup = gpu.Setup("cpu", {"FedAvg": "transfer-fedavg"}, gpu.federations.image_model(8, 8), 1)
+    for measure in gpu.PARTS.values():
+        measure(setup)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [figure["ratio"] for figure in found if "apart" in figure["name"]] == [0.0, 0.0]
+    assert len(found) == 7
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_benchmark_is_one_line(program, monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr("sys.argv", ["all.py", "--plan", "gpu", "--record", str(tmp_path / "record.json")])
+    assert program("all").main() == 0
+    assert capsys.readouterr().out == "gpu: not measured: lacks a GPU that PyTorch can use\n"
+    assert not any(tmp_path.iterdir())
