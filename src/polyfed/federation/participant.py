@@ -209,7 +209,8 @@ class Participant:
         if epochs < 2 or not 1 < n <= self.training.batch_size or epochs * n * samples.still_bytes > _AHEAD:
             return lambda epoch: self.batches(samples, f"{purpose}-{epoch}")
         order = torch.cat([torch.randperm(n, generator=self.generator(name)) for name in names])
-        parts = samples.batch(order).to(self.device).split(n, settled)
+        every = samples.batch(order)
+        parts = (every if self.device.type == "cpu" else every.to(self.device)).split(n, settled)
         return lambda epoch: self._reported((parts[epoch].without_lone(),), names[epoch], 1)
 
     def _reported(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
