@@ -554,7 +554,7 @@ def test_pictures_have_their_captions_in_files_beside_them(cli: Cli, tmp_path: P
     assert "warning: 1 captions without a picture, such as 'note.txt': left out" in out
     for file in (tmp_path / "shop").rglob("*.txt"):
         file.write_text("0 0.5 0.5 0.1 2e-1\n")  # a box and its class
-    assert Folder(path=str(tmp_path / "shop")).content().rows.column_names == ["label", "file_name", "image"]
+    assert Folder(path=str(tmp_path / "shop")).content().rows.column_names == ["file_name", "label", "image"]
 
 
 def noisy_picture(path: Path, seed: int) -> None:

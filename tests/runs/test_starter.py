@@ -83,7 +83,7 @@ def test_prepared_data_have_their_own_ids(cli: Cli, data: Path, tmp_path: Path) 
 def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> None:
     photos, news = data / "photos", data / "news.csv"
     for given, words in (
-        ((), "there are no data; give --pairs, --pictures, --texts, --sounds or --masks"),
+        ((), "there are no data; give --pairs, --pictures, --texts, --sounds, --masks or --table"),
         (
             ("--pictures", photos),
             f"--pictures {photos}: there is no column with classes, only file_name, caption, image",
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> 
 
 
 def test_a_terminal_is_asked(cli: Cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["", "", str(data / "news.csv"), "", ""])
+    answers = iter(["", "", str(data / "news.csv"), "", "", ""])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
     assert cli("init")[0] == 0

@@ -24,6 +24,7 @@ _QUESTIONS: dict[DataKind, str] = {
     "texts": "Folder or file of texts with classes (Enter: none)",
     "sounds": "Folder of recordings with classes (Enter: none)",
     "masks": "Folder of pictures with masks (Enter: none)",
+    "table": "Table of numbers and names with classes (Enter: none)",
 }
 
 
@@ -35,6 +36,8 @@ def init_command(
     texts: Annotated[Path | None, typer.Option(help="folder or file of texts with classes")] = None,
     sounds: Annotated[Path | None, typer.Option(help="folder of recordings (WAV) with classes")] = None,
     masks: Annotated[Path | None, typer.Option(help="folder of pictures with masks of their pixels' classes")] = None,
+    table: Annotated[Path | None, typer.Option(help="CSV or Parquet of numbers and names with classes")] = None,
+    label: Annotated[str | None, typer.Option(help="of a table or folder: column of classes")] = None,
     method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
     clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
@@ -68,9 +71,9 @@ def init_command(
     if file.exists():
         raise RunError(f"'{file}' is there already; name another file, or remove it")
     given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts, "sounds": sounds}
-    given["masks"] = masks
+    given |= {"masks": masks, "table": table}
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
-    layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
+    layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column, "label": label}
     sources = starter.starter_sources(paths, layout)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     read = [text for source in sources for text in source.texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,10 +27,10 @@ from polyfed.data.sources.folder import AUDIO, IMAGE, Folder, is_mask
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable
 
-_LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
+LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
 _FEW = 1000  # different values above which texts are no names of classes
 _SOUNDS = (AUDIO, "sound", "recording", "wav")
-_NO_CONTENT = ("file_name", "split", "id", "path", "url")
+NO_CONTENT = ("file_name", "split", "id", "path", "url")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ColumnRoles:
 
     Attributes:
         image, text, label, audio, mask: names of columns.
+        table: those that are one value together.
     """
 
     image: str | None = None
@@ -45,17 +47,21 @@ class ColumnRoles:
     label: str | None = None
     audio: str | None = None
     mask: str | None = None
+    table: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, table: pa.Table) -> ColumnRoles:
-        """By the usual names; else by what values look like: texts are long and differ, classes repeat."""
+    def of(cls, table: pa.Table, label: str | None = None) -> ColumnRoles:
+        """By the usual names; else by what values look like: texts are long and differ, classes repeat.
+
+        ``label`` is the column of classes, if that is known.
+        """
         files = [field.name for field in table.schema if is_picture(field.type)]
         decoded = (field.name for field in table.schema if _is_recording(field.type))
         audio = _called(files, _SOUNDS) or _first(decoded)
         pictures = [name for name in files if name != audio]
         image = _first(name for name in pictures if not is_mask(name)) or _first(pictures)
         mask = _first(name for name in pictures if name != image)
-        free = [name for name in table.column_names if name not in files and name.lower() not in _NO_CONTENT]
+        free = [name for name in table.column_names if name not in files and name.lower() not in NO_CONTENT]
         texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
 
         def is_of_classes(name: str) -> bool:
@@ -65,7 +71,7 @@ class ColumnRoles:
             different = len(values.unique())
             return different <= _FEW and 2 * different <= len(values)
 
-        label = _called(free, _LABELS) or _first(filter(is_of_classes, texts))
+        label = label or _called(free, LABELS) or _first(filter(is_of_classes, texts))
         others = [name for name in texts if name != label]
         return cls(image, _called(others, TEXT_NAMES) or _first(others), label, audio, mask)
 
@@ -88,7 +94,8 @@ class ColumnRoles:
             DataError: its picture, mask or recording is none.
         """
         words = {"image": "picture", "text": "text", "label": "class", "audio": "recording", "mask": "mask"}
-        role_of = {getattr(self, role): (role, word) for role, word in words.items()}
+        role_of = dict.fromkeys(self.table or (), ("table", "table"))
+        role_of |= {getattr(self, role): (role, word) for role, word in words.items()}
         lines = []
         for name in table.schema.names:
             value = table.read(name)[0].as_py()
@@ -106,9 +113,24 @@ class ColumnRoles:
 
     @property
     def settings(self) -> str:
-        columns = {"image": self.image, "text": self.text, "audio": self.audio}
-        named = ", ".join(f"{modality}: {column}" for modality, column in columns.items() if column)
-        return f"columns: {{{named}}}" + (f", targets: {{label: {self.label}}}" if self.label else "")
+        columns = {name: _as_yaml(getattr(self, name)) for name in ("image", "text", "audio") if getattr(self, name)}
+        columns |= {"table": f"[{', '.join(map(_as_yaml, self.table))}]"} if self.table else {}
+        named = ", ".join(f"{modality}: {column}" for modality, column in columns.items())
+        return f"columns: {{{named}}}" + (f", targets: {{label: {_as_yaml(self.label)}}}" if self.label else "")
+
+
+def _as_yaml(name: str) -> str:
+    """A name of a column as YAML reads it back, in quotes where it is more than a word."""
+    is_word = re.fullmatch(r"[A-Za-z]\w*", name) and name.lower() not in (
+        "null",
+        "true",
+        "false",
+        "yes",
+        "no",
+        "on",
+        "off",
+    )
+    return name if is_word else json.dumps(name, ensure_ascii=False)
 
 
 def _look(role: str, value: Any, folder: Path | None) -> str:

@@ -22,16 +22,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polyfed.core.errors import ConfigError, DataError, nearest
-from polyfed.data.arrow import is_list
+from polyfed.data.arrow import is_list, is_text, lacking
 from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, input_kind, locate, read_backbone_config
 from polyfed.data.files import SAVED
 from polyfed.data.images import MaskResampling, mask_levels, picture_bytes, reason_of
-from polyfed.data.preparation import ColumnRoles
+from polyfed.data.preparation import LABELS, NO_CONTENT, ColumnRoles
 from polyfed.data.sounds import waveform
 from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.tables import SplitTable, StoredSource
+from polyfed.data.views.table import Cells, learnt_cells
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -215,7 +216,7 @@ def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
 
 # ---- the data, and the file
 
-DataKind = Literal["pairs", "pictures", "texts", "sounds", "masks"]
+DataKind = Literal["pairs", "pictures", "texts", "sounds", "masks", "table"]
 
 _NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "pairs": ("image", "text"),
@@ -223,8 +224,9 @@ _NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "texts": ("text", "label"),
     "sounds": ("audio", "label"),
     "masks": ("image", "mask"),
+    "table": ("table", "label"),
 }
-DATA_OPTIONS = "give --pairs, --pictures, --texts, --sounds or --masks"
+DATA_OPTIONS = "give --pairs, --pictures, --texts, --sounds, --masks or --table"
 _WITH_PAIRS = ("change_distillation", "creamfl")
 STARTERS = (*_WITH_PAIRS, "fedavg")
 """Methods that a first experiment may have; with pairs the first, else the last."""
@@ -251,7 +253,7 @@ class StarterSource:
         sample: the first training item, a column a line.
         told_of: classes that a split lacks, and files and rows that are left out.
         texts: some of the training items.
-        details: settings, as YAML, that follow from the values: of a task of masks, or of a view of recordings.
+        details: settings, as YAML, that follow from the values: of a task of masks, of a view of recordings or tables.
     """
 
     kind: DataKind
@@ -274,26 +276,33 @@ class StarterSource:
         Args:
             kind: what it is for.
             path: of it.
-            told: settings of a folder as it is, such as ``file_column``; it has no Parquet files then.
+            told: settings of a folder as it is, such as ``file_column``; it has no Parquet files then. ``label`` is the
+                column of classes, of whatever data.
 
         Raises:
             DataError: it cannot be read, or lacks what the kind needs.
         """
-        whole = str(path.expanduser().absolute())
-        is_parquet = not told and path.is_dir() and any(path.glob("*.parquet"))
+        whole, told, label = str(path.expanduser().absolute()), {**told}, told.get("label")
+        told.pop("label", None)
+        is_parquet = path.suffix == ".parquet" or (not told and path.is_dir() and any(path.glob("*.parquet")))
         is_saved = not told and any((path / name).is_file() for name in SAVED)
         reader = Parquet if is_parquet else Arrow if is_saved else Folder
         settings, bare = dict(told), reader(path=whole, **told, fractions={})
+        stored = bare.rows("train", name=kind, data_dir=None)
+        label = _roles(kind, stored, path, label).label
         if not any(map(bare.has, _TESTED)):  # shares of validation and test by the size of a folder that has none
-            settings["fractions"] = dict.fromkeys(_TESTED, _test_size(kind, bare, "train").share)
+            settings["fractions"] = dict.fromkeys(_TESTED, _test_size(kind, bare, "train", label).share)
+        if label is not None and (gaps := int(lacking(stored.read(label)).sum())):
+            settings["incomplete"] = "leave_out"
         source = reader(path=whole, **settings)
         tables = {"train": source.rows("train", name=kind, data_dir=None)}
         for split in _TESTED:
             with contextlib.suppress(DataError):  # there is none
                 tables[split] = source.rows(split, name=kind, data_dir=None)
-        table, roles = tables["train"], _roles(kind, tables["train"], path)
+        table, roles = tables["train"], _roles(kind, tables["train"], path, label)
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
-        left_out = source.content().left_out if isinstance(source, Folder) else ()
+        left_out = source.content().left_out if isinstance(source, Folder) else []
+        left_out = [*left_out, *([f"{gaps} rows without a label: left out"] if "incomplete" in settings else ())]
         return cls(
             kind=kind,
             reader=source.component_name(),
@@ -302,7 +311,7 @@ class StarterSource:
             items=table.count(),
             id=known if is_parquet else None,
             settings=settings,
-            tests={split: _test_size(kind, source, split) for split in tables if split in _TESTED},
+            tests={split: _test_size(kind, source, split, label) for split in tables if split in _TESTED},
             sample=roles.sample(table),
             told_of=[*roles.absent(tables), *left_out],
             texts=[] if roles.text is None else _values(table.read(roles.text)).slice(0, 100).to_pylist(),
@@ -327,9 +336,17 @@ def small_splits(prepared: Path, roles: ColumnRoles) -> Iterator[str]:
             yield from StarterSource.of(kind, prepared).warnings
 
 
-def _roles(kind: DataKind, table: SplitTable, path: Path) -> ColumnRoles:
-    """The columns that the kind needs."""
-    roles = ColumnRoles.of(_columns(table))
+def _roles(kind: DataKind, table: SplitTable, path: Path, label: str | None) -> ColumnRoles:
+    """The columns that the kind needs; ``label`` is that of classes, None: the likeliest.
+
+    Raises:
+        DataError: there is none of them.
+    """
+    if label is not None:
+        table.require(label, f"--label, {table.place}")
+    roles = ColumnRoles.of(_columns(table), label)
+    if kind == "table":
+        roles = _table_roles(table, label or (roles.label if (roles.label or "").lower() in LABELS else None))
     for part in _NEEDS[kind]:
         if getattr(roles, part) is None:
             names = ", ".join(table.schema.names)
@@ -337,6 +354,51 @@ def _roles(kind: DataKind, table: SplitTable, path: Path) -> ColumnRoles:
             remedy = f"; these are {others[0]}: give --{others[0]} {path}" if others else ""
             raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}{remedy}")
     return ColumnRoles(**{part: getattr(roles, part) for part in _NEEDS[kind]})
+
+
+def _table_roles(table: SplitTable, label: str | None) -> ColumnRoles:
+    """The column of classes, and those that tell something about them.
+
+    Raises:
+        DataError: nothing tells which column has classes, or what is said to has none.
+    """
+    names = ", ".join(table.schema.names)
+    if label is None:
+        raise DataError(f"--table {table.where}: which column has the classes? say it with --label: {names}")
+    values = table.read(label)
+    different, dtype = len(values.unique()), values.type
+    if 2 * different > len(values) or not (is_text(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)):
+        what = f"column '{label}' has {different} different values ({dtype}), which are no classes"
+        raise DataError(f"--table {table.where}: {what}; name another with --label: {names}")
+    return ColumnRoles(label=label, table=tuple(_cells_of(table, label)) or None)
+
+
+def _cells_of(table: SplitTable, label: str | None) -> dict[str, Cells]:
+    """Column -> how its values become numbers; not of columns that number rows, or hold texts."""
+    cells = {}
+    for name in (name for name in table.schema.names if name != label and name.lower() not in NO_CONTENT):
+        values = table.read(name)
+        differ = len(values.unique()) == len(values)
+        if (
+            differ
+            and pa.types.is_integer(values.type)
+            and pc.max(values).as_py() - pc.min(values).as_py() < 2 * len(values)
+        ):
+            continue
+        with contextlib.suppress(DataError):
+            own = learnt_cells(values, name)
+            if not is_list(values.type) and 2 * len(own.names) <= len(values):
+                cells[name] = own
+    return cells
+
+
+def _cells(table: SplitTable, roles: ColumnRoles) -> str:
+    """What the training rows show of each column, to four digits."""
+    shown = {
+        name: {"names": own.names} if own.names else {"mean": float(f"{own.mean:.4g}"), "std": float(f"{own.std:.4g}")}
+        for name, own in _cells_of(table, roles.label).items()
+    }
+    return json.dumps(shown, ensure_ascii=False)
 
 
 def _frames(table: SplitTable, roles: ColumnRoles) -> str:
@@ -380,12 +442,15 @@ def _mask_classes(table: SplitTable, roles: ColumnRoles) -> str:
 
 
 _LIGHT, _IGNORED = 239, 255  # grey values that numbers of classes do not reach, and that of pixels without a class
-_DETAILS: Mapping[str, Callable[[SplitTable, ColumnRoles], str]] = {"sounds": _frames, "masks": _mask_classes}
+_DETAILS: Mapping[str, Callable[[SplitTable, ColumnRoles], str]] = {
+    "sounds": _frames,
+    "masks": _mask_classes,
+    "table": _cells,
+}
 
 
-def _test_size(kind: DataKind, source: StoredSource, split: str) -> SplitSize:
+def _test_size(kind: DataKind, source: StoredSource, split: str, label: str | None) -> SplitSize:
     train, table = (source.rows(one, name=kind, data_dir=None) for one in ("train", split))
-    label = ColumnRoles.of(_columns(train)).label if "label" in _NEEDS[kind] else None
     if label is None:
         return SplitSize(table.count(), *((0.0, _OF_DICE) if kind == "masks" else ()))
     labels = _values(train.read(label)).drop_null()
@@ -401,7 +466,14 @@ def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 _TESTED = ("validation", "test")
-_WORDS = {"image": "pictures", "text": "texts", "label": "classes", "audio": "recordings", "mask": "masks"}
+_WORDS = {
+    "image": "pictures",
+    "text": "texts",
+    "label": "classes",
+    "audio": "recordings",
+    "mask": "masks",
+    "table": "cells",
+}
 
 
 def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | None]) -> list[StarterSource]:
@@ -418,10 +490,18 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | Non
     if not paths:
         raise ConfigError(f"there are no data; {DATA_OPTIONS}")
     given = {name: value for name, value in told.items() if value is not None}
+    labelled = [kind for kind in paths if "label" in _NEEDS[kind]]
+    label = {"label": given.pop("label")} if "label" in given else {}
+    if label and len(labelled) != 1:
+        raise ConfigError(f"--label: of which of {len(labelled)} data sets? rename the columns 'label', and leave it out")
     if given and len(paths) > 1:
         option = f"--{next(iter(given)).replace('_', '-')}"
         raise ConfigError(f"{option}: of which of {len(paths)} folders? `polyfed prepare` takes it for one at a time")
-    return [StarterSource.of(kind, paths[kind], given) for kind in _NEEDS if kind in paths]
+    return [
+        StarterSource.of(kind, paths[kind], given | (label if kind in labelled else {}))
+        for kind in _NEEDS
+        if kind in paths
+    ]
 
 
 def starter_text(

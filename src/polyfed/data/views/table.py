@@ -66,7 +66,7 @@ class Cells(Settings):
         return np.column_stack([np.isfinite(numbers), np.nan_to_num(numbers, posinf=0, neginf=0)]).astype(np.float32)
 
 
-def _learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
+def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
     """Mean and standard deviation of numbers, or of lists of them; else the names that occur.
 
     Raises:
@@ -125,7 +125,7 @@ def cells_of(
 
         def learn() -> dict[str, object]:
             parts = _parts_of(column, series=series).items()
-            return {name: _learnt_cells(values, f"{column.where}: '{name}'").model_dump() for name, values in parts}
+            return {name: learnt_cells(values, f"{column.where}: '{name}'").model_dump() for name, values in parts}
 
         context.fitted[key] = learnt(
             context, key, learn, lambda read: {name: Cells.model_validate(cells) for name, cells in read.items()}
