@@ -10,10 +10,46 @@ from pathlib import Path
 
 import pytest
 
+from polyfed.runs.experiment import Experiment
 from polyfed.runs.records import RunRecords
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 QUICK = "--set run.threads=1 --set run.output.plots=true"
+
+
+def followed(page: str, cli: Callable[..., tuple[int, str, str]]) -> str:
+    """Runs all blocks of a page; returns what the commands print."""
+    text, printed = (PAGES / f"{page}.md").read_text(encoding="utf-8"), ""
+    for language, block in re.findall(r"^```(python|bash)\n(.*?)^```\n", text, re.M | re.S):
+        if language == "python":
+            exec(block, {})
+            continue
+        for command in block.splitlines():
+            code, out, err = cli(*shlex.split(f"{command} {QUICK if ' run ' in command else ''}")[1:])
+            assert (code, err) == (0, ""), command
+            printed += out
+    return printed
+
+
+def test_a_page_on_tables_ends_above_chance(cli: Callable[..., tuple[int, str, str]]) -> None:
+    out = followed("tables", cli)
+    assert "patient (not used): " in out
+    assert "warning: 0" not in out
+    (low, chance), *_ = re.findall(r"95 % interval ([\d.]+) to .* chance \(([\d.]+) %\)", " ".join(out.split()))
+    assert float(low) > float(chance) + 10
+
+
+def test_a_page_on_captions_has_both_kinds_read_and_says_their_language(
+    cli: Callable[..., tuple[int, str, str]],
+) -> None:
+    pytest.importorskip("datasets", reason="the extra hub is not installed")
+    out = " ".join(followed("captions", cli).split())
+    assert out.count("texts seem to be German: their tokens are made from scratch") == 2
+    assert out.count("nothing was written; the same command without --dry-run runs it") == 2
+    assert [Experiment.load(f"{name}.yaml").data.sources["pairs"].component_name() for name in ("fotos", "saved")] == [
+        "folder",
+        "arrow",
+    ]
 
 
 @pytest.mark.slow
@@ -24,14 +60,7 @@ QUICK = "--set run.threads=1 --set run.output.plots=true"
 def test_a_page_runs_and_what_it_trains_is_above_chance(
     page: str, primary: str, inside: str, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
-    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
-    for language, block in re.findall(r"^```(python|bash)\n(.*?)^```\n", text, re.M | re.S):
-        if language == "python":
-            exec(block, {})
-            continue
-        for command in block.splitlines():
-            code, out, err = cli(*shlex.split(f"{command} {QUICK if ' run ' in command else ''}")[1:])
-            assert (code, err) == (0, ""), command
+    out = followed(page, cli)
     (low, chance), *_ = re.findall(r"95 % interval ([\d.]+) to .* chance \(([\d.]+) %\)", " ".join(out.split()))
     assert float(low) > float(chance) + 10
     (folder,) = Path("runs").iterdir()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from PIL import Image
@@ -198,6 +199,31 @@ def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cl
     assert "warning: pairs, test: 4 items cannot tell a middling figure from chance" in out
     source = yaml.safe_load(Path("mine.yaml").read_text())["data"]["sources"]["pairs"]
     assert source["fractions"] == {"validation": 0.1, "test": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "which column has the classes? say it with --label: row, mass, kind, x: y, out"),
+        (("--label", "ot"), "no column 'ot'; did you mean 'out'?"),
+        (("--label", "mass"), "column 'mass' has 60 different values (double), which are no classes; name another"),
+    ],
+)
+def test_a_table_has_a_column_of_classes(cli: Cli, tmp_path: Path, given: tuple[str, ...], message: str) -> None:
+    lines = [f"{n},{n / 2 + 0.1},{'ab'[n % 2]},{n % 9},{'' if n == 7 else n % 3}" for n in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["row,mass,kind,x: y,out", *lines]))
+    code, _, err = cli("init", "mine.yaml", "--table", tmp_path / "t.csv", *given)
+    assert (code, message in " ".join(err.split())) == (2, True), err
+    pd.read_csv(tmp_path / "t.csv").astype({"out": "Int64"}).to_parquet(tmp_path / "t.parquet")
+    for file in ("t.csv", "t.parquet"):
+        code, out, err = cli("init", f"{file}.yaml", "--table", tmp_path / file, "--label", "out", "--clients", 1)
+        assert (code, err) == (0, "")
+        assert "warning: 1 rows without a label: left out" in out
+        written = yaml.safe_load(Path(f"{file}.yaml").read_text())
+        assert written["data"]["sources"]["table"]["columns"] == {"table": ["mass", "kind", "x: y"]}
+        cells = written["server"]["model"]["encoders"]["table"]["view"]["cells"]
+        assert cells["kind"] == {"names": ["a", "b"]}
+        assert cells["x: y"]["mean"] == pytest.approx(4, abs=1)
 
 
 def test_pictures_of_one_class_are_refused(cli: Cli, tmp_path: Path) -> None:

@@ -493,7 +493,7 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | Non
     labelled = [kind for kind in paths if "label" in _NEEDS[kind]]
     label = {"label": given.pop("label")} if "label" in given else {}
     if label and len(labelled) != 1:
-        raise ConfigError(f"--label: of which of {len(labelled)} data sets? rename the columns 'label', and leave it out")
+        raise ConfigError(f"--label: of which of {len(labelled)} data sets? call the columns 'label' and leave it out")
     if given and len(paths) > 1:
         option = f"--{next(iter(given)).replace('_', '-')}"
         raise ConfigError(f"{option}: of which of {len(paths)} folders? `polyfed prepare` takes it for one at a time")
