@@ -10,15 +10,7 @@ import pytest
 
 from polyfed import Experiment, run
 from polyfed.core import activity
-from polyfed.runs.events import (
-    Callbacks,
-    ClientDone,
-    ClientStarted,
-    Event,
-    Preparing,
-    StepStarted,
-    Working,
-)
+from polyfed.runs.events import Callbacks, ClientDone, ClientStarted, Event, Preparing, StepStarted, Working
 
 
 class Heard(Callbacks):

@@ -166,11 +166,7 @@ def test_image_preparation_follows_the_preprocessor(tmp_path):
     assert (prepare.size, prepare.resampling, prepare.shape) == (24, "bicubic", (3, 24, 24))
     pixels = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
     assert prepare.normalised(pixels).flatten().tolist() == [1.0, 1.0, 2.0]
-    cropped = {
-        "size": {"shortest_edge": 256},
-        "do_center_crop": True,
-        "crop_size": {"height": 224, "width": 224},
-    }
+    cropped = {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
     assert preparation(tmp_path, **cropped, **statistics).size == 224
     assert preparation(tmp_path, size={"shortest_edge": 256}, **statistics).size == 256
     plain = preparation(tmp_path, size=8, do_rescale=False, do_normalize=False)

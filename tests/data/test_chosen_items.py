@@ -69,10 +69,7 @@ def test_ids_need_be_unique_among_the_items_only(tmp_path: Path) -> None:
     ("where", "message"),
     [
         ({"contry": "Italy"}, r"set/train \(source 's', where\): no column 'contry'; did you mean 'country'\?"),
-        (
-            {"country": "Itlay"},
-            r"set/train, where\.country: no item has 'Itlay'; did you mean 'Italy'\? valid: Ger",
-        ),
+        ({"country": "Itlay"}, r"set/train, where\.country: no item has 'Itlay'; did you mean 'Italy'\? valid: Ger"),
         ({"country": ["Italy", "France"]}, r"where\.country: no item has 'France'; valid: Germany, Italy, Spain"),
         ({"mention": 300}, r"where\.mention: no item has 300; valid: 0, 1"),
         ({"group": "Thorx"}, r"where\.group: no class 'Thorx'; did you mean 'Thorax'\? valid: Head, Thorax"),

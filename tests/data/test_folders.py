@@ -216,11 +216,7 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
     [
         ({"x.md": "hello"}, {}, "there is nothing to read in"),
         ({"a.png": ""}, {}, "has pictures alone, such as 'a.png'; add a captions.csv"),
-        (
-            {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},
-            {},
-            "has no column of file names.*: name, caption",
-        ),
+        ({"a.png": "", "captions.csv": "name,caption\na.png,x\n"}, {}, "has no column of file names.*: name, caption"),
         (
             {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},
             {"file_column": "nam"},
@@ -416,10 +412,7 @@ def test_codes_of_classes_are_numbered_densely_alike_in_all_splits(
 
 def test_categories_and_views_are_texts_and_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     texts = pa.array(["a", "b", "a"])
-    columns = {
-        "text": texts.cast(pa.string_view()),
-        "label": texts.dictionary_encode(),
-    }
+    columns = {"text": texts.cast(pa.string_view()), "label": texts.dictionary_encode()}
     pq.write_table(pa.table(columns), tmp_path / "train.parquet")
     source = Parquet(path=str(tmp_path), columns={"text": "text"}, targets={"label": "label"})
     split = source.open("train", name="mine", data_dir=None)

@@ -10,17 +10,7 @@ from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
 from polyfed.data import images
-from polyfed.data.images import (
-    Augment,
-    Augmentation,
-    Erase,
-    Flip,
-    Jitter,
-    RandomCrop,
-    Rotation,
-    Shift,
-    normalised,
-)
+from polyfed.data.images import Augment, Augmentation, Erase, Flip, Jitter, RandomCrop, Rotation, Shift, normalised
 
 ALL = [
     Rotation(),

@@ -134,11 +134,7 @@ def test_fingerprint_follows_file_and_column(folder: Path) -> None:
         ({"path": "cats"}, "train", r"no folder 'cats' under the data folder .*--data-dir or POLYFED_DATA"),
         ({}, "trian", r"path 'pets': no split 'trian'; did you mean 'train'\? valid: test, train"),
         ({"columns": {"p": "imaeg"}}, "train", r"pets/train .*columns\.p.*'imaeg'; did you mean 'image'\?"),
-        (
-            {"id": "nmae"},
-            "train",
-            r"pets/train \(source 'pets', id\): no column 'nmae'; did you mean 'name'\?",
-        ),
+        ({"id": "nmae"}, "train", r"pets/train \(source 'pets', id\): no column 'nmae'; did you mean 'name'\?"),
         ({"targets": {"y": "lable"}}, "train", r"targets\.y\): no column 'lable'; did you mean 'label'\?"),
         ({"targets": {"y": "text"}}, "train", r"target 'y', column 'text'.* integers .* not list"),
         ({"splits": {"train": ["train", "rest"]}}, "train", r"path 'pets': no split 'rest'; .*valid: test, train"),
@@ -327,11 +323,7 @@ def test_flattened_names_missing_values() -> None:
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
-        (
-            ["a.jpg", "captions.csv"],
-            "raw",
-            r"there is no file such as train\.parquet .*name: folder, path: FOLDER",
-        ),
+        (["a.jpg", "captions.csv"], "raw", r"there is no file such as train\.parquet .*name: folder, path: FOLDER"),
         (["captions.csv"], "raw/captions.csv", r"is a file, not a folder of Parquet files; .*as Parquet first"),
     ],
 )

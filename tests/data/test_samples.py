@@ -100,10 +100,7 @@ def test_the_training_view_needs_a_generator_and_evaluation_is_plain() -> None:
     samples = samples_of(COLUMNS, {}, ["note"])
     plain = samples.batch(torch.tensor([0, 3])).inputs["note"]
     assert plain.tolist() == [1, 4]
-    assert samples.batch(torch.tensor([0, 3]), torch.Generator().manual_seed(0)).inputs["note"].tolist() != [
-        1,
-        4,
-    ]
+    assert samples.batch(torch.tensor([0, 3]), torch.Generator().manual_seed(0)).inputs["note"].tolist() != [1, 4]
 
 
 def test_subsets_keep_items_together_and_modalities_can_be_left_out() -> None:

@@ -12,17 +12,7 @@ import pytest
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.scenery.layout import (
-    LABELS,
-    RELATIONS,
-    SHAPES,
-    TABLES,
-    Scene,
-    SceneRecipe,
-    Thing,
-    arrange,
-    relation,
-)
+from polyfed.data.scenery.layout import LABELS, RELATIONS, SHAPES, TABLES, Scene, SceneRecipe, Thing, arrange, relation
 from polyfed.data.scenery.rendering import inside, picture, png
 from polyfed.data.scenery.wording import ANSWERS, CAPTIONS, TOPICS, captions, questions
 from polyfed.data.source import Split
@@ -278,10 +268,7 @@ def test_png_is_lossless_and_pictures_are_reproducible():
 RECIPE = SceneRecipe(0, "train", 400)
 SCENES = [arrange(RECIPE, index) for index in range(RECIPE.count)]
 PAIR = Scene(
-    (
-        Thing("star", "red", "striped", "large", 0.2, 0.2, 0.5),
-        Thing("ring", "blue", "dotted", "small", 0.1, 0.8, 0.5),
-    ),
+    (Thing("star", "red", "striped", "large", 0.2, 0.2, 0.5), Thing("ring", "blue", "dotted", "small", 0.1, 0.8, 0.5)),
     (0, 1),
 )
 

@@ -33,17 +33,7 @@ def context(tmp_path: Path, **changed: object) -> DataContext:
 
 
 def test_words_are_runs_of_letters_and_digits() -> None:
-    assert words_of("A dog's T-shirt, n° 42: über_cool!") == [
-        "a",
-        "dog",
-        "s",
-        "t",
-        "shirt",
-        "n",
-        "42",
-        "über",
-        "cool",
-    ]
+    assert words_of("A dog's T-shirt, n° 42: über_cool!") == ["a", "dog", "s", "t", "shirt", "n", "42", "über", "cool"]
     assert words_of(" .!\n") == []
 
 
@@ -51,12 +41,7 @@ def test_words_by_frequency_then_alphabet(tmp_path: Path) -> None:
     found = Words(min_count=2).ready("words", context(tmp_path))
     assert found.tokens == ("<pad>", "<unk>", "the", "dog", "a", "cat")
     assert found.encode(["The cat saw a dog.", "", "dog dog dog"], 4) == [[2, 5, 1, 4], [], [3, 3, 3]]
-    assert Words(min_count=1, size=4).ready("words", context(tmp_path)).tokens == (
-        "<pad>",
-        "<unk>",
-        "the",
-        "dog",
-    )
+    assert Words(min_count=1, size=4).ready("words", context(tmp_path)).tokens == ("<pad>", "<unk>", "the", "dog")
 
 
 def test_a_hash_is_stable_and_in_range(tmp_path: Path) -> None:

@@ -234,11 +234,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
     "utf-16": ("captions.csv", "file_name,caption\na.png,ü\n".encode("utf-16"), "looks like UTF-16; save it as UTF-8"),
     "utf-16 bare": ("captions.csv", "file_name,caption\na.png,x\n".encode("utf-16-le"), "UTF-16 or UTF-32; save it"),
     "utf-32": ("captions.csv", "file_name,caption\na.png,ü\n".encode("utf-32"), "looks like UTF-32; save it as UTF-8"),
-    "latin-1": (
-        "captions.csv",
-        "file_name,caption\na.png,ü\n".encode("latin-1"),
-        "such as Windows-1252; save it as",
-    ),
+    "latin-1": ("captions.csv", "file_name,caption\na.png,ü\n".encode("latin-1"), "such as Windows-1252; save it as"),
     "binary": ("captions.csv", b"file_name,caption\na.png,\0x\n", "no text at all, or UTF-16; save it as UTF-8"),
     "deep": ("captions.jsonl", b"[" * 100_000, "nested too deeply"),
     "list": ("captions.jsonl", b"[1]\n", "line 1 is a list, not an object"),

@@ -11,14 +11,7 @@ import pytest
 
 from polyfed import Experiment, open_run, run
 from polyfed.core.errors import RunError
-from polyfed.reporting.gallery import (
-    Retrieval,
-    Shelf,
-    Viewer,
-    judged_samples,
-    thumbnail,
-    write_gallery,
-)
+from polyfed.reporting.gallery import Retrieval, Shelf, Viewer, judged_samples, thumbnail, write_gallery
 from polyfed.reporting.markup import GalleryEntry
 from polyfed.reporting.page import html_report
 from small_federations import Config

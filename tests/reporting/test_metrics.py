@@ -59,10 +59,7 @@ def test_every_recall_of_the_retrieval_task_is_found_with_its_context(folds):
         gallery, positives = {"image to my_text": (8, 2), "my_text to image": (4, 1)}[recall.direction]
         assert (recall.gallery, recall.positives) == (gallery / recall.folds, positives)
         assert recall.times_chance == pytest.approx(recall.value / recall.chance)
-    assert {name for name in metrics if not is_context(name)} == {
-        "r1_sum",
-        *(recall.name for recall in found),
-    }
+    assert {name for name in metrics if not is_context(name)} == {"r1_sum", *(recall.name for recall in found)}
 
 
 def test_context_of_classification():

@@ -304,10 +304,7 @@ def test_the_clock_of_a_log_is_looked_at_while_nothing_is_told():
     ("of_clients", "expected"),
     [
         ({}, {}),
-        (
-            {"a": {"accuracy": 10.0}, "b": {"accuracy": 20.0, "top5": 40.0}},
-            {"clients test": "accuracy 15.00"},
-        ),
+        ({"a": {"accuracy": 10.0}, "b": {"accuracy": 20.0, "top5": 40.0}}, {"clients test": "accuracy 15.00"}),
         (
             {"a": {"accuracy": 10.0, "accuracy_of_constant": 5.0}, "b": {"accuracy": 30.0, "accuracy_of_constant": 9.0}}
             | {"c": {"a_to_b_r@1": 1.0, "b_to_a_r@1": 3.0, "r1_sum": 4.0, "loss": 1.0}, "d": {"loss": 2.0}},

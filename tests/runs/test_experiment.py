@@ -40,8 +40,7 @@ def test_what_presets_extend_holds_data_alone_and_is_no_preset() -> None:
 
 def test_overrides_reach_any_key(tiny: Config) -> None:
     experiment = Experiment.load(
-        tiny,
-        ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"],
+        tiny, ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"]
     )
     assert experiment.run.rounds == 7
     assert experiment.server.training.optimizer.lr == 0.001

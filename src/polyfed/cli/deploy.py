@@ -11,9 +11,7 @@ import typer
 from polyfed.core.untrusted import plain
 
 deploy_app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    help="Train across institutions: keys, checks, server, sites.",
+    add_completion=False, no_args_is_help=True, help="Train across institutions: keys, checks, server, sites."
 )
 
 ServerArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the server")]

@@ -145,7 +145,5 @@ def _print(run: StudyRun) -> None:
 
 
 study_app = command_group(
-    "study_",
-    (study_run, study_list, study_show, study_export),
-    "Make a table or a figure of many runs.",
+    "study_", (study_run, study_list, study_show, study_export), "Make a table or a figure of many runs."
 )

@@ -152,9 +152,7 @@ def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
 
 
 def of_items(
-    samples: Samples,
-    items: Int64[Tensor, " k"],
-    lacking: Mapping[str, Int64[Tensor, " m"]] = MappingProxyType({}),
+    samples: Samples, items: Int64[Tensor, " k"], lacking: Mapping[str, Int64[Tensor, " m"]] = MappingProxyType({})
 ) -> Samples:
     """The samples of ``items``; those ``lacking`` a modality, by its name, are without."""
     chosen = samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1)).lacking(lacking)

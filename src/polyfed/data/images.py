@@ -407,11 +407,7 @@ def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> Flo
 
 
 def crop_boxes(
-    b: int,
-    size: tuple[int, int],
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    generator: torch.Generator,
+    b: int, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
 ) -> Int64[Tensor, "b 4"]:
     """Top, left, height and width of the first of ten random boxes that fits; a height of 0 if none does."""
     # all tries at once: how many numbers are drawn must not depend on what was drawn

@@ -96,9 +96,7 @@ _TYPES = (torch.float32, torch.int64, torch.bool)  # of tensors that a client ma
 
 
 def collected_blueprints(
-    clients: Sequence[ClientInfo],
-    folder: RunFolder,
-    ask: Callable[[tuple[ClientInfo, ...]], Mapping[str, Blueprint]],
+    clients: Sequence[ClientInfo], folder: RunFolder, ask: Callable[[tuple[ClientInfo, ...]], Mapping[str, Blueprint]]
 ) -> dict[str, Blueprint]:
     """Architecture -> blueprint; ``ask`` puts the question to one client of each, unless the folder knows.
 

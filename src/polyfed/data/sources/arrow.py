@@ -120,8 +120,7 @@ class Hub(StoredSource):
         default_factory=dict, description="our split -> its name on the hub, e.g. {validation: 'train[90%:]'}"
     )
     id: str | None = Field(
-        default=None,
-        description="column that identifies an item; without it an id is repository, split and row",
+        default=None, description="column that identifies an item; without it an id is repository, split and row"
     )
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:

@@ -54,8 +54,7 @@ class Mel(View):
     mean: float = Field(default=-4.2677393, description="taken off; by default that of AudioSet")
     std: float = Field(default=9.1379948, gt=0, description="divided by; by default twice that of AudioSet, as in AST")
     layout: Literal["map", "positions"] = Field(
-        default="map",
-        description="a picture [1, bands, frames] for networks of pictures, or positions [frames, bands]",
+        default="map", description="a picture [1, bands, frames] for networks of pictures, or positions [frames, bands]"
     )
     augment: SpecAugment = Field(default=SpecAugment(), description="runs that are hidden in the training view")
 
