@@ -158,6 +158,7 @@ def test_the_readme_runs_as_it_stands(installed: Install, tmp_path: Path) -> Non
         ("run tiny.yaml --engine flower --out runs/flower", "flower"),
         ("deploy key .", "deploy"),
         ("analyse centres runs/tiny", "lab"),
+        ("run four-modalities --dry-run", "sounds"),
         (f"run tiny.yaml --set privacy={NOISE} --out noisy", "privacy"),
     ],
 )

@@ -91,11 +91,11 @@ def _components_in(module: str, family: ClassPlace) -> Iterator[tuple[str, Class
     """Short name and class of the public, concrete classes of ``family`` in a module."""
     for declared in class_declarations(module).values():
         above = ancestry((declared.module, declared.name))
-        if declared.name.startswith("_") or family not in above:
+        if declared.name.startswith("_") or family not in [(kind.module, kind.name) for kind in above]:
             continue
         nearest: dict[str, bool] = {}
-        for place in above:  # what is nearer in the ancestry counts
-            nearest = {**class_declarations(place[0])[place[1]].is_open, **nearest}
+        for kind in above:  # what is nearer in the ancestry counts
+            nearest = {**kind.is_open, **nearest}
         if not any(nearest.values()):
             yield declared.texts.get(SHORT_NAME, module.rpartition(".")[2]), declared
 
@@ -158,13 +158,13 @@ def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:
                     yield target.id, value if isinstance(value, str) else None
 
 
-def ancestry(place: ClassPlace) -> list[ClassPlace]:
+def ancestry(place: ClassPlace) -> list[ClassDeclaration]:
     """A class, and those above it whose source is there, the nearest first."""
     declared = class_declarations(place[0]).get(place[1])
     if declared is None:
         return []
     above = [ancestor for base in declared.bases for ancestor in ancestry(base)]
-    return [place, *(ancestor for k, ancestor in enumerate(above) if ancestor not in above[k + 1 :])]
+    return [declared, *(ancestor for k, ancestor in enumerate(above) if ancestor not in above[k + 1 :])]
 
 
 _INSTALLED = ("site-packages", "dist-packages")

@@ -9,14 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polyfed.core.declarations import (
-    ClassDeclaration,
-    ClassPlace,
-    ancestry,
-    class_declarations,
-    components,
-    declared_component,
-)
+from polyfed.core.declarations import ClassDeclaration, ClassPlace, ancestry, components, declared_component
 from polyfed.core.errors import ConfigError, unknown
 
 SHORT_FORM = "short_form"
@@ -38,7 +31,7 @@ def require_known_keys(content: Mapping[str, Any], kind: ClassPlace) -> None:
 
 
 def _problems(value: Any, place: ClassPlace, path: str) -> Iterator[str]:
-    above = [class_declarations(module)[name] for module, name in ancestry(place)]
+    above = ancestry(place)
     family = next((kind for kind in above if kind.texts.get("home")), None)
     if family is not None:
         name = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
@@ -50,7 +43,7 @@ def _problems(value: Any, place: ClassPlace, path: str) -> Iterator[str]:
             kinds = components(family.texts["home"], place)
             yield f"{path}: {unknown(family.name.removesuffix('Settings').lower(), str(name), kinds)}{shown}"
             return
-        above = [class_declarations(module)[name] for module, name in ancestry((chosen.module, chosen.name))]
+        above = ancestry((chosen.module, chosen.name))
     if isinstance(value, Mapping):
         yield from _below({key: part for key, part in value.items() if family is None or key != "name"}, above, path)
 
@@ -63,13 +56,15 @@ def _below(content: Mapping[Any, Any], above: Sequence[ClassDeclaration], path: 
             yield f"{path or 'config'}: {unknown('key', str(key), fields)}"
     for key, (kind, annotation) in fields.items():
         value, place = content.get(key), _settings_in(annotation, kind)
+        if place is None:
+            continue
         if annotation.startswith(("list[", "tuple[")):
             parts = {f".{number}": part for number, part in enumerate(value)} if isinstance(value, list) else {}
         elif annotation.startswith("dict["):
             parts = {f".{name}": part for name, part in value.items()} if isinstance(value, Mapping) else {}
         else:
             parts = {"": value}
-        for way, part in parts.items() if place else ():
+        for way, part in parts.items():
             yield from _problems(part, place, f"{path}.{key}{way}".removeprefix("."))
 
 

@@ -48,7 +48,8 @@ def uniform_draws(key: bytes, count: int) -> Float64[Tensor, " count"]:
 
 def normal_draws(key: bytes, count: int) -> Float64[Tensor, " count"]:
     """Standard normal draws by inversion of ``uniform_draws``."""
-    return torch.special.ndtri(uniform_draws(key, count))
+    draws: Float64[Tensor, " count"] = torch.special.ndtri(uniform_draws(key, count))
+    return draws
 
 
 def read_secret(path: Path) -> bytes:
