@@ -78,7 +78,7 @@ def init_command(
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     read = [text for source in sources for text in source.texts]
     encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute(), read)
-    options = {"method": method, "clients": clients, "rounds": rounds, "encoders": encoders}
+    options: dict[str, Any] = {"method": method, "clients": clients, "rounds": rounds, "encoders": encoders}
     text = starter.starter_text(file.stem, str(file), sources, **options)
     tables = held_items(planned_holdings(Experiment.load(yaml_content(text)), read=True)).tables
     write_atomically(file, text.encode())

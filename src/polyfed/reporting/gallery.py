@@ -230,9 +230,10 @@ def judged_samples(run: Run, most: int = 6) -> list[list[GalleryEntry]]:
         ConfigError, DataError: as for the run's models and data.
     """
     server = run.experiment.server
-    if server is None or (modality := _judged_modality(server)) is None:
+    task, modality = _judged(server) if server is not None else (None, "")
+    if server is None or task is None:
         return []
-    task, saved = server.task, run.server_model()
+    saved = run.server_model()
     samples = task.usable(run.federation.server_samples(server.test_split))
     index = torch.linspace(0, len(samples) - 1, min(most, len(samples))).round().long()
     batch, rows = samples.batch(index).to(saved.model.device), samples.rows[modality][index].numpy()
@@ -248,27 +249,32 @@ def judged_samples(run: Run, most: int = 6) -> list[list[GalleryEntry]]:
     ]
     if isinstance(task, Segmentation):
         masks = zip(shown, true, predicted.view_as(true), strict=True)
-        return [[entry, *_masks(mask, one, len(task.names))] for entry, mask, one in masks]
+        return [[entry, *_masks(entry, mask, one, len(task.names))] for entry, mask, one in masks]
     names = samples.classes.get(task.target) or range(1 + int(max(true.max(), predicted.max())))
     answers = zip(shown, true.tolist(), predicted.tolist(), strict=True)
     return [[entry._replace(text=f"{names[a]}, predicted {names[b]}", right=a == b)] for entry, a, b in answers]
 
 
-def _judged_modality(server: ServerSettings) -> str | None:
-    """What is judged, if it is pictures by masks, or recordings."""
-    if isinstance(server.task, Segmentation):
-        return server.task.modality
+def _judged(server: ServerSettings) -> tuple[Segmentation | Classification | None, str]:
+    """The task and its modality, if it judges pictures by masks, or recordings; else None."""
+    task = server.task
+    if isinstance(task, Segmentation):
+        return task, task.modality
     sounds = [name for name, encoder in server.model.encoders.items() if isinstance(encoder.view, Mel)]
-    return sounds[0] if sounds and isinstance(server.task, Classification) else None
+    return (task, sounds[0]) if sounds and isinstance(task, Classification) else (None, "")
 
 
-def _masks(true: Int64[Tensor, "h w"], predicted: Int64[Tensor, "h w"], classes: int) -> Iterator[GalleryEntry]:
+def _masks(
+    entry: GalleryEntry, true: Int64[Tensor, "h w"], predicted: Int64[Tensor, "h w"], classes: int
+) -> Iterator[GalleryEntry]:
+    """Both masks as pictures, of the size of the entry's own."""
+    size = Image.open(io.BytesIO(base64.b64decode(entry.picture.partition(",")[2]))).size
     own = dice(overlaps(predicted[None], true[None], classes)[0])[1:].nanmean().nan_to_num(1.0)
     colours = [round(255 * part) for k in range(256) for part in hsv_to_rgb(0.618 * k % 1, 0.75, k > 0)]
     for mask, words in ((true, "truth"), (predicted, f"predicted, Dice {100 * float(own):.0f} %")):
         drawn = Image.fromarray(mask.numpy().astype(np.uint8))
         drawn.putpalette(colours)
-        yield GalleryEntry(_png(drawn.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.NEAREST)), words, None)
+        yield GalleryEntry(_png(drawn.convert("RGB").resize(size, Image.Resampling.NEAREST)), words, None)
 
 
 def _row(value: Any) -> str:

@@ -452,7 +452,7 @@ _DETAILS: Mapping[str, Callable[[SplitTable, ColumnRoles], str]] = {
 def _test_size(kind: DataKind, source: StoredSource, split: str, label: str | None) -> SplitSize:
     train, table = (source.rows(one, name=kind, data_dir=None) for one in ("train", split))
     if label is None:
-        return SplitSize(table.count(), *((0.0, _OF_DICE) if kind == "masks" else ()))
+        return SplitSize(table.count(), 0.0, _OF_DICE) if kind == "masks" else SplitSize(table.count())
     labels = _values(train.read(label)).drop_null()
     counts = pc.value_counts(labels)
     if len(counts) < 2:
