@@ -362,6 +362,14 @@ def test_a_picture_without_a_mask_or_a_class_beside_them_is_refused(tmp_path: Pa
         Folder(path=str(folder)).content()
 
 
+def test_pictures_may_have_masks_and_captions_beside_them(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "data", *(f"{name}/{k}.png" for k in range(4) for name in ("images", "masks")))
+    files(folder, {f"images/{k}.txt": f"one of {k}\nanother\n" for k in range(4)})
+    rows = Folder(path=str(folder)).content().rows
+    assert ColumnRoles.of(rows) == ColumnRoles("image", "captions", None, mask="mask")
+    assert rows["mask"][3]["path"].as_py() == "masks/3.png"
+
+
 def test_a_class_that_is_called_as_masks_are_stays_a_class(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", *(f"{name}/{name}{k}.png" for k in range(4) for name in ("hats", "masks")))
     assert set(Folder(path=str(folder)).content().rows["label"].to_pylist()) == {"hats", "masks"}

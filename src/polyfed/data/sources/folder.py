@@ -286,8 +286,9 @@ class _Reader:
         rows: Rows = {FILE: [name for name, _ in pairs], CAPTIONS: [line for _, line in pairs]}
         with contextlib.suppress(DataError):  # they are in no class folders
             folders = self._class_folders()
-            label_of = dict(zip(folders[FILE], folders[LABEL], strict=True))
-            rows[LABEL] = [label_of[name] for name in rows[FILE]]
+            for column in folders.keys() - {FILE}:  # classes, or masks
+                value_of = dict(zip(folders[FILE], folders[column], strict=True))
+                rows[column] = [value_of[name] for name in rows[FILE]]
         known = set(map(_stem, self.pictures))
         return _joined(rows), tuple(name for name in self.names if _ending(name) == "txt" and _stem(name) not in known)
 
