@@ -18,7 +18,7 @@ MOVED: Mapping[str, str] = {
 GONE: Mapping[str, Mapping[str, Any]] = {
     "adapter": {"dora": False},
     "algorithm": {"variate": "path", "weighting": "uniform"},
-    "attack": {"knows": "all"},
+    "attackers": {"knows": "all"},
     "clients": {"awake": 1.0, "period": 24.0},
     "engine": {"node_port": 0, "object_store": None},
     "missing": {"by": "item", "concentration": None},
