@@ -90,6 +90,16 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
             Answer("", f"`{name}`", "fedafd/t1", name, ALONE, "server rsum", of=T2)
             for name in ("fedmd", "fedafd", "fedet", "fedmkd")
         ),
+        Answer(
+            "clients of one modality as well, 100 pairs",
+            "`creamfl`",
+            "creamfl/regime",
+            "creamfl",
+            ALONE,
+            "r1_sum",
+            ("100",),
+        ),
+        Answer("the same, 1,000 pairs", "`creamfl`", "creamfl/regime", "creamfl", ALONE, "r1_sum", ("1000",)),
         Answer("class scores of public samples", "`fedmd` with `public.form: scores`"),
         Answer("weights and class means (prototypes)", "`mfcpl`", "polyfed/missing", "mfcpl", "drop", "figure", SIXTY),
         Answer("adapters", "`fedit` with `lora`, rank 8", ADAPTERS, "lora 8", ZERO),
