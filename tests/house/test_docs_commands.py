@@ -42,7 +42,7 @@ def of_presets() -> Iterator[tuple[str, str, list[str]]]:
 
 def test_the_commands_are_seen() -> None:
     places = {place.partition(":")[0] for place, _, _ in of_presets()}
-    assert {"README.md", "ten-minutes.md", "fedaid.md", "fedcola.md", "vqa.md"} <= places
+    assert {"compare-runs.md", "ten-minutes.md", "fedaid.md", "fedcola.md", "vqa.md"} <= places
 
 
 @pytest.mark.parametrize(("place", "preset", "settings"), list(of_presets()))

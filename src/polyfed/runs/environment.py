@@ -34,7 +34,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "device": str(resolve_device(experiment.run.device)),
         "threads": experiment.run.threads,
         "seed": experiment.run.seed,
-        "versions": {**_versions(), "torch": torch.__version__},  # with its build
+        "versions": {**_versions(), "polyfed": __version__, "torch": torch.__version__},  # with its build
         "git": _git_state(),
         "generation": GENERATION,
     }
