@@ -277,8 +277,7 @@ class Samples:
     @property
     def still_bytes(self) -> float:
         """Bytes of a sample's inputs if its training view draws nothing and is the same in all batches, else inf."""
-        sizes = [getattr(inputs, "still_bytes", None) for inputs in self.inputs.values()]
-        return inf if self.lazy or None in sizes else sum(sizes)
+        return inf if self.lazy else sum(getattr(inputs, "still_bytes", None) or inf for inputs in self.inputs.values())
 
     def require_all(self, modality: str, what: str) -> None:
         """Raise DataError, which says ``what`` these are, if a sample lacks a modality."""

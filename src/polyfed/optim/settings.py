@@ -123,7 +123,7 @@ class _Descent(torch.optim.SGD):
     state_dict = inspect.unwrap(torch.optim.SGD.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.SGD.load_state_dict)
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
@@ -146,8 +146,9 @@ class _Descent(torch.optim.SGD):
         is_first = len(new) == len(reached)
         self.state.update({value: {"momentum_buffer": torch.zeros_like(value)} for value in new})
         momenta = [self.state[value]["momentum_buffer"] for value in reached] if group["momentum"] else []
+        gradients = [value.grad for value in reached if value.grad is not None]
         with torch.no_grad():
-            torch._fused_sgd_(reached, [value.grad for value in reached], momenta, **options, is_first_step=is_first)
+            torch._fused_sgd_(reached, gradients, momenta, **options, is_first_step=is_first)
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> Tensor | None:

@@ -71,8 +71,9 @@ class PixelRows:
     @cached_property
     def still_bytes(self) -> int | None:
         """See ``Inputs``."""
-        is_still = isinstance(self.pictures, np.ndarray) and self.augment == Augment()
-        return 4 * int(np.prod(self.pictures.shape[1:])) if is_still else None
+        if isinstance(self.pictures, Undecoded) or self.augment != Augment():
+            return None
+        return 4 * int(np.prod(self.pictures.shape[1:]))
 
     def __call__(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
