@@ -213,6 +213,8 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatc
 def test_the_demo_runs_beside_its_server_alone_and_goes_on(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    content = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(content | {"run": content["run"] | {"output": {"plots": "page"}}}))
     monkeypatch.setattr("polyfed.cli.running.DEMO", str(config))
 
     def interrupt(loop: Loop, number: int) -> None:
@@ -235,6 +237,8 @@ def test_the_demo_runs_beside_its_server_alone_and_goes_on(
     assert seeds is not None
     federation, alone = (RunRecords.load(Path(seeds[n].split()[-1]).parent) for n in (1, 2))
     assert (federation.name, alone.config["twin"]["of"]) == ("federation", "tiny")
+    assert ["<svg" in (run.folder / "report.html").read_text() for run in (federation, alone)] == [True, False]
+    assert not (federation.folder / "plots").exists()
     shown = out.partition("The server alone: ")[2]
     assert cli("demo", "--out", "runs/demo")[1].partition("The server alone: ")[2] == shown
     shutil.copytree("runs/demo/federation", "other/server-alone")

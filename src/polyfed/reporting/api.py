@@ -79,15 +79,15 @@ def _followed(callbacks: Iterable[Callback], quiet: bool) -> Iterator[list[Callb
 
 
 class Reports(Callback):
-    """Writes both reports when a run is complete, and its figures unless ``run.output.plots`` is false."""
+    """Writes both reports when a run is complete, and its figures as ``run.output.plots`` says."""
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RunComplete):
             run = open_run(event.folder, allow_code=True)  # which has just run here
             records = run.records
-            has_plots = records.section("run").get("output", {}).get("plots", True)
-            figures, samples = (run_figures(records), _samples(run)) if has_plots else ({}, ())
-            for name, sheet in figures.items():
+            plots = records.section("run").get("output", {}).get("plots", True)
+            figures, samples = (run_figures(records), _samples(run)) if plots else ({}, ())
+            for name, sheet in figures.items() if plots is True else ():
                 sheet.save(records.folder / "plots" / f"{name}.png")
             write_report(records)
             write_html_report(records, figures=figures, samples=samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
@@ -92,7 +92,9 @@ class ExchangeSettings(Settings):
 class OutputSettings(Settings):
     """What a run shows, and what it keeps beside its records; none of it changes a figure."""
 
-    plots: bool = Field(default=True, description="draw figures at the end: PNG files, and in the report")
+    plots: bool | Literal["page"] = Field(
+        default=True, description="draw figures at the end: PNG files, and in the report; page: there alone"
+    )
     sinks: list[SerializeAsAny[Sink]] = Field(
         default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
     )
