@@ -38,7 +38,7 @@ def test_the_list_is_a_screen_of_families_and_kinds_with_what_they_need_and_cost
         ("methods", "fedavg", "local_epochs", "whole number >= 1"),
         ("partitions", "dirichlet", "alpha", "number > 0 and <= 1e+06"),
         ("settings", "run", "engine", "flower | local | ray | import path of a class"),
-        ("settings", "run.output", "plots", "true | false"),
+        ("settings", "run.output", "plots", "true | false | page"),
         ("settings", "server", "training", "section of optimizer, schedule, batch_size"),
     ],
 )
