@@ -170,10 +170,7 @@ class CreamFL(TaughtServer):
         """Algorithm 1: clients train, their representations become one target a modality, the server distils it."""
         train_task(self.task, "first", server)
         targets = self.ask(server, cohort, self.public.server_outputs(server))
-        train_task(self.task, "last", server)
-        if self.distiller is not None:  # Eq. 7
-            seen = self.teacher.diagnostic_samples
-            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+        self.learn_from(targets, server)  # Eq. 7
 
     def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort to train, and fold its representations into one target a modality (Eq. 4-6)."""

@@ -110,10 +110,7 @@ class FedAFD(TaughtServer):
         """Train on P, send representations and encoders, weigh what comes back (SED), distil it."""
         train_task(self.task, "first", server)
         targets = self.ask(server, cohort, self.public.server_outputs(server))
-        train_task(self.task, "last", server)
-        if self.distiller is not None:
-            seen = self.teacher.diagnostic_samples
-            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+        self.learn_from(targets, server)
 
     def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
         """Send representations, and encoders to those who lack the current ones; weigh what comes back (SED)."""

@@ -152,10 +152,7 @@ class FedMD(TaughtServer):
         shared = self.public.outputs_for(self.public.bundle(agreed, own.order))
         for _ in cohort.ask(self.learn, consensus=each(shared)):
             pass
-        train_task(self.task, "last", server)
-        if self.distiller is not None:
-            seen = self.teacher.diagnostic_samples
-            self.distiller.distil(server, self.public, consensus, task=self.task, diagnostic_samples=seen)
+        self.learn_from(consensus, server)
 
     def consensus(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
         """The weighted mean of the clients' outputs, by output."""

@@ -283,6 +283,13 @@ class TaughtServer(Algorithm):
         if self.distiller is not None:
             self.distiller.require(self.public)
 
+    def learn_from(self, targets: Mapping[str, Ensembled], server: Server) -> None:
+        """The server's half after the clients': its own task, if that comes last, and the targets, if it distils."""
+        train_task(self.task, "last", server)
+        if self.distiller is not None:
+            seen = self.teacher.diagnostic_samples
+            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+
     def setup(self, server: Server) -> None:
         """Check that the public set has what the method exchanges.
 
