@@ -49,9 +49,6 @@ def gallery_command(
     *,
     out: Annotated[Path | None, typer.Option(help="file; by default RUN/gallery.html")] = None,
     queries: Annotated[int, typer.Option(min=1, help="of each kind")] = 6,
-    k: Annotated[int, typer.Option("-k", min=1, help="how many are shown for each query")] = 5,
-    items: Annotated[int, typer.Option(min=2, help="test items to retrieve from, the first ones")] = 500,
-    clients: Annotated[int, typer.Option(min=0, help="of each group")] = 1,
     places: PlaceOptions,
 ) -> None:
     """Write a page of what server and clients retrieve, before and after; it shows local data and is to stay local.
@@ -60,7 +57,7 @@ def gallery_command(
     """
     from polyfed.reporting.gallery import write_gallery
 
-    path = write_gallery(places.open(run), out, queries=queries, k=k, most=items, per_group=clients)
+    path = write_gallery(places.open(run), out, queries=queries)
     typer.echo(f"written: {path} (pictures and texts of the data are in it: keep it where they may be)")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -47,16 +47,15 @@ class Suite(Settings):
             raise ConfigError(f"no suite or file '{name}'; {nearest(name, own)}, or a YAML file")
         return parse_settings(cls, read_config(Path(name)))
 
-    def chosen(self, names: Sequence[str] | None) -> Suite:
-        """The suite with these tasks only, in their order.
+    def only(self, task: str) -> Suite:
+        """The suite with one task.
 
         Raises:
             ConfigError: it has no such task.
         """
-        for name in names or ():
-            if name not in self.tasks:
-                raise ConfigError(f"--tasks: the suite has no task '{name}'; {nearest(name, self.tasks)}")
-        return self if names is None else self.model_copy(update={"tasks": {name: self.tasks[name] for name in names}})
+        if task not in self.tasks:
+            raise ConfigError(f"task: the suite has no task '{task}'; {nearest(task, self.tasks)}")
+        return self.model_copy(update={"tasks": {task: self.tasks[task]}})
 
     def over(self, data: DataSettings) -> DataSettings:
         """The sources of a run with those of the suite, which win."""

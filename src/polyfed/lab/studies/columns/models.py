@@ -122,8 +122,6 @@ def _task(run: Run, suite: str, task: str, client: str | None, seed: int, draws:
     from polyfed.lab.downstream.suite import Suite, opened_model, run_suite
 
     opened = opened_model(run, None, client)
-    findings = run_suite(
-        opened.subject, Suite.load(suite).chosen([task]), opened.data, name=suite, seed=seed, draws=draws
-    )
+    findings = run_suite(opened.subject, Suite.load(suite).only(task), opened.data, name=suite, seed=seed, draws=draws)
     content: dict[str, Any] = findings.figures["tasks"][task]
     return content
