@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from polyfed.core.errors import PayloadError
 from polyfed.privacy.masking import keys, shamir
@@ -40,11 +41,11 @@ class Unmasking:
         """
         result = words.copy()
         for name in survivors:
-            seed = self._secret(name, shares, lambda secret, name=name: self._is_seed(secret, name))
+            seed = self._secret(name, shares, partial(self._is_seed, name=name))
             keys.add_mask(result, own_mask_seed(seed, self.context, name), negative=True)
         for name in self.masked:
             if name not in survivors:
-                private = self._secret(name, shares, lambda secret, name=name: self._is_key(secret, name))
+                private = self._secret(name, shares, partial(self._is_key, name=name))
                 self._remove(result, name, private, survivors)
         return result
 
