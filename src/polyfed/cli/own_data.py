@@ -11,7 +11,7 @@ import typer
 
 from polyfed.cli.console import preparation_shown
 from polyfed.cli.options import WeightsDir
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.errors import RunError
 
 if TYPE_CHECKING:
     from polyfed.data.preparation import FolderFindings
@@ -95,10 +95,8 @@ def init_command(
 
 
 def _asked() -> dict[DataKind, Path]:
-    from polyfed.runs.starter import DATA_OPTIONS
-
     if not sys.stdin.isatty():
-        raise ConfigError(f"there are no data; {DATA_OPTIONS}")
+        return {}
     answers = {kind: typer.prompt(words, default="", show_default=False) for kind, words in _QUESTIONS.items()}
     return {kind: Path(answer) for kind, answer in answers.items() if answer}
 

@@ -226,7 +226,6 @@ _NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "masks": ("image", "mask"),
     "table": ("table", "label"),
 }
-DATA_OPTIONS = "give --pairs, --pictures, --texts, --sounds, --masks or --table"
 _WITH_PAIRS = ("change_distillation", "creamfl")
 STARTERS = (*_WITH_PAIRS, "fedavg")
 """Methods that a first experiment may have; with pairs the first, else the last."""
@@ -488,7 +487,7 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | Non
         DataError: data that cannot be read, or are not of their kind.
     """
     if not paths:
-        raise ConfigError(f"there are no data; {DATA_OPTIONS}")
+        raise ConfigError("there are no data; give --pairs, --pictures, --texts, --sounds, --masks or --table")
     given = {name: value for name, value in told.items() if value is not None}
     labelled = [kind for kind in paths if "label" in _NEEDS[kind]]
     label = {"label": given.pop("label")} if "label" in given else {}
