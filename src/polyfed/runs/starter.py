@@ -281,8 +281,8 @@ class StarterSource:
         Raises:
             DataError: it cannot be read, or lacks what the kind needs.
         """
-        whole, told, label = str(path.expanduser().absolute()), {**told}, told.get("label")
-        told.pop("label", None)
+        whole, label = str(path.expanduser().absolute()), told.get("label")
+        told = {name: value for name, value in told.items() if name != "label"}
         is_parquet = path.suffix == ".parquet" or (not told and path.is_dir() and any(path.glob("*.parquet")))
         is_saved = not told and any((path / name).is_file() for name in SAVED)
         reader = Parquet if is_parquet else Arrow if is_saved else Folder
