@@ -45,7 +45,7 @@ def role_of(study: Study, row: str) -> str:
 def _looks(study: Study, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Row -> colour of its role; rows of one role differ by dashes and markers."""
     roles = [role_of(study, row) for row in rows]
-    looks = {}
+    looks: dict[str, dict[str, Any]] = {}
     for place, (row, role) in enumerate(zip(rows, roles, strict=True)):
         dash, marker = _LOOKS[roles[:place].count(role) % len(_LOOKS)]
         looks[row] = dict(label=row, color=ROLES[role], linestyle=dash, marker=marker, markersize=4, capsize=3)
