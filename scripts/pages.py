@@ -358,6 +358,8 @@ def draw_clients(points: Mapping[str, Sequence[tuple[int, float, float]]]) -> Fi
         ax.plot(clients, ratios, "o-", color=COLOURS[0])
         ax.plot(clients, limits, "--", color=GREY)
         ax.set(xscale="log", ylim=(0, None), title=title, xlabel="clients", ylabel="times a plain loop's")
+        ax.set_xticks(clients, [f"{count:,}" for count in clients])
+        ax.minorticks_off()
     return figure
 
 

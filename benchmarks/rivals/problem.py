@@ -127,8 +127,8 @@ def _peak() -> int:
 
 
 def _cpu(process: psutil.Process) -> float:
-    total = 0.0
-    for member in [process, *process.children(recursive=True)]:
+    total = time.process_time()  # finer than what psutil has of others
+    for member in process.children(recursive=True):
         try:
             times = member.cpu_times()
         except psutil.NoSuchProcess:
