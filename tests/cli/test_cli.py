@@ -237,7 +237,7 @@ def test_the_demo_runs_beside_its_server_alone_and_goes_on(
     assert seeds is not None
     federation, alone = (RunRecords.load(Path(seeds[n].split()[-1]).parent) for n in (1, 2))
     assert (federation.name, alone.config["twin"]["of"]) == ("federation", "tiny")
-    assert ["<svg" in (run.folder / "report.html").read_text() for run in (federation, alone)] == [True, False]
+    assert [run.config["run"]["output"]["plots"] for run in (federation, alone)] == ["page", False]
     assert not (federation.folder / "plots").exists()
     shown = out.partition("The server alone: ")[2]
     assert cli("demo", "--out", "runs/demo")[1].partition("The server alone: ")[2] == shown
