@@ -21,7 +21,7 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"flwr", "ray", "cryptography", "tensorboard", "wandb", "mlflow"}:
+        if name.partition(".")[0] in {"flwr", "ray", "cryptography", "tensorboard", "wandb"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -69,12 +69,6 @@ def test_a_loop_that_runs_once_is_at_the_first_rates() -> None:
     assert [stepped(trainer) for _ in epochs.through(2, once=True)] == [1.0, 0.5]
 
 
-def test_a_loss_is_one_number() -> None:
-    trainer = trainer_of(epochs := Epochs())
-    with pytest.raises(RuntimeError, match=r"one number.*\[2\]"):
-        next(trainer.step(trainer.optimizer.param_groups[0]["params"][0].expand(2, 1)[:, 0]) for _ in epochs.through(1))
-
-
 def test_small_passes_that_are_made_at_once_train_the_same(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def polyfed(*arguments: object, wait: bool = True) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_run_that_a_tracker_follows_goes_its_whole_way(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,6 @@ def test_what_needs_an_extra_says_how_to_get_it(polyfed: Run, arguments: str, ex
         ("flower", "run tiny.yaml --rounds 1 --set run.engine.name=flower"),
         ("tensorboard", "run tiny.yaml --rounds 1 --set run.output.sinks=[tensorboard]"),
         ("wandb", "run tiny.yaml --rounds 1 --set run.output.sinks=[wandb]"),
-        ("mlflow", "run tiny.yaml --rounds 1 --set run.output.sinks=[mlflow]"),
         ("privacy", f"run tiny.yaml --rounds 1 --set privacy={NOISE}"),
         ("onnx", "export runs/tiny --format onnx"),
     ],

@@ -1,19 +1,16 @@
-"""TensorBoard, Weights & Biases and MLflow as sinks: for real, and the calls that are made."""
+"""TensorBoard and Weights & Biases as sinks: for real, and the calls that are made."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from polyfed.reporting.sinks import MLflow, TensorBoard, WandB, fit
+from polyfed.reporting.sinks import TensorBoard, WandB
 from polyfed.runs.events import RunStarted
 from polyfed.runs.sink import Sink, Trackers
 from sink_rounds import CONFIG, EXPECTED, a_round, complete, sink_run
@@ -48,7 +45,7 @@ def test_tensorboard_has_every_point_and_hides_what_is_done_again(tmp_path):
     assert set(EXPECTED) <= set(values)
 
 
-# ---- Weights & Biases and MLflow: their calls, with a stand-in that records them
+# ---- Weights & Biases: its calls, with a stand-in that records them
 
 
 class Recorder:
@@ -115,70 +112,6 @@ def test_wandb_is_asked_for_one_private_offline_run_and_gets_every_point(fake_wa
     assert end == ("finish", (), {"exit_code": 1})
 
 
-@pytest.fixture
-def fake_mlflow(monkeypatch) -> SimpleNamespace:
-    fake = SimpleNamespace(uris=[], calls=[])
-    module, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
-
-    def client(tracking_uri: str) -> Recorder:
-        fake.uris.append(tracking_uri)
-        return Recorder(fake.calls)
-
-    module.MlflowClient = client
-    entities.Metric = lambda key, value, timestamp, step: (key, value, step)
-    entities.Param = lambda key, value: (key, value)
-    for name, stand_in in (("mlflow", module), ("mlflow.entities", entities)):
-        monkeypatch.setitem(sys.modules, name, stand_in)
-    for name in ("sqlalchemy", "alembic"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    return fake
-
-
-def test_mlflow_gets_parameters_points_and_the_end(fake_mlflow, tmp_path):
-    sink = MLflow()
-    sink.require()
-    writer = sink.open(sink_run(tmp_path))
-    writer.write(a_round(1))
-    writer.close(failed=False)
-    assert fake_mlflow.uris == [f"sqlite:///{tmp_path / 'mlflow.db'}"]
-    called = {name: (arguments, named) for name, arguments, named in fake_mlflow.calls}
-    assert called["create_run"] == (("7",), {"run_name": "demo", "tags": {"polyfed.run": "run-0001"}})
-    logged = [named for name, _, named in fake_mlflow.calls if name == "log_batch"]
-    assert ("clients.1.dim", "16") in logged[0]["params"]
-    assert ("server/test/image_to_text_r1", 10.0, 1) in logged[1]["metrics"]
-    assert called["set_terminated"][0] == ("m1", "FINISHED")
-    assert json.loads((tmp_path / "mlflow.json").read_text()) == {"tracking_uri": None, "run_id": "m1"}
-
-
-def test_mlflow_goes_on_in_the_run_that_was_created(fake_mlflow, tmp_path):
-    MLflow(tracking_uri="https://example.org").open(sink_run(tmp_path))
-    fake_mlflow.calls.clear()
-    MLflow(tracking_uri="https://example.org").open(sink_run(tmp_path, 1)).close(failed=True)
-    assert fake_mlflow.calls == [
-        ("update_run", ("m1",), {"status": "RUNNING"}),
-        ("set_terminated", ("m1", "FAILED"), {}),
-    ]
-
-
-def test_mlflow_requests_hold_no_more_than_it_takes(fake_mlflow, tmp_path):
-    run = replace(sink_run(tmp_path), config={str(k): "v" * 999 for k in range(250)})
-    writer = MLflow().open(run)
-    metrics = {f"m{k}": 1.0 for k in range(2300)}
-    writer.write([{"round": 1, "participant": "server", "kind": "test", "metrics": metrics}])
-    sizes = [len(next(iter(named.values()))) for name, _, named in fake_mlflow.calls if name == "log_batch"]
-    assert sizes == [100, 100, 50, 1000, 1000, 300]
-    assert max(len(value) for _, value in fake_mlflow.calls[2][2]["params"]) == 500
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("server/test/r@1", "server/test/r1"), ("client/ü (1)/x", "client/_ _1_/x"), ("x" * 300, "x" * 250)],
-)
-def test_names_are_made_to_fit_mlflow(name, expected):
-    assert fit(name) == expected
-
-
 # ---- the same for real, where they are installed
 
 
@@ -205,19 +138,3 @@ def test_wandb_for_real(tmp_path, monkeypatch):
         time.sleep(0.05)
     assert stored == [1, 1]
     assert not list((tmp_path / "wandb").glob("*/files/*"))  # no code, requirements or console output
-
-
-def test_mlflow_for_real(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    for package in MLflow().packages:
-        pytest.importorskip(package)
-    begun_and_resumed(MLflow, tmp_path)
-    client = importlib.import_module("mlflow").MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    identity = json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
-    history = client.get_metric_history(identity, "server/test/image_to_text_r1")
-    assert sorted((point.step, point.value) for point in history) == [(1, 10.0), (2, 20.0)]
-    found = client.get_run(identity)
-    assert found.info.status == "FINISHED"
-    assert found.data.params["clients.1.dim"] == "16"
-    assert found.data.metrics["clients/test/accuracy"] == 30.0
-    assert found.data.metrics["events/client_excluded"] == 1.0

@@ -17,7 +17,6 @@ import polyfed
 from misbehaving import creamfl, failing
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
-from polyfed.reporting.sinks import MLflow
 from polyfed.runs.events import RunStarted
 from polyfed.runs.sink import (
     Record,
@@ -28,7 +27,6 @@ from polyfed.runs.sink import (
     flat_settings,
     round_points,
     round_records,
-    told_settings,
 )
 from sink_rounds import CONFIG, EXPECTED, a_round, complete, sink_run
 
@@ -78,17 +76,12 @@ def test_flat_settings():
 # ---- the family
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_package_is_told_with_what_to_install(name, monkeypatch):
     sink = Sink.model_validate(name)
     monkeypatch.setitem(sys.modules, sink.packages[0], None)  # as if it were not installed
     with pytest.raises(ConfigError, match=rf"sink '{name}' needs .*pip install \"polyfed\[{name}\]\""):
         sink.require()
-
-
-def test_mlflow_needs_a_database_only_where_it_keeps_one():
-    assert MLflow().packages == ("mlflow", "sqlalchemy", "alembic")
-    assert MLflow(tracking_uri="https://example.org").packages == ("mlflow",)
 
 
 # ---- what trackers are told of a machine, and when a package is missing
@@ -127,17 +120,14 @@ def test_no_tracker_is_told_where_data_are_or_what_an_error_says(cli, tmp_path, 
     config["data"]["sources"]["held"] = folder | {"columns": {"image": "image"}, "targets": {"label": "label"}}
     config["data"]["sources"]["asked"] = {"name": "parquet", "path": str(data), "columns": {"text": "text"}}
     config["data"] |= {"dir": str(data), "weights_dir": str(data), "cache_dir": str(data / "cache")}
-    address = {"name": "mlflow", "tracking_uri": f"sqlite:///{data}/mlflow.db"}
     config["run"] |= {"rounds": 2, "output": {"sinks": ["tensorboard", f"{__name__}.Listening"]}}
-    told = Experiment.parse(config | {"run": config["run"] | {"output": {"sinks": [address]}}}).model_dump(mode="json")
-    Listening.heard.append(repr(told_settings(told)))
     run = polyfed.run(Experiment.parse(config), tmp_path / "run")
     board = b"".join(path.read_bytes() for path in (run.folder / "tensorboard").iterdir())
     for words in (*Listening.heard, board.decode(errors="replace")):
         assert not [mark for mark in ("Klinik_Secret", "no GPU left", str(tmp_path)) if mark in words]
     assert "client_excluded" in Listening.heard[-1]
     assert b"events/client_excluded" in board
-    assert "'columns': {'image': 'image'}" in Listening.heard[1]
+    assert "'columns': {'image': 'image'}" in Listening.heard[0]
     for words in (("report", run.folder), ("export", run.folder, "--allow-code"), ("watch", run.folder)):
         assert cli(*words)[0] == 0  # although a third party keeps links in its folder
     for name in ("models", "arrays", ".privacy", "plots"):

@@ -301,22 +301,14 @@ def _leaves(content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def list_command(
-    kind: Annotated[
-        str, typer.Argument(help="presets, settings, methods, models, data, ..., schema (for editors)")
-    ] = "",
+    kind: Annotated[str, typer.Argument(help="presets, settings, methods, models, data, ...")] = "",
     name: Annotated[str, typer.Argument(help="one of them, to see its settings")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show presets, methods, models, data and their settings.
 
-    Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet;
-    polyfed list schema > polyfed.schema.json
+    Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet
     """
-    if kind == "schema":
-        from polyfed.runs.schema import experiment_schema
-
-        typer.echo(json.dumps(experiment_schema(), indent=1))
-        return
     if as_json:
         typer.echo(json.dumps(_content(kind, name), indent=1))
         return

@@ -170,7 +170,7 @@ def _several(value: Any) -> Any:
     return {"name": "joint", "tasks": value} if isinstance(value, list | tuple) else value
 
 
-TaskSettings = Annotated[SerializeAsAny[Task], BeforeValidator(_several, json_schema_input_type=Task | list[Task])]
+TaskSettings = Annotated[SerializeAsAny[Task], BeforeValidator(_several)]
 """A task, or a list of several."""
 
 
@@ -256,7 +256,7 @@ class GroupSettings(Settings):
             }
         return data
 
-    @field_validator("also", mode="before", json_schema_input_type=AlsoSettings | Literal["public"] | None)
+    @field_validator("also", mode="before")
     @classmethod
     def _short_for_public(cls, value: Any) -> Any:
         if value == "public":

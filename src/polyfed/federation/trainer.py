@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
@@ -116,13 +114,8 @@ class Trainer:
         """
         if not loss.requires_grad and not float(loss):  # any other loss without gradient is a mistake, and fails below
             return
-        if loss.numel() != 1:
-            raise RuntimeError(f"a loss is one number, and this has the shape {list(loss.shape)}; take its mean")
         self.zero_grad()
-        # loss.backward(), without its preparations for lists of losses, nested tensors and compilers
-        Variable._execution_engine.run_backward(
-            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+        loss.backward()  # type: ignore[no-untyped-call]
         self.apply(correct)
 
     def zero_grad(self) -> None:

@@ -96,7 +96,7 @@ class OutputSettings(Settings):
         default=True, description="draw figures at the end: PNG files, and in the report; page: there alone"
     )
     sinks: list[SerializeAsAny[Sink]] = Field(
-        default_factory=list, description="trackers that follow the run: tensorboard, wandb, mlflow"
+        default_factory=list, description="trackers that follow the run: tensorboard, wandb"
     )
     keep_rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(),

@@ -58,7 +58,7 @@ class PairTask(Task):
         default=None, ge=2, description="recalls also within blocks of so many samples, shuffled by fold_seed or 0"
     )
 
-    @field_validator("folds", "cutoffs", mode="before", json_schema_input_type=int | tuple[int, ...])
+    @field_validator("folds", "cutoffs", mode="before")
     @classmethod
     def _several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, int) else value
