@@ -116,7 +116,6 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
             "lora 8",
             "lora 8, paired alone",
         ),
-        Answer("pictures alone or texts alone, over a public set", "`change_distillation`", "polyfed/modalities"),
         Answer(
             "samples that lack a picture or a text", "`fedavg`", "polyfed/missing", "drop", "local", "figure", SIXTY
         ),

@@ -190,7 +190,12 @@ def diseased(tiny: Config, folder: Path, **group: Any) -> Config:
     pq.write_table(pa.table(columns), folder / "reports" / "train.parquet")
     pq.write_table(pa.table(columns).slice(0, 45), folder / "reports" / "test.parquet")
     tiny["data"] |= {"dir": str(folder)}
-    tiny["data"]["sources"]["reports"] = {"name": "parquet", "path": "reports", "columns": {"text": "text"}}
+    tiny["data"]["sources"]["reports"] = {
+        "name": "parquet",
+        "path": "reports",
+        "columns": {"text": "text"},
+        "targets": {"label": "edema"},
+    }
     text = tiny["server"]["model"]["encoders"]["text"]
     ill = {"name": "dirichlet", "alpha": 1.0, "min_size": 5, "of": ["edema", "effusion"], "together": "patient"}
     model = {"dim": 8, "encoders": {"text": text}}
@@ -198,7 +203,7 @@ def diseased(tiny: Config, folder: Path, **group: Any) -> Config:
         "count": 4,
         "source": "reports",
         "model": model,
-        "task": "alignment_uniformity",
+        "task": "classification",
         "test": "dealt",
         "partition": ill,
     }
@@ -263,7 +268,9 @@ def test_natural_clients_are_tested_on_their_own_country(tiny: Config, tmp_path:
 
 
 def test_without_labels_a_test_is_dealt_by_size(tiny: Config, tmp_path: Path) -> None:
-    federation = federation_of(diseased(tiny, tmp_path, count=3, partition="iid"))
+    config = diseased(tiny, tmp_path, count=3, partition="iid")
+    del config["data"]["sources"]["reports"]["targets"]
+    federation = federation_of(config)
     assert [len(federation.test(member)) for member in federation.members.values()] == [15, 15, 15]
     assert federation.holding(federation.members["reports-0"])["test"]["labels"] is None
 

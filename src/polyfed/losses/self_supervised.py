@@ -1,13 +1,12 @@
-"""Losses of two views of a batch, without labels: BYOL, and alignment and uniformity."""
+"""Losses of two views of a batch, without labels: BYOL."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -83,36 +82,3 @@ class TargetNetwork(nn.ModuleDict):
         # in the order of both, which a deep copy keeps
         for slow, fast in zip(self.parameters(), self._leaders, strict=True):
             slow.lerp_(fast, self._pace)
-
-
-@in_full_precision
-def alignment(u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], groups: Int64[Tensor, " b"]) -> Float[Tensor, ""]:
-    """Mean of ||u_i - v_j||^2 over all i, j of one group, i = j among them; from 0 to 4.
-
-    Args:
-        u: first views, unit L2 norm.
-        v: second views of the same samples, likewise.
-        groups: samples with equal numbers are views of the same thing, as captions of one picture are.
-
-    >>> x, captions_of_one_picture = torch.eye(2), torch.tensor([0, 0])
-    >>> float(alignment(x, x, torch.arange(2))), float(alignment(x, x, captions_of_one_picture))
-    (0.0, 1.0)
-    """
-    return (2 - 2 * u @ v.T)[groups[:, None] == groups].mean()
-
-
-@in_full_precision
-def uniformity(
-    u: Float[Tensor, "b d"], v: Float[Tensor, "b d"], groups: Int64[Tensor, " b"], t: float = 2.0
-) -> Float[Tensor, ""]:
-    """log mean of exp(-t ||u_i - v_j||^2) over all i, j of different groups; the lower, the more evenly they spread.
-
-    0 if all samples are of one group. A higher ``t`` looks at near pairs more. Arguments as ``alignment``.
-
-    >>> near, far = torch.tensor([[1.0, 0.0], [0.8, 0.6]]), torch.eye(2)
-    >>> [round(float(uniformity(x, x, torch.arange(2))), 2) for x in (near, far)]
-    [-0.8, -4.0]
-    """
-    squares = (2 - 2 * u @ v.T)[groups[:, None] != groups]
-    # of no squares the logarithm is -inf; their sum is 0 and still has a gradient
-    return torch.logsumexp(-t * squares, 0) - math.log(len(squares)) if len(squares) else squares.sum()
