@@ -149,7 +149,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path) -> None:
-    encoders = StarterEncoders.of(None, None, weights)
+    encoders = StarterEncoders.of(None, None, weights, ())
     assert encoders.names == {"image": "owner/vit", "text": "bert"}
     text = starter_text("mine", "mine.yaml", starter_sources({"pairs": data / "photos"}, {}), encoders=encoders)
     written = yaml.safe_load(text)
@@ -161,9 +161,9 @@ def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path
     assert not {"targets", "warmup_rounds"} & set(written["algorithm"])
     short = starter_text("m", "m.yaml", starter_sources({"pairs": data / "photos"}, {}), rounds=2, encoders=encoders)
     assert yaml.safe_load(short)["algorithm"]["warmup_rounds"] == 1, "shorter than the run"
-    assert StarterEncoders.of("small-vit", None, weights).names["image"] == "small-vit"
+    assert StarterEncoders.of("small-vit", None, weights, ()).names["image"] == "small-vit"
     with pytest.raises(ConfigError, match="--image-encoder: no folder 'missing'"):
-        StarterEncoders.of("missing", None, weights)
+        StarterEncoders.of("missing", None, weights, ())
 
 
 def test_without_pretrained_encoders_it_says_what_to_expect_and_where_to_get_them(cli: Cli, data: Path) -> None:

@@ -89,7 +89,7 @@ def init_command(
             typer.echo(f"warning: {warning}")
         for line in encoders.languages(source.texts):
             typer.echo(line)
-    if missing := encoders.missing(starter.pretrained_modalities(paths)):
+    if missing := [part for part in starter.pretrained_modalities(paths) if part not in encoders.names]:
         typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
 

@@ -104,7 +104,6 @@ class Trainer:
         self.training, self._clock, self._epochs = training, clock, epochs
         self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
         self._base = [group["lr"] for group in self.optimizer.param_groups]
-        self._rated: Epoch | None = None  # that the optimiser has the rates of
         self.steps = 0  # since it was made
 
     def step(self, loss: Tensor, correct: Correction | None = None) -> None:
@@ -128,10 +127,8 @@ class Trainer:
             correct({name: value.grad for name, value in reached.items() if value.grad is not None}, reached)
         # after the correction, which is part of the step that is clipped
         clip_gradients([value for _, value in self._named], self.training.optimizer.clip)
-        if self._rated is not self._epochs.now:
-            self._rated = self._epochs.now
-            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
         self.optimizer.step()
         self.steps += 1
 
@@ -153,7 +150,6 @@ class Trainer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore ``state``, to which learning rates do not belong."""
         load_optimizer_tensors(self.optimizer, self._named, state)
-        self._rated = None
 
 
 @dataclass

@@ -140,9 +140,7 @@ class StarterEncoders:
     weights: Path | None = None
 
     @classmethod
-    def of(
-        cls, image: str | None, text: str | None, weights: Path | None, texts: Sequence[str] = ()
-    ) -> StarterEncoders:
+    def of(cls, image: str | None, text: str | None, weights: Path | None, texts: Sequence[str]) -> StarterEncoders:
         """The networks that are named, else the largest of a bearable size below the folder of weights.
 
         Of networks for ``texts`` that are not English, those that are not for English alone come first.
@@ -172,9 +170,6 @@ class StarterEncoders:
             f"warning: texts seem to be {language}, and {name} knows English alone, unless its card says otherwise; "
             f"--text-encoder {_MULTILINGUAL} is multilingual (from the hub, or in that folder of {place})"
         ]
-
-    def missing(self, parts: Sequence[str]) -> list[str]:
-        return [part for part in parts if part not in self.names]
 
     def is_averaged(self, part: str) -> bool:
         """Whether its network was trained with the mean of its positions."""
@@ -545,7 +540,7 @@ def starter_text(
         rounds=rounds,
         encoders=encoders,
         tokenizer="wordpiece" if has_pairs else "hashing",
-        scratch=encoders.missing(modalities_of(kinds)),
+        scratch=[part for part in modalities_of(kinds) if part not in encoders.names],
         batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
     )
     return text
