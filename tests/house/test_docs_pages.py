@@ -23,7 +23,7 @@ from study_records import PAPERS, RECORDS, STUDIES, records
 def test_the_pages_are_those_of_the_records() -> None:
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "make pages"
-    assert {*PAPERS.rglob("*.svg"), *pages.ROOT.glob(pages.GAINS)} == {*pages.pictures()}
+    assert {*PAPERS.rglob("*.svg"), *(pages.ROOT / name for name in (pages.GAINS, pages.COST))} == {*pages.pictures()}
     assert len(records()) == len([*PAPERS.glob(f"*/{RECORDS}/*")])
 
 
