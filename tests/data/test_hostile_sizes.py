@@ -22,6 +22,7 @@ from PIL import Image
 from item_tables import column_of
 from polyfed.core.errors import DataError
 from polyfed.data.files import regular_bytes
+from polyfed.data.sounds import waveform
 from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.parquet import Parquet
 from polyfed.data.view import DataContext
@@ -192,7 +193,7 @@ def test_a_recording_of_an_unheard_rate_is_refused_before_it_is_resampled(tmp_pa
 
 def test_a_recording_that_would_be_of_days_is_refused() -> None:
     with pytest.raises(ValueError, match=r"800,000,000 samples at 8,000 a second, the limit is 268,435,456"):
-        gallery_entry(recording(1, 100_000))
+        waveform(recording(1, 100_000), 8_000)
     assert gallery_entry(recording(1_000_000)).picture
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -22,7 +24,8 @@ def followed(page: str, cli: Callable[..., tuple[int, str, str]]) -> str:
     text, printed = (PAGES / f"{page}.md").read_text(encoding="utf-8"), ""
     for language, block in re.findall(r"^```(python|bash)\n(.*?)^```\n", text, re.M | re.S):
         if language == "python":
-            exec(block, {})
+            with contextlib.redirect_stderr(io.StringIO()):  # progress of data sets that are saved
+                exec(block, {})
             continue
         for command in block.splitlines():
             code, out, err = cli(*shlex.split(f"{command} {QUICK if ' run ' in command else ''}")[1:])

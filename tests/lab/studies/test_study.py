@@ -156,7 +156,7 @@ def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:
         ("nothing", "no study file 'nothing'"),
         ("a.yaml", "cannot read study"),
         ("b.yaml", "must be a mapping"),
-        ("c.yaml", "c.yaml: extends: no study file 'demo'; since 0.4 it is papers/"),
+        ("c.yaml", "c.yaml: extends: no study file 'demo'; studies of papers are files"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
