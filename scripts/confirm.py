@@ -70,7 +70,7 @@ class Again:
         columns = {
             name: own
             for name, own in study.columns_of(cell.row).items()
-            if name in recorded and own.component_name() not in TIMED
+            if name in recorded and own.component_name() not in TIMED and (not own.once or cell.seed == study.seeds[0])
         }
         folder = cell.folder(store)
         execute(Order(cell.experiment, folder, list(columns.values()), self.places, "records", cell.sources))
