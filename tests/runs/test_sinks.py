@@ -24,11 +24,10 @@ from polyfed.runs.sink import (
     SinkRun,
     SinkWriter,
     Trackers,
-    flat_settings,
     round_points,
     round_records,
 )
-from sink_rounds import CONFIG, EXPECTED, a_round, complete, sink_run
+from sink_rounds import EXPECTED, a_round, complete, sink_run
 
 # ---- what a round is made of
 
@@ -59,18 +58,6 @@ def test_round_zero_sends_nothing_and_takes_no_time():
     assert round_records(0, []) == [
         {"round": 0, "participant": "server", "kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
     ]
-
-
-def test_flat_settings():
-    assert flat_settings(CONFIG) == {
-        "name": "demo",
-        "run.rounds": 3,
-        "run.seed": 0,
-        "clients.0.dim": 8,
-        "clients.1.dim": 16,
-        "server": None,
-    }
-    assert flat_settings({"a": {}, "b": []}) == {}
 
 
 # ---- the family

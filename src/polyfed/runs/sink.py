@@ -249,18 +249,3 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> dict[
         finite = [value for value in own if math.isfinite(value)]
         values[f"clients/{name}"] = fmean(finite) if finite else math.nan
     return values | {f"events/{name}": float(number) for name, number in events.items()}
-
-
-def flat_settings(config: Any, prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": [1, 2]}}`` as ``{"a.b.0": 1, "a.b.1": 2}``; empty mappings and lists are left out."""
-    if isinstance(config, Mapping):
-        parts: Iterable[tuple[Any, Any]] = config.items()
-    elif isinstance(config, list | tuple):
-        parts = enumerate(config)
-    else:
-        return {prefix: config}
-    return {
-        path: value
-        for key, part in parts
-        for path, value in flat_settings(part, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
