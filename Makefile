@@ -118,10 +118,15 @@ clean:
 results: install
 	$(BIN)/polyfed study $(if $(STUDY),run $(STUDY) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)),list)
 
-# recorded cells, drawn by DRAW, run again and compared with their records; without DATA those of generated data
+# the queue of evidence: what the records of papers/ lack, from a clean clone of COMMIT, at the lowest priority
+.PHONY: evidence
+evidence: install
+	$(BIN)/python scripts/evidence.py --jobs $(or $(JOBS),1) --commit $(or $(COMMIT),HEAD) $(if $(HOURS),--hours $(HOURS)) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)) $(if $(STUDY),--only $(STUDY))
+
+# a drawn cell of each row of STUDY's record, or of all records, run again and compared with it
 .PHONY: confirm
 confirm: install
-	$(BIN)/python scripts/confirm.py $(STUDY) --cells $(or $(CELLS),1) --draw $(or $(DRAW),0) --within $(or $(WITHIN),0) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS))
+	$(BIN)/python scripts/confirm.py $(STUDY) --draw $(or $(DRAW),0) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS))
 
 # pages of papers/ and blocks of docs/ from the records in papers/, and the table of what protects each method; FROM=runs/studies takes over what was run there before
 .PHONY: pages

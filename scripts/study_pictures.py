@@ -1,4 +1,4 @@
-"""Pictures of a page beside a table: how rows were tuned, whether validation still rises, what an outcome costs."""
+"""Pictures of a page beside a table: whether validation still rises, what an outcome costs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from functools import partial
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
-from polyfed.lab.studies.cells import Chosen
 from polyfed.lab.studies.curves import Curve
 from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of, role_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import ROUND, Drawing, RegimeMap, Study, point_label
 from polyfed.lab.studies.tables import ClaimMap
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.figures import COLOURS, GREY, ROLES, ROLES_IN_WORDS, figure_grid, styled, whole_rounds
-from polyfed.runs.tuning import choice_label
+from polyfed.reporting.figures import GREY, ROLES, ROLES_IN_WORDS, figure_grid, styled, whole_rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_POINTS, _MOST_SEARCHES = 8, 40  # panels
+_MOST_POINTS = 8  # panels
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,8 @@ class Picture:
 
 
 def pictures_of(results: Results) -> list[Picture]:
-    """Searches and curves, where there are any, and what the study asks for."""
+    """Curves, where there are any, and what the study asks for."""
     pictures, counts = [], dict[str, int]()
-    if 0 < len(_searches(results)) <= _MOST_SEARCHES:
-        pictures.append(Picture("search", "", partial(draw_searches, results)))
     if results.curves:
         few = len({point for _, point in results.curves}) <= _MOST_POINTS
         pictures += [Picture("curves", curves_sentence(results), partial(draw_curves, results))] if few else []
@@ -65,76 +61,6 @@ def pictures_of(results: Results) -> list[Picture]:
         counts[kind] = counts.get(kind, 0) + 1
         pictures.append(Picture(f"{kind}-{counts[kind]}", sentence, draw))
     return pictures
-
-
-# ---- searches
-
-
-def _searches(results: Results) -> dict[str, tuple[str, Chosen]]:
-    """Title -> row, and what was tried; of a row that has one search for all points once."""
-    searches: dict[str, tuple[str, Chosen]] = {}
-    for row in results.study.rows:
-        own = {point: chosen for (name, point), chosen in results.chosen.items() if name == row}
-        first = next(iter(own.values()), None)
-        alike = all(chosen == first for chosen in own.values())
-        searches |= {row if alike else f"{row} ({point_label(at)})": (row, chosen) for at, chosen in own.items()}
-    return {title: (row, chosen) for title, (row, chosen) in searches.items() if len(chosen.scores) > 1}
-
-
-def _factors(candidate: str, kinds: Sequence[str]) -> dict[str, float]:
-    """Kind -> factor, of a candidate in words (``choice_label``)."""
-    given = (part.rpartition(" x ") for part in candidate.split(", ") if " x " in part)
-    return dict.fromkeys(kinds, 1.0) | {name: float(factor) for name, _, factor in given}
-
-
-@styled
-def draw_searches(results: Results) -> Figure:
-    """A panel a row: its candidates over the factor of each kind of settings, joined where they differ in it alone."""
-    searches = _searches(results)
-    plan, used = results.study.tuning, [kind for _, chosen in searches.values() for kind in chosen.factors]
-    kinds = [kind for kind in dict.fromkeys([*(plan.settings if plan else ()), *used]) if kind in used]
-    tried = {title: {name: _factors(name, kinds) for name in chosen.scores} for title, (_, chosen) in searches.items()}
-    steps = [round(math.log2(factor)) for own in tried.values() for one in own.values() for factor in one.values()]
-    ticks = range(min(steps), max(steps) + 1)
-    across = min(5, len(searches))
-    figure, panels = figure_grid(-(-len(searches) // across), across, width=8.8 / across, height=1.5)
-    for axes, (title, (row, chosen)) in zip(panels, searches.items(), strict=False):
-        for kind in chosen.factors:
-            _draw_search(axes, chosen, tried[title], kind, COLOURS[kinds.index(kind) % len(COLOURS)])
-        axes.set_title(title, fontsize=8, color=ROLES[role_of(results.study, row)], fontweight="bold")
-        axes.set_xticks(ticks, [f"{2**at}" if at >= 0 else f"1/{2**-at}" for at in ticks])
-        axes.set_xlim(ticks[0] - 0.4, ticks[-1] + 0.4)
-        axes.tick_params(labelsize=7)
-        axes.locator_params(axis="y", nbins=4)
-        axes.margins(y=0.15)
-    for axes in panels[len(searches) :]:
-        axes.set_axis_off()
-    for kind, colour in zip(kinds, COLOURS, strict=False):
-        panels[0].plot([], [], color=colour, marker="o", markersize=3, label=kind)
-    meaning = (
-        "validation over the factor of what a row has; whiskers: standard deviation over seeds; hollow: one seed; "
-        "ring: chosen, square: at an end"
-    )
-    below: Any = {"loc": "outside lower left", "title": meaning, "title_fontsize": 8, "alignment": "left"}
-    figure.legend(ncols=len(kinds), fontsize=8, handlelength=1.6, **below)
-    return figure
-
-
-def _draw_search(axes: Axes, chosen: Chosen, tried: Mapping[str, Mapping[str, float]], kind: str, colour: str) -> None:
-    """Lines of candidates that differ in a kind alone."""
-    lines: dict[Any, list[tuple[float, str]]] = {}
-    for name, factors in tried.items():
-        beside = tuple(factor for other, factor in factors.items() if other != kind)
-        lines.setdefault(beside, []).append((math.log2(factors[kind]), name))
-    for line in (sorted(line) for line in lines.values() if len(line) > 1):
-        steps, (means, reach) = [step for step, _ in line], _drawn(Spread.of(chosen.scores[name]) for _, name in line)
-        axes.errorbar(steps, means, yerr=reach, color=colour, marker="o", markersize=3, linewidth=1, elinewidth=0.8)
-        for (step, name), mean in zip(line, means, strict=True):
-            if len(chosen.scores[name]) < chosen.seeds:
-                axes.plot(step, mean, "o", color="white", markersize=1.5, zorder=3)
-        if (best := choice_label(chosen.factors)) in (names := [name for _, name in line]):
-            at, mark = names.index(best), "s" if kind in chosen.ends else "o"
-            axes.plot(steps[at], means[at], mark, markersize=8, markerfacecolor="none", markeredgecolor=colour)
 
 
 def _drawn(spreads: Iterable[Spread]) -> tuple[list[float], list[float]]:

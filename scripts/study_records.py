@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, markdown
-from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand, Verdict
+from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import SMALL, Point, Study, point_label
 from polyfed.lab.studies.study_files import study_files
-from polyfed.lab.studies.tables import (
-    cell_text,
-    claim_evidence,
-    difference_texts,
-    shapley_tables,
-)
+from polyfed.lab.studies.tables import cell_text, claim_evidence, shapley_tables
+from polyfed.reporting.statistics import Comparison
 from polyfed.reporting.tables import format_number
 from polyfed.runs.tuning import choice_label
 from study_pictures import Picture, pictures_of
@@ -34,11 +31,32 @@ STUDIES = study_files(PAPERS)
 """Path below papers/ without its ending -> file."""
 RECORDS = "records"
 SCALES = (SMALL, "paper")
-VERDICTS: tuple[Verdict, ...] = ("held", "contradicted", "open")
-_LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0, "curves": 1, "again": 1}
+OUTCOMES = ("seen", "not seen here", "undecided")
+"""What a claim's verdict says of it: left is where it is claimed to be, it is not, or neither is known."""
+_LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0, "code": 1, "curves": 1, "again": 1}
 """Key of a record -> levels below it of which each entry has a line."""
 _MOST = 12  # columns of a table
-_OF_CLONE = re.compile(r'"/[^"]*/(papers/\w+/\w+\.py:\w+)(?=")')
+_OF_CLONE = re.compile(r'"/[^"]*/(papers/\w+/[\w-]+\.(?:py:\w+|yaml))(?=")')
+
+
+_CLOSE = 0.3  # standard deviations over seeds within which a figure counts as the recorded one
+
+
+@dataclass(frozen=True)
+class Again:
+    """A drawn cell that was run again.
+
+    Attributes:
+        cell: Its label.
+        code: Version and state of the code.
+        distance: Largest distance of a figure from the record, in standard deviations over the row's seeds; 0: equal.
+        figures: Column -> recorded figure, and the one of the rerun, where they differ.
+    """
+
+    cell: str
+    code: str
+    distance: float = 0.0
+    figures: Mapping[str, Sequence[float | str | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,13 +67,29 @@ class StudyRecord:
         name: of the study, such as ``creamfl/t1``.
         scale: small or paper.
         results: what was run, with the study as it was then.
-        again: cells that were run again later -> what they have by then in place of what; empty: all is equal.
+        again: Row -> its cell that was run again, at which state of the code, and the figures that were others then.
     """
 
     name: str
     scale: str
     results: Results
-    again: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    again: Mapping[str, Again] = field(default_factory=dict)
+
+    @property
+    def hidden(self) -> list[str]:
+        """Rows whose cell has other figures by now."""
+        return [row for row, again in self.again.items() if again.distance > _CLOSE]
+
+    def mark(self, row: str) -> str:
+        """What is said of a row's rerun beside its name."""
+        if row not in self.again:
+            return "°"
+        return "~" if self.again[row].distance else ""
+
+    @staticmethod
+    def is_of(label: str, rows: Collection[str]) -> bool:
+        """True if a cell is one of these rows."""
+        return any(label.startswith(f"{row}, ") for row in rows)
 
     @property
     def label(self) -> str:
@@ -87,7 +121,13 @@ class StudyRecord:
 
     @cached_property
     def judgements(self) -> list[Judgement]:
-        return self.results.judgements()
+        """The study's verdicts; a row of which no cell was run again decides nothing."""
+        return [
+            replace(item, why=item.why or "not run again")
+            if {one.row for one in item.claim.operands} - {*self.again}
+            else item
+            for item in self.results.judgements()
+        ]
 
     def compared(self, claim: Claim) -> Hashable:
         """Runs and columns of either side, the upper one first: equal for claims that say the same, in any study."""
@@ -105,8 +145,6 @@ class StudyRecord:
         sides = [tuple(map(runs, side)) for side in claim.sides]
         return (
             *(sides if claim.sign.startswith(">") else sides[::-1]),
-            claim.margin,
-            claim.sign[1:],
             claim.is_of_spreads,
         )
 
@@ -130,24 +168,23 @@ class StudyRecord:
     def state(self) -> str:
         """Verdicts counted, those on settings apart."""
         own, of_settings = (
-            _counted(item.verdict for item in self.judgements if (item.claim.kind == "setting") == is_setting)
+            _counted(outcome(item) for item in self.judgements if (item.claim.kind == "setting") == is_setting)
             for is_setting in (False, True)
         )
         counts = "; ".join(filter(None, (own, of_settings and f"on settings {of_settings}"))) or "run"
-        complete = len(self.results.cells) == cells(self.study) and not self.results.causes
+        complete = len(self.results.cells) >= cells(self.study) and not self.results.causes
         return counts if complete else f"in part: {counts}"
 
     # ---- its lines on a page
 
     @property
     def claims(self) -> list[str]:
-        """``method, held: A > B on r1_sum: +4.11 (+3.35 to +4.86), p 0.004``."""
+        """``method, above: A > B on r1_sum: +4.11 (+3.35 to +4.86), p 0.004``."""
         lines = []
         for item in self.judgements:
             claim, about, verdict, seeds, mean, interval, p = claim_evidence(item, self.study)
             evidence = "" if item.sample is None else f": {mean}{_within(interval)}" + ("" if p == "-" else f", p {p}")
-            few = "" if seeds in ("0", str(len(self.study.seeds))) else f" ({seeds} seeds)"
-            lines.append(f"{about}, {verdict}: {markdown(claim)}{markdown(evidence)}{few}")
+            lines.append(f"{about}, {verdict}: {markdown(claim)}{markdown(evidence)}, {seeds} seeds")
         return lines
 
     @property
@@ -170,21 +207,18 @@ class StudyRecord:
         is_named = len(columns) > 1 or not study.axes
         places = list(product(study.points, columns))
         heads = [", ".join(filter(None, (column * is_named, point_label(point)))) for point, column in places]
-        lines = [[row, *(_figure(results, row, *place) for place in places)] for row in study.rows]
+        lines = [[f"{row}{self.mark(row)}", *(_figure(results, row, *place) for place in places)] for row in study.rows]
         judged = next((claim.left[0].column for claim in study.claims.to_judge), columns[0])
         if not study.axes and study.columns[judged].is_outcome and len(study.rows) > 1:
             heads.append(f"{judged} minus {results.reference}")
-            lines = [[*line, self._minus(line[0], judged)] for line in lines]
+            lines = [[*line, self._minus(row, judged)] for row, line in zip(study.rows, lines, strict=True)]
         lines = [("" if is_named else columns[0], *heads), *(line for line in lines if any(line[1:]))]
         return table(*(list(zip(*lines, strict=True)) if len(lines) <= _MOST < len(heads) else lines))
 
     def _minus(self, row: str, column: str) -> str:
         (point,), results = self.study.points, self.results
-        sample = results.difference((row, point, column), (results.reference, point, column))
-        if row == results.reference or sample is None:
-            return ""
-        _, mean, interval, _ = difference_texts(sample, self.study.columns[column].digits)
-        return f"{mean}{_within(interval)}"
+        comparison, _ = results.against(row, results.reference, point, column)
+        return "" if row == results.reference or comparison is None else comparison_text(comparison)
 
     @property
     def costs(self) -> str:
@@ -238,26 +272,36 @@ class StudyRecord:
         """``clients' rate, server's rate, 9 candidates. clients' rate x 2: creamfl; as given: fedavg.``"""
         if self.study.tuning is None or not self.results.chosen:
             return ""
-        chosen = sorted({(choice_label(item.factors), self._at(*at)) for at, item in self.results.chosen.items()})
-        by_choice = ((choice, [row for _, row in rows]) for choice, rows in groupby(chosen, key=lambda one: one[0]))
-        told = "; ".join(f"{choice}: {_listed(rows)}" for choice, rows in by_choice)
-        ends = {self._at(*at): None for at, item in self.results.chosen.items() if item.ends}
-        spent = f" A better one may lie beyond what was tried: {_listed(list(ends))}." if ends else ""
-        return markdown(f"{self.study.tuning.in_words}. {told}.{spent}")
-
-    def _at(self, row: str, point: Point) -> str:
-        """A row, with its point where it has other settings at others."""
-        at_all = {choice_label(item.factors) for (one, _), item in self.results.chosen.items() if one == row}
-        return f"{row} ({point_label(point)})" if len(at_all) > 1 else row
-
-
-def _counted(verdicts: Iterable[Verdict]) -> str:
-    known = Counter(verdicts)
-    return ", ".join(f"{known[name]} {name}" for name in (*VERDICTS, "not run") if known[name])
+        by_row: dict[str, Counter[str]] = {}
+        ends: dict[str, set[int | None]] = {}
+        for (row, _, seed), item in self.results.chosen.items():
+            by_row.setdefault(row, Counter())[choice_label(item.factors)] += 1
+            ends.setdefault(row, set()).update([seed] * bool(item.ends))
+        told = "; ".join(
+            f"{row}: {', '.join(f'{choice} ({n})' for choice, n in own.most_common())}" for row, own in by_row.items()
+        )
+        spent = [f"{row} ({len(seeds)})" for row, seeds in ends.items() if seeds]
+        more = f" A better one may lie beyond what was tried: {', '.join(spent)}." if spent else ""
+        return markdown(f"{self.study.tuning.in_words}; (n): so many seeds. {told}.{more}")
 
 
-def _listed(rows: Sequence[str]) -> str:
-    return ", ".join(rows) if len(rows) <= _MOST else f"{len(rows)} of them"
+def outcome(item: Judgement) -> str:
+    """Seen, not seen here, undecided or not run."""
+    if item.verdict in ("undecided", "not run"):
+        return item.verdict
+    return "seen" if item.is_seen else "not seen here"
+
+
+def comparison_text(comparison: Comparison, digits: int = 1) -> str:
+    """``+4.1 (+3.3 to +4.9)``."""
+    low, high = comparison.interval
+    within = "" if math.isnan(low) or low == high else f" ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{comparison.estimate:+.{digits}f}{within}"
+
+
+def _counted(outcomes: Iterable[str]) -> str:
+    known = Counter(outcomes)
+    return ", ".join(f"{known[name]} {name}" for name in (*OUTCOMES, "not run") if known[name])
 
 
 def _within(interval: str) -> str:
@@ -305,15 +349,24 @@ def records(home: Path = PAPERS) -> list[StudyRecord]:
     found = []
     for name, scale in product(STUDIES, SCALES):
         if (path := home / record_path(name, scale)).is_file():
-            content = file_json(path.read_bytes())
-            study, again = parse_settings(Study, content.pop("study")), content.pop("again", {})
-            found.append(StudyRecord(name, scale, Results.from_json(study, content), again))
+            found.append(read_record(name, scale, path))
     return sorted(found, key=lambda record: (record.name.partition("/")[0], place(record.study)))
 
 
-def record_text(results: Results, again: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Study and results as JSON, a figure a line; analyses of papers/ stand there without the folder of the clone."""
-    content = {"study": results.study.content(), **results.to_json(), **({"again": again} if again else {})}
+def read_record(name: str, scale: str, path: Path) -> StudyRecord:
+    """A record as ``record_text`` wrote it."""
+    content = file_json(path.read_bytes())
+    study, again = content.pop("study"), content.pop("again", {})
+    if tuning := study.get("tuning"):
+        tuning["table"] = tuning.get("table") and str(PAPERS.parent / tuning["table"])
+    results = Results.from_json(parse_settings(Study, study), content)
+    return StudyRecord(name, scale, results, {row: Again(**one) for row, one in again.items()})
+
+
+def record_text(results: Results, again: Mapping[str, Again] | None = None) -> str:
+    """Study and results as JSON, a figure a line; files of papers/ stand there without the folder of the clone."""
+    content = {"study": results.study.content(), **results.to_json()}
+    content |= {"again": {row: asdict(one) for row, one in again.items()}} if again else {}
     entries = (f"{json.dumps(key)}: {_lines(value, _LEVELS.get(key, 0))}" for key, value in content.items())
     return "{\n" + _OF_CLONE.sub(r'"\1', ",\n".join(entries)) + "\n}\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -173,17 +173,19 @@ def rates(*factors: float) -> Kind:
     return Kind({"lr": 0.1}, factors)
 
 
-def searched(landscape: Landscape, kinds: Mapping[str, Kind], most: int = 9) -> tuple[PatternSearch, list[list[str]]]:
+def searched(
+    landscape: Landscape, kinds: Mapping[str, Kind], most: int = 9, once: bool = False
+) -> tuple[PatternSearch, list[list[str]]]:
     """A search to its end, and what was due together."""
-    search, steps, known = PatternSearch(kinds, most), [], dict[str, list[float]]()
+    search, steps, known = PatternSearch(kinds, most, once=once), [], dict[str, float]()
 
-    def figures(choice: Choice) -> list[float] | None:
+    def figures(choice: Choice) -> float | None:
         return known.get(choice_label(choice))
 
     while due := search.advance(figures):
         assert search.advance(figures) == due  # to ask changes nothing
         steps.append([", ".join(f"{factor:g}" for factor in choice.values()) for choice in due])
-        known |= {choice_label(choice): [landscape(*choice.values())] for choice in due}
+        known |= {choice_label(choice): landscape(*choice.values()) for choice in due}
     return search, steps
 
 
@@ -226,39 +228,12 @@ def test_a_ladder_ends_at_its_ends_and_says_so_where_it_could_go_on() -> None:
     assert searched(peak(8), {"rate": rates()}, 6)[0].ends == []
 
 
-def over_seeds(landscape: Callable[[float], Sequence[float]], most: int = 25) -> PatternSearch:
-    """A search over one kind with three seeds."""
-    search = PatternSearch({"rate": rates()}, most, seeds=3)
-
-    def figures(choice: Choice) -> Sequence[float]:
-        values = landscape(choice["rate"])
-        return values[:1] if search.scores and search.is_hopeless(values[0]) else values
-
-    search.advance(figures)
-    return search
-
-
-def test_what_cannot_be_told_from_the_best_gives_way_to_what_there_is() -> None:
-    """Spread 1: twice the rate is better by 0.9, and then by 1.2."""
-    near = over_seeds(lambda rate: [{1: 10, 2: 10.9, 0.5: 9.5}.get(rate, 8.9) + seed for seed in (-1, 0, 1)])
-    assert (near.spread, near.best, near.chosen) == (pytest.approx(1.0), {"rate": 2.0}, {"rate": 1.0})
-    far = over_seeds(lambda rate: [{1: 10, 2: 11.2, 0.5: 9.5}.get(rate, 9.3) + seed for seed in (-1, 0, 1)])
-    assert (far.best, far.chosen, far.ends) == ({"rate": 2.0}, {"rate": 2.0}, [])
-
-
-def test_the_search_goes_on_beyond_a_best_one_that_was_not_chosen() -> None:
-    """Each doubling gains less than the spread, all of them more: the end is not where it stopped to look."""
-    search = over_seeds(lambda rate: [10 + 0.6 * min(math.log2(rate), 4) + seed for seed in (-1, 0, 1)])
-    assert (search.best, search.chosen, search.is_surrounded) == ({"rate": 16.0}, {"rate": 8.0}, True)
-
-
-def test_a_hopeless_candidate_has_one_figure_and_is_out() -> None:
-    search = over_seeds(lambda rate: [10 - 2.1 * (rate == 2), 11 + 90 * (rate == 2), 12])
-    figures = {choice["rate"]: len(values) for choice, values in search.scores}
-    assert figures == {1.0: 3, 2.0: 1, 0.5: 3}
-    assert search.chosen == {"rate": 1.0}
-    failed = over_seeds(lambda rate: [NAN if rate == 2 else 10.0 - rate, 11, 12])
-    assert [len(values) for choice, values in failed.scores if choice == {"rate": 2.0}] == [1]
+def test_kinds_that_are_searched_once_have_so_many_candidates_each() -> None:
+    search, steps = searched(peak(16, 0.5), {"a": rates(), "b": rates()}, 5, once=True)
+    assert steps == [["1, 1"], ["2, 1", "0.5, 1"], ["4, 1"], ["8, 1"], ["8, 2", "8, 0.5"], ["8, 0.25"]]
+    assert (search.best, search.ends) == ({"a": 8.0, "b": 0.5}, ["a"])
+    ridge = searched(lambda a, b: -abs(math.log2(a) - 2 * math.log2(b)), {"a": rates(), "b": rates()}, 5, once=True)[1]
+    assert [step[0][0] for step in ridge] == ["1", "2", "1"]  # it does not come back to the first kind
 
 
 def test_whole_numbers_stay_whole_and_at_least_one() -> None:

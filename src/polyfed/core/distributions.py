@@ -44,9 +44,9 @@ def beta_quantile(share: float, a: float, b: float) -> float:
 
 
 @cache  # it takes milliseconds, and tables ask for few degrees very often
-def student_reach(degrees: float) -> float:
-    """Within how many standard errors of 0 Student's t of so many degrees of freedom is in 95 % of draws."""
-    share = beta_quantile(LEVEL, 0.5, degrees / 2)
+def student_reach(degrees: float, level: float = LEVEL) -> float:
+    """Half width, in standard errors, of the central interval of Student's t that holds a share ``level`` of draws."""
+    share = beta_quantile(level, 0.5, degrees / 2)
     return math.sqrt(degrees * share / (1 - share))
 
 

@@ -1,5 +1,3 @@
-"""The version of polyfed, and the generation of its figures."""
+"""The version of polyfed."""
 
 __version__ = "0.4.0"
-# of figures: a commit after which runs have others, as benchmarks/bits.py tells, raises it; earlier records are stale
-GENERATION = 1

@@ -1,16 +1,16 @@
-"""Paired samples over seeds: means, spreads, intervals, and tests."""
+"""Paired samples over seeds: means, spreads, intervals, and the one test that gives verdicts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from statistics import fmean, pstdev, stdev
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from polyfed.core.distributions import student_beyond, student_reach
+from polyfed.core.distributions import LEVEL, student_beyond, student_reach
 
 FEWEST_SEEDS = 5
 """Below these a difference is no claim."""
@@ -87,11 +87,6 @@ class PairedSample:
         return list(self.by_seed)
 
     @property
-    def is_above(self) -> bool:
-        """Whether the first configuration is above the second."""
-        return self.mean > 0
-
-    @property
     def mean(self) -> float:
         return finite_mean(self.values)
 
@@ -122,27 +117,29 @@ class PairedSample:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the mean: mean -+ t(n - 1, 0.975) spread / sqrt(n); NaN if single or exact."""
+        return self.interval_at(LEVEL)
+
+    def interval_at(self, level: float) -> tuple[float, float]:
+        """Confidence interval of the mean at another level."""
         count = 1 if self.is_exact else len(self.values)
-        reach = student_reach(count - 1) * self.spread / math.sqrt(count) if count > 1 else math.nan
+        reach = student_reach(count - 1, level) * self.spread / math.sqrt(count) if count > 1 else math.nan
         return self.mean - reach, self.mean + reach
 
     @property
     def p(self) -> float:
-        """Of Student's two-sided test that the mean is 0; 1 without any spread, NaN of a single difference.
+        """P-value of Student's two-sided test that the mean is 0; 1 without any spread, NaN of a single difference.
 
         Of exact figures 0, unless they are equal.
         """
-        return self.p_beyond()
-
-    def p_beyond(self, slack: float = 0.0, doubt: float = 0.0) -> float:
-        """As ``p``, that the mean is not further from 0 than a slack, which itself has a standard error."""
         if self.is_exact:
             return float(not self.mean)
-        beyond = max(0.0, abs(self.mean) - slack)
-        if not beyond * self.spread:
+        if not self.mean * self.spread:
             return 1.0
-        error = math.hypot(self.spread / math.sqrt(len(self.values)), doubt)
-        return student_beyond(beyond / error, len(self.values) - 1)
+        return student_beyond(abs(self.mean) * math.sqrt(len(self.values)) / self.spread, len(self.values) - 1)
+
+    def within(self, seeds: Iterable[int]) -> PairedSample:
+        """The differences of these seeds alone."""
+        return replace(self, by_seed={seed: self.by_seed[seed] for seed in seeds}, known_step=self.step)
 
 
 @dataclass(frozen=True)
@@ -185,17 +182,16 @@ class PairedSpreads:
         return math.sqrt(left / right) if right > 0 else math.nan
 
     @property
-    def is_above(self) -> bool:
-        left, right = self.variances
-        return left > right
-
-    @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the ratio (Morgan 1939); NaN of fewer than three seeds."""
+        """95 % confidence interval of the ratio."""
+        return self.interval_at(LEVEL)
+
+    def interval_at(self, level: float) -> tuple[float, float]:
+        """Confidence interval of the ratio (Morgan 1939); NaN of fewer than three seeds."""
         degrees = len(self.left) - 2
         if degrees < 1 or math.isnan(self.ratio):
             return math.nan, math.nan
-        reach = student_reach(degrees) ** 2
+        reach = student_reach(degrees, level) ** 2
         middle = 1 + 2 * (1 - self.correlation**2) * reach / degrees
         low, high = (middle + sign * math.sqrt(middle**2 - 1) for sign in (-1, 1))
         return self.ratio * math.sqrt(low), self.ratio * math.sqrt(high)
@@ -214,6 +210,11 @@ class PairedSpreads:
         correlation = (left - right) / math.sqrt(difference * total)
         return student_beyond(abs(correlation) * math.sqrt(degrees / (1 - correlation**2)), degrees)
 
+    def within(self, seeds: Iterable[int]) -> PairedSpreads:
+        """The figures of these seeds alone."""
+        left, right = ({seed: side[seed] for seed in seeds} for side in (self.left, self.right))
+        return PairedSpreads(left, right)
+
 
 Sample = PairedSample | PairedSpreads
 
@@ -225,14 +226,62 @@ def _step(values: Iterable[float]) -> float:
     return min((high - low for low, high in pairwise(ordered) if high - low > noise), default=0.0)
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """P-values adjusted so that the chance of any false rejection stays below the level (Holm 1979).
+Verdict = Literal["above", "below", "no difference", "undecided"]
 
-    A test that has none (NaN) stays without, and counts as one of the family all the same.
+_SURE = 1.2816  # standard errors that a mean exceeds in one of ten draws
+_MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Left against right, by one test: the interval alone decides the verdict.
+
+    Attributes:
+        estimate: Mean difference; of standard deviations their ratio.
+        interval: Confidence interval at level 1 - 0.05 / tests.
+        p: P-value of the two-sided test, times the number of tests; at most 1.
+        verdict: above or below if the interval excludes no difference; no difference if it lies within the smallest
+            effect on either side; else undecided.
+        needed: Seeds with which the test decides in four of five tables, whether the difference is 0 or the smallest
+            effect; None where it decides already, or cannot be said.
     """
-    order = sorted((number for number, p in enumerate(values) if not math.isnan(p)), key=values.__getitem__)
-    adjusted, highest = [math.nan] * len(values), 0.0
-    for place, number in enumerate(order):
-        highest = max(highest, min(1.0, values[number] * (len(values) - place)))
-        adjusted[number] = highest
-    return adjusted
+
+    estimate: float
+    interval: tuple[float, float]
+    p: float
+    verdict: Verdict
+    needed: int | None = None
+
+
+def compared(sample: Sample, effect: float, tests: int = 1) -> Comparison:
+    """Compare left with right by the paired t-test, and by two one-sided tests whether they are equivalent.
+
+    The level of 0.05 is shared by all ``tests`` of a family (Bonferroni), so that estimate, interval, p and verdict
+    always agree. Spreads over seeds are compared by Pitman's test, and are never equivalent.
+
+    Args:
+        sample: Figures of both sides, by seed.
+        effect: Smallest difference that matters, in the unit of the figures; less is no difference.
+        tests: Number of tests that share the level: claims of a table times looks at it.
+    """
+    level = (1 - LEVEL) / tests
+    p = min(1.0, sample.p * tests)
+    if isinstance(sample, PairedSpreads):
+        low, high = sample.interval_at(1 - level)
+        return Comparison(sample.ratio, (low, high), p, "above" if low > 1 else "below" if high < 1 else "undecided")
+    low, high = (sample.mean,) * 2 if sample.is_exact else sample.interval_at(1 - level)
+    verdict: Verdict = "undecided"
+    if -effect < low <= high < effect or (sample.is_exact and not sample.mean):
+        verdict = "no difference"
+    elif low > 0 or high < 0:
+        verdict = "above" if low > 0 else "below"
+    needed = _needed(sample.spread, effect, 1 - level) if verdict == "undecided" else None
+    return Comparison(sample.mean, (low, high), p, verdict, needed)
+
+
+def _needed(spread: float, effect: float, level: float) -> int | None:
+    """Seeds for which the interval's half width, and what a mean may be off, are within the smallest effect."""
+    if math.isnan(spread) or not effect:
+        return None
+    reaches = ((n, (student_reach(n - 1, level) + _SURE) / math.sqrt(n)) for n in range(3, _MOST_SEEDS))
+    return next((n for n, reach in reaches if reach * spread <= effect), None)

@@ -19,7 +19,7 @@ import torch
 
 from polyfed.core.device import resolve_device, usable_cores
 from polyfed.core.extras import how_to_install, is_installed, known_extras
-from polyfed.core.version import GENERATION, __version__
+from polyfed.core.version import __version__
 from polyfed.federation.settings import DataSettings
 from polyfed.runs.experiment import Experiment
 
@@ -36,7 +36,6 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "seed": experiment.run.seed,
         "versions": {**_versions(), "polyfed": __version__, "torch": torch.__version__},  # with its build
         "git": _git_state(),
-        "generation": GENERATION,
     }
 
 

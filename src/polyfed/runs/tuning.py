@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, variance
 from typing import Any
 
 from polyfed.core.activity import heard_by, preparing
@@ -30,7 +29,6 @@ from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run
 
 Number = int | float
-_HOPELESS = 2.0  # spreads below the best
 Choice = Mapping[str, float]
 """Kind of settings -> factor of what there is."""
 
@@ -70,117 +68,87 @@ class Kind:
 
 @dataclass
 class PatternSearch:
-    """What is to be tried next; depends on figures alone.
+    """The next candidates of a search, which depend on the figures known so far alone.
 
-    It begins with what there is. Kind by kind it tries the neighbours of the candidate that it would choose, and goes
-    on beyond the best one where that is another, so that it does not end at an end of what was tried.
-
-    A candidate whose first figure is hopeless needs no more figures, and is out. Of the others the best has the highest
-    mean, and those within the spread of it cannot be told from it: the one nearest to what there is is chosen. The
-    spread is the standard deviation over seeds, pooled over the candidates that have all figures; 0 of single ones.
+    Starts from the settings as given. Kind by kind it tries the neighbours of the best candidate, and goes on beyond
+    the best one while that improves. Of equal candidates the nearest to the given settings is the best.
 
     Attributes:
-        kinds: in the order in which they are searched.
-        most: candidates.
-        accepts: whether a choice can be tried, as settings have bounds of their own.
-        seeds: how many figures a candidate has, one a seed.
-        scores: candidates in the order in which they were tried, each with its figures; NaN: it has none.
+        kinds: Settings to search, in this order.
+        most: Most candidates; with ``once`` of each kind, the one that the kind starts from included.
+        accepts: Whether a choice can be tried, as settings have bounds of their own.
+        once: Each kind is searched once; otherwise again and again, until every neighbour of the best is tried.
+        scores: Candidates in the order in which they were tried, each with its figure; NaN: it has none.
     """
 
     kinds: Mapping[str, Kind]
     most: int
     accepts: Callable[[Choice], bool] = lambda choice: True
-    seeds: int = 1
-    scores: list[tuple[Choice, Sequence[float]]] = field(default_factory=list)
+    once: bool = False
+    scores: list[tuple[Choice, float]] = field(default_factory=list)
+    _turns: list[str] = field(default_factory=list)  # the kind for which each candidate was tried
     _turn: str = ""
 
-    def advance(self, figures: Callable[[Choice], Sequence[float] | None]) -> list[Choice]:
-        """Go on as far as figures are known, which else are None; what is due then, side by side; none at the end."""
+    def advance(self, figures: Callable[[Choice], float | None]) -> list[Choice]:
+        """Go on as far as figures are known, which else are None; returns the candidates due then, none at the end."""
         while due := self._due():
             known = [(choice, found) for choice in due if (found := figures(choice)) is not None]
             if len(known) < len(due):
                 return due
             self.scores += known
+            self._turns += [self._turn] * len(known)
         return []
 
     def _due(self) -> list[Choice]:
-        """The next candidates; none at the end."""
         if not self.scores:
             return [dict.fromkeys(self.kinds, 1.0)]
-        name, untried = next(self._left(), (self._turn, []))
-        self._turn = name
-        return untried[: self.most - len(self.scores)]
-
-    def _left(self) -> Iterator[tuple[str, list[Choice]]]:
-        """Kinds with untried neighbours, from the last one on: of what would be chosen, then of the best elsewhere."""
-        names, chosen, best = list(self.kinds), self._chosen, self._best
+        names = list(self.kinds)
         place = names.index(self._turn) if self._turn else 0
-        names = names[place:] + names[:place]
-        for centre, own in ((chosen, names), (best, [name for name in names if best[name] != chosen[name]])):
-            for name in own:
-                if untried := self._untried(centre, name):
-                    yield name, untried
+        for name in names[place:] + ([] if self.once else names[:place]):
+            room = self.most - (1 + self._turns.count(name) if self.once else len(self.scores))
+            if due := self._untried(name)[: max(0, room)]:
+                self._turn = name
+                return due
+        return []
 
     @property
     def best(self) -> Choice:
-        """The candidate with the highest mean; of equal ones that nearest to what there is.
+        """The candidate with the highest figure.
 
         Raises:
-            LookupError: none has a figure.
+            LookupError: No candidate has a figure.
         """
-        if not self._complete:
+        if all(math.isnan(figure) for _, figure in self.scores):
             raise LookupError("no candidate has a figure; nothing is chosen")
         return self._best
 
     @property
-    def chosen(self) -> Choice:
-        """Of the candidates within the spread of the best that nearest to what there is; raises as ``best``."""
-        return self._chosen if self.best else {}
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds, pooled over the candidates that have all figures."""
-        return math.sqrt(fmean(variance(values) for _, values in self._complete)) if self.seeds > 1 else 0.0
-
-    def is_hopeless(self, first: float) -> bool:
-        """Whether a candidate with this first figure is so far below the best that it needs no other."""
-        if not self._complete:
-            return False
-        (leading, *_), *_ = (values for choice, values in self._complete if choice == self._best)
-        return math.isnan(first) or first < leading - _HOPELESS * self.spread
-
-    @property
     def is_surrounded(self) -> bool:
-        """Whether more candidates would change nothing."""
-        return not any(self._left())
+        """True if more candidates would change nothing."""
+        return not any(map(self._untried, self.kinds))
 
     @property
     def ends(self) -> list[str]:
         """Kinds in which a better candidate may lie beyond what was tried."""
-        left, best = {name for name, _ in self._left()}, self._best
-        return [name for name, kind in self.kinds.items() if name in left or kind.is_end(best[name])]
-
-    @property
-    def _complete(self) -> list[tuple[Choice, Sequence[float]]]:
-        return [one for one in self.scores if len(one[1]) == self.seeds and not any(map(math.isnan, one[1]))]
+        best = self._best
+        tried = {name: {choice[name] for choice, _ in self.scores} for name in self.kinds}
+        return [
+            name
+            for name, kind in self.kinds.items()
+            if kind.is_end(best[name])
+            or any(self.accepts({**best, name: factor}) for factor in {*kind.beside(best[name])} - tried[name])
+        ]
 
     @property
     def _best(self) -> Choice:
-        ranked = self._complete or self.scores[:1]  # where even what there is has no figure, its neighbours may
-        return max(ranked, key=lambda candidate: (fmean(candidate[1]), -_distance(candidate[0])))[0]
+        known = [one for one in self.scores if not math.isnan(one[1])]
+        ranked = known or self.scores[:1]  # where even the given settings have no figure, their neighbours may
+        return max(ranked, key=lambda candidate: (candidate[1], -_distance(candidate[0])))[0]
 
-    @property
-    def _chosen(self) -> Choice:
-        complete = self._complete
-        if not complete:
-            return self._best
-        least = max(fmean(values) for _, values in complete) - self.spread
-        near = [(choice, fmean(values)) for choice, values in complete if fmean(values) >= least]
-        return min(near, key=lambda candidate: (_distance(candidate[0]), -candidate[1]))[0]
-
-    def _untried(self, centre: Choice, name: str) -> list[Choice]:
-        tried = [choice for choice, _ in self.scores]
-        beside = [{**centre, name: factor} for factor in self.kinds[name].beside(centre[name])]
+    def _untried(self, name: str) -> list[Choice]:
+        """Neighbours of the best candidate in a kind that were not tried."""
+        best, tried = self._best, [choice for choice, _ in self.scores]
+        beside = [{**best, name: factor} for factor in self.kinds[name].beside(best[name])]
         return [choice for choice in beside if choice not in tried and self.accepts(choice)]
 
 
@@ -231,16 +199,22 @@ class Tunable:
         Raises:
             ConfigError: its settings do not take the values.
         """
-        values = {
-            path: value for name, kind in self.kinds.items() for path, value in kind.at(choice.get(name, 1.0)).items()
-        }
-        given = {path: value for kind in self.kinds.values() for path, value in kind.values.items()}
-        if values == given:
+        changed = self.changed(choice)
+        if not changed:
             return self.experiment
         content = self.experiment.model_dump(mode="json")
-        for path, value in values.items():
+        for path, value in changed.items():
             content = with_value(content, path.split("."), value, path)
         return Experiment.parse(content)
+
+    def changed(self, choice: Choice) -> dict[str, Number]:
+        """Path -> value, of what a choice changes."""
+        return {
+            path: value
+            for name, kind in self.kinds.items()
+            for path, value in kind.at(choice.get(name, 1.0)).items()
+            if value != kind.values[path]
+        }
 
     def accepts(self, choice: Choice) -> bool:
         """Whether its settings take the values."""
@@ -306,7 +280,7 @@ def tuned_twin(experiment: Experiment, out: Path, callbacks: Iterable[Callback] 
     tried = Candidates(tunable, tuning_folder(out))
     with made_folder(tried.folder, tried.is_begun), RunFolder(tried.folder).lock(), heard_by(Callbacks(callbacks)):
         tried.restore()
-        pattern.advance(lambda choice: [tried.score(choice)])
+        pattern.advance(tried.score)
     try:
         best = pattern.best
     except LookupError as error:

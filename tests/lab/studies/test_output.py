@@ -49,29 +49,32 @@ def test_cells_show_mean_spread_missing_seeds_and_what_the_paper_prints(loaded: 
 def test_tables_by_hand(loaded: Load) -> None:
     settings = {name: {"paths": ["clients.*.training.optimizer.lr"]} for name in ("rate", "weight")}
     column = {"metric": "r1_sum", "kind": "validation"}
-    claims = {"method": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1 by 5"]}
+    claims = {"method": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1"]}
     study = loaded(
         rows={"tiny": {"tune": False}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}},
         seeds=3,
         claims=claims,
         tuning={"settings": settings, "column": column, "candidates": 3},
     )
-    chosen = {("prox", ()): Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": [1.0], "rate x 2": [3.0]}, ["rate"])}
+    choices = (
+        Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, ["rate"]),
+        Chosen({}, {}, {"": 1.0}),
+    )
+    chosen = {("prox", (), seed): choice for seed, choice in enumerate((choices[0], choices[0], choices[1]))}
     own = results(study, chosen=chosen, causes={"x, seed 1": "why"}, replies={"tiny": [0, 0], "prox": [3, 1]})
     main, differences, judged, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
     assert "Replies clipped / excluded, over all seeds: tiny 0 / 0; prox 3 / 1." in main.notes
     assert differences.title == "r1: minus tiny"  # of costs there is none
     assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48", "+1.00"]]
-    assert judged.rows[0] == ["prox > tiny on r1", "method", "open", "3", "+2.00", "-0.48 to +4.48", "-"]
-    assert secondary.rows == [["prox < tiny on r1 by 5", "3", "+2.00", "-0.48 to +4.48"]]
-    assert tuning.rows == [["prox", "2", "rate x 2 (lr 0.2)", "as given: 1.00; rate x 2: 3.00"]]
+    few = "undecided (fewer than 5 seeds)"
+    assert judged.rows[0] == ["prox > tiny on r1", "method", few, "3", "+2.00", "-1.58 to +5.58", "-"]
+    assert "shared by 2 tests: intervals are of 97.5 %" in judged.notes[0]
+    assert secondary.rows == [["prox < tiny on r1", "3", "+2.00", "-0.48 to +4.48"]]
+    assert tuning.rows == [["prox", "1-2", "rate x 2 (2); as given (1)", "rate (2)"]]
     assert tuning.notes == (
-        "Figures of validation, mean over seeds of their own (100, 101, 102).",
-        "Candidates: 3 a row, but prox 2.",
-        "A better one may lie beyond what was tried: prox (rate).",
+        "rate, weight, by seed: each seed chooses on its own validation. (n): in so many seeds.",
         "Not tuned: tiny.",
-        "Without weight: prox.",
     )
     assert causes.rows == [["x, seed 1", "why"]]
 
@@ -98,13 +101,13 @@ def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
     read = [sample.values for _, sample in own.readings() if isinstance(sample, PairedSample)]
     assert read == [[1, 2, 3], [1, 2, 3], [0, 0, 0], [16, 17, 18]]
     first, second = claims_tables(own)
-    assert first.rows[1][3:6] == ["3", "x 1.94", "0.24 to 15.51"]
+    assert first.rows[1][3:6] == ["3", "x 1.94", "0.12 to 30.70"]
     assert [row[0] for row in second.rows[:2]] == ["prox > tiny on r1 (1)", "prox > tiny on r1 (5)"]
 
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
-    scores = {"as given": [3.0, 2.0], "rate x 2": [float("nan")]}
-    chosen = {("prox", ()): Chosen({"rate": 1.0}, {}, scores, [])}
+    scores = {"as given": 3.0, "rate x 2": float("nan")}
+    chosen = {("prox", (), 1): Chosen({"rate": 1.0}, {}, scores, []), ("tiny", (), None): Chosen({}, {}, {})}
     own = results(loaded(seeds=3, claims={"method": ["prox > tiny on r1"]}), chosen=chosen)
     own.save(tmp_path)
     again = Results.load(tmp_path)
@@ -217,6 +220,6 @@ def test_costs_that_no_seed_changes_have_no_interval(loaded: Callable[..., Study
     study = loaded(rows={"a": {}, "b": {}}, columns=columns, claims=claims, seeds=5)
     values = {(name, (), column): dict.fromkeys(range(5), figure) for name, figure in (("a", 3.0), ("b", 1.0))}
     judged, secondary = claims_tables(Results(study, values))
-    assert judged.rows[0][2:6] == ["held", "5", "+2.00", interval]
+    assert judged.rows[0][2:6] == ["above", "5", "+2.00", interval]
     assert (judged.rows[0][6] == "-") == (column == "MiB")
     assert (secondary.rows[0][3] == "-") == (column == "MiB")

@@ -1,4 +1,4 @@
-"""Paired samples, paired spreads and Holm's adjustment, against scipy and naive loops."""
+"""Paired samples and paired spreads, against scipy and naive loops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from polyfed.reporting.statistics import PairedSample, PairedSpreads, holm
+from polyfed.reporting.statistics import PairedSample, PairedSpreads
 
 
 def sample(*values: float) -> PairedSample:
@@ -55,7 +55,6 @@ def test_spreads_are_compared_by_the_correlation_of_sums_and_differences() -> No
         assert own.p == pytest.approx(expected, rel=0.1)  # steps add to both variances
         low, high = own.interval
         assert low < own.ratio < high
-        assert own.is_above == (own.ratio > 1)
 
 
 def test_an_interval_of_a_ratio_ends_where_its_test_no_longer_rejects() -> None:
@@ -74,16 +73,3 @@ def test_spreads_at_the_edges() -> None:
     assert math.isnan(same.interval[0])
     constant = spreads([2.0] * 5, [2.0, 4.0, 3.0, 1.0, 2.0])
     assert 0 < constant.p < 0.05  # figures that move in steps are not known exactly
-
-
-def test_holm_against_its_definition() -> None:
-    values = [0.01, 0.04, 0.03, 0.005, math.nan]
-
-    def naive(number: int) -> float:
-        known = sorted(p for p in values if not math.isnan(p))
-        place = known.index(values[number])
-        return max(min(1.0, (len(values) - k) * known[k]) for k in range(place + 1))
-
-    assert holm(values)[:4] == pytest.approx([naive(number) for number in range(4)])
-    assert math.isnan(holm(values)[4])
-    assert holm([]) == []

@@ -16,7 +16,6 @@ Load = Callable[..., Study]
 RATES = {
     "settings": {"rate": {"paths": ["clients.*.training.optimizer.lr"]}},
     "candidates": 4,
-    "seeds": [7, 8],
     "column": {"metric": "r1_sum", "kind": "validation", "round": "best"},
 }
 
@@ -69,12 +68,12 @@ def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, t
     }
     study = loaded(rows=rows)
     plans = [planned(study, tmp_path, places) for places in (Places(), Places(data_dir=tmp_path, engine="ray"))]
-    digests = [{row: plan.final(row, ())[0].digest for row in rows} for plan in plans]
+    digests = [{row: plan.cell(row, (), 0).digest for row in rows} for plan in plans]
     assert digests[0] == digests[1]
     assert digests[0]["one"] == digests[0]["same"] != digests[0]["other"]
-    first, second = plans[0].final("one", ())
+    first, second = (plans[0].cell("one", (), seed) for seed in (0, 1))
     assert first.digest != second.digest
-    attacked = planned(study, tmp_path, Places(engine="lab.studies.study_columns.Elsewhere")).final("one", ())[0]
+    attacked = planned(study, tmp_path, Places(engine="lab.studies.study_columns.Elsewhere")).cell("one", (), 0)
     assert attacked.digest != first.digest  # an engine of somebody's own may change figures
 
 
@@ -85,7 +84,7 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
         (tmp_path / folder / "pairs").mkdir(parents=True)
         (tmp_path / folder / "pairs" / "train.parquet").write_text(text)
     digests = {
-        folder: planned(study, tmp_path, Places(data_dir=tmp_path / folder)).final("a", ())[0].digest
+        folder: planned(study, tmp_path, Places(data_dir=tmp_path / folder)).cell("a", (), 0).digest
         for folder in ("one", "same", "other")
     }
     assert digests["one"] == digests["same"] != digests["other"]
@@ -139,7 +138,7 @@ def test_an_edited_method_makes_another_cell(loaded: Load, tmp_path: Path, monke
     study = loaded(rows={"ours": {"set": {"algorithm": {"name": "mymethods.ours.Ours", "local_epochs": 1}}}})
 
     def digest() -> str:
-        return planned(study, tmp_path).final("ours", ())[0].digest
+        return planned(study, tmp_path).cell("ours", (), 0).digest
 
     first = digest()
     (tmp_path / "others.py").write_text("x = 2\n")
@@ -154,7 +153,7 @@ def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load,
     from polyfed.core.errors import RunError
 
     plan = planned(loaded(), tmp_path)
-    cell = plan.final("tiny", ())[0]
+    cell = plan.cell("tiny", (), 0)
     assert CellFigures.of(cell.folder(tmp_path)) is None
     complete(cell, tmp_path, {"x": 1.0})
     assert CellFigures.of(cell.folder(tmp_path)) is not None

@@ -46,16 +46,23 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"figures": [{"column": "r9"}]}, "figures.0.column: there is no 'r9'"),
         ({"figures": [{"column": "r1", "over": "beta"}]}, "figures.0.over: there is no 'beta'"),
         ({"figures": [{"column": "r1", "over": "round", "minus": True}]}, "figures.0.over: .*'round'; valid: rows"),
-        ({"tuning": TUNING | {"seeds": [0]}}, "tuning.seeds: 0 is a seed of the study too"),
+        ({"tuning": TUNING | {"seeds": [0]}}, "tuning: unknown key 'seeds'"),
+        ({"tuning": TUNING | {"table": "t1"}}, "tuning: give 'settings' with 'column', or 'table'"),
+        ({"tuning": {"settings": {"rate": RATE}}}, "tuning: give 'settings' with 'column', or 'table'"),
+        ({"seeds": [0, 7], "more_seeds": [7]}, r"seeds: \[0, 7, 7\] has a seed twice"),
         ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
         ({"tuning": TUNING | {"grid": {"rate": [0.1]}}}, "tuning: unknown key 'grid'"),
         ({"tuning": TUNING | {"set": {"run.rounds": 2}}}, "candidates have the rounds of the table"),
         ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 4]}}}}, "must ascend and have a 1"),
         ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 1]}}}}, "must ascend and have a 1"),
-        ({"rows": {"a": {"tune": ["lr"]}}, "tuning": TUNING}, "rows.a.tune: there is no 'lr'; valid: rate"),
+        ({"rows": {"a": {"tune": "b"}}, "tuning": TUNING}, "rows.a.tune: 'b' names a row of a main table"),
+        (
+            {"tuning": TUNING | {"settings": {"rate": RATE | {"rows": ["b"]}}}},
+            "tuning.settings.rate.rows: there is no 'b'; valid: prox, tiny",
+        ),
         (
             {"rows": {"a": {"twin": {"kind": "server-only", "candidates": 3}}}},
-            "rows.a.twin: candidates: a twin has as many as all rows; give tuning.candidates",
+            "rows.a.twin: candidates: a twin is tuned as all rows are; leave it out",
         ),
     ],
 )
@@ -134,6 +141,15 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("extends: two")
     with pytest.raises(ConfigError, match="extends itself"):
         study_content(tmp_path / "two.yaml")
+
+
+def test_the_main_table_is_read_at_the_scale_of_its_study(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tiny_study(tuning={"table": "main"}, scales={"paper": {}})))
+    (tmp_path / "main.yaml").write_text(yaml.safe_dump(tiny_study(tuning=TUNING)))
+    tunings = [Study.load(tmp_path / "one.yaml", scale).tuning for scale in ("small", "paper")]
+    assert [(one.table, one.scale) for one in tunings if one] == [
+        (str(tmp_path / "main.yaml"), scale) for scale in ("small", "paper")
+    ]
 
 
 def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.lab.studies.cells import Chosen, Places, StudyPlan
+from polyfed.lab.studies.cells import Places, StudyPlan
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import CELLS, run_study
 from polyfed.lab.studies.study import Study
@@ -64,19 +64,6 @@ def test_the_front_has_no_ceiling_and_nothing_that_is_dominated(costs: Results) 
     assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)
 
 
-def test_searches_join_candidates_that_differ_in_one_kind(loaded: Load) -> None:
-    scores = {"as given": [3.0, 5.0], "a x 2": [6.0, 6.0], "a x 4": [1.0], "a x 2, b x 0.5": [7.0, 9.0]}
-    chosen: dict[Any, Chosen] = {("prox", ()): Chosen({"a": 2.0, "b": 0.5}, {}, scores, ["b"])}
-    (picture,) = pictures_of(Results(loaded(), {}, chosen=chosen))
-    axes: Any = picture.draw().axes[0]
-    of_a, of_b = axes.containers
-    assert of_a.lines[0].get_xydata().tolist() == [[0, 4], [1, 6], [2, 1]]
-    assert of_b.lines[0].get_xydata().tolist() == [[-1, 8], [0, 6]]
-    assert list(of_b.lines[2][0].get_segments()[0][:, 1]) == pytest.approx([8 - 2**0.5, 8 + 2**0.5])
-    assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "s"] == [[[-1, 8]]]
-    assert axes.get_title(loc="left") == "prox"
-
-
 def test_validation_still_rises_where_it_gains_more_than_seeds_differ() -> None:
     curve = {round_: Spread(value, 0.5) for round_, value in ((0, 0.0), (3, 5.0), (6, 8.0), (9, 9.0))}
     assert is_rising(curve)
@@ -90,13 +77,16 @@ def test_validation_still_rises_where_it_gains_more_than_seeds_differ() -> None:
 def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> None:
     validation = {"metric": "r1_sum", "kind": "validation", "round": "best"}
     rate = {"rate": {"paths": ["clients.*.training.optimizer.lr"], "factors": [1.0, 1.5]}}
-    tuning = {"settings": rate, "column": validation, "candidates": 1, "seeds": [7]}
+    tuning = {"settings": rate, "column": validation, "candidates": 1}
     tuning |= {"set": {"server.validation_split": "validation"}}
     rows = {"own": {}, "tuned": {"set": {"server.validation_split": None}}}
     study = loaded(rows=rows, seeds=2, set={"run.rounds": 2}, tuning=tuning)
     results = run_study(study, tmp_path / "out", jobs=1).results
     plan = StudyPlan(study, Places(), tmp_path / CELLS)
-    for row, cells in (("own", plan.final("own", ())), ("tuned", plan.search("tuned", ())[:1])):
+    for row, cells in (
+        ("own", [plan.cell("own", (), seed) for seed in study.seeds]),
+        ("tuned", [plan.search("tuned", (), seed)[0] for seed in study.seeds]),
+    ):
         by_seed = [open_run(cell.folder(plan.store)).records.series("server", "r1_sum", "validation") for cell in cells]
         assert list(results.curves[row, ()]) == [0, 1, 2]
         for number, spread in results.curves[row, ()].items():

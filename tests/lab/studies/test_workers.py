@@ -50,7 +50,7 @@ def test_a_method_that_is_edited_while_the_study_runs_is_not_run_as_what_it_was(
     )
     monkeypatch.syspath_prepend(tmp_path)
     study = loaded(seeds=1, rows={"ours": {"set": {"algorithm": {"name": "mymethod.Ours", "local_epochs": 1}}}})
-    (cell,) = StudyPlan(study, Places(), tmp_path).final("ours", ())
+    cell = StudyPlan(study, Places(), tmp_path).cell("ours", (), 0)
     order = Order(cell.experiment, cell.folder(tmp_path), [], Places(), "records", cell.sources)
     with (tmp_path / "mymethod.py").open("a") as file:
         file.write("# edited\n")

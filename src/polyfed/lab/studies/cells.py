@@ -9,13 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache, reduce
-from math import fsum
 from pathlib import Path
-from statistics import fmean, variance
 from typing import Any
 
 from polyfed.core.declarations import own_code
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.files import whole, write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import path_of
@@ -95,17 +93,11 @@ class Cell:
         data = self.experiment.data
         paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
         files = {name: _files_in(data.data_folder, path) for name, path in paths.items() if path}
-        return _digest({**self._content, "files": files})
+        return _digest({**self.settings, "files": files})
 
     @property
-    def settings_digest(self) -> str:
-        """As ``digest``, but of settings alone: whatever the seed is, and whether the data are at hand or not."""
-        content = self._content
-        del content["run"]["seed"]
-        return _digest(content)
-
-    @property
-    def _content(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """All settings but names, places, and what changes no figure."""
         content = self.experiment.model_dump(mode="json")
         for key in _LABELS:
             content.pop(key)
@@ -123,7 +115,12 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return ", ".join(filter(None, [self.row, *self.point, self.purpose, f"seed {self.seed}"]))
+        return cell_label(self.row, self.point, self.seed, self.purpose)
+
+
+def cell_label(row: str, point: Point, seed: int, purpose: str = "") -> str:
+    """``creamfl, 0.1, seed 3``."""
+    return ", ".join(filter(None, [row, *point, purpose, f"seed {seed}"]))
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -226,14 +223,12 @@ class CellFigures:
         code: version and state of the code that ran it.
         keep: what stays of the cell: the most that any study asked for.
         replies: how many were clipped, and excluded; empty of a cell that ran before they were counted.
-        generation: of figures, as ``core.version.GENERATION`` was; 0 of a cell that ran before there was one.
     """
 
     values: Mapping[str, float | str]
     code: str = ""
     keep: str = RECORDS
     replies: Sequence[int] = ()
-    generation: int = 0
 
     @classmethod
     def of(cls, folder: Path) -> CellFigures | None:
@@ -254,8 +249,7 @@ class CellFigures:
         if content.get("config") != config:
             raise RunError(f"'{folder / 'config.yaml'}' was edited after the run; delete the folder to run it again")
         values = {name: float("nan") if value is None else value for name, value in content["figures"].items()}
-        known = content.get("replies", ()), content.get("generation", 0)
-        return cls(values, content["code"], content["keep"], *known)
+        return cls(values, content["code"], content["keep"], content.get("replies", ()))
 
     def save(self, folder: Path) -> None:
         """Write them, which makes the cell complete."""
@@ -268,7 +262,6 @@ class CellFigures:
             "code": self.code,
             "keep": self.keep,
             "replies": list(self.replies),
-            "generation": self.generation,
             "figures": finite,
         }
         write_atomically(folder / FIGURES, (json.dumps(content, indent=1) + "\n").encode())
@@ -279,139 +272,73 @@ _Place = tuple[str, Point]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What tuning chose for a row.
+    """Settings that tuning chose for a row and a seed.
 
     Attributes:
-        factors: kind of settings -> factor of what the row has; kinds that it lacks are not there.
-        settings: path -> value, of what has another value than before.
-        scores: candidate in words -> validation figures, one a seed of the tuning, in the order in which they were
-            tried; a hopeless one has one alone.
-        ends: kinds in which something better may lie beyond what was tried.
+        factors: Kind of settings -> factor of what the row has; kinds that it lacks are not there.
+        settings: Path -> value, of what has another value than before.
+        scores: Candidate in words -> validation figure, in the order in which they were tried.
+        ends: Kinds in which something better may lie beyond what was tried.
     """
 
     factors: Choice
     settings: Mapping[str, Number]
-    scores: Mapping[str, Sequence[float]]
+    scores: Mapping[str, float]
     ends: Sequence[str] = ()
-
-    @property
-    def seeds(self) -> int:
-        """How many the tuning had."""
-        return max(map(len, self.scores.values()))
-
-    def slack(self, lower: bool = False) -> float:
-        """How far the chosen candidate is from the best one, which was within the spread of it."""
-        best = (min if lower else max)(map(fmean, self._complete))
-        return abs(best - fmean(self.scores[choice_label(self.factors)]))
-
-    def missed(self, other: Chosen, lower: bool = False) -> float:
-        """What the search of another row gained more than this one, where it chose what was never tried here."""
-        tried = [dict(part.rsplit(" x ", 1) for part in label.split(", ") if " x " in part) for label in self.scores]
-        for name in self.factors.keys() & other.factors.keys():
-            factors = [1.0, *(float(one.get(name, 1)) for one in tried)]
-            if not min(factors) <= other.factors[name] <= max(factors):
-                return max(0.0, other.gain(lower) - self.gain(lower))
-        return 0.0
-
-    def gain(self, lower: bool = False) -> float:
-        """How much better the chosen candidate is than the settings as given."""
-        gain = fmean(self.scores[choice_label(self.factors)]) - fmean(self.scores[choice_label({})])
-        return -gain if lower else gain
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds, pooled over candidates; 0 of a single seed."""
-        return math.sqrt(fmean(map(variance, self._complete))) if self.seeds > 1 else 0.0
-
-    @property
-    def doubt(self) -> float:
-        """Standard error of a candidate's mean, without what a seed does to all candidates."""
-        rows = self._complete
-        if len(rows) == 1 or self.seeds == 1:
-            return self.spread / math.sqrt(self.seeds)
-        at_seed, overall = [*map(fmean, zip(*rows, strict=True))], fmean(map(fmean, rows))
-        left = [one - fmean(values) - at + overall for values in rows for one, at in zip(values, at_seed, strict=True)]
-        return math.sqrt(fsum(one**2 for one in left) / ((len(rows) - 1) * (self.seeds - 1) * self.seeds))
-
-    @property
-    def _complete(self) -> list[Sequence[float]]:
-        """Figures of candidates that have one of every seed."""
-        return [
-            values for values in self.scores.values() if len(values) == self.seeds and not any(map(math.isnan, values))
-        ]
 
 
 @dataclass
 class RowSearch:
-    """A pattern search that goes as far as figures are known.
+    """The search of a row and a seed, which goes as far as figures are known.
 
     Attributes:
-        pattern: what is tried.
-        tuning: the plan.
-        place: the row, and the point at which it is tried.
-        tried: its experiment with other settings.
-        figure: of a cell; NaN: it has none; None: it is not complete.
+        pattern: Candidates in the order of the search.
+        lower: True if lower figures are better.
+        place: The row, and the point at which it is tried.
+        tried: Its experiment, with the run's seed, and the settings that may change.
+        figure: Figure of a cell; NaN: it has none; None: it is not complete.
     """
 
     pattern: PatternSearch
-    tuning: Tuning
+    lower: bool
     place: _Place
     tried: Tunable
     figure: Callable[[Cell], float | None]
-    _cells: dict[str, list[Cell]] = field(default_factory=dict)
+    _cells: dict[str, Cell] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:
-        """Those of all candidates that are known to be needed."""
-        due = self.pattern.advance(self._figures)
-        known = [cell for tried, values in self.pattern.scores for cell in self._of(tried)[: len(values)]]
-        return known + [cell for choice in due for cell in self._needed(choice)]
+        """Cells of all candidates that are known to be needed."""
+        due = self.pattern.advance(self._score)
+        return [self.cell(choice) for choice in [*(tried for tried, _ in self.pattern.scores), *due]]
 
-    def _of(self, choice: Choice) -> list[Cell]:
-        """The cells of a candidate, one a seed."""
+    def cell(self, choice: Choice) -> Cell:
+        """The cell of a candidate."""
         if (label := choice_label(choice)) not in self._cells:
-            experiment = self.tried.at(choice)
-            self._cells[label] = [Cell(*self.place, with_seed(experiment, seed), label) for seed in self.tuning.seeds]
+            self._cells[label] = Cell(*self.place, self.tried.at(choice), label)
         return self._cells[label]
 
-    def _needed(self, choice: Choice) -> list[Cell]:
-        """The first cell of a candidate, and the others unless that is hopeless; all of the first candidate."""
-        cells = self._of(choice)
-        first = self.figure(cells[0])
-        is_needed = first is not None and not self.pattern.is_hopeless(self._sign * first)
-        return cells if is_needed or not self.pattern.scores else cells[:1]
-
-    @property
-    def _sign(self) -> int:
-        return -1 if self.tuning.column.lower else 1
-
-    def _figures(self, choice: Choice) -> list[float] | None:
-        known = [figure for cell in self._needed(choice) if (figure := self.figure(cell)) is not None]
-        return [self._sign * figure for figure in known] if len(known) == len(self._needed(choice)) else None
+    def _score(self, choice: Choice) -> float | None:
+        figure = self.figure(self.cell(choice))
+        return -figure if self.lower and figure is not None else figure
 
     @cached_property
     def chosen(self) -> Chosen:
-        """What it chose.
+        """The settings that the search chose.
 
         Raises:
-            LookupError: the search is not complete.
-            RunError: no candidate has a figure.
+            LookupError: The search is not complete.
+            RunError: No candidate has a figure.
         """
         pattern = self.pattern
-        if pattern.advance(self._figures):
+        if pattern.advance(self._score):
             raise LookupError("the search is not complete")
         try:
-            chosen = pattern.chosen
+            best = pattern.best
         except LookupError as error:
             raise RunError(f"tuning.column: {error}") from error
-        settings = {
-            path: value
-            for name, group in pattern.kinds.items()
-            for path, value in group.at(chosen[name]).items()
-            if value != group.values[path]
-        }
-        scores = {choice_label(choice): [self._sign * one for one in values] for choice, values in pattern.scores}
-        return Chosen(chosen, settings, scores, pattern.ends)
+        scores = {choice_label(choice): -score if self.lower else score for choice, score in pattern.scores}
+        return Chosen(best, self.tried.changed(best), scores, pattern.ends)
 
 
 @dataclass
@@ -419,31 +346,49 @@ class StudyPlan:
     """The cells of a study, and the searches of its rows.
 
     Attributes:
-        study: what is planned.
-        places: where data are.
-        store: folder of all cells.
-        failed: cells of candidates that ended without figures; the next invocation tries them again.
+        study: The study that is planned.
+        places: Folders of data and weights.
+        store: Folder of all cells.
+        known: (row, point, seed) -> what was chosen before, in place of a search.
+        failed: Cells of candidates that ended without figures; the next invocation tries them again.
     """
 
     study: Study
     places: Places
     store: Path
+    known: Mapping[tuple[str, Point, int], Chosen] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     _resolved: dict[tuple[str, Point, str], Experiment] = field(default_factory=dict)
-    _final: dict[_Place, list[Cell]] = field(default_factory=dict)
+    _cells: dict[tuple[str, Point, int], Cell] = field(default_factory=dict)
     _tunable: dict[_Place, Tunable] = field(default_factory=dict)
-    _searches: dict[_Place, RowSearch] = field(default_factory=dict)
+    _searches: dict[tuple[str, Point, int], RowSearch] = field(default_factory=dict)
+
+    @cached_property
+    def main(self) -> StudyPlan | None:
+        """The plan of the main table whose choices are taken; ``known`` are choices of its rows then."""
+        tuning = self.study.tuning
+        if tuning is None or tuning.table is None:
+            return None
+        return StudyPlan(Study.load(tuning.table, tuning.scale), self.places, self.store, self.known, self.failed)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """The plan of search in force, its own or the main table's."""
+        return self.main.study.tuning if self.main else self.study.tuning
 
     def row_points(self, only: Collection[str] | None = None) -> list[_Place]:
-        """Rows, all or ``only`` these, each at its points; the main rows come first."""
+        """Rows, all or ``only`` these, each at its points; those of judged claims come first, others than main last."""
+        judged = {operand.row for claim in self.study.claims.to_judge for operand in claim.operands}
         chosen = [row for row in self.study.rows if only is None or row in only]
-        rows = sorted(chosen, key=lambda row: not self.study.resolved(row).main)
+        rows = sorted(chosen, key=lambda row: (row not in judged, not self.study.resolved(row).main))
         return [(row, point) for row in rows for point in self.study.points_of(row)]
 
     def columns(self, cell: Cell) -> list[ColumnSettings]:
         """What is measured in a cell: of a final one, the columns of all rows that are the same run."""
         if cell.purpose:
-            return [self.study.tuning.column] if self.study.tuning else []
+            assert self.tuning is not None
+            assert self.tuning.column is not None
+            return [self.tuning.column]
         beside = {"columns": {}, "main": True, "only": {}}
         runs = {row: self.study.resolved(row).model_copy(update=beside) for row in self.study.rows}
         columns = [self.study.columns_of(row).values() for row, run in runs.items() if run == runs[cell.row]]
@@ -452,26 +397,30 @@ class StudyPlan:
 
     def kept(self, cell: Cell) -> str:
         """What stays of it: of a cell that only helps to choose, records."""
-        return "records" if cell.purpose else self.study.keep
+        return RECORDS if cell.purpose else self.study.keep
 
     def check(self, row: str, point: Point) -> Experiment:
         """An experiment of a row at a point.
 
         Raises:
-            ConfigError: the row cannot be run there, or a column cannot be measured.
+            ConfigError: The row cannot be run there, a column cannot be measured, or the main table lacks its row.
         """
         experiment = self.experiment(row, point)
         for name, column in self.study.columns_of(row).items():
             _require(column, experiment, f"rows.{row}.columns.{name}")
-        if (tuning := self._tuning(row)) is not None:
-            hint = f"; or give rows.{row}.tune: false"
-            _require(tuning.column, self.experiment(row, point, tuning.set), "tuning.column", hint)
+        hint = f"; or give rows.{row}.tune: false"
+        if (tuned_as := self._tuned_as(row)) and self.main:
+            if tuned_as not in self.main.study.rows:
+                there = nearest(tuned_as, self.main.study.rows)
+                raise ConfigError(f"rows.{row}.tune: the main table has no row '{tuned_as}'; {there}{hint}")
+        elif tuned_as and self.tuning and self.tuning.column:
+            _require(self.tuning.column, self.experiment(row, point, self.tuning.set), "tuning.column", hint)
         return experiment
 
     def check_tuning(self, places: Iterable[_Place]) -> None:
         """Raise ConfigError if tuning names a setting that no row has."""
-        tuning = self.study.tuning
-        searches = list(filter(None, (self.row_search(*place) for place in places)))
+        tuning, seed = self.study.tuning, self.study.seeds[0]
+        searches = list(filter(None, (self.row_search(*place, seed) for place in places)))
         for name, group in tuning.settings.items() if tuning else ():
             known = [path for search in searches if (own := search.pattern.kinds.get(name)) for path in own.values]
             for path in group.paths:
@@ -479,31 +428,40 @@ class StudyPlan:
                     where = f"tuning.settings.{name}.paths"
                     raise ConfigError(f"{where}: no row that is tuned has a number at '{path}' that could be another")
 
-    def search(self, row: str, point: Point) -> list[Cell]:
-        """The cells from which settings of a row are chosen, as far as they are known; none where nothing is chosen."""
-        search = self.row_search(row, point)
+    def search(self, row: str, point: Point, seed: int) -> list[Cell]:
+        """The cells from which settings of a row and a seed are chosen, as far as they are known; none where nothing
+        is chosen."""
+        if self.main:
+            return self.main.search(*self._main_place(row), seed) if self._tuned_as(row) else []
+        search = self.row_search(row, point, seed)
         return search.cells if search else []
 
-    def chosen(self, row: str, point: Point) -> Chosen | None:
-        """What the search chose; None where nothing is to be chosen.
+    def chosen(self, row: str, point: Point, seed: int) -> Chosen | None:
+        """The choice for a row and a seed; None where nothing is to be chosen.
 
         Raises:
-            LookupError: it is not complete.
-            RunError: no candidate has a figure.
+            LookupError: The search is not complete.
+            RunError: No candidate has a figure.
         """
-        search = self.row_search(row, point)
+        if not self._tuned_as(row):
+            return None
+        if self.main:
+            return self.main.chosen(*self._main_place(row), seed)
+        if (known := self.known.get((row, point, seed))) is not None:
+            return known
+        search = self.row_search(row, point, seed)
         return search.chosen if search else None
 
-    def final(self, row: str, point: Point) -> list[Cell]:
-        """The cells of a row at a point with what was chosen, one a seed; raises as ``chosen``."""
-        if (row, point) not in self._final:
-            self._final[row, point] = self.cells_with(row, point, self.chosen(row, point))
-        return self._final[row, point]
+    def cell(self, row: str, point: Point, seed: int) -> Cell:
+        """The cell of a row at a point with what its seed chose; raises as ``chosen``."""
+        if (row, point, seed) not in self._cells:
+            chosen = self.chosen(row, point, seed)
+            self._cells[row, point, seed] = self.cell_with(row, point, seed, chosen.factors if chosen else {})
+        return self._cells[row, point, seed]
 
-    def cells_with(self, row: str, point: Point, chosen: Chosen | None) -> list[Cell]:
-        """The cells of a row at a point with settings that were chosen, one a seed."""
-        experiment = self._tunable_at(row, point).at(chosen.factors if chosen else {})
-        return [Cell(row, point, with_seed(experiment, seed)) for seed in self.study.seeds]
+    def cell_with(self, row: str, point: Point, seed: int, factors: Choice) -> Cell:
+        """The cell of a row at a point with settings that were chosen."""
+        return Cell(row, point, with_seed(self._tunable_at(row, point).at(factors), seed))
 
     def experiment(self, row: str, point: Point, extra: Overrides | None = None) -> Experiment:
         """That of a row at a point, with further overrides."""
@@ -514,43 +472,61 @@ class StudyPlan:
 
     # ---- tuning
 
-    def row_search(self, row: str, point: Point) -> RowSearch | None:
-        """That of a row, for a point; None where it has nothing to choose."""
-        tuning = self._tuning(row)
-        if tuning is None:
+    def row_search(self, row: str, point: Point, seed: int) -> RowSearch | None:
+        """The search of a row and a seed, for a point; None where it has nothing to choose."""
+        tuning = self.study.tuning
+        if tuning is None or tuning.table or not self._tuned_as(row):
             return None
         points = (point,) if tuning.at == "point" else self.study.points_of(row)
         place = row, points[0]
-        if place not in self._searches:
+        if (*place, seed) not in self._searches:
             kinds = self._tunable_at(*place).kinds
-            tried = Tunable(self.experiment(*place, tuning.set), kinds)
+            tried = Tunable(with_seed(self.experiment(*place, tuning.set), seed), kinds)
 
             def accepts(choice: Choice) -> bool:
                 return tried.accepts(choice) and all(self._tunable_at(row, one).accepts(choice) for one in points)
 
-            pattern = PatternSearch(kinds, tuning.candidates, accepts, len(tuning.seeds))
-            self._searches[place] = RowSearch(pattern, tuning, place, tried, self._score)
-        search = self._searches[place]
+            pattern = PatternSearch(kinds, tuning.candidates, accepts, once=True)
+            assert tuning.column is not None
+            self._searches[*place, seed] = RowSearch(pattern, tuning.column.lower, place, tried, self._score)
+        search = self._searches[*place, seed]
         return search if search.pattern.kinds else None
 
-    def _tuning(self, row: str) -> Tuning | None:
-        """The plan by which a row is tuned; None: it is not."""
-        return self.study.tuning if self.study.resolved(row).tune is not False else None
+    def is_tuned(self, row: str) -> bool:
+        """True if a row, or that of the main table whose choices it takes, has settings to choose."""
+        tuned_as = self._tuned_as(row)
+        if not tuned_as:
+            return False
+        return (
+            self.main.is_tuned(tuned_as)
+            if self.main
+            else bool(self._tunable_at(row, self.study.points_of(row)[0]).kinds)
+        )
+
+    def _tuned_as(self, row: str) -> str:
+        """The row by whose search a row is tuned, of the main table if there is one; empty: it is not tuned."""
+        tuning, tune = self.study.tuning, self.study.resolved(row).tune
+        if tuning is None or tune is False:
+            return ""
+        is_elsewhere = tune is True and self.main and row not in self.main.study.rows
+        return (tuning.default_row or row) if is_elsewhere else row if tune is True else str(tune)
+
+    def _main_place(self, row: str) -> _Place:
+        assert self.main is not None
+        tuned_as = self._tuned_as(row)
+        return tuned_as, self.main.study.points_of(tuned_as)[0]
 
     def _score(self, cell: Cell) -> float | None:
-        assert self.study.tuning is not None
-        digest, figures = self.study.tuning.column.digest, CellFigures.of(cell.folder(self.store))
-        if figures is None or digest not in figures.values:
+        (column,), figures = self.columns(cell), CellFigures.of(cell.folder(self.store))
+        if figures is None or column.digest not in figures.values:
             return math.nan if cell.digest in self.failed else None
-        value = figures.values[digest]
+        value = figures.values[column.digest]
         return math.nan if isinstance(value, str) else value
 
     def _tunable_at(self, row: str, point: Point) -> Tunable:
         if (row, point) not in self._tunable:
-            tuning, names = self._tuning(row), self.study.resolved(row).tune
-            ladders = tuning.ladders if tuning else {}
-            if isinstance(names, list):
-                ladders = {name: ladders[name] for name in ladders if name in names}
+            tuned_as = self._tuned_as(row)
+            ladders = self.tuning.ladders(tuned_as) if self.tuning and tuned_as else {}
             of_axes = [overrides for axis in self.study.axes.values() for overrides in axis.overrides.values()]
 
             def is_of_axis(path: str) -> bool:  # what an axis sets stays as it says

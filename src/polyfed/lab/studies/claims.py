@@ -1,8 +1,7 @@
-"""Claims: statements on the cells of a study, and verdicts on them by paired tests over seeds."""
+"""Claims: statements on the cells of a study, and verdicts on them by one paired test over seeds."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from polyfed.core.settings import Settings
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSpreads, Sample, holm
+from polyfed.reporting.statistics import FEWEST_SEEDS, Comparison, Sample, Verdict, compared
 
 Kind = Literal["method", "part", "setting"]
 """What a judged claim is about."""
@@ -21,12 +20,12 @@ KINDS: tuple[Kind, ...] = ("method", "part", "setting")
 ALL = "all"
 """Label of the mean over all points of the axes at which every row of a claim is run."""
 
-_CLAIM = re.compile(r"(?P<left>.+?) (?P<sign>>=|<=|>|<) (?P<right>.+?)(?: by (?P<by>\d*\.?\d+))?")
+_CLAIM = re.compile(r"(?P<left>.+?) (?P<sign>[><]) (?P<right>.+?)")
 _OPERAND = re.compile(r"(?P<row>.*?)(?: at (?P<at>.+?))?(?: on (?P<column>.+?)(?: at (?P<at_end>.+?))?)?")
 _STD, _MINUS = "std of ", " - "
 _GRAMMAR = (
-    "'SIDE > SIDE on COLUMN [at LABEL] [by MARGIN]'; a SIDE is ROW [at LABEL] [on COLUMN], the difference of two such, "
-    "or 'std of ROW'"
+    "'SIDE > SIDE on COLUMN [at LABEL]'; a SIDE is ROW [at LABEL] [on COLUMN], the difference of two such, or "
+    "'std of ROW'"
 )
 
 
@@ -35,8 +34,9 @@ class Operand:
     """A cell over all its seeds.
 
     Attributes:
-        row, column: its row, and which figure.
-        label: of its point; ``ALL``: the mean over points; empty where the claim names none.
+        row: Row of the cell.
+        column: Column of the figure.
+        label: Label of the point; ``ALL``: the mean over points; empty where the claim names none.
     """
 
     row: str
@@ -50,33 +50,29 @@ Side = tuple[Operand, ...]
 
 @dataclass(frozen=True)
 class Claim:
-    """``SIDE > SIDE on COLUMN [at LABEL] [by MARGIN]``; column and label at the end are those of every row without.
-
-    ``A > B by m`` says that A is above B by more than m; ``A >= B by m`` that A is not below B by more than m.
+    """``SIDE > SIDE on COLUMN [at LABEL]``; column and label at the end are those of every row without.
 
     Attributes:
-        text: as it is written.
-        left, right: what is compared.
-        sign: one of > < >= <=.
-        margin: m, 0 unless it is given.
-        is_of_spreads: whether standard deviations over seeds are compared, in place of means.
-        kind: what it is about, if it is judged.
+        text: The claim as written.
+        left, right: The two sides compared.
+        sign: ">" or "<".
+        is_of_spreads: True if standard deviations over seeds are compared in place of means.
+        kind: Subject of a judged claim.
     """
 
     text: str
     left: Side
     right: Side
     sign: str
-    margin: float = 0.0
     is_of_spreads: bool = False
     kind: Kind | None = None
 
     @classmethod
     def parse(cls, text: str) -> Claim:
-        """From its text.
+        """Parse a claim's text.
 
         Raises:
-            ValueError: it has another form.
+            ValueError: The text has another form.
         """
         matched = _matched(_CLAIM, text.strip(), text)
         end = _matched(_OPERAND, matched["right"].split(_MINUS)[-1], text)
@@ -85,15 +81,15 @@ class Claim:
         if is_of_spreads:
             sides = [side.removeprefix(_STD) for side in sides]
         left, right = (_operands(side, end["column"] or "", end["at_end"] or "") for side in sides)
-        claim = cls(text, left, right, matched["sign"], float(matched["by"] or 0), is_of_spreads)
+        claim = cls(text, left, right, matched["sign"], is_of_spreads)
         claim._check()
         return claim
 
     def _check(self) -> None:
         if not all(operand.row and operand.column for operand in self.operands) or max(map(len, self.sides)) > 2:
             raise ValueError(f"'{self.text}' has not the form {_GRAMMAR}")
-        if self.is_of_spreads and (len(self.operands) > 2 or self.margin):
-            raise ValueError(f"'{self.text}': compare 'std of ROW' with 'std of ROW', without 'by'")
+        if self.is_of_spreads and len(self.operands) > 2:
+            raise ValueError(f"'{self.text}': compare 'std of ROW' with 'std of ROW'")
         if ALL in self.labels and len(self.labels) > 1:
             raise ValueError(f"'{self.text}': 'at {ALL}' is for every row of a claim or for none")
 
@@ -121,16 +117,9 @@ class Claim:
         left, right = (tuple(replace(operand, label=operand.label or label) for operand in side) for side in self.sides)
         return replace(self, left=left, right=right)
 
-    def towards(self, sample: Sample) -> Sample:
-        """What must be above for the claim to hold, of left and right: beyond the margin, in its direction."""
-        if isinstance(sample, PairedSpreads):
-            return sample if self.sign.startswith(">") else PairedSpreads(sample.right, sample.left)
-        beyond = {seed: self._excess(value) for seed, value in sample.by_seed.items()}
-        return replace(sample, by_seed=beyond, known_step=sample.step)  # a margin is no step that figures move in
-
-    def _excess(self, difference: float) -> float:
-        ahead = difference if self.sign.startswith(">") else -difference
-        return ahead + self.margin if self.sign.endswith("=") else ahead - self.margin
+    def is_seen(self, verdict: Verdict) -> bool:
+        """True if the verdict on left against right is what the claim states."""
+        return verdict == ("above" if self.sign == ">" else "below")
 
 
 def _matched(form: re.Pattern[str], part: str, text: str) -> re.Match[str]:
@@ -146,8 +135,11 @@ def _operands(side: str, column: str, label: str) -> Side:
     return tuple(Operand(m["row"], m["column"] or column, m["at"] or m["at_end"] or label) for m in matches)
 
 
+MOST_JUDGED = 2
+
+
 class Claims(Settings):
-    """What a study is to prove, by what it is about, and what it says besides; one to three are judged (Holm)."""
+    """What a study is to decide, by subject: a primary claim, at most one more, and differences shown beside them."""
 
     method: list[str] = Field(default_factory=list, description="judged: a method is better than another")
     part: list[str] = Field(default_factory=list, description="judged: what a part of a method does; ablations")
@@ -160,15 +152,19 @@ class Claims(Settings):
     )
 
     @model_validator(mode="after")
-    def _one_to_three(self) -> Self:
+    def _one_or_two(self) -> Self:
         if self.secondary and not self.to_judge:
             raise ValueError("method, part, setting: there is none; name the statement for which the study is run")
-        if len(self.to_judge) > 3:
-            raise ValueError(f"method, part, setting: {len(self.to_judge)} are judged; name three at most, in all")
+        if len(self.to_judge) > MOST_JUDGED:
+            raise ValueError(
+                f"method, part, setting: {len(self.to_judge)} are judged; name the primary claim and at most one more, "
+                "and the others under secondary"
+            )
         return self
 
     @property
     def to_judge(self) -> list[Claim]:
+        """Judged claims, the primary one first."""
         return [replace(Claim.parse(text), kind=kind) for kind in KINDS for text in getattr(self, kind)]
 
     @property
@@ -176,82 +172,86 @@ class Claims(Settings):
         return list(map(Claim.parse, self.secondary))
 
 
-Verdict = Literal["held", "contradicted", "open", "not run"]
-
-_LEVEL = 0.05
-FEWEST_TUNING_SEEDS = 3
-"""A row that was tuned on fewer is no ground for a verdict."""
-
-
 @dataclass(frozen=True)
 class Judgement:
-    """A claim with what the seeds say of it.
+    """A claim with its verdict.
 
     Attributes:
-        claim: at one point, or over all.
-        sample: left against right by seed; None where no seed has both.
-        p: of the two-sided paired test, adjusted for all claims of the family (Holm); NaN where a seed is missing.
-        verdict: held or contradicted where p is below the level.
-        why: it is open all the same.
+        claim: At one point, or over all.
+        sample: Left against right by seed, as far as the verdict reads it; None where no seed has both.
+        effect: Smallest difference that matters, in the unit of the column.
+        comparison: Estimate, interval, p and verdict; None where no seed has both, or a single one.
+        why: Reason for which nothing is decided before any test.
     """
 
     claim: Claim
     sample: Sample | None
-    p: float
-    verdict: Verdict
+    effect: float
+    comparison: Comparison | None
     why: str = ""
 
+    @property
+    def verdict(self) -> Verdict | Literal["not run"]:
+        if self.sample is None:
+            return "not run"
+        return "undecided" if self.why or self.comparison is None else self.comparison.verdict
 
-@dataclass(frozen=True)
-class Allowance:
-    """What the losing side of a claim is allowed, as its settings were chosen by a few noisy runs.
+    @property
+    def is_seen(self) -> bool:
+        """True if the verdict is what the claim states."""
+        return self.verdict != "not run" and self.claim.is_seen(self.verdict)
 
-    Attributes:
-        slack: that it may lack, in the unit of the column.
-        doubt: standard error of what was chosen.
-    """
-
-    slack: float = 0.0
-    doubt: float = 0.0
+    @property
+    def in_words(self) -> str:
+        """``no difference of 1``, ``undecided (12 seeds would do)``."""
+        if self.verdict == "no difference":
+            return f"no difference of {self.effect:g}"
+        if self.verdict != "undecided":
+            return self.verdict
+        needed = self.comparison and self.comparison.needed
+        why = self.why or (f"{needed} seeds would do" if needed else "")
+        return f"undecided ({why})" if why else "undecided"
 
 
 def judge(
     claims: Sequence[Claim],
     samples: Sequence[Sample | None],
-    seeds: Sequence[int],
-    allowances: Sequence[Allowance] | None = None,
+    effects: Sequence[float],
+    looks: Sequence[Sequence[int]],
 ) -> list[Judgement]:
-    """Judge claims as one family, each by its left against right over the study's seeds, beyond its allowance.
+    """Judge claims as one family, each by its left against right over the seeds of the first look that decides it.
 
-    Nothing is decided on fewer than five ``seeds``, or where one of them is missing: nobody stops where it suits.
-    P-values are adjusted over all claims (Holm 1979), also those that were not run, so that running a part changes no
-    verdict.
+    The level of 0.05 is shared by all claims, run or not, and by all looks at them (Bonferroni). Nothing is decided
+    where a seed of a look is missing, or on fewer than five.
+
+    Args:
+        claims: Claims of a study.
+        samples: Left against right of each claim; None where no seed has both.
+        effects: Smallest difference that matters, for each claim.
+        looks: Seeds of each look at the table, those of earlier looks included.
     """
-    shown = [None if sample is None else claim.towards(sample) for claim, sample in zip(claims, samples, strict=True)]
-    allowed = allowances or [Allowance()] * len(claims)
-    adjusted = holm(
-        [
-            _p(sample, own) if sample and _is_complete(sample, seeds) else math.nan
-            for sample, own in zip(shown, allowed, strict=True)
-        ]
-    )
-    return [
-        Judgement(claim, sample, p, _verdict(towards, p))
-        for claim, sample, towards, p in zip(claims, samples, shown, adjusted, strict=True)
-    ]
+    tests = len(claims) * len(looks)
+    return [_judged(*one, looks, tests) for one in zip(claims, samples, effects, strict=True)]
 
 
-def _p(sample: Sample, allowed: Allowance) -> float:
-    return sample.p if isinstance(sample, PairedSpreads) else sample.p_beyond(allowed.slack, allowed.doubt)
+def _judged(
+    claim: Claim, sample: Sample | None, effect: float, looks: Sequence[Sequence[int]], tests: int
+) -> Judgement:
+    if sample is None:
+        return Judgement(claim, None, effect, None)
+    if why := _lacking(sample, looks[0]):
+        return Judgement(claim, sample, effect, compared(sample, effect, tests), why)
+    items = []
+    for look in looks:
+        if not _lacking(sample, look):
+            own = sample.within(look)
+            items.append(Judgement(claim, own, effect, compared(own, effect, tests)))
+    return next((item for item in items if item.verdict != "undecided"), items[-1])
 
 
-def _is_complete(sample: Sample, seeds: Sequence[int]) -> bool:
-    return len(seeds) >= FEWEST_SEEDS and {*seeds} == {*sample.seeds}
-
-
-def _verdict(towards: Sample | None, p: float) -> Verdict:
-    if towards is None:
-        return "not run"
-    if not p < _LEVEL:
-        return "open"
-    return "held" if towards.is_above else "contradicted"
+def _lacking(sample: Sample, look: Sequence[int]) -> str:
+    """Why a look cannot decide."""
+    if len(look) < FEWEST_SEEDS:
+        return f"fewer than {FEWEST_SEEDS} seeds"
+    known = len({*look} & {*sample.seeds})
+    return f"{known} of {len(look)} seeds" if known < len(look) else ""

@@ -29,11 +29,11 @@ class ColumnSettings(Settings):
 
     lower: bool = Field(default=False, description="whether lower values are better")
     digits: int = Field(default=2, ge=0, le=9, description="decimals shown")
-    effect: float | None = Field(
-        default=None,
+    effect: float = Field(
+        default=1.0,
         ge=0,
-        description="the smallest difference that matters, in the column's unit: less decides nothing, however sure it "
-        "is; null: what the decimals show as 0",
+        description="the smallest difference that matters, in the column's unit: where all of an interval is within "
+        "it, there is no difference",
     )
     once: bool = Field(default=False, description="measured with the first seed alone: no seed changes it")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,30 +18,28 @@ from polyfed.reporting.compare import Spread
 from polyfed.reporting.metrics import EVALUATIONS
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER
-from polyfed.runs.tuning import choice_label
 
 Curve = Mapping[int, Spread]
 """Round -> validation, over seeds."""
 
 
-def validation_curve(plan: StudyPlan, row: str, point: Point) -> Curve:
+def validation_curve(plan: StudyPlan, row: str, point: Point, seeds: Sequence[int]) -> Curve:
     """What tuning compares, or what the server selects by, round by round; empty where nobody validates.
 
-    It is of the row's own cells where they validate as tuning does, and of the chosen candidate's where they do not.
-    Raises as ``StudyPlan.final``.
+    It is of the row's own cells where they validate as tuning does, and of the chosen candidates' where they do not.
+    Raises as ``StudyPlan.cell``.
     """
-    final, tuning, chosen = plan.final(row, point), plan.study.tuning, plan.chosen(row, point)
-    server = final[0].experiment.server
-    tried = plan.search(row, point) if chosen else []
-    if tuning is not None:
-        column = tuning.column
+    final, server = [plan.cell(row, point, seed) for seed in seeds], plan.experiment(row, point).server
+    if plan.tuning is not None and plan.tuning.column is not None:
+        column = plan.tuning.column
     elif server is not None:
         column = Metric(metric=server.task.primary, kind="validation")
     else:
         return {}
     if isinstance(column, Metric) and column.of == SERVER:
         column = column.changed({"round": "final"}, "round")  # of each round, not the best so far
-    for cells in (final, [cell for cell in tried if chosen and cell.purpose == choice_label(chosen.factors)]):
+    searches = [search for seed in seeds if (search := plan.row_search(row, point, seed))]
+    for cells in (final, [search.cell(search.chosen.factors) for search in searches]):
         with suppress(ConfigError, IndexError):  # nobody validates there, or not as tuning does
             column.require(cells[0].experiment)
             folders = [cell.folder(plan.store) for cell in cells]

@@ -187,7 +187,7 @@ def _whiskers(spreads: Sequence[Spread]) -> list[float]:
 
 @styled
 def draw_map(claims: ClaimMap) -> Figure:
-    """Colours by how far the claim is exceeded, with the mean differences."""
+    """Mean differences with their verdicts, coloured by size."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     drawing = claims.drawing
@@ -195,24 +195,22 @@ def draw_map(claims: ClaimMap) -> Figure:
     width = max(4.0, max(1.1, 0.09 * max(map(len, across))) * len(across) + 1.6)
     figure, (axes,) = figure_grid(1, 1, width=width, height=0.62 * len(down) + 1.3, title=drawing.map)
     known = [[claims.cell(x, y) for x in across] for y in down]
-    excess = [[math.nan if cell is None else cell.excess.mean for cell in row] for row in known]
-    means = (abs(cell.excess.mean) for cell in claims.cells.values())
-    strongest = max((mean for mean in means if math.isfinite(mean)), default=0.0) or 1.0  # where colours end
-    # from against the claim over white to for it; mixed with white, as figures stand on it
-    against, towards = (tuple((part + 1) / 2 for part in to_rgb(colour)) for colour in (COLOURS[1], COLOURS[0]))
-    colours = LinearSegmentedColormap.from_list("claim", [against, (1.0, 1.0, 1.0), towards])
-    axes.imshow(excess, cmap=colours, vmin=-strongest, vmax=strongest, aspect="auto")
+    estimates = [[math.nan if cell is None else cell.comparison.estimate for cell in row] for row in known]
+    sizes = (abs(one) for row in estimates for one in row if math.isfinite(one))
+    strongest = max(sizes, default=0.0) or 1.0  # where colours end
+    # from below over white to above; mixed with white, as figures stand on it
+    below, above = (tuple((part + 1) / 2 for part in to_rgb(colour)) for colour in (COLOURS[1], COLOURS[0]))
+    colours = LinearSegmentedColormap.from_list("claim", [below, (1.0, 1.0, 1.0), above])
+    axes.imshow(estimates, cmap=colours, vmin=-strongest, vmax=strongest, aspect="auto")
     axes.grid(visible=False)
     for place, row in enumerate(known):
         for at, cell in enumerate(row):
-            weight = "normal" if cell is None or cell.mark == "open" else "bold"
+            weight = "normal" if cell is None or cell.comparison.verdict == "undecided" else "bold"
             how: Any = {"ha": "center", "va": "center", "fontweight": weight, "color": "#000000"}  # on pale colours
             axes.text(at, place, "-" if cell is None else cell.text, **how)
     axes.set_xticks(range(len(across)), across)
     axes.set_yticks(range(len(down)), down)
     axes.set(xlabel=drawing.x, ylabel=drawing.y or "")
-    meaning = (
-        f"blue, {SIGNS['held']}: for the claim; orange, {SIGNS['contradicted']}: against it; {SIGNS['open']}: open"
-    )
+    meaning = "; ".join(f"{sign}: {verdict}" for verdict, sign in SIGNS.items())
     figure.supxlabel(meaning, fontsize=8, color=GREY)
     return figure

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, variance
 from typing import Any
 
 import yaml
@@ -18,11 +17,11 @@ from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import Cell, CellFigures, Chosen, StudyPlan
-from polyfed.lab.studies.claims import ALL, FEWEST_TUNING_SEEDS, Allowance, Claim, Judgement, Side, judge
+from polyfed.lab.studies.claims import ALL, Claim, Judgement, Side, judge
 from polyfed.lab.studies.curves import Curve, curve_json, curve_of, validation_curve
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample
+from polyfed.reporting.statistics import Comparison, PairedSample, PairedSpreads, Sample, compared
 
 
 def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:
@@ -56,9 +55,13 @@ def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:
 
 
 STUDY, RESULTS = "study.yaml", "results.json"
+_TUNED_ONCE = "tuned once, for all seeds alike"
 SeedFigures = Mapping[int, float]
 Place = tuple[str, Point, str]
 """Row, point and column."""
+
+Seeded = tuple[str, Point, int | None]
+"""Row, point and seed; without a seed: one choice for all seeds, on seeds of its own."""
 
 
 @dataclass(frozen=True)
@@ -66,59 +69,74 @@ class Results:
     """Figures of a study.
 
     Attributes:
-        study: whose.
-        values: place -> seed -> figure; seeds without a figure are left out.
-        chosen: (row, point) -> what tuning chose.
-        causes: place or cell in words -> why it has no figure.
-        cells: label of every final cell that is complete -> its folder's name.
-        code: versions and states of the code that ran them; a table should have one.
-        replies: row -> how many were clipped, and excluded, over all its cells.
+        study: The study.
+        values: Place -> seed -> figure; seeds without a figure are left out.
+        chosen: (row, point, seed) -> what tuning chose.
+        causes: Place or cell in words -> why it has no figure.
+        cells: Label of every final cell that is complete -> its folder's name.
+        code: Row -> versions and states of the code that ran it; a table should have one.
+        replies: Row -> how many were clipped, and excluded, over all its cells.
         curves: (row, point) -> round -> validation over seeds, where somebody validates.
-        generations: of figures, of the code that ran them; 0 of cells that ran before there were generations.
-        settings: row with its point in words -> ``Cell.settings_digest``.
     """
 
     study: Study
     values: Mapping[Place, SeedFigures]
-    chosen: Mapping[tuple[str, Point], Chosen] = field(default_factory=dict)
+    chosen: Mapping[Seeded, Chosen] = field(default_factory=dict)
     causes: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
-    code: Sequence[str] = ()
+    code: Mapping[str, Sequence[str]] = field(default_factory=dict)
     replies: Mapping[str, Sequence[int]] = field(default_factory=dict)
     curves: Mapping[tuple[str, Point], Curve] = field(default_factory=dict)
-    generations: Sequence[int] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
-        """What lies in the plan's store."""
+        """Read what lies in the plan's store."""
         values: dict[Place, dict[int, float]] = {}
-        chosen, causes, cells, code = dict[tuple[str, Point], Chosen](), dict(failures), dict[str, str](), set[str]()
-        replies: dict[str, list[int]] = {}
+        chosen, causes, cells = dict[Seeded, Chosen](), dict(failures), dict[str, str]()
+        code, replies = dict[str, set[str]](), dict[str, list[int]]()
         curves: dict[tuple[str, Point], Curve] = {}
-        generations, digests = set[int](), dict[str, str]()
         for row, point in plan.row_points():
-            with suppress(LookupError, RunError):  # its search is not complete, or chose nothing
-                if (choice := plan.chosen(row, point)) is not None:
-                    chosen[row, point] = choice
-                for cell, figures in _complete(plan, row, point):
-                    cells[cell.label] = cell.digest
-                    code.add(figures.code)
-                    generations.add(figures.generation)
-                    digests[", ".join((row, *point))] = cell.settings_digest
-                    if figures.replies:
-                        known = replies.get(row, [0, 0])
-                        replies[row] = [old + new for old, new in zip(known, figures.replies, strict=True)]
-                    for column, settings in plan.study.columns_of(row).items():
-                        value = figures.values.get(settings.digest)
-                        if isinstance(value, str):
-                            causes[f"{cell.label}: {column}"] = value
-                        elif value is not None and math.isfinite(value):
-                            values.setdefault((row, point, column), {})[cell.seed] = value
-                if curve := validation_curve(plan, row, point):
-                    curves[row, point] = curve
-        of_code = sorted(generations), digests
-        return cls(plan.study, values, chosen, causes, cells, tuple(sorted(code)), replies, curves, *of_code)
+            complete = list[int]()
+            for cell, choice, figures in _complete(plan, row, point):
+                if choice is not None:
+                    chosen[row, point, cell.seed] = choice
+                complete.append(cell.seed)
+                cells[cell.label] = cell.digest
+                code.setdefault(row, set()).add(figures.code)
+                if figures.replies:
+                    known = replies.get(row, [0, 0])
+                    replies[row] = [old + new for old, new in zip(known, figures.replies, strict=True)]
+                for column, settings in plan.study.columns_of(row).items():
+                    value = figures.values.get(settings.digest)
+                    if isinstance(value, str):
+                        causes[f"{cell.label}: {column}"] = value
+                    elif value is not None and math.isfinite(value):
+                        values.setdefault((row, point, column), {})[cell.seed] = value
+            if complete and (curve := validation_curve(plan, row, point, complete)):
+                curves[row, point] = curve
+        of_code = {row: sorted(states) for row, states in code.items()}
+        return cls(plan.study, values, chosen, causes, cells, of_code, replies, curves)
+
+    def merged(self, now: Results) -> Results:
+        """These figures, with those of cells that ran since in addition or in their place."""
+        values = {place: dict(own) for place, own in self.values.items()}
+        for place, own in now.values.items():
+            values.setdefault(place, {}).update(own)
+        rows = {*self.code, *now.code}
+        code = {row: sorted({*self.code.get(row, ()), *now.code.get(row, ())}) for row in now.study.rows if row in rows}
+        replies = dict(self.replies)
+        for row, counts in now.replies.items() if not {*self.cells} & {*now.cells} else ():
+            replies[row] = [old + new for old, new in zip(replies.get(row, (0, 0)), counts, strict=True)]
+        return Results(
+            now.study,
+            values,
+            {**self.chosen, **now.chosen},
+            {label: why for label, why in now.causes.items() if label not in self.cells},
+            {**self.cells, **now.cells},
+            code,
+            replies or now.replies,
+            {**self.curves, **now.curves},
+        )
 
     # ---- questions
 
@@ -146,70 +164,30 @@ class Results:
                     values.setdefault(player, {})[seed] = value
         return values
 
+    def choice(self, row: str, point: Point, seed: int) -> Chosen | None:
+        """What tuning chose for a row and a seed."""
+        return self.chosen.get((row, point, seed)) or self.chosen.get((row, point, None))
+
     def judgements(self) -> list[Judgement]:
         """Every judged claim, as one family, each at the point that it names, or over all."""
-        claims = self.study.claims.to_judge
-        allowances = list(map(self._allowance, claims))
-        judged = judge(claims, list(map(self.sample, claims)), self.study.seeds, allowances)
-        return [self._opened(self._if_it_matters(item)) for item in judged]
+        claims, study = self.study.claims.to_judge, self.study
+        judged = judge(claims, list(map(self.sample, claims)), list(map(study.effect, claims)), study.looks)
+        # what such a choice adds to the spread over seeds is in no seed's figure, so that no test counts it
+        once = {row for row, _, seed in self.chosen if seed is None}
+        return [
+            replace(item, why=_TUNED_ONCE) if {one.row for one in item.claim.operands} & once else item
+            for item in judged
+        ]
 
-    def _opened(self, item: Judgement) -> Judgement:
-        """The same, but open where the tuning of a row that decides it does not bear a verdict."""
-        if item.verdict not in ("held", "contradicted") or not self._is_of_outcomes(item.claim):
-            return item
-        fewest = min((one.seeds for one in self._chosen_of(item.claim.operands).values()), default=math.inf)
-        ends = {", ".join(row): one.ends for row, one in self._chosen_of(self._losers(item.claim)).items() if one.ends}
-        why = "; ".join(f"the search of {row} ended at an end of {', '.join(names)}" for row, names in ends.items())
-        if fewest < FEWEST_TUNING_SEEDS:
-            why = f"tuned on {fewest} seed{'s' * (fewest > 1)}"
-        return replace(item, verdict="open", why=why) if why else item
-
-    def _is_of_outcomes(self, claim: Claim) -> bool:
-        return all(self.study.columns[one.column].is_outcome for one in claim.operands)
-
-    def _losers(self, claim: Claim) -> Side:
-        """The side whose figures are worse; both of a difference of differences, and of spreads."""
-        sample = self.sample(claim)
-        if not isinstance(sample, PairedSample) or len(claim.operands) > 2:
-            return claim.operands
-        lower = self.study.columns[claim.left[0].column].lower
-        return claim.right if (sample.mean > 0) != lower else claim.left
-
-    def _chosen_of(self, operands: Side) -> dict[Point, Chosen]:
-        """Row, with its point where there are several -> what tuning chose for it there, where a claim reads it."""
-        return {
-            (row, *point): chosen
-            for one in operands
-            for (row, point), chosen in self.chosen.items()
-            if row == one.row and one.label in ("", ALL, point_label(point))
-        }
-
-    def _allowance(self, claim: Claim) -> Allowance:
-        """Of the losing side, from its search; in spreads over seeds, where another metric was tuned by."""
-        tuning, losers = self.study.tuning, self._chosen_of(self._losers(claim))
-        if tuning is None or not losers or not self._is_of_outcomes(claim):
-            return Allowance()
-        scales = [1.0] * len(losers)
-        if getattr(self.study.columns[claim.left[0].column], "metric", None) != getattr(tuning.column, "metric", ""):
-            sides = [side for side in (self._by_seed(claim, side).values() for side in claim.sides) if len(side) > 1]
-            spread = math.sqrt(fmean(map(variance, sides))) if sides else 0.0
-            scales = [spread / one.spread if one.spread else 0.0 for one in losers.values()]
-        rows, lower = self._chosen_of(claim.operands), tuning.column.lower
-        slack = doubt = 0.0
-        for scale, (place, one) in zip(scales, losers.items(), strict=True):
-            missed = max(one.missed(other, lower) for at, other in rows.items() if at[1:] == place[1:])
-            slack, doubt = max(slack, scale * (one.slack(lower) + missed)), max(doubt, scale * one.doubt)
-        return Allowance(slack, doubt)
-
-    def _if_it_matters(self, item: Judgement) -> Judgement:
-        """Open where a difference is smaller than its column's effect, unless a margin says what matters."""
-        column, sample = self.study.columns[item.claim.left[0].column], item.sample
-        if item.verdict not in ("held", "contradicted") or item.claim.margin or not isinstance(sample, PairedSample):
-            return item
-        least = 0.5 * 10**-column.decimals if column.effect is None else column.effect
-        if sample.is_exact or abs(sample.mean) >= least:
-            return item
-        return replace(item, verdict="open", why=f"less than {least:g}")
+    def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
+        """A row against another at a point, and the verdict in words where a claim on just that is judged."""
+        for item in self.judgements():
+            claim = item.claim
+            is_on_it = claim.left[0].column == column and claim.labels <= {"", point_label(point)}
+            if is_on_it and [one.row for one in claim.operands] == [left, right] and not claim.is_of_spreads:
+                return item.comparison, item.in_words
+        sample = self.difference((left, point, column), (right, point, column))
+        return (None if sample is None else compared(sample, self.study.columns[column].effect)), ""
 
     def readings(self) -> list[tuple[Claim, Sample | None]]:
         """Every secondary claim with left against right by seed, at every point where it does not name one."""
@@ -278,28 +256,24 @@ class Results:
             {
                 "row": row,
                 "point": list(point),
+                "seed": seed,
                 "factors": dict(item.factors),
                 "settings": dict(item.settings),
-                "scores": {
-                    name: [one if math.isfinite(one) else None for one in values]
-                    for name, values in item.scores.items()
-                },
+                "scores": {name: one if math.isfinite(one) else None for name, one in item.scores.items()},
                 "ends": list(item.ends),
             }
-            for (row, point), item in sorted(self.chosen.items())
+            for (row, point, seed), item in sorted(self.chosen.items(), key=str)
         ]
         return {
             "figures": figures,
             "chosen": chosen,
             "causes": dict(sorted(self.causes.items())),
             "cells": self.cells,
-            "code": list(self.code),
+            "code": {row: list(states) for row, states in self.code.items()},
             "replies": {row: list(counts) for row, counts in self.replies.items()},
             "curves": [
                 {"row": row, "point": list(point), **curve_json(curve)} for (row, point), curve in self.curves.items()
             ],
-            "generations": list(self.generations),
-            "settings": dict(self.settings),
         }
 
     @classmethod
@@ -333,26 +307,24 @@ class Results:
             (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
             for entry in content["figures"]
         }
-        if others := {seed for by_seed in values.values() for seed in by_seed} - {*study.seeds}:
+        if others := {seed for by_seed in values.values() for seed in by_seed} - {*study.all_seeds}:
             raise ValueError(f"figures of seeds {sorted(others)}, which its study has not")
-        chosen = {(entry["row"], tuple(entry["point"])): _chosen(entry) for entry in content["chosen"]}
+        chosen = {(entry["row"], tuple(entry["point"]), entry["seed"]): _chosen(entry) for entry in content["chosen"]}
         causes, cells, code = content["causes"], content["cells"], content["code"]
         curves = {(entry["row"], tuple(entry["point"])): curve_of(entry) for entry in content.get("curves", ())}
-        of_code = content.get("generations", ()), content.get("settings", {})
-        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves, *of_code)
+        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves)
 
 
-def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, CellFigures]]:
-    """The cells of a row that are complete; raises as ``StudyPlan.final``."""
-    for cell in plan.final(row, point):
-        try:
+def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, Chosen | None, CellFigures]]:
+    """The cells of a row that are complete, with what their seeds chose."""
+    for seed in plan.study.all_seeds:
+        with suppress(LookupError, RunError):  # the search is not complete, or a failure is told already
+            cell, chosen = plan.cell(row, point, seed), plan.chosen(row, point, seed)
             figures = CellFigures.of(cell.folder(plan.store))
-        except RunError:
-            continue  # told as a failure already
-        if figures is not None:
-            yield cell, figures
+            if figures is not None and any(one.digest in figures.values for one in plan.columns(cell)):
+                yield cell, chosen, figures
 
 
 def _chosen(entry: Mapping[str, Any]) -> Chosen:
-    scores = {name: [math.nan if one is None else one for one in values] for name, values in entry["scores"].items()}
+    scores = {name: math.nan if one is None else one for name, one in entry["scores"].items()}
     return Chosen(entry["factors"], entry["settings"], scores, entry["ends"])

@@ -1,4 +1,4 @@
-"""Running a study: its cells side by side, those that matter most first, until all are done or the budget is spent."""
+"""Running a study: its cells side by side, row by row, until all are done or the budget is spent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -15,14 +15,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from polyfed.core.errors import ConfigError, RunError, nearest
-from polyfed.lab.studies.cells import Cell, Places, StudyPlan, require_data
+from polyfed.lab.studies.cells import Cell, Chosen, Places, StudyPlan, cell_label, require_data
+from polyfed.lab.studies.claims import ALL, Judgement
+from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.study import Point, Study
+from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.lab.studies.workers import CellOutcome, Order, Workers, is_done
 from polyfed.reporting.tables import duration
 
 _POLL = 0.5  # seconds between two looks at the display and the budget
-_Key = tuple[int, int, int]  # what comes first: main rows, then first seeds, then the order of rows
+_Place = tuple[str, Point, int]  # row, point and seed
+_Key = tuple[int, int]  # number of the row at its point, and whether it is a search
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Ended:
 
 
 OnProgress = Callable[[Progress], None]
-OnFailures = Callable[[Mapping[str, str]], None]
+OnFailures = Callable[[Mapping[str, str]], Results]
 
 
 @dataclass
@@ -72,7 +75,8 @@ class Runner:
         budget: seconds; None: no limit.
         only: the rows that are run; None: all.
         listener: is told of progress now and then.
-        saver: is given label of a failed cell -> cause, at the start and whenever a cell has ended.
+        saver: Saves and returns what is known, given label of a failed cell -> cause, whenever a cell has ended.
+        recorded: Labels of cells whose figures are known without them.
     """
 
     plan: StudyPlan
@@ -81,10 +85,15 @@ class Runner:
     budget: float | None = None
     only: Sequence[str] | None = None
     listener: OnProgress = lambda progress: None
-    saver: OnFailures = lambda failures: None
+    saver: OnFailures | None = None
+    recorded: Collection[str] = ()
     _due: dict[str, tuple[_Key, Cell]] = field(default_factory=dict)
     _cells: dict[str, Cell] = field(default_factory=dict)
-    _waiting: list[tuple[str, Point]] = field(default_factory=list)
+    _waiting: list[_Place] = field(default_factory=list)
+    _order: dict[tuple[str, Point], int] = field(default_factory=dict)
+    _wanted: dict[str, dict[str, ColumnSettings]] = field(default_factory=dict)  # columns by digest, by cell
+    _running: set[str] = field(default_factory=set)
+    _second: set[str] = field(default_factory=set)  # claims with a second look
     _failures: dict[str, str] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
     _done: set[str] = field(default_factory=set)
@@ -99,14 +108,15 @@ class Runner:
         """
         experiments = {place: self.plan.check(*place) for place in self.plan.row_points()}
         self.plan.check_tuning(experiments)
-        self._waiting = self.plan.row_points(self.only)
-        for place in self._waiting:
+        self._order = {place: number for number, place in enumerate(self.plan.row_points(self.only))}
+        for place in self._order:
             require_data(experiments[place])
+        self._waiting = self._unrecorded((*place, seed) for place in self._order for seed in self.plan.study.seeds)
 
     def run(self) -> Ended:
         """Run what is missing, after ``prepare``."""
         self._advance()
-        self.saver(self._failures)
+        self._save()
         begun = time.monotonic()
         with contextlib.closing(Workers(self.jobs, self.gpus)) as workers:
             while workers.running or (self._due and not self._stopped):
@@ -118,58 +128,98 @@ class Runner:
                 if outcomes := workers.wait(_POLL):
                     for outcome in outcomes:
                         self._take(outcome)
-                    self.saver(self._failures)
+                    self._save()
                 running = {self._cells[key].label: workers.activity(key) for key in workers.running}
-                left = len(self._due) + len(running) + len(self._waiting) * len(self.plan.study.seeds)
+                left = len(self._due) + len(running) + len(self._waiting)
                 seconds_left = fmean(self._seconds) * left / self.jobs if self._seconds else None
                 self.listener(Progress(len(self._done), len(self._failures), left, running, seconds_left))
         not_done = [cell.label for key, cell in self._cells.items() if key not in self._done]
-        waiting = [f"{', '.join((row, *point))}: all seeds" for row, point in self._waiting]
-        missing = tuple(label for label in (*not_done, *waiting) if label not in self._failures)
+        missing = tuple(
+            label
+            for label in (*not_done, *(cell_label(*place) for place in self._waiting))
+            if label not in self._failures
+        )
         return Ended(self._failures, missing, self._stopped)
 
+    def _save(self) -> None:
+        """Save what is known, and plan the second look where that leaves a judged claim undecided."""
+        if self.saver is None:
+            return
+        results, study = self.saver(self._failures), self.plan.study
+        undecided = [one for one in results.judgements() if one.verdict == "undecided"] if study.more_seeds else []
+        for item in undecided:
+            known = {*item.sample.seeds} if item.sample else set[int]()
+            if known >= {*study.seeds} and item.claim.text not in self._second:
+                self._second.add(item.claim.text)
+                self._waiting += [place for place in self._later(item) if place not in self._waiting]
+                self._advance()
+
+    def _later(self, item: Judgement) -> list[_Place]:
+        """Rows of a claim with the seeds of the second look."""
+        rows = {operand.row for operand in item.claim.operands}
+        points = {
+            point
+            for operand in item.claim.operands
+            for point in self.plan.study.points_of(operand.row)
+            if operand.label in ("", ALL, point_label(point))
+        }
+        places = [place for place in self._order if place[0] in rows and place[1] in points]
+        return self._unrecorded((*place, seed) for place in places for seed in self.plan.study.more_seeds)
+
+    def _unrecorded(self, places: Iterable[_Place]) -> list[_Place]:
+        return [place for place in places if cell_label(*place) not in self.recorded]
+
     def _advance(self) -> None:
-        """Plan what can be: searches, and the final cells of rows whose search is complete."""
+        """Plan what can be: searches, and the cells of those seeds whose search is complete."""
         still = []
-        for number, (row, point) in enumerate(self._waiting):
+        for place in self._waiting:
+            number = self._order[place[:2]]
             try:
-                for place, cell in enumerate(self.plan.final(row, point)):
-                    self._add(cell, place, number)
+                self._add(self.plan.cell(*place), (number, 0))
             except LookupError:
-                still.append((row, point))
-                for cell in self.plan.search(row, point):
-                    self._add(cell, -1, number)
+                still.append(place)
+                for cell in self.plan.search(*place):
+                    self._add(cell, (number, 1))
             except RunError as error:  # no candidate has a figure
-                self._failures[", ".join((row, *point))] = str(error)
+                self._failures[cell_label(*place)] = str(error)
         self._waiting = still
 
-    def _add(self, cell: Cell, place: int, number: int) -> None:
-        key = cell.digest
-        if key in self._cells:
-            return  # shared: of another row, or planned before
-        self._cells[key] = cell
+    def _add(self, cell: Cell, key: _Key) -> None:
+        """Plan a cell; one that is planned already, by another row or as a candidate, has all columns asked of it."""
+        digest, columns = cell.digest, {one.digest: one for one in self.plan.columns(cell)}
+        known, wanted = self._cells.get(digest), self._wanted.setdefault(digest, {})
+        if known and columns.keys() <= wanted.keys():
+            return
+        wanted |= columns
+        self._cells[digest] = cell if known is None or known.purpose else known
+        if digest not in self._running:
+            self._check(digest, key)
+
+    def _check(self, digest: str, key: _Key) -> None:
+        """Count a cell as done, or as due."""
+        cell = self._cells[digest]
+        self._done.discard(digest)
         try:
-            if is_done(cell.folder(self.plan.store), self.plan.columns(cell), self.plan.kept(cell)):
-                self._done.add(key)
-                return
+            if is_done(cell.folder(self.plan.store), [*self._wanted[digest].values()], self.plan.kept(cell)):
+                self._done.add(digest)
+            else:
+                self._due[digest] = key, cell
         except RunError as error:
             self._failures[cell.label] = str(error)
-            return
-        is_extra = not self.plan.study.resolved(cell.row).main
-        self._due[key] = (is_extra, place, number), cell
 
     def _start(self, workers: Workers) -> None:
-        key = min(self._due, key=lambda name: self._due[name][0])
-        _, cell = self._due.pop(key)
-        plan = self.plan
-        columns, kept = plan.columns(cell), plan.kept(cell)
-        order = Order(cell.experiment, cell.folder(plan.store), columns, plan.places, kept, cell.sources)
-        workers.start(key, order)
+        digest = min(self._due, key=lambda name: self._due[name][0])
+        _, cell = self._due.pop(digest)
+        plan, columns = self.plan, [*self._wanted[digest].values()]
+        folder, kept = cell.folder(plan.store), plan.kept(cell)
+        workers.start(digest, Order(cell.experiment, folder, columns, plan.places, kept, cell.sources))
+        self._running.add(digest)
 
     def _take(self, outcome: CellOutcome) -> None:
         cell = self._cells[outcome.key]
+        self._running.discard(outcome.key)
         if outcome.ending == "done":
-            self._done.add(outcome.key)
+            self._check(outcome.key, (0, 0))
             self._seconds.append(outcome.seconds)
             self._advance()
         elif outcome.ending == "no space":
@@ -209,6 +259,9 @@ def run_study(
     jobs: int | None = None,
     budget: float | None = None,
     listener: OnProgress = lambda progress: None,
+    known: Mapping[tuple[str, Point, int], Chosen] | None = None,
+    recorded: Results | None = None,
+    on_results: Callable[[Results], None] = lambda results: None,
 ) -> StudyRun:
     """Run the cells that are missing, and write what is known of the study.
 
@@ -220,6 +273,9 @@ def run_study(
         jobs: cells at once; None: one a GPU, else one a core.
         budget: seconds; None: no limit.
         listener: is told of progress.
+        known: (row, point, seed) -> what was chosen before, in place of a search.
+        recorded: Figures of cells that need not run, as they are known from before.
+        on_results: Receives what is known whenever a cell has ended.
 
     Raises:
         ConfigError: a setting of a row is wrong (found before any cell begins), or there is no such row.
@@ -231,15 +287,19 @@ def run_study(
     for row in only or ():
         if row not in study.rows:
             raise ConfigError(f"--only {row}: no such row; {nearest(row, study.rows)}")
-    plan = StudyPlan(study, places or Places(), out.parent / CELLS)
+    plan = StudyPlan(study, places or Places(), out.parent / CELLS, known or {})
 
-    def save(failures: Mapping[str, str]) -> None:
-        Results.gather(plan, failures).save(out)  # whoever looks while it runs sees what is there
+    def save(failures: Mapping[str, str]) -> Results:
+        now = Results.gather(plan, failures)
+        results = recorded.merged(now) if recorded else now
+        results.save(out)  # whoever looks while it runs sees what is there
+        on_results(results)
+        return results
 
     gpus = torch.cuda.device_count()
     # of each cell's threads there is one
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    runner = Runner(plan, jobs or gpus or cores, gpus, budget, only, listener, save)
+    runner = Runner(plan, jobs or gpus or cores, gpus, budget, only, listener, save, recorded.cells if recorded else ())
     runner.prepare()
     out.mkdir(parents=True, exist_ok=True)
     with _alone(out):

@@ -28,6 +28,8 @@ from polyfed.lab.studies.study_files import merged_study, require_known, setting
 from polyfed.runs.tuning import Ladders
 from polyfed.runs.twins import TwinSettings
 
+SMALL, SMOKE = "small", "smoke"
+
 
 class TunedSettings(Settings):
     """Settings that are multiplied together."""
@@ -39,6 +41,7 @@ class TunedSettings(Settings):
         default_factory=list,
         description="ascending factors of what a row has, 1 among them; empty: doubling and halving, without an end",
     )
+    rows: list[str] = Field(default_factory=list, description="the rows that search it; empty: all that have it")
 
     @model_validator(mode="after")
     def _is_ladder(self) -> Self:
@@ -48,34 +51,39 @@ class TunedSettings(Settings):
 
 
 class Tuning(Settings):
-    """A pattern search, the same for every row, on validation data and on seeds of its own.
+    """A search of settings, the same for every row: each seed chooses on its own validation, and then trains.
 
-    From what a row has, kind by kind, what would be chosen is compared with its neighbours, until all are tried and the
-    best candidate lies at no end, or the candidates are spent: see ``PatternSearch``. Candidates are whole runs, of as
-    many rounds as the table's.
+    Kind by kind, twice and half of what a row has are tried, and what is beyond the better one while it improves
+    (``PatternSearch``). Candidates are whole runs, of as many rounds as the table's. A table that is not the main one
+    of its paper takes, seed by seed, what the main table chose: ``table``.
     """
 
-    candidates: int = Field(default=9, ge=1, description="how many a row has at most")
-    settings: dict[str, TunedSettings] = Field(min_length=1, description="kind -> where its settings are")
-    column: SerializeAsAny[ColumnSettings] = Field(description="what is compared; of validation data")
-    seeds: list[int] = Field(
-        default=[100, 101, 102],
-        min_length=1,
-        description="of candidates, whose mean is compared; one that is hopeless on the first has no others; on fewer "
-        "than three no claim is judged",
+    settings: dict[str, TunedSettings] = Field(default_factory=dict, description="kind -> where its settings are")
+    candidates: int = Field(
+        default=5, ge=1, description="how many of each kind a row has at most, what it has included"
+    )
+    column: SerializeAsAny[ColumnSettings] | None = Field(
+        default=None, description="what is compared; of validation data"
     )
     at: Literal["row", "point"] = Field(
         default="row", description="row: once, at its first point, for all its points; point: at each"
     )
     set: dict[str, JsonValue] = Field(default_factory=dict, description="overrides of candidates alone")
+    table: str | None = Field(default=None, description="study file of the main table, in place of a search of its own")
+    default_row: str | None = Field(
+        default=None, description="the main table's row whose choices rows take that it has not by their own name"
+    )
+    scale: str = Field(default=SMALL, description="scale at which 'table' is read; that of this study")
 
     @field_validator("column", mode="before")
     @classmethod
     def _column(cls, value: Any) -> Any:
-        return named_column(value)
+        return None if value is None else named_column(value)
 
     @model_validator(mode="after")
     def _fair(self) -> Self:
+        if (self.table is None) != bool(self.settings and self.column):
+            raise ValueError("give 'settings' with 'column', or 'table'")
         if getattr(self.column, "kind", "validation") != "validation":
             raise ValueError("column: kind is test, but a choice is made on validation data")
         if "run.rounds" in self.set or "run" in self.set:
@@ -84,12 +92,13 @@ class Tuning(Settings):
 
     @property
     def in_words(self) -> str:
-        """What is tuned, and how much: ``clients' rate, server's rate, 9 candidates``."""
-        return f"{', '.join(self.settings)}, {self.candidates} candidates"
+        """``clients' rate, server's rate, by seed``; or whose choices are taken."""
+        return f"as {Path(self.table).stem} chose" if self.table else f"{', '.join(self.settings)}, by seed"
 
-    @property
-    def ladders(self) -> Ladders:
-        return {name: (group.paths, group.factors) for name, group in self.settings.items()}
+    def ladders(self, row: str) -> Ladders:
+        """What a row searches."""
+        own = {name: group for name, group in self.settings.items() if not group.rows or row in group.rows}
+        return {name: (group.paths, group.factors) for name, group in own.items()}
 
 
 def is_set_by(overrides: Mapping[str, JsonValue], path: str) -> bool:
@@ -102,6 +111,10 @@ def _leaves(section: Mapping[str, JsonValue], above: str = "") -> list[str]:
     for key, value in section.items():
         leaves += _leaves(value, f"{above}{key}.") if isinstance(value, Mapping) else [f"{above}{key}"]
     return leaves
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 Columns = Mapping[str, ColumnSettings]
@@ -133,7 +146,7 @@ class Drawing(Settings):
 
 
 class RegimeMap(Settings):
-    """A figure: where over the axes of a study a claim holds, where the opposite does, and where it is open."""
+    """A figure: the verdict on a claim at each point of a study's axes."""
 
     map: str = Field(description="a claim without a point")
     x: str = Field(description="the axis of the columns")
@@ -177,7 +190,6 @@ Overrides = dict[str, JsonValue]
 Point = tuple[str, ...]
 """A label of each axis, in the order of the axes; empty where a study has none."""
 
-SMALL, SMOKE = "small", "smoke"
 _SEPARATOR = ", "
 _SMOKE_ROUNDS = {"run.rounds": 1}
 
@@ -219,7 +231,9 @@ class Row(Settings):
     set: Overrides = Field(default_factory=dict, description="overrides")
     only: dict[str, list[JsonValue]] = Field(default_factory=dict, description="axis -> labels at which it is run")
     main: bool = Field(default=True, description="false: run after all main rows")
-    tune: bool | list[str] = Field(default=True, description="false: not tuned; a list: these kinds of settings alone")
+    tune: bool | str = Field(
+        default=True, description="false: not tuned; a row of the main table ('tuning.table'), whose choices it takes"
+    )
     columns: dict[str, Overrides | None] = Field(
         default_factory=dict,
         description="column -> settings that differ in this row; null: not measured; * stands for all others",
@@ -234,7 +248,7 @@ class Row(Settings):
     @classmethod
     def _as_all_rows(cls, value: TwinSettings | None) -> TwinSettings | None:
         if value is not None and "candidates" in value.model_fields_set:
-            raise ValueError("candidates: a twin has as many as all rows; give tuning.candidates")
+            raise ValueError("candidates: a twin is tuned as all rows are; leave it out")
         return value
 
     @property
@@ -264,6 +278,10 @@ class Study(Settings):
     base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
     set: Overrides = Field(default_factory=dict, description="overrides of all cells")
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
+    more_seeds: list[int] = Field(
+        default_factory=list,
+        description="run for the rows of a judged claim that 'seeds' leave undecided; a list, or how many further ones",
+    )
     rows: dict[str, Row] = Field(min_length=1)
     columns: dict[str, SerializeAsAny[ColumnSettings]] = Field(min_length=1)
     axes: dict[str, Axis] = Field(default_factory=dict)
@@ -278,10 +296,19 @@ class Study(Settings):
         default="records", description="what stays of a cell once its columns are measured; models: for ever"
     )
 
-    @field_validator("seeds", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _counted(cls, value: Any) -> Any:
-        return list(range(value)) if isinstance(value, int) and value > 0 else value
+    def _counted(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        seeds: Any = content.get("seeds", 3)
+        more: Any = content.get("more_seeds") or []
+        if _is_count(seeds):
+            seeds = list(range(seeds))
+        if _is_count(more) and isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds):
+            first = max(seeds, default=-1) + 1
+            more = [first + place for place in range(more)]
+        return {**content, "seeds": seeds, "more_seeds": more}
 
     @field_validator("columns", mode="before")
     @classmethod
@@ -290,10 +317,10 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: {self.seeds} has a seed twice")
-        if self.tuning and (both := {*self.seeds} & {*self.tuning.seeds}):
-            raise ValueError(f"tuning.seeds: {min(both)} is a seed of the study too; choose seeds of its own")
+        if len(set(self.all_seeds)) < len(self.all_seeds):
+            raise ValueError(f"seeds: {self.all_seeds} has a seed twice")
+        for name, group in self.tuning.settings.items() if self.tuning else ():
+            require_known(f"tuning.settings.{name}.rows", group.rows, self.rows)
         require_known("against", [self.against] if self.against is not None else [], self.rows)
         for name, row in self.rows.items():
             self._check_row(name, row)
@@ -322,8 +349,8 @@ class Study(Settings):
         require_known(f"rows.{name}.only", row.only, self.axes)
         for axis, labels in row.only.items():
             require_known(f"rows.{name}.only.{axis}", map(setting_label, labels), self.axes[axis].overrides)
-        if self.tuning and isinstance(row.tune, list):
-            require_known(f"rows.{name}.tune", row.tune, self.tuning.settings)
+        if isinstance(row.tune, str) and self.tuning and self.tuning.table is None:
+            raise ValueError(f"rows.{name}.tune: '{row.tune}' names a row of a main table; give tuning.table, or true")
 
     def _check_printed(self) -> None:
         require_known("printed", self.printed, self.rows)
@@ -345,6 +372,19 @@ class Study(Settings):
             raise ValueError(f"{where}: its rows have no point in common")
 
     # ---- what there is
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return [*self.seeds, *self.more_seeds]
+
+    @property
+    def looks(self) -> list[list[int]]:
+        """Seeds of the first look at the table, and of the second one, if there is one."""
+        return [self.seeds, self.all_seeds] if self.more_seeds else [self.seeds]
+
+    def effect(self, claim: Claim) -> float:
+        """Smallest difference that matters to a claim."""
+        return self.columns[claim.left[0].column].effect
 
     @property
     def base_name(self) -> str:
@@ -428,16 +468,14 @@ class Study(Settings):
             raise ConfigError(f"--scale {scale}: {nearest(scale, {*scales, SMOKE})}")
         layers = [scales[SMALL], scales.get(SMOKE) or {}] if scale == SMOKE else [scales[scale] or {}]
         content = reduce(merged_study, layers, content)
+        if scale != SMOKE and isinstance(content.get("tuning"), Mapping):
+            content["tuning"] = {**content["tuning"], "scale": scale}
         study: Study = parse_settings(cls, content)
         return study.smaller((scales.get(SMOKE) or {}).get("set", {})) if scale == SMOKE else study
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
-        """The same with exactly these seeds.
-
-        Raises:
-            ConfigError: one of them is a seed of the tuning.
-        """
-        return parse_settings(Study, self.content() | {"seeds": list(seeds)})
+        """The same with exactly these seeds, and no second look."""
+        return parse_settings(Study, self.content() | {"seeds": list(seeds), "more_seeds": []})
 
     def content(self) -> dict[str, Any]:
         """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""
@@ -453,7 +491,7 @@ class Study(Settings):
             if all(first[axis][0] in map(setting_label, labels) for axis, labels in row.only.items())
         }
         content = self.content() | {"printed": {}, "claims": {}, "figures": [], "tuning": None}
-        content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
+        content |= {"seeds": self.seeds[:1], "more_seeds": [], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
         content |= {"axes": {name: {"points": {label: own}} for name, (label, own) in first.items()}}
         content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}
         return parse_settings(Study, content | {"against": None})

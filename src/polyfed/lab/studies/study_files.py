@@ -55,11 +55,13 @@ def _as_written(content: Any, folder: Path) -> Any:
     if not isinstance(content, Mapping):
         return content
     result = {setting_label(key): _as_written(value, folder) for key, value in content.items()}
-    analysis, base = result.get("analysis"), result.get("base")
+    analysis, base, table = (result.get(key) for key in ("analysis", "base", "table"))
     if isinstance(analysis, str) and is_file_class(analysis):
         result["analysis"] = os.path.normpath(folder / analysis)
     if isinstance(base, str) and (folder / base).is_file():
         result["base"] = str(folder / base)
+    if isinstance(table, str) and (file := folder / f"{table.removesuffix(SUFFIX)}{SUFFIX}").is_file():
+        result["table"] = str(file)
     return result
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from statistics import fmean
-from typing import Literal
 
-from polyfed.core.distributions import LEVEL
-from polyfed.lab.studies.claims import FEWEST_TUNING_SEEDS, Claim, Judgement
+from polyfed.lab.studies.cells import Chosen
+from polyfed.lab.studies.claims import Claim, Judgement
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, PairedSpreads, Sample
+from polyfed.reporting.statistics import (
+    FEWEST_SEEDS,
+    Comparison,
+    PairedSample,
+    PairedSpreads,
+    Sample,
+    Verdict,
+    compared,
+)
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.tuning import choice_label
 
@@ -104,8 +111,8 @@ def _figure_notes(results: Results) -> Iterator[str]:
         by_row = "; ".join(f"{row} {short} / {out}" for row, (short, out) in results.replies.items())
         yield f"Replies clipped / excluded, over all seeds: {by_row}."
     yield from _below_alone(results)
-    if len(results.code) > 1:
-        yield f"Cells of {len(results.code)} states of the code ({', '.join(results.code)}): delete cells to have one."
+    if len(code := {state for states in results.code.values() for state in states}) > 1:
+        yield f"Cells of {len(code)} states of the code ({', '.join(sorted(code))}): delete cells to have one."
 
 
 def _below_alone(results: Results) -> Iterator[str]:
@@ -185,80 +192,82 @@ def shapley_tables(results: Results) -> list[TextTable]:
 
 def claims_tables(results: Results) -> list[TextTable]:
     """Judged claims with their verdicts, then secondary ones as differences."""
-    tables, heads = [], ("claim", "about", "verdict", "seeds", "difference", "95 % interval", "adjusted p")
+    tables, heads = [], ("claim", "about", "verdict", "seeds", "difference", "interval", "p")
     if judged := results.judgements():
+        tests = len(judged) * len(results.study.looks)
+        shared = f", shared by {tests} tests: intervals are of {100 - 5 / tests:.4g} %" if tests > 1 else ""
         note = (
-            "Verdicts: paired t-test over seeds, beyond what tuning may have left to the row that is worse, p adjusted "
-            f"for all of these claims (Holm), run or not, level 0.05; never on fewer than {FEWEST_SEEDS} seeds, "
-            f"{FEWEST_TUNING_SEEDS} of tuning, nor by less than the column's effect. {_SIDES}"
+            f"Verdicts: paired t-test over seeds at level 0.05{shared}. above, below: the interval is on that side of "
+            "0; no difference: it is within the smallest effect; undecided: neither, with the seeds that would do. "
+            f"{_SIDES}"
         )
         body = [claim_evidence(item, results.study) for item in judged]
         tables.append(TextTable("Claims", heads, body, (note,)))
     if read := results.readings():
-        note = f"Not judged: intervals are each claim's own. {_SIDES}"
+        note = f"Not judged: 95 % intervals. {_SIDES}"
         body = [[_claim_text(claim), *_evidence(claim, sample, results.study)] for claim, sample in read]
         tables.append(TextTable("Secondary claims", ("claim", *heads[3:6]), body, (note,)))
     return tables
 
 
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
-    """Claim, what it is about, verdict with its reason, seeds, difference, interval and p."""
-    evidence = _evidence(item.claim, item.sample, study)
-    p = "-" if not item.p else "< 0.001" if item.p < 0.001 else format_number(item.p, 3)
-    verdict = f"{item.verdict} ({item.why})" if item.why else item.verdict
-    return [_claim_text(item.claim), str(item.claim.kind), verdict, *evidence, p]
+    """Claim, what it is about, verdict, seeds, difference, interval and p, all of one test."""
+    p = item.comparison.p if item.comparison and not item.why else math.nan
+    told = "-" if math.isnan(p) or (isinstance(item.sample, PairedSample) and item.sample.is_exact) else _p_text(p)
+    evidence = _evidence(item.claim, item.sample, study, item.comparison)
+    return [_claim_text(item.claim), str(item.claim.kind), item.in_words, *evidence, told]
+
+
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else format_number(p, 3)
 
 
 def _claim_text(claim: Claim) -> str:
     return f"{claim.text} ({claim.read_at})" if claim.read_at else claim.text
 
 
-def _evidence(claim: Claim, sample: Sample | None, study: Study) -> list[str]:
+def _evidence(claim: Claim, sample: Sample | None, study: Study, comparison: Comparison | None = None) -> list[str]:
+    """Seeds, estimate and interval."""
     if sample is None:
         return ["0", "-", "-"]
+    known = comparison or compared(sample, study.effect(claim))
     if isinstance(sample, PairedSpreads):
-        return [str(len(sample.seeds)), f"x {format_number(sample.ratio)}", _interval_text(sample.interval, ".2f")]
-    return difference_texts(sample, study.columns[claim.left[0].column].decimals)[:3]
+        return [str(len(sample.seeds)), f"x {format_number(known.estimate)}", _interval_text(known.interval, ".2f")]
+    digits = study.columns[claim.left[0].column].decimals
+    interval = "-" if sample.is_exact else _interval_text(known.interval, f"+.{digits}f")
+    return [str(len(sample.values)), f"{known.estimate:+.{digits}f}", interval]
 
 
 def tuning_table(results: Results) -> TextTable:
-    """Row by row how many candidates were tried, which was chosen, and the figures of all."""
+    """What each row chose, in how many of its seeds, and where a search ended at an end of what it tried."""
     study, tuning, body = results.study, results.study.tuning, []
-    by_row = {f"{row} ({point_label(at)})" if at else row: chosen for (row, at), chosen in results.chosen.items()}
-    for row, chosen in by_row.items():
-        settings = ", ".join(f"{path} {value:g}" for path, value in chosen.settings.items())
-        choice = choice_label(chosen.factors) + (f" ({settings})" if settings else "")
-        scores = "; ".join(
-            f"{name}: {format_number(fmean(values))}" + f" ({len(values)})" * (len(values) < chosen.seeds)
-            for name, values in chosen.scores.items()
-        )
-        body.append([row, str(len(chosen.scores)), choice, scores])
+    by_row: dict[str, list[Chosen]] = {}
+    for (row, point, _), chosen in results.chosen.items():
+        by_row.setdefault(f"{row}{_at(point)}", []).append(chosen)
+    for row, own in by_row.items():
+        choices = Counter(choice_label(chosen.factors) for chosen in own)
+        ends = Counter(name for chosen in own for name in chosen.ends)
+        tried = sorted({len(chosen.scores) for chosen in own})
+        chosen_in = "; ".join(f"{choice} ({count})" for choice, count in choices.most_common())
+        body.append([row, "-".join(map(str, tried[:: max(1, len(tried) - 1)])), chosen_in, _counts_text(ends)])
     notes: list[str] = []
     if tuning:
-        most = tuning.candidates
-        others = [f"{row} {len(chosen.scores)}" for row, chosen in by_row.items() if len(chosen.scores) != most]
-        open_ends = [f"{row} ({', '.join(chosen.ends)})" for row, chosen in by_row.items() if chosen.ends]
-        listed = {"A better one may lie beyond what was tried": open_ends}
-        listed["Not tuned"] = [row for row in study.rows if study.resolved(row).tune is False]
-        for name in tuning.settings:
-            listed[f"Without {name}"] = [row for row, chosen in by_row.items() if name not in chosen.factors]
-        notes = [
-            f"Figures of validation, mean over seeds of their own ({', '.join(map(str, tuning.seeds))}).",
-            f"Candidates: {most} a row{', but ' if others else ''}{', '.join(others)}.",
-            *(f"{what}: {', '.join(rows)}." for what, rows in listed.items() if rows),
-        ]
-    return TextTable("Tuning", ("", "tried", "chosen", "candidates"), body, tuple(notes))
+        untuned = [row for row in study.rows if study.resolved(row).tune is False]
+        notes = [f"{tuning.in_words}: each seed chooses on its own validation. (n): in so many seeds."]
+        notes += [f"Not tuned: {', '.join(untuned)}."] if untuned else []
+    return TextTable("Tuning", ("", "tried", "chosen", "best at an end"), body, tuple(notes))
+
+
+def _counts_text(counts: Counter[str]) -> str:
+    return "; ".join(f"{name} ({count})" for name, count in counts.most_common())
 
 
 # ---- where a claim holds
 
-Mark = Literal["held", "contradicted", "open"]
-
-SIGNS: Mapping[Mark, str] = {"held": "✓", "contradicted": "✗", "open": "?"}
+SIGNS: Mapping[Verdict, str] = {"above": "▲", "below": "▼", "no difference": "=", "undecided": "?"}
 _MAP_NOTE = (
-    f"Left minus right, paired by seed. ✓: the {LEVEL * 100:g} % interval lies on the claim's side, ✗: on the "
-    "other, ?: it reaches both, or one seed has none. Point by point, so that one of twenty would be marked where "
-    "nothing differs: no verdicts."
+    "Left minus right, paired by seed; all points are one family, which shares the level of 0.05. ▲, ▼: above, below; "
+    "=: no difference; ?: undecided, or one seed has none."
 )
 
 
@@ -267,24 +276,17 @@ class MapCell:
     """A claim at one point.
 
     Attributes:
-        sample: left minus right by seed.
-        excess: the same beyond the claim's margin, towards the claim.
-        digits: decimals shown.
+        comparison: Left against right, as one test of the map's points.
+        digits: Decimals shown.
     """
 
-    sample: PairedSample
-    excess: PairedSample
+    comparison: Comparison
     digits: int
 
     @property
-    def mark(self) -> Mark:
-        low, high = (self.excess.mean,) * 2 if self.excess.is_exact else self.excess.interval
-        return "held" if low > 0 else "contradicted" if high < 0 else "open"
-
-    @property
     def text(self) -> str:
-        """``+1.3 ✓``."""
-        return f"{self.sample.mean:+.{self.digits}f} {SIGNS[self.mark]}"
+        """``+1.3 ▲``."""
+        return f"{self.comparison.estimate:+.{self.digits}f} {SIGNS[self.comparison.verdict]}"
 
 
 @dataclass(frozen=True)
@@ -306,13 +308,13 @@ class ClaimMap:
 
     @cached_property
     def cells(self) -> dict[Point, MapCell]:
-        claim = self.drawing.claim
-        digits = self.results.study.columns[claim.left[0].column].digits
-        samples = {point: self.results.sample(claim.at(point_label(point))) for point in self.points}
+        claim, study = self.drawing.claim, self.results.study
+        digits, points = study.columns[claim.left[0].column].digits, self.points
+        samples = {point: self.results.sample(claim.at(point_label(point))) for point in points}
         return {
-            point: MapCell(sample, excess, digits)
+            point: MapCell(compared(sample, study.effect(claim), len(points)), digits)
             for point, sample in samples.items()
-            if isinstance(sample, PairedSample) and isinstance(excess := claim.towards(sample), PairedSample)
+            if sample is not None
         }
 
     def labels(self, axis: str | None) -> list[str]:
@@ -324,12 +326,12 @@ class ClaimMap:
 
     @property
     def sentence(self) -> str:
-        """``CLAIM: held at 2 of 9 points (...), contradicted at 1 (...), open at 5; 1 not run.``"""
+        """``CLAIM: above at 2 of 9 points (...), below at 1 (...), undecided at 5; 1 not run.``"""
         total, parts = len(self.points), list[str]()
         for mark in SIGNS:
-            points = [point for point, cell in self.cells.items() if cell.mark == mark]
+            points = [point for point, cell in self.cells.items() if cell.comparison.verdict == mark]
             if points:
-                where = "" if mark == "open" else f" ({'; '.join(self._named(points))})"
+                where = "" if mark == "undecided" else f" ({'; '.join(self._named(points))})"
                 parts.append(f"{mark} at {len(points)}{'' if parts else f' of {total} points'}{where}")
         if total > len(self.cells):
             parts.append(f"not run at {total - len(self.cells)}{'' if parts else f' of {total} points'}")

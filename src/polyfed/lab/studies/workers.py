@@ -97,8 +97,7 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     replies = len(opened.records.clipped()), len(opened.records.excluded())
     made = file_json((order.folder / "environment.json").read_bytes())
     code = " ".join(filter(None, [made["versions"]["polyfed"], made["git"]]))
-    generation = made.get("generation", 0)
-    CellFigures({**values, **measured}, code, keep, replies, generation).save(order.folder)
+    CellFigures({**values, **measured}, code, keep, replies).save(order.folder)
     # after the figures are safe: a kill before them still finds the checkpoints to go on from
     for path in _superfluous(order.folder, keep):
         shutil.rmtree(path)

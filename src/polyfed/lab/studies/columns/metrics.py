@@ -46,7 +46,6 @@ class Metric(ColumnSettings):
         description="the round that validation selects (the last where nothing was validated), the last, or that with "
         "the highest value of all; of clients it is always the last",
     )
-    effect: float | None = Field(default=0.5, ge=0, description="as of all columns; half a point of a percentage")
 
     @model_validator(mode="after")
     def _of_whom(self) -> Self:

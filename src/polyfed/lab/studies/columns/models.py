@@ -100,7 +100,6 @@ class Downstream(ColumnSettings):
     client: str | None = Field(default=None, description="test this client's model; null: the server's")
     seed: int = Field(default=42, ge=0, description="of all draws")
     draws: int | None = Field(default=None, ge=1, description="draws; null: as the suite says")
-    effect: float | None = Field(default=0.5, ge=0, description="as of all columns; half a point of a percentage")
 
     @property
     def needs_models(self) -> bool:
