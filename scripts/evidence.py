@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class Task:
             left = [seed for seed in self.study.seeds if cell_label(row, point, seed) not in labels]
             cells += len(left)
             search = plan.row_search(row, point, self.study.seeds[0])
-            if search and point == self.study.points_of(row)[0]:
+            if search and not plan.main and point == self.study.points_of(row)[0]:
                 candidates += len(left) * (CANDIDATES * len(search.pattern.kinds) - 1)
         return cells, candidates
 
@@ -116,7 +116,7 @@ class Task:
             rows = [row for row in results.study.rows if is_complete(results, row)]
             text = record_text(only(results, rows), again)
             if rows and text != (path.read_text(encoding="utf-8") if path.is_file() else ""):
-                path.parent.mkdir(exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, text.encode())
 
         choices = {**self.choices(), **(by_seed(recorded) if recorded else {})}
@@ -156,11 +156,12 @@ def tasks(home: Path = PAPERS) -> Iterator[Task]:
     yield from (Task(name, home=home) for name in (*(one for one in others if one not in own), *own))
 
 
+@cache
 def plan_table(home: Path = PAPERS) -> list[tuple[str, int, int, float]]:
     """Study -> cells and candidates that its record lacks, and the CPU hours that they take."""
     lines = []
-    for task in {one.name: one for one in tasks(home)}.values():
-        cells, candidates = Task(task.name, home=home).missing()
+    for task in [Task(name, home=home) for name in dict.fromkeys(one.name for one in tasks(home))]:
+        cells, candidates = task.missing()
         # a candidate that is chosen is the cell itself, unless candidates are run otherwise
         runs = max(cells, candidates) if not (task.study.tuning and task.study.tuning.set) else cells + candidates
         lines.append((task.name, cells, candidates, runs * SECONDS[task.name.partition("/")[0]] / 3600))

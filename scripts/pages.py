@@ -18,7 +18,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -26,26 +25,28 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-import leaderboards
+import boards
+import evidence
 import which_method
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import markdown
-from polyfed.lab.studies.figures import draw_study
 from polyfed.lab.studies.results import RESULTS, Results
-from polyfed.lab.studies.study import SMALL, Drawing, Study
+from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.study_files import study_content
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled, svg_text
 from polyfed.reporting.markup import markdown_templates, resource
-from record_checks import STALE, faults, is_unconfirmed, standing
+from record_checks import faults, standing
 from study_pictures import Picture
 from study_records import (
+    OUTCOMES,
     PAPERS,
     SCALES,
     STUDIES,
-    VERDICTS,
     StudyRecord,
     cells,
+    comparison_text,
     heading,
+    outcome,
     place,
     record_path,
     record_text,
@@ -59,24 +60,6 @@ ROOT = PAPERS.parent
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = {"creamfl": "CreamFL", "fedcola": "FedCola", "fedafd": "FedAFD", "fedaid": "FedAID", "polyfed": "polyfed"}
 """Folder below papers/ -> what it is called."""
-GAINS = "docs/images/gains.svg"  # the README's picture
-GAIN = "polyfed/leaderboard-scarce"  # the study that it shows
-GAIN_NAMES = {
-    "server alone": "server alone, tuned",
-    "change distillation": "[change distillation](docs/explanation/change-distillation.md), polyfed's own",
-    "no private data": "change distillation, clients without private data (control)",
-    "pooled": "all data in one place (ceiling)",
-    "procrustes mean": "[procrustes mean](docs/explanation/representation-exchange.md#spaces-that-are-not-the-same)",
-    "mean": "plain mean",
-    "similarity": "plain mean, learnt by similarities",
-    "margin": "mean weighted by margins",
-    "fedmd": "FedMD",
-    "fedgems": "FedGEMS",
-    "fedet": "FedET",
-    "fedmkd": "FedMKD",
-    "creamfl": "[CreamFL](docs/explanation/creamfl.md)",
-    "fedafd": "[FedAFD](docs/explanation/fedafd.md)",
-}
 CLAIMED = {
     "creamfl": "recall above ensembles', FedAvg's and the server's alone; what contrasts and GCA weights add",
     "fedcola": "recall above FedAvg's, FedIoT's and CreamFL's; what sharing, compensation and complements add",
@@ -113,12 +96,11 @@ def with_block(path: Path, block: str) -> str:
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
 
 
-def paper_text(paper: str, own: Sequence[StudyRecord], stale: Sequence[StudyRecord]) -> str:
+def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
     """The page of a folder below papers/."""
     common = PAPERS / paper / "common.yaml"
     small = study_content(common)["description"] if common.is_file() else "Our own questions."
-    unconfirmed = [one.name for one in own if is_unconfirmed(one)]
-    more = {"twins": _twins(own), "shown": _shown(own), "stale": stale, "unconfirmed": unconfirmed}
+    more = {"twins": _twins(own), "shown": _shown(own)}
     return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], small=small, records=own, **more)
 
 
@@ -130,14 +112,9 @@ def _twins(own: Sequence[StudyRecord]) -> dict[str, str]:
 
 
 def _shown(own: Sequence[StudyRecord]) -> dict[str, list[Picture]]:
-    """Record -> pictures on its page: none of a twin, and a search once."""
-    twins, searches, shown = _twins(own), set[str](), dict[str, list[Picture]]()
-    for record in own:
-        search = json.dumps(record.results.to_json()["chosen"])
-        pictures = [] if record.name in twins else record.pictures
-        shown[record.path] = [one for one in pictures if one.name != "search" or search not in searches]
-        searches.add(search)
-    return shown
+    """Record -> pictures on its page: none of a twin."""
+    twins = _twins(own)
+    return {record.path: [] if record.name in twins else record.pictures for record in own}
 
 
 def _figures(results: Results) -> str:
@@ -145,39 +122,43 @@ def _figures(results: Results) -> str:
     return json.dumps([content["cells"], content["figures"]])
 
 
-def ledger_text(recorded: Sequence[StudyRecord], stale: Sequence[StudyRecord]) -> str:
-    """All studies: what was run, and what came out."""
-    by_place = {(record.name, record.scale): record for record in (*recorded, *stale)}
+def ledger_text(recorded: Sequence[StudyRecord]) -> str:
+    """All studies: what was run, what came out, and what the queue of evidence has left."""
+    by_place = {(record.name, record.scale): record for record in recorded}
     lines: dict[str, list[list[str]]] = {paper: [] for paper in NAMES}
+    left = {name: (runs, hours) for name, runs, _, hours in evidence.plan_table()}
     studies = {name: Study.load(file) for name, file in STUDIES.items()}
     for name, study in sorted(studies.items(), key=lambda item: place(item[1])):
         known = [record for scale in SCALES if (record := by_place.get((name, scale)))]
-        told = [[one.heading, str(one.runs), STALE if one in stale else one.state] for one in known]
+        told = [[one.heading, str(one.runs), one.state] for one in known]
         paper, _, item = name.partition("/")
-        lines[paper] += [[item, *line] for line in told or [[heading(study), f"(≤ {cells(study)})", "not run"]]]
-    tables = {
-        paper: Markup(table(("study", "what", "runs", "claims"), *own, ruler="-")) for paper, own in lines.items()
-    }
+        runs, hours = left[name]
+        queued = f"{runs} cells, {hours:.1f} h" if runs else ""
+        lines[paper] += [[item, *line, queued] for line in told or [[heading(study), f"(≤ {cells(study)})", "not run"]]]
+    heads = ("study", "what", "runs", "claims", "queued")
+    tables = {paper: Markup(table(heads, *own, ruler="-")) for paper, own in lines.items()}
     counts = counted(recorded)
     settings = {paper: of_settings(own) for paper, own in counts.items()}
     told = {paper: decided([one for one in recorded if one.name.startswith(f"{paper}/")]) for paper in NAMES}
-    return _rendered("ledger.md.j2", names=NAMES, tables=tables, counts=counts, of_settings=settings, decided=told)
+    hours = {paper: sum(own for name, (_, own) in left.items() if name.startswith(f"{paper}/")) for paper in NAMES}
+    what = {"counts": counts, "of_settings": settings, "decided": told, "outcomes": OUTCOMES, "hours": hours}
+    return _rendered("ledger.md.j2", names=NAMES, tables=tables, **what)
 
 
 def decided(own: Sequence[StudyRecord]) -> list[str]:
-    """Claims on a method or a part that are held or contradicted, as ``**held** a > b on r1 (Table 1)``."""
+    """Claims on a method or a part that are decided, as ``**above** a > b on r1 (Table 1)``."""
     told: dict[Any, str] = {}
     for record in own:
         item = record.study.source.item if record.study.source else record.name.partition("/")[2]
         for one in record.judgements:
-            if one.verdict in ("held", "contradicted") and one.claim.kind != "setting":
-                text = f"**{one.verdict}** {markdown(one.claim.text)} ({item})"
+            if outcome(one) in ("seen", "not seen here") and one.claim.kind != "setting":
+                text = f"{markdown(one.claim.text)} ({item}): **{one.in_words}**"
                 told.setdefault(record.compared(one.claim), text)
     return list(told.values())
 
 
 def counted(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
-    """Folder below papers/ -> verdict -> claims of the paper's items about its method or a part; on settings apart.
+    """Folder below papers/ -> outcome -> claims of the paper's items about its method or a part; on settings apart.
 
     Claims that compare the same runs in the same column count once, at the first item; what no item has is polyfed's.
     """
@@ -188,29 +169,28 @@ def counted(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
         for item in record.judgements:
             if item.sample is not None and (compared := record.compared(item.claim)) not in known:
                 known.add(compared)
-                counts[paper][f"setting {item.verdict}" if item.claim.kind == "setting" else item.verdict] += 1
+                counts[paper][f"setting {outcome(item)}" if item.claim.kind == "setting" else outcome(item)] += 1
     return counts
 
 
 def of_settings(counts: Mapping[str, int]) -> str:
-    """``2 of 5 held``; empty where there is no such claim."""
-    total = sum(counts[f"setting {name}"] for name in VERDICTS)
-    return f"{counts['setting held']} of {total} held" if total else ""
+    """``2 of 5 seen``; empty where there is no such claim."""
+    total = sum(counts[f"setting {name}"] for name in OUTCOMES)
+    return f"{counts['setting seen']} of {total} seen" if total else ""
 
 
-def gains_table(record: StudyRecord, column: str, names: Mapping[str, str]) -> str:
+def gains_table(record: StudyRecord, column: str) -> str:
     """All rows of a study, the best first, each minus the reference, with the verdict where a claim is on just that."""
     results, (point,) = record.results, record.study.points
-    verdicts = {item.claim.text: item.verdict for item in record.judgements}
-    lines = [f"||{column}|minus {results.reference}, 95 % interval|verdict|", "|-|-:|-:|-|"]
+    lines = [f"||{column}|minus {results.reference}|verdict|", "|-|-:|-:|-|"]
     run = [row for row in record.study.rows if results.at(row, point, column)]
     for row in sorted(run, key=lambda row: -results.spread(row, point, column).mean):
-        spread, sample = results.spread(row, point, column), None
-        if row != results.reference:
-            sample = results.difference((row, point, column), (results.reference, point, column))
-        minus = "" if sample is None else "{:+.1f} ({:+.1f} to {:+.1f})".format(sample.mean, *sample.interval)
-        verdict = verdicts.get(f"{row} > {results.reference} on {column}", "")
-        lines.append(f"|{names.get(row, markdown(row))}|{spread.mean:.1f} ± {spread.std:.1f}|{minus}|{verdict}|")
+        spread = results.spread(row, point, column)
+        comparison, verdict = (
+            (None, "") if row == results.reference else record.against(row, results.reference, point, column)
+        )
+        minus = "" if comparison is None else comparison_text(comparison)
+        lines.append(f"|{markdown(f'{row}{record.mark(row)}')}|{spread.mean:.1f} ± {spread.std:.1f}|{minus}|{verdict}|")
     left = ", ".join(row for row in record.study.rows if row not in run)
     return "\n".join([*lines, *(["", f"Not run yet: {markdown(left)}."] if left else [])]) + "\n"
 
@@ -220,15 +200,17 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     counts = counted(recorded)
     lines = []
     for paper, claim in CLAIMED.items():
-        numbers = "|".join(str(counts[paper][name]) for name in VERDICTS)
+        numbers = "|".join(str(counts[paper][name]) for name in OUTCOMES)
         lines.append(f"|[{NAMES[paper]}](papers/{paper}/README.md)|{claim}|{numbers}|")
-    claims = "\n".join([f"|method|what these claims are about|{'|'.join(VERDICTS)}|", "|-|-|-:|-:|-:|", *lines])
-    gain = next((record for record in recorded if (record.name, record.scale) == (GAIN, SMALL)), None)
-    gains = gains_table(gain, "R@1 sum", GAIN_NAMES) if gain else ""
-    speed = speed_sentence(_measurements())
-    found = {"README.md": _rendered("readme.md.j2", gain=gain, table=gains, claims=claims, speed=speed)}
+    claims = "\n".join([f"|method|what these claims are about|{'|'.join(OUTCOMES)}|", "|-|-|-:|-:|-:|", *lines])
+    try:
+        headline, lacking = boards.headline(recorded), ""
+    except boards.HeadlineError as error:
+        headline, lacking = boards.so_far(recorded), str(error)
+    told: dict[str, Any] = {"headline": headline, "lacking": lacking, "claims": claims}
+    found = {"README.md": _rendered("readme.md.j2", **told, speed=speed_sentence(_measurements()))}
     for paper in CLAIMED:
-        told = ", ".join(f"{counts[paper][name]} {name}" for name in VERDICTS if counts[paper][name]) or "none was run"
+        told = ", ".join(f"{counts[paper][name]} {name}" for name in OUTCOMES if counts[paper][name]) or "none was run"
         studies = f"[studies that were run](../../papers/{paper}/README.md)"
         others = f"; on settings, which no method decides: {of}" if (of := of_settings(counts[paper])) else ""
         found[f"docs/explanation/{paper}.md"] = (
@@ -244,7 +226,7 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
 def _parts_text(record: StudyRecord) -> str:
     """What the parts of a method do, below what is counted."""
     page = f"[{record.file}](../../papers/{record.name.partition('/')[0]}/README.md#{record.anchor})"
-    return f"\nBy part ({page}):\n\n{gains_table(record, record.main_columns[0], {})}"
+    return f"\nBy part ({page}):\n\n{gains_table(record, record.main_columns[0])}"
 
 
 def speed_text(record: Mapping[str, Any]) -> str:
@@ -301,32 +283,24 @@ def _figure(figure: Mapping[str, Any]) -> str:
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Path of each page -> its text."""
-    now = standing(root / PAPERS.name)
-    recorded, stale, own, old = now.shown, now.stale, _by_paper(now.shown), _by_paper(now.stale)
-    papers = {paper: paper_text(paper, own.get(paper, []), old.get(paper, [])) for paper in NAMES}
+    recorded = standing(root / PAPERS.name)
+    own = _by_paper(recorded)
+    papers = {paper: paper_text(paper, own.get(paper, [])) for paper in NAMES}
     return {
         **{root / PAPERS.name / paper / "README.md": text for paper, text in papers.items()},
-        root / PAPERS.name / "README.md": ledger_text(recorded, stale),
-        root / PAPERS.name / leaderboards.FILE: leaderboards.leaderboards_text(recorded),
+        root / PAPERS.name / "README.md": ledger_text(recorded),
+        root / PAPERS.name / boards.FILE: boards.boards_text(recorded),
         **{root / name: with_block(root / name, block) for name, block in blocks(recorded).items()},
     }
 
 
 def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
     """Path of each picture -> what draws its SVG; another version of matplotlib may place texts otherwise."""
-    recorded, drawn = standing(root / PAPERS.name).shown, dict[Path, Callable[[], str]]()
+    recorded, drawn = standing(root / PAPERS.name), dict[Path, Callable[[], str]]()
     for paper, own in _by_paper(recorded).items():
         for record in own:
             for picture in _shown(own)[record.path]:
                 drawn[root / PAPERS.name / paper / record.picture_file(picture)] = partial(_svg, picture)
-    for record in recorded:
-        if record.name == GAIN and record.scale == SMALL:
-            title = "What the server gains over training alone"  # its own is too long for it
-            study = record.study.model_copy(update={"title": title})
-            names = {row: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", name) for row, name in GAIN_NAMES.items()}
-            of, drawing = replace(record.results, study=study), Drawing(column="R@1 sum", minus=True)
-            draw = partial(draw_study, of, drawing, names)
-            drawn[root / GAINS] = partial(_svg, Picture("gains", record.study.title, draw))
     if points := by_clients(_measurements()):
         drawn[root / COST] = partial(_svg, Picture("clients", COST_TOLD, partial(draw_clients, points)))
     return drawn
@@ -397,7 +371,7 @@ def main() -> int:
         raise SystemExit(f"--from {options.home}: no study of papers/ was run there")
     if not options.check:
         drawn = pictures()
-        for left in {*PAPERS.rglob("*.svg"), *ROOT.glob(GAINS), *ROOT.glob(COST)} - {*drawn}:
+        for left in {*PAPERS.rglob("*.svg"), *ROOT.glob(COST)} - {*drawn}:
             left.unlink()  # of a study that is not shown any more
         for path, text in {**pages(), **{path: draw() for path, draw in drawn.items()}}.items():
             path.parent.mkdir(exist_ok=True)

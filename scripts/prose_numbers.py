@@ -15,9 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from statistics import fmean
 
 from polyfed.reporting.statistics import PairedSample
 from record_checks import exceptions, standing
@@ -139,18 +137,15 @@ def _of_sample(sample: PairedSample) -> Iterator[float]:
 
 def _of_claims(record: StudyRecord) -> Iterator[float]:
     for item in record.judgements:
-        yield item.p
+        if item.comparison:
+            yield from (item.comparison.p, item.comparison.estimate, *item.comparison.interval)
         if isinstance(item.sample, PairedSample):
             yield from _of_sample(item.sample)
     for _, sample in record.results.readings():
         if isinstance(sample, PairedSample):
             yield from _of_sample(sample)
     for item in record.results.chosen.values():
-        yield from (
-            *chain.from_iterable(item.scores.values()),
-            *map(fmean, item.scores.values()),
-            *item.factors.values(),
-        )
+        yield from (*item.scores.values(), *item.factors.values())
     yield from map(float, Counter(item.verdict for item in record.judgements).values())
 
 
@@ -160,7 +155,7 @@ def _of_settings(record: StudyRecord) -> Iterator[float]:
 
 def faults(root: Path = ROOT) -> list[str]:
     """Numbers that no record has and no exception names, a line a paragraph; exceptions that are not needed."""
-    shown, known = standing().shown, {*exceptions()["numbers"]}
+    shown, known = standing(), {*exceptions()["numbers"]}
     told, needed = [], set[str]()
     for paragraph in paragraphs(root):
         left = []

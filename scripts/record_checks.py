@@ -160,7 +160,7 @@ def _is_same(record: StudyRecord, then: StudyPlan, now: StudyPlan, row: str, poi
     if row not in then.study.rows or point not in then.study.points_of(row):
         return False
     chosen = results.choice(row, point, seed)
-    if (row, point, None) in results.chosen or (chosen is None) == now.is_tuned(row):
+    if (row, point, None) in results.chosen or (chosen is None) != (now.row_search(row, point, seed) is None):
         return False
     factors = chosen.factors if chosen else {}
     try:

@@ -74,7 +74,8 @@ def _drawn(spreads: Iterable[Spread]) -> tuple[list[float], list[float]]:
 
 def curves_sentence(results: Results) -> str:
     """Which rows still rise in the last third of their rounds: by more than one standard deviation over seeds."""
-    lower = results.study.tuning is not None and results.study.tuning.column.lower
+    tuning = results.study.tuning
+    lower = bool(tuning and tuning.column and tuning.column.lower)
     curves = {where: curve for where, curve in results.curves.items() if is_told(curve)}
     if not curves:
         return "Validated too seldom to tell whether it still rises."

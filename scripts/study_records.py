@@ -84,7 +84,7 @@ class StudyRecord:
         """What is said of a row's rerun beside its name."""
         if row not in self.again:
             return "°"
-        return "~" if self.again[row].distance else ""
+        return "≈" if self.again[row].distance else ""
 
     @staticmethod
     def is_of(label: str, rows: Collection[str]) -> bool:
@@ -129,6 +129,10 @@ class StudyRecord:
             for item in self.results.judgements()
         ]
 
+    def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
+        """As ``Results.against``, with the verdicts of this record."""
+        return self.results.against(left, right, point, column, self.judgements)
+
     def compared(self, claim: Claim) -> Hashable:
         """Runs and columns of either side, the upper one first: equal for claims that say the same, in any study."""
 
@@ -143,10 +147,7 @@ class StudyRecord:
             ), column.digest
 
         sides = [tuple(map(runs, side)) for side in claim.sides]
-        return (
-            *(sides if claim.sign.startswith(">") else sides[::-1]),
-            claim.is_of_spreads,
-        )
+        return (*(sides if claim.sign.startswith(">") else sides[::-1]),)
 
     @cached_property
     def pictures(self) -> list[Picture]:
@@ -163,6 +164,11 @@ class StudyRecord:
     def runs(self) -> int:
         """How many it took; rows that are one run count once."""
         return len({*self.results.cells.values()})
+
+    @property
+    def codes(self) -> list[str]:
+        """Versions and states of the code that ran it."""
+        return sorted({state for states in self.results.code.values() for state in states})
 
     @property
     def state(self) -> str:
@@ -217,7 +223,7 @@ class StudyRecord:
 
     def _minus(self, row: str, column: str) -> str:
         (point,), results = self.study.points, self.results
-        comparison, _ = results.against(row, results.reference, point, column)
+        comparison, _ = self.against(row, results.reference, point, column)
         return "" if row == results.reference or comparison is None else comparison_text(comparison)
 
     @property
@@ -282,7 +288,13 @@ class StudyRecord:
         )
         spent = [f"{row} ({len(seeds)})" for row, seeds in ends.items() if seeds]
         more = f" A better one may lie beyond what was tried: {', '.join(spent)}." if spent else ""
-        return markdown(f"{self.study.tuning.in_words}; (n): so many seeds. {told}.{more}")
+        is_once = any(seed is None for *_, seed in self.results.chosen)
+        how = (
+            "once, on seeds of their own, for all seeds"
+            if is_once
+            else f"{self.study.tuning.in_words}; (n): so many seeds"
+        )
+        return markdown(f"{how}. {told}.{more}")
 
 
 def outcome(item: Judgement) -> str:

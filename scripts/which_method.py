@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from boards import MODALITIES, OTHER, SAME
 from polyfed.federation.sampling import SamplingSettings
 from polyfed.lab.studies.cells import Places, resolve
 from polyfed.lab.studies.columns.costs import ClientTraffic, TrafficColumn
 from polyfed.lab.studies.study import SMALL, Point
-from study_records import StudyRecord
+from study_records import StudyRecord, comparison_text
 
 PAGE = "docs/how-to/which-method.md"
 
@@ -25,16 +26,19 @@ class Answer(NamedTuple):
     study: str = ""
     row: str = ""
     against: str = ""
-    column: str = "R@1 sum"
+    column: str = "R@1"
     point: Point = ()
     of: tuple[str, str] | None = None
 
 
-SCARCE, ADAPTERS, T1 = "polyfed/leaderboard-scarce", "polyfed/adapters", "creamfl/t1"
+ADAPTERS, T1 = "polyfed/adapters", "creamfl/t1"
 ALONE, ZERO = "server alone", "zero-shot"
+BARE, CHANGE, UNPAIRED = "alone", "change distillation", "change distillation, unpaired"
+HOLDING = "fedavg, holding public pairs"
 T2 = ("fedafd/t2", "MiB both")  # bytes by method
 SIXTY = ("scenes", "60 %")
 COLUMNS = {
+    "R@1": "mean R@1",
     "r1_sum": "R@1 sum",
     "Rec@1": "R@1 at clients",
     "figure": "accuracy at clients",
@@ -54,31 +58,28 @@ ROWS = {
 
 SECTIONS: Mapping[str, Sequence[Answer]] = {
     "What may clients share?": (
-        Answer("weights, one network for all", "`fedavg`", T1, "fedavg", ALONE, "r1_sum"),
-        Answer("", "`creamfl` in place of `fedavg`", T1, "creamfl", "fedavg", "r1_sum"),
+        Answer("weights, one network for all", "`fedavg`", SAME, "fedavg", BARE),
+        Answer("", "`fedavg`, public pairs at clients", SAME, HOLDING, BARE),
+        Answer("", "`fedprox`", SAME, "fedprox", BARE),
+        Answer("", "`change_distillation`, unpaired public items", SAME, UNPAIRED, BARE),
         Answer("the same; clients of one modality as well", "`fediot`", "fedcola/t4", "fediot", "fedavg", "r1_sum"),
         Answer("", "`fedprox`", "fedcola/t4", "fedprox", "fedavg", "r1_sum"),
         Answer("", "`fedcola`", "fedcola/t4", "fedcola", "fedavg", "r1_sum"),
         Answer("", "`fedcola`, more pairs", "fedcola/regime", "fedcola", "fedavg", "r1_sum", ("3600",)),
         Answer("weights, hospitals that differ", "`fedaid`", "fedaid/parts", "fedaid", "fedavg", "Rec@1"),
         Answer("", "`fedaid`, as many batches", "fedaid/parts", "fedaid, 8 + 8", "fedavg", "Rec@1"),
-        Answer("representations of public pairs", "`change_distillation`", SCARCE, "change distillation", ALONE),
-        Answer("", "`creamfl`, teacher aligned by Procrustes", SCARCE, "procrustes mean", ALONE),
-        Answer("", "`creamfl`", SCARCE, "creamfl", ALONE),
-        Answer("", "`fedet`", SCARCE, "fedet", ALONE),
-        Answer("", "`fedmkd`", SCARCE, "fedmkd", ALONE),
-        Answer("", "`fedmd`", SCARCE, "fedmd", ALONE),
-        Answer("", "`fedafd`", SCARCE, "fedafd", ALONE),
-        Answer("", "control: clients without private data", SCARCE, "no private data", ALONE),
-        Answer(
-            "the same, 1,000 pairs",
-            "`change_distillation`",
-            "polyfed/leaderboard-ample",
-            "change distillation",
-            ALONE,
+        Answer("representations of public pairs, networks of their own", "`change_distillation`", OTHER, CHANGE, BARE),
+        Answer("", "`change_distillation`, unpaired public items", OTHER, UNPAIRED, BARE),
+        Answer("", "`creamfl`, teacher aligned by Procrustes", OTHER, "procrustes mean", BARE),
+        *(
+            Answer("", f"`{name}`", OTHER, name, BARE)
+            for name in ("creamfl", "fedet", "fedmkd", "fedmd", "fedgems", "fedafd")
         ),
+        Answer("", "control: clients without private data", OTHER, "no private data", BARE),
+        Answer("the same, clients of one modality as well", "`change_distillation`", MODALITIES, CHANGE, BARE),
+        Answer("", "`fedavg` by modality", MODALITIES, "fedavg", BARE),
         Answer(
-            "the same, networks of their own, 500 pairs",
+            "the same, 500 pairs",
             "`creamfl`",
             "fedafd/t1",
             "creamfl",
@@ -102,19 +103,22 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
         Answer("the same, 1,000 pairs", "`creamfl`", "creamfl/regime", "creamfl", ALONE, "r1_sum", ("1000",)),
         Answer("class scores of public samples", "`fedmd` with `public.form: scores`"),
         Answer("weights and class means (prototypes)", "`mfcpl`", "polyfed/missing", "mfcpl", "drop", "figure", SIXTY),
-        Answer("adapters", "`fedit` with `lora`, rank 8", ADAPTERS, "lora 8", ZERO),
-        Answer("adapters of unequal rank", "`hetlora`", "polyfed/adapters-ranks", "hetlora", "fedit, rank 2"),
-        Answer("", "`flora`", "polyfed/adapters-ranks", "flora", "fedit, rank 2"),
+        Answer("adapters", "`fedit` with `lora`, rank 8", ADAPTERS, "lora 8", ZERO, "R@1 sum"),
+        Answer(
+            "adapters of unequal rank", "`hetlora`", "polyfed/adapters-ranks", "hetlora", "fedit, rank 2", "R@1 sum"
+        ),
+        Answer("", "`flora`", "polyfed/adapters-ranks", "flora", "fedit, rank 2", "R@1 sum"),
         Answer("nothing", "`local`", "polyfed/missing", "local", "drop", "figure", SIXTY),
     ),
     "Which modalities do clients have?": (
-        Answer("pictures with captions", "`change_distillation`", "polyfed/demo", "federation", ALONE),
+        Answer("pictures with captions", "`change_distillation`", "polyfed/demo", "federation", ALONE, "R@1 sum"),
         Answer(
             "clients of pictures alone, or texts alone, beside them",
             "`fedit`",
             ADAPTERS,
             "lora 8",
             "lora 8, paired alone",
+            "R@1 sum",
         ),
         Answer(
             "samples that lack a picture or a text", "`fedavg`", "polyfed/missing", "drop", "local", "figure", SIXTY
@@ -123,17 +127,17 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
         Answer("", "imputation `prototypes`", "polyfed/missing", "prototypes", "drop", "figure", SIXTY),
         Answer("", "imputation `nearest`", "polyfed/missing", "nearest", "drop", "figure", SIXTY),
         Answer("pictures with questions (VQA)", "`creamfl`", "polyfed/vqa-daquar"),
-        Answer("radiographs with reports", "`fedaid`", "polyfed/leaderboard-medical"),
+        Answer("radiographs with reports", "`fedaid`"),
         Answer("sounds, tables, series; masks", "`fedavg`"),
     ),
     "How large is the network?": (
-        Answer("frozen features, small heads", "`change_distillation`", SCARCE, "change distillation", ALONE),
-        Answer("small, trained from scratch", "`change_distillation`", "polyfed/demo", "federation", ALONE),
-        Answer("pretrained", "prompts, `fedavg`", ADAPTERS, "prompts", ZERO),
-        Answer("", "`lora`, rank 8, `fedit`", ADAPTERS, "lora 8", ZERO),
-        Answer("", "last two layers, `fedavg`", ADAPTERS, "layers", ZERO),
-        Answer("", "all layers, `fedavg`", ADAPTERS, "all layers", ZERO),
-        Answer("", "a linear layer on it, `fedavg`", ADAPTERS, "linear", ZERO),
+        Answer("frozen features, small heads", "`change_distillation`", OTHER, CHANGE, BARE),
+        Answer("small, trained from scratch", "`change_distillation`", "polyfed/demo", "federation", ALONE, "R@1 sum"),
+        Answer("pretrained", "prompts, `fedavg`", ADAPTERS, "prompts", ZERO, "R@1 sum"),
+        Answer("", "`lora`, rank 8, `fedit`", ADAPTERS, "lora 8", ZERO, "R@1 sum"),
+        Answer("", "last two layers, `fedavg`", ADAPTERS, "layers", ZERO, "R@1 sum"),
+        Answer("", "all layers, `fedavg`", ADAPTERS, "all layers", ZERO, "R@1 sum"),
+        Answer("", "a linear layer on it, `fedavg`", ADAPTERS, "linear", ZERO, "R@1 sum"),
         Answer(
             "another at each client, for the clients' own good",
             "`fedet`",
@@ -188,20 +192,14 @@ def _line(answer: Answer, known: Mapping[str, StudyRecord]) -> str:
 
 
 def _gain(answer: Answer, record: StudyRecord | None) -> str:
-    """``+39.2 (+37.4 to +41.0)``, a loss in bold, and the verdict where a claim is on just that."""
+    """``+39.2 (+37.4 to +41.0)``, and the verdict where a claim is on just that."""
     if record is None or not answer.row:
         return "not measured"
-    places = ((row, answer.point, answer.column) for row in (answer.row, answer.against))
-    sample = record.results.difference(*places)
-    if sample is None:
+    comparison, verdict = record.against(answer.row, answer.against, answer.point, answer.column)
+    if comparison is None:
         return "not measured"
-    text = "{:+.1f} ({:+.1f} to {:+.1f})".format(sample.mean, *sample.interval)
-    lower = record.study.columns[answer.column].lower
-    is_loss = sample.interval[0] > 0 if lower else sample.interval[1] < 0
-    sign, at = ("<" if lower else ">"), f" at {answer.point[-1]}" if answer.point else ""
-    claim = f"{answer.row} {sign} {answer.against} on {answer.column}{at}"
-    verdict = next((f", {one.verdict}" for one in record.judgements if one.claim.text == claim), "")
-    return f"**{text}**{verdict}" if is_loss else f"{text}{verdict}"
+    marks = "".join(dict.fromkeys(record.mark(row) for row in (answer.row, answer.against)))
+    return f"{comparison_text(comparison)}{marks}" + (f", {verdict}" if verdict else "")
 
 
 def _bytes(answer: Answer, known: Mapping[str, StudyRecord]) -> str:

@@ -6,28 +6,30 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+import boards
 import pages
 import prose_numbers
 import record_checks
+import study_records
 import which_method
-from polyfed.core.version import GENERATION
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
-from study_records import PAPERS, RECORDS, STUDIES, records
+from study_records import PAPERS, RECORDS, STUDIES, Again, StudyRecord, record_path, record_text, records
 
 
 def test_the_pages_are_those_of_the_records() -> None:
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "make pages"
-    assert {*PAPERS.rglob("*.svg"), *(pages.ROOT / name for name in (pages.GAINS, pages.COST))} == {*pages.pictures()}
+    assert {*PAPERS.rglob("*.svg"), pages.ROOT / pages.COST} == {*pages.pictures()}
     assert len(records()) == len([*PAPERS.glob(f"*/{RECORDS}/*")])
 
 
-def test_records_are_of_todays_studies_and_code_and_agree() -> None:
+def test_records_agree() -> None:
     assert record_checks.faults() == []
 
 
@@ -45,9 +47,9 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def run_study(folder: Path, study: Study) -> None:
+def run_study(folder: Path, study: Study, rows: Collection[str] = ()) -> None:
     """What a complete run leaves: each row is above the one before by 2, at the first seed by half a point more."""
-    places = [(row, point) for row in study.rows for point in study.points_of(row)]
+    places = [(row, point) for row in rows or study.rows for point in study.points_of(row)]
     steps = {row: 2 * place for place, row in enumerate(study.rows)}
     values = {
         (row, point, column): {seed: 10.0 + seed + steps[row] + (steps[row] and not seed) / 2 for seed in study.seeds}
@@ -55,7 +57,14 @@ def run_study(folder: Path, study: Study) -> None:
         for column in study.columns
     }
     cells = {", ".join((row, *point, f"seed {k}")): f"{row}{point}{k}" for row, point in places for k in study.seeds}
-    Results(study, values, cells=cells, code=("0.1.0 abc",), generations=[GENERATION]).save(folder)
+    Results(study, values, cells=cells, code={row: ["0.1.0 abc"] for row, _ in places}).save(folder)
+
+
+def confirmed(home: Path) -> None:
+    """A cell of each row was run again, and equal."""
+    for own in records(home):
+        again = {row: Again(f"{row}, seed 0", "0.1.0 abc") for row in own.results.code}
+        (home / record_path(own.name, own.scale)).write_text(record_text(own.results, again))
 
 
 def made(root: Path) -> dict[str, str]:
@@ -68,33 +77,79 @@ def test_what_was_run_becomes_a_record_a_section_and_a_line_of_the_ledger(tmp_pa
     assert pages.take_over(tmp_path, root / "papers") == 1
     taken, before = records(root / "papers"), Results.load(tmp_path / "fedcola-t4-small")
     assert [(one.name, one.scale) for one in taken] == [("fedcola/t4", "small")]
-    assert taken[0].results == before
+    assert taken[0].results.to_json() == before.to_json()
+    confirmed(root / "papers")
     texts = made(root)
     page, ledger = texts["papers/fedcola/README.md"], texts["papers/README.md"]
     assert "## Table 4: every type's global model\n" in page
-    assert "* method, held: fedcola > fedavg on r1\\_sum: +8.10 (+7.82…+8.38), p &lt; 0.001\n".replace("\\", "") in page
-    assert "|t4|Table 4: every type's global model|25|3 held|" in ledger
-    assert "|t1|Table 1: settings of the federation, by method|(≤ 150)|not run|" in ledger
-    assert "](../../papers/fedcola/README.md): 3 held." in texts["docs/explanation/fedcola.md"]
+    line = "* method, above: fedcola > fedavg on r1_sum: +8.10 (+7.67…+8.53), p &lt; 0.001, 5 seeds\n"
+    assert line in page
+    assert "|t4|Table 4: every type's global model|25|2 seen|" in ledger
+    assert "|t1|Table 1: settings of the federation, by method|(≤ 150)|not run|150 cells, " in ledger
+    assert "](../../papers/fedcola/README.md): 2 seen." in texts["docs/explanation/fedcola.md"]
     assert ": none was run." in texts["docs/explanation/creamfl.md"]
     assert "|[FedCola](papers/fedcola/README.md)|" in texts["README.md"]
 
 
-def test_a_leaderboard_is_a_table_of_the_readme_and_json(tmp_path: Path, root: Path) -> None:
-    study = Study.load(STUDIES[pages.GAIN])
-    run_study(tmp_path / "polyfed-leaderboard-scarce-small", study)
+def boards_run(tmp_path: Path, root: Path, left_out: Collection[str] = ()) -> dict[str, StudyRecord]:
+    for name in boards.REQUIRED:
+        study = Study.load(STUDIES[name])
+        rows = [row for row in study.rows if row not in left_out]
+        run_study(tmp_path / f"{name.replace('/', '-')}-small", study, rows)
     pages.take_over(tmp_path, root / "papers")
+    confirmed(root / "papers")
+    return boards.boards(record_checks.standing(root / "papers"))
+
+
+def test_boards_are_tables_of_the_readme_and_json(tmp_path: Path, root: Path) -> None:
+    same = boards_run(tmp_path, root)[boards.SAME]
     texts = made(root)
-    (board,) = json.loads(texts["papers/polyfed/leaderboard.json"])["boards"]
-    assert [entry["row"] for entry in board["entries"]] == [*study.rows][::-1]
-    best = board["entries"][0]
-    assert best["mean"] == pytest.approx(12.1 + 2 * (len(study.rows) - 1))
-    assert best["by_seed"]["1"] == 11 + 2 * (len(study.rows) - 1)
-    assert best["difference"]["interval"][0] < best["difference"]["mean"] < best["difference"]["interval"][1]
-    assert "difference" not in next(entry for entry in board["entries"] if entry["row"] == board["against"])
-    rows = [line for line in texts["README.md"].splitlines() if line.startswith("|") and "±" in line]
-    assert len(rows) == len(study.rows)
-    assert rows == sorted(rows, key=lambda line: line.split("|")[2], reverse=True)
+    _, board = json.loads(texts["papers/polyfed/boards.json"])["boards"]
+    entries = {entry["row"]: entry for entry in board["entries"]}
+    assert [*entries] == [row for row in [*same.study.rows][::-1] if boards.has_row(same, row)]
+    difference = entries["fedavg"]["difference"]
+    assert difference["interval"][0] < difference["mean"] < difference["interval"][1]
+    assert "difference" not in entries["alone"]
+    assert (entries["alone"]["share_of_gap"], entries["pooled"]["share_of_gap"]) == (0, 1)
+    readme = texts["README.md"]
+    assert "No headline yet" not in readme
+    rows = [line for line in readme.splitlines() if line.startswith("|") and "±" in line]
+    assert len(rows) == sum(len(one.results.code) for one in record_checks.standing(root / "papers")) - 2
+    assert "|fedavg|" in readme
+
+
+@pytest.mark.parametrize("row", ["fedavg", "pooled", "alone"])
+def test_a_headline_without_fedavg_pooled_or_alone_is_refused(tmp_path: Path, root: Path, row: str) -> None:
+    recorded = boards_run(tmp_path, root, [row])
+    with pytest.raises(boards.HeadlineError, match=f"no headline without board-same: {row}"):
+        boards.headline([*recorded.values()])
+    assert "**No headline yet.** Methods are compared on" in made(root)["README.md"]
+
+
+def test_a_headline_without_its_board_of_other_networks_is_refused(tmp_path: Path, root: Path) -> None:
+    same = boards_run(tmp_path, root)[boards.SAME]
+    with pytest.raises(boards.HeadlineError, match="board-other: alone, board-other: pooled"):
+        boards.headline([same])
+
+
+def test_words_and_verdicts_are_the_same_on_page_map_and_readme(tmp_path: Path, root: Path) -> None:
+    """The judged claims of a board: their estimate, interval and verdict stand everywhere as one test gave them."""
+    for one in boards_run(tmp_path, root).values():
+        texts = made(root)
+        for item in one.judgements:
+            left, right = (operand.row for operand in item.claim.operands)
+            comparison, words = one.against(left, right, (), "R@1")
+            assert (comparison, words) == (item.comparison, item.in_words)
+            assert item.comparison is not None
+            shown = study_records.comparison_text(item.comparison)
+            if right == boards.ALONE:
+                (line,) = [row for row in boards.board_table(one).splitlines() if row.startswith(f"|{left}|")]
+                assert f"|{shown}|{words}|" in line
+                assert line in texts["README.md"]
+                assert f"{shown}, {words}|" in texts[which_method.PAGE]
+            low, high = (f"{end:+.2f}" for end in item.comparison.interval)
+            assert f"{words}: {item.claim.text}" in texts["papers/polyfed/README.md"].replace("\\", "")
+            assert f"({low}…{high})" in texts["papers/polyfed/README.md"]
 
 
 def test_which_method_asks_what_studies_have_and_says_what_was_not_measured(tmp_path: Path, root: Path) -> None:
@@ -104,17 +159,11 @@ def test_which_method_asks_what_studies_have_and_says_what_was_not_measured(tmp_
             assert {answer.row, answer.against} <= study.rows.keys(), answer
             assert answer.column in study.columns, answer
             assert answer.point in study.points_of(answer.row), answer
-    place = f"|[{which_method.SCARCE}](../../papers/polyfed/README.md"
     assert set(re.findall(r"[+-]\d", made(root)[which_method.PAGE])) == set()
-    run_study(tmp_path / "polyfed-leaderboard-scarce-small", Study.load(STUDIES[which_method.SCARCE]))
-    pages.take_over(tmp_path, root / "papers")
-    lines = [
-        line for line in made(root)[which_method.PAGE].splitlines() if place in line and "`change_distillation`" in line
-    ]
-    assert lines[0].startswith(
-        "|representations of public pairs|`change_distillation`|**-2.1 (-2.4 to -1.8)**, contradicted|"
-    )
-    assert "|0.50|" in lines[0]  # 12 MiB of four clients and six rounds
+    boards_run(tmp_path, root)
+    lines = [line for line in made(root)[which_method.PAGE].splitlines() if f"[{boards.OTHER}]" in line]
+    assert lines[0].startswith("|representations of public pairs, networks of their own|`change_distillation`|-2.1 (")
+    assert ", below|mean R@1, against alone|" in lines[0]
 
 
 def test_a_page_without_the_block_is_refused(root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pages
@@ -10,7 +11,7 @@ from lab.studies.conftest import tiny_study
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from small_federations import tiny_experiment
-from study_records import StudyRecord, place, record_text
+from study_records import Again, StudyRecord, place, record_text
 
 AXES = {"pairs": {"setting": "run.seed", "values": [1, 5]}}
 
@@ -28,20 +29,34 @@ def record(item: str = "Table 1", runs: int = 20, digests: str = "", **more: Any
         values["tiny", point, "r1"] = {seed: 10.0 + seed for seed in study.seeds}
         values["prox", point, "r1"] = {seed: 10.0 + seed + sign * (2 + seed / 10) for seed in study.seeds}
     labels = [f"{row}, {label}, seed {k}" for k in range(5) for row in ("tiny", "prox") for label in "15"][:runs]
-    results = Results(study, values, cells={label: digests + label for label in labels}, code=("0.1.0 abc",))
-    return StudyRecord("creamfl/t1", "small", results)
+    code = {row: ["0.1.0 abc"] for row in study.rows}
+    results = Results(study, values, cells={label: digests + label for label in labels}, code=code)
+    return StudyRecord(
+        "creamfl/t1", "small", results, {row: Again(f"{row}, 1, seed 0", "0.1.0 abc") for row in study.rows}
+    )
 
 
 def test_what_a_page_says_of_a_record() -> None:
     own = record()
     assert own.heading == "Table 1: tiny"
     assert [line.partition(" (")[0] for line in own.claims] == [
-        "method, held: prox > tiny on r1 at 1: +2.20",
-        "method, contradicted: prox > tiny on r1 at 5: -2.20",
+        "method, above: prox > tiny on r1 at 1: +2.20",
+        "method, below: prox > tiny on r1 at 5: -2.20",
     ]
     assert own.table == "|r1|1|5|\n|-|-:|-:|\n|tiny|12.00±1.58|12.00±1.58|\n|prox|14.20±1.74|9.80±1.42|"
     assert [own.picture_file(one) for one in own.pictures] == ["pictures/t1-map-1.svg"]
     assert own.tuned == ""
+
+
+def test_a_row_whose_cell_was_not_run_again_is_marked_and_decides_nothing() -> None:
+    own = record()
+    again = {**own.again, "prox": replace(own.again["prox"], distance=0.2)}
+    assert "|prox≈|" in replace(own, again=again).table
+    assert replace(own, again=again).state == "1 seen, 1 not seen here"
+    own = replace(own, again={"tiny": own.again["tiny"]})
+    assert "|prox°|" in own.table
+    assert {item.in_words for item in own.judgements} == {"undecided (not run again)"}
+    assert replace(own, again={"prox": Again("prox, 1, seed 0", "", 0.31)}).hidden == ["prox"]
 
 
 def test_without_axes_the_last_column_is_the_difference_of_what_is_claimed() -> None:
@@ -50,7 +65,7 @@ def test_without_axes_the_last_column_is_the_difference_of_what_is_claimed() -> 
     by_seed = {seed: 10.0 + seed for seed in study.seeds}
     values = {("tiny", (), "r1"): by_seed, ("prox", (), "r1"): {seed: 1.1 * value for seed, value in by_seed.items()}}
     assert StudyRecord("creamfl/t1", "small", Results(study, values)).table == (
-        "||r1|r1 minus tiny|\n|-|-:|-:|\n|tiny|12.00±1.58||\n|prox|13.20±1.74|+1.20 (+1.00…+1.40)|"
+        "||r1|r1 minus tiny|\n|-|-:|-:|\n|tiny°|12.00±1.58||\n|prox°|13.20±1.74|+1.2 (+1.0 to +1.4)|"
     )
 
 
@@ -79,18 +94,18 @@ def test_items_are_in_the_order_of_the_paper() -> None:
 
 def test_how_much_was_run() -> None:
     counts = [(own.runs, own.state) for own in (record(runs=9), record())]
-    assert counts == [(9, "in part: 1 held, 1 contradicted"), (20, "1 held, 1 contradicted")]
+    assert counts == [(9, "in part: 1 seen, 1 not seen here"), (20, "1 seen, 1 not seen here")]
     apart = record(claims={"part": ["prox > tiny on r1 at 1"], "setting": ["prox > tiny on r1 at 5"]})
-    assert (apart.state, record(claims={}).state) == ("1 held; on settings 1 contradicted", "run")
+    assert (apart.state, record(claims={}).state) == ("1 seen; on settings 1 not seen here", "run")
 
 
 def test_claims_on_methods_and_parts_count_once_where_items_share_runs() -> None:
     same = {"part": ["tiny < prox on r1 at 1"], "setting": ["tiny at 5 > tiny at 1 on r1"]}  # the first says it as well
     asked = record(source=None, claims={"setting": ["prox < tiny on r1 at 5"]})
     others = record("Table 2", claims=same), record("Table 3", digests="of other runs ", claims=same), asked
-    counts = pages.counted([record(), *others, record(claims={"method": ["prox >= tiny on r1 at 1 by 3"]})])
+    counts = pages.counted([record(), *others])
     assert (counts["creamfl"], counts["polyfed"]) == (
-        {"held": 3, "contradicted": 1, "setting open": 2},
-        {"setting held": 1},
+        {"seen": 2, "not seen here": 1, "setting not seen here": 2},
+        {"setting seen": 1},
     )
-    assert [pages.of_settings(counts[paper]) for paper in ("creamfl", "fedcola")] == ["0 of 2 held", ""]
+    assert [pages.of_settings(counts[paper]) for paper in ("creamfl", "fedcola")] == ["0 of 2 seen", ""]

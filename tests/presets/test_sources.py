@@ -171,15 +171,3 @@ def test_recalls_at_the_papers_sizes_are_of_the_papers_galleries(name: str, gall
     assert server is not None
     assert server.expected_test_items is not None
     assert [server.expected_test_items / folds for folds in server.task.folds] == galleries
-
-
-def test_feddra_as_released_in_a_study_has_the_released_values_of_the_method_and_else_what_feddra_has_there() -> None:
-    study = Study.load(STUDIES["polyfed/leaderboard-medical"])
-    plain, released = (
-        hyperparameters(resolve(study, row, (), Places()).model_dump(mode="json"))
-        for row in ("feddra", "feddra, released")
-    )
-    stated = {path: value for path, (value, _) in fedaid_table.RELEASED_METHOD.items()}
-    assert released == plain | stated
-    settings = dict(leaves({"algorithm": study.rows["feddra, released"].set["algorithm"]}))
-    assert {*settings} >= {*stated}  # written out, not inherited

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from statistics import fmean, pstdev, stdev
 from typing import Literal, TypeVar
 
@@ -142,83 +141,6 @@ class PairedSample:
         return replace(self, by_seed={seed: self.by_seed[seed] for seed in seeds}, known_step=self.step)
 
 
-@dataclass(frozen=True)
-class PairedSpreads:
-    """Two configurations' figures by seed, of which the standard deviations over seeds are compared.
-
-    Sum and difference of two figures are uncorrelated where their variances are equal (Pitman 1939, Morgan 1939). As
-    figures move in steps, each variance has that of rounding on top.
-
-    Attributes:
-        left, right: seed -> finite figure, of the same seeds.
-    """
-
-    left: Mapping[int, float]
-    right: Mapping[int, float]
-
-    @property
-    def seeds(self) -> list[int]:
-        return list(self.left)
-
-    @cached_property
-    def variances(self) -> tuple[float, float]:
-        figures = list(self.left.values()), list(self.right.values())
-        of_rounding = _step(chain(*figures)) ** 2 / 12
-        left, right = (spread_of(values) ** 2 + of_rounding for values in figures)
-        return left, right
-
-    @property
-    def correlation(self) -> float:
-        """Of the two figures."""
-        left, right = self.variances
-        own, other = fmean(self.left.values()), fmean(self.right.values())
-        products = sum((self.left[seed] - own) * (self.right[seed] - other) for seed in self.left)
-        return products / (len(self.left) - 1) / math.sqrt(left * right) if left * right > 0 else 0.0
-
-    @property
-    def ratio(self) -> float:
-        """Left standard deviation over right one; NaN of a single seed, or where the right one is 0."""
-        left, right = self.variances
-        return math.sqrt(left / right) if right > 0 else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the ratio."""
-        return self.interval_at(LEVEL)
-
-    def interval_at(self, level: float) -> tuple[float, float]:
-        """Confidence interval of the ratio (Morgan 1939); NaN of fewer than three seeds."""
-        degrees = len(self.left) - 2
-        if degrees < 1 or math.isnan(self.ratio):
-            return math.nan, math.nan
-        reach = student_reach(degrees, level) ** 2
-        middle = 1 + 2 * (1 - self.correlation**2) * reach / degrees
-        low, high = (middle + sign * math.sqrt(middle**2 - 1) for sign in (-1, 1))
-        return self.ratio * math.sqrt(low), self.ratio * math.sqrt(high)
-
-    @property
-    def p(self) -> float:
-        """Of the two-sided test that the spreads are equal; NaN of fewer than three seeds."""
-        degrees = len(self.left) - 2
-        if degrees < 1:
-            return math.nan
-        left, right = self.variances
-        shared = 2 * self.correlation * math.sqrt(left * right)
-        difference, total = left + right - shared, left + right + shared
-        if left == right:
-            return 1.0
-        correlation = (left - right) / math.sqrt(difference * total)
-        return student_beyond(abs(correlation) * math.sqrt(degrees / (1 - correlation**2)), degrees)
-
-    def within(self, seeds: Iterable[int]) -> PairedSpreads:
-        """The figures of these seeds alone."""
-        left, right = ({seed: side[seed] for seed in seeds} for side in (self.left, self.right))
-        return PairedSpreads(left, right)
-
-
-Sample = PairedSample | PairedSpreads
-
-
 def _step(values: Iterable[float]) -> float:
     """The smallest gap between values, beyond rounding; 0 if there is none."""
     ordered = sorted({*values})
@@ -237,7 +159,7 @@ class Comparison:
     """Left against right, by one test: the interval alone decides the verdict.
 
     Attributes:
-        estimate: Mean difference; of standard deviations their ratio.
+        estimate: Mean difference.
         interval: Confidence interval at level 1 - 0.05 / tests.
         p: P-value of the two-sided test, times the number of tests; at most 1.
         verdict: above or below if the interval excludes no difference; no difference if it lies within the smallest
@@ -253,22 +175,19 @@ class Comparison:
     needed: int | None = None
 
 
-def compared(sample: Sample, effect: float, tests: int = 1) -> Comparison:
+def compared(sample: PairedSample, effect: float, tests: int = 1) -> Comparison:
     """Compare left with right by the paired t-test, and by two one-sided tests whether they are equivalent.
 
     The level of 0.05 is shared by all ``tests`` of a family (Bonferroni), so that estimate, interval, p and verdict
-    always agree. Spreads over seeds are compared by Pitman's test, and are never equivalent.
+    always agree.
 
     Args:
-        sample: Figures of both sides, by seed.
+        sample: Left minus right, by seed.
         effect: Smallest difference that matters, in the unit of the figures; less is no difference.
         tests: Number of tests that share the level: claims of a table times looks at it.
     """
     level = (1 - LEVEL) / tests
     p = min(1.0, sample.p * tests)
-    if isinstance(sample, PairedSpreads):
-        low, high = sample.interval_at(1 - level)
-        return Comparison(sample.ratio, (low, high), p, "above" if low > 1 else "below" if high < 1 else "undecided")
     low, high = (sample.mean,) * 2 if sample.is_exact else sample.interval_at(1 - level)
     verdict: Verdict = "undecided"
     if -effect < low <= high < effect or (sample.is_exact and not sample.mean):

@@ -31,6 +31,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),  # last bits differ between them
         "device": str(resolve_device(experiment.run.device)),
         "threads": experiment.run.threads,
         "seed": experiment.run.seed,

@@ -30,13 +30,11 @@ AXES = {"alpha": {"setting": "run.seed", "values": [0.1, 5]}}
             [("a", "x", "d 5"), ("a", "x", "d 6")],
         ),
         ("a on x - b on y < c on z", [("a", "x"), ("b", "y")], [("c", "z")]),
-        ("std of a < std of b on x", [("a", "x")], [("b", "x")]),
     ],
 )
 def test_forms(text: str, left: list[tuple[str, ...]], right: list[tuple[str, ...]]) -> None:
     claim = Claim.parse(text)
     assert [[*claim.left], [*claim.right]] == [[Operand(*parts) for parts in side] for side in (left, right)]
-    assert claim.is_of_spreads == text.startswith("std")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +42,6 @@ def test_forms(text: str, left: list[tuple[str, ...]], right: list[tuple[str, ..
     [
         *((text, "has not the form") for text in ("a > b", "a = b on c", "a >= b on c", "> b on c", "", "a on x > b")),
         ("a - b - c > d on x", "has not the form"),
-        ("std of a - b < std of b on x", "compare 'std of ROW' with 'std of ROW'"),
         ("a at 1 > b on x at all", "'at all' is for every row of a claim or for none"),
     ],
 )
@@ -60,7 +57,6 @@ def test_other_forms_are_refused(text: str, message: str) -> None:
         ({"method": ["tiny > prox on r1"] * 2, "part": ["tiny > prox on r1"] * 2}, {}, "4 are judged"),
         ({"method": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),
         ({"method": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
-        ({"method": ["std of tiny > prox on r1"]}, {}, "there is no 'std of tiny'"),
         ({"method": ["tiny on r1 > prox on r2"]}, {}, "there is no 'r2'"),
         ({"method": ["tiny > prox on r1 at 3"]}, {"axes": AXES}, "there is no '3'"),
         ({"method": ["tiny > prox on r1"]}, {"axes": AXES}, "names no point; add 'at LABEL', or 'at all'"),

@@ -15,7 +15,7 @@ from polyfed.lab.studies.claims import Claim, Judgement, judge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.tables import claims_tables
-from polyfed.reporting.statistics import PairedSample, PairedSpreads, Sample, compared
+from polyfed.reporting.statistics import PairedSample, compared
 
 CLAIM = "a > b on c"
 FIVE, TEN = range(5), range(10)
@@ -26,7 +26,7 @@ def sample(*values: float) -> PairedSample:
 
 
 def judged(
-    samples: Sequence[Sample | None], *looks: Sequence[int], text: str = CLAIM, effect: float = 1.0
+    samples: Sequence[PairedSample | None], *looks: Sequence[int], text: str = CLAIM, effect: float = 1.0
 ) -> list[Judgement]:
     count = len(samples)
     return judge([Claim.parse(text)] * count, samples, [effect] * count, looks or [FIVE])
@@ -83,14 +83,6 @@ def test_the_seeds_that_are_missing_would_decide_in_four_of_five_tables() -> Non
     for mean in (0.0, 1.0):
         verdicts = [compared(sample(*draw.normal(mean, spread, needed)), 1.0).verdict for _ in range(300)]
         assert np.mean([verdict != "undecided" for verdict in verdicts]) > 0.75
-
-
-def test_spreads_are_judged_and_are_never_equivalent() -> None:
-    draw = np.random.default_rng(0)
-    pair = PairedSpreads(dict(enumerate(draw.normal(0, 9, 10))), dict(enumerate(draw.normal(0, 1, 10))))
-    assert judged([pair], TEN, text="std of a > std of b on c")[0].is_seen
-    alike = PairedSpreads(dict(enumerate(draw.normal(0, 1, 10))), dict(enumerate(draw.normal(0, 1, 10))))
-    assert judged([alike], TEN, text="std of a > std of b on c")[0].verdict == "undecided"
 
 
 def test_claims_that_were_not_run_share_the_level() -> None:

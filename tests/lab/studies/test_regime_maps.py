@@ -90,7 +90,6 @@ def test_maps_stand_in_the_tables(loaded: Load) -> None:
         ({"map": "prox > tiny on r2"}, r"figures.0.map: .*there is no 'r2'"),
         ({"map": "ours > tiny on r1"}, r"figures.0.map: .*there is no 'ours'"),
         ({"map": "prox > tiny on r1 at 250, 1"}, r"names a point; a map shows a claim at all points"),
-        ({"map": "std of prox > std of tiny on r1"}, r"compares spreads; a map shows means"),
         ({"y": None}, r"figures.0: a map shows all axes of a study, which are two at most; name 'epochs'"),
     ],
 )

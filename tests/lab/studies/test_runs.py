@@ -169,7 +169,7 @@ def test_the_rows_of_an_undecided_claim_have_a_second_look(loaded: Load, tmp_pat
     rows = {"tiny": {}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}, "beside": {}}
     rows["beside"] = {"set": {"run.rounds": 2}}
     columns = {"r1": {"metric": "r1_sum", "effect": 0.0}}
-    study = loaded(rows=rows, columns=columns, seeds=5, more_seeds=2, claims={"method": ["prox > tiny on r1"]})
+    study = loaded(rows=rows, columns=columns, seeds=5, claims={"method": ["prox > tiny on r1"], "more_seeds": 2})
     results = run(study, tmp_path / "out").results
     seeds = {row: sorted(results.at(row, (), "r1")) for row in rows}
     assert seeds == {"tiny": [*range(7)], "prox": [*range(7)], "beside": [*range(5)]}

@@ -49,7 +49,7 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"tuning": TUNING | {"seeds": [0]}}, "tuning: unknown key 'seeds'"),
         ({"tuning": TUNING | {"table": "t1"}}, "tuning: give 'settings' with 'column', or 'table'"),
         ({"tuning": {"settings": {"rate": RATE}}}, "tuning: give 'settings' with 'column', or 'table'"),
-        ({"seeds": [0, 7], "more_seeds": [7]}, r"seeds: \[0, 7, 7\] has a seed twice"),
+        ({"claims": {"more_seeds": -1}}, "claims.more_seeds: "),
         ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
         ({"tuning": TUNING | {"grid": {"rate": [0.1]}}}, "tuning: unknown key 'grid'"),
         ({"tuning": TUNING | {"set": {"run.rounds": 2}}}, "candidates have the rounds of the table"),

@@ -431,8 +431,6 @@ class StudyPlan:
     def search(self, row: str, point: Point, seed: int) -> list[Cell]:
         """The cells from which settings of a row and a seed are chosen, as far as they are known; none where nothing
         is chosen."""
-        if self.main:
-            return self.main.search(*self._main_place(row), seed) if self._tuned_as(row) else []
         search = self.row_search(row, point, seed)
         return search.cells if search else []
 
@@ -443,10 +441,8 @@ class StudyPlan:
             LookupError: The search is not complete.
             RunError: No candidate has a figure.
         """
-        if not self._tuned_as(row):
-            return None
         if self.main:
-            return self.main.chosen(*self._main_place(row), seed)
+            return self.main.chosen(*self._main_place(row), seed) if self._tuned_as(row) else None
         if (known := self.known.get((row, point, seed))) is not None:
             return known
         search = self.row_search(row, point, seed)
@@ -475,8 +471,10 @@ class StudyPlan:
     def row_search(self, row: str, point: Point, seed: int) -> RowSearch | None:
         """The search of a row and a seed, for a point; None where it has nothing to choose."""
         tuning = self.study.tuning
-        if tuning is None or tuning.table or not self._tuned_as(row):
+        if tuning is None or not self._tuned_as(row):
             return None
+        if self.main:
+            return self.main.row_search(*self._main_place(row), seed)
         points = (point,) if tuning.at == "point" else self.study.points_of(row)
         place = row, points[0]
         if (*place, seed) not in self._searches:
@@ -491,17 +489,6 @@ class StudyPlan:
             self._searches[*place, seed] = RowSearch(pattern, tuning.column.lower, place, tried, self._score)
         search = self._searches[*place, seed]
         return search if search.pattern.kinds else None
-
-    def is_tuned(self, row: str) -> bool:
-        """True if a row, or that of the main table whose choices it takes, has settings to choose."""
-        tuned_as = self._tuned_as(row)
-        if not tuned_as:
-            return False
-        return (
-            self.main.is_tuned(tuned_as)
-            if self.main
-            else bool(self._tunable_at(row, self.study.points_of(row)[0]).kinds)
-        )
 
     def _tuned_as(self, row: str) -> str:
         """The row by whose search a row is tuned, of the main table if there is one; empty: it is not tuned."""

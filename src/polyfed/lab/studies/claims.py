@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from polyfed.core.settings import Settings
-from polyfed.reporting.statistics import FEWEST_SEEDS, Comparison, Sample, Verdict, compared
+from polyfed.reporting.statistics import FEWEST_SEEDS, Comparison, PairedSample, Verdict, compared
 
 Kind = Literal["method", "part", "setting"]
 """What a judged claim is about."""
@@ -22,11 +22,8 @@ ALL = "all"
 
 _CLAIM = re.compile(r"(?P<left>.+?) (?P<sign>[><]) (?P<right>.+?)")
 _OPERAND = re.compile(r"(?P<row>.*?)(?: at (?P<at>.+?))?(?: on (?P<column>.+?)(?: at (?P<at_end>.+?))?)?")
-_STD, _MINUS = "std of ", " - "
-_GRAMMAR = (
-    "'SIDE > SIDE on COLUMN [at LABEL]'; a SIDE is ROW [at LABEL] [on COLUMN], the difference of two such, or "
-    "'std of ROW'"
-)
+_MINUS = " - "
+_GRAMMAR = "'SIDE > SIDE on COLUMN [at LABEL]'; a SIDE is ROW [at LABEL] [on COLUMN], or the difference of two such"
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ class Claim:
         text: The claim as written.
         left, right: The two sides compared.
         sign: ">" or "<".
-        is_of_spreads: True if standard deviations over seeds are compared in place of means.
         kind: Subject of a judged claim.
     """
 
@@ -64,7 +60,6 @@ class Claim:
     left: Side
     right: Side
     sign: str
-    is_of_spreads: bool = False
     kind: Kind | None = None
 
     @classmethod
@@ -77,19 +72,14 @@ class Claim:
         matched = _matched(_CLAIM, text.strip(), text)
         end = _matched(_OPERAND, matched["right"].split(_MINUS)[-1], text)
         sides = [matched["left"], matched["right"]]
-        is_of_spreads = all(side.startswith(_STD) for side in sides)
-        if is_of_spreads:
-            sides = [side.removeprefix(_STD) for side in sides]
         left, right = (_operands(side, end["column"] or "", end["at_end"] or "") for side in sides)
-        claim = cls(text, left, right, matched["sign"], is_of_spreads)
+        claim = cls(text, left, right, matched["sign"])
         claim._check()
         return claim
 
     def _check(self) -> None:
         if not all(operand.row and operand.column for operand in self.operands) or max(map(len, self.sides)) > 2:
             raise ValueError(f"'{self.text}' has not the form {_GRAMMAR}")
-        if self.is_of_spreads and len(self.operands) > 2:
-            raise ValueError(f"'{self.text}': compare 'std of ROW' with 'std of ROW'")
         if ALL in self.labels and len(self.labels) > 1:
             raise ValueError(f"'{self.text}': 'at {ALL}' is for every row of a claim or for none")
 
@@ -150,6 +140,9 @@ class Claims(Settings):
     secondary: list[str] = Field(
         default_factory=list, description="statements that are shown as differences with intervals, without verdict"
     )
+    more_seeds: int = Field(
+        default=0, ge=0, description="so many seeds run in addition for the rows of a judged claim that is undecided"
+    )
 
     @model_validator(mode="after")
     def _one_or_two(self) -> Self:
@@ -185,7 +178,7 @@ class Judgement:
     """
 
     claim: Claim
-    sample: Sample | None
+    sample: PairedSample | None
     effect: float
     comparison: Comparison | None
     why: str = ""
@@ -215,7 +208,7 @@ class Judgement:
 
 def judge(
     claims: Sequence[Claim],
-    samples: Sequence[Sample | None],
+    samples: Sequence[PairedSample | None],
     effects: Sequence[float],
     looks: Sequence[Sequence[int]],
 ) -> list[Judgement]:
@@ -235,7 +228,7 @@ def judge(
 
 
 def _judged(
-    claim: Claim, sample: Sample | None, effect: float, looks: Sequence[Sequence[int]], tests: int
+    claim: Claim, sample: PairedSample | None, effect: float, looks: Sequence[Sequence[int]], tests: int
 ) -> Judgement:
     if sample is None:
         return Judgement(claim, None, effect, None)
@@ -249,7 +242,7 @@ def _judged(
     return next((item for item in items if item.verdict != "undecided"), items[-1])
 
 
-def _lacking(sample: Sample, look: Sequence[int]) -> str:
+def _lacking(sample: PairedSample, look: Sequence[int]) -> str:
     """Why a look cannot decide."""
     if len(look) < FEWEST_SEEDS:
         return f"fewer than {FEWEST_SEEDS} seeds"

@@ -38,7 +38,7 @@ def validation_curve(plan: StudyPlan, row: str, point: Point, seeds: Sequence[in
         return {}
     if isinstance(column, Metric) and column.of == SERVER:
         column = column.changed({"round": "final"}, "round")  # of each round, not the best so far
-    searches = [search for seed in seeds if (search := plan.row_search(row, point, seed))]
+    searches = [search for seed in seeds if not plan.main and (search := plan.row_search(row, point, seed))]
     for cells in (final, [search.cell(search.chosen.factors) for search in searches]):
         with suppress(ConfigError, IndexError):  # nobody validates there, or not as tuning does
             column.require(cells[0].experiment)

@@ -21,7 +21,7 @@ from polyfed.lab.studies.claims import ALL, Claim, Judgement, Side, judge
 from polyfed.lab.studies.curves import Curve, curve_json, curve_of, validation_curve
 from polyfed.lab.studies.study import Point, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import Comparison, PairedSample, PairedSpreads, Sample, compared
+from polyfed.reporting.statistics import Comparison, PairedSample, compared
 
 
 def shapley_values(utility: Mapping[frozenset[str], float]) -> dict[str, float]:
@@ -179,17 +179,19 @@ class Results:
             for item in judged
         ]
 
-    def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
+    def against(
+        self, left: str, right: str, point: Point, column: str, judgements: Sequence[Judgement] | None = None
+    ) -> tuple[Comparison | None, str]:
         """A row against another at a point, and the verdict in words where a claim on just that is judged."""
-        for item in self.judgements():
+        for item in self.judgements() if judgements is None else judgements:
             claim = item.claim
             is_on_it = claim.left[0].column == column and claim.labels <= {"", point_label(point)}
-            if is_on_it and [one.row for one in claim.operands] == [left, right] and not claim.is_of_spreads:
+            if is_on_it and [one.row for one in claim.operands] == [left, right]:
                 return item.comparison, item.in_words
         sample = self.difference((left, point, column), (right, point, column))
         return (None if sample is None else compared(sample, self.study.columns[column].effect)), ""
 
-    def readings(self) -> list[tuple[Claim, Sample | None]]:
+    def readings(self) -> list[tuple[Claim, PairedSample | None]]:
         """Every secondary claim with left against right by seed, at every point where it does not name one."""
         claims = [claim for given in self.study.claims.to_show for claim in self.at_points(given)]
         return [(claim, self.sample(claim)) for claim in claims]
@@ -200,13 +202,10 @@ class Results:
             return [claim]
         return [claim.at(point_label(point)) for point in self.study.shared_points(claim.operands)]
 
-    def sample(self, claim: Claim) -> Sample | None:
+    def sample(self, claim: Claim) -> PairedSample | None:
         """Left against right by seed; None where no seed has all of it."""
         left, right = (self._by_seed(claim, side) for side in claim.sides)
         columns = self.study.columns
-        seeds = [seed for seed in left if seed in right]
-        if seeds and claim.is_of_spreads:
-            return PairedSpreads({seed: left[seed] for seed in seeds}, {seed: right[seed] for seed in seeds})
         sample = PairedSample.between(left, right)
         costs = not any(columns[one.column].is_outcome for one in claim.operands)
         # costs that are the same with every seed are known exactly; an outcome moves in steps, and may seem so

@@ -156,14 +156,8 @@ class Runner:
 
     def _later(self, item: Judgement) -> list[_Place]:
         """Rows of a claim with the seeds of the second look."""
-        rows = {operand.row for operand in item.claim.operands}
-        points = {
-            point
-            for operand in item.claim.operands
-            for point in self.plan.study.points_of(operand.row)
-            if operand.label in ("", ALL, point_label(point))
-        }
-        places = [place for place in self._order if place[0] in rows and place[1] in points]
+        read = {(operand.row, operand.label) for operand in item.claim.operands}
+        places = [(row, at) for row, at in self._order if {(row, ""), (row, ALL), (row, point_label(at))} & read]
         return self._unrecorded((*place, seed) for place in places for seed in self.plan.study.more_seeds)
 
     def _unrecorded(self, places: Iterable[_Place]) -> list[_Place]:

@@ -113,10 +113,6 @@ def _leaves(section: Mapping[str, JsonValue], above: str = "") -> list[str]:
     return leaves
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 Columns = Mapping[str, ColumnSettings]
 
 
@@ -156,8 +152,6 @@ class RegimeMap(Settings):
     def _consistent(self) -> Self:
         if self.claim.labels != {""}:
             raise ValueError(f"map: '{self.map}' names a point; a map shows a claim at all points, so leave it out")
-        if self.claim.is_of_spreads:
-            raise ValueError(f"map: '{self.map}' compares spreads; a map shows means")
         if self.x == self.y:
             raise ValueError(f"y: '{self.y}' is x already; give another axis, or null")
         return self
@@ -278,10 +272,6 @@ class Study(Settings):
     base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
     set: Overrides = Field(default_factory=dict, description="overrides of all cells")
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
-    more_seeds: list[int] = Field(
-        default_factory=list,
-        description="run for the rows of a judged claim that 'seeds' leave undecided; a list, or how many further ones",
-    )
     rows: dict[str, Row] = Field(min_length=1)
     columns: dict[str, SerializeAsAny[ColumnSettings]] = Field(min_length=1)
     axes: dict[str, Axis] = Field(default_factory=dict)
@@ -296,19 +286,10 @@ class Study(Settings):
         default="records", description="what stays of a cell once its columns are measured; models: for ever"
     )
 
-    @model_validator(mode="before")
+    @field_validator("seeds", mode="before")
     @classmethod
-    def _counted(cls, content: Any) -> Any:
-        if not isinstance(content, Mapping):
-            return content
-        seeds: Any = content.get("seeds", 3)
-        more: Any = content.get("more_seeds") or []
-        if _is_count(seeds):
-            seeds = list(range(seeds))
-        if _is_count(more) and isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds):
-            first = max(seeds, default=-1) + 1
-            more = [first + place for place in range(more)]
-        return {**content, "seeds": seeds, "more_seeds": more}
+    def _counted(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) and value > 0 else value
 
     @field_validator("columns", mode="before")
     @classmethod
@@ -317,8 +298,8 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(set(self.all_seeds)) < len(self.all_seeds):
-            raise ValueError(f"seeds: {self.all_seeds} has a seed twice")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds: {self.seeds} has a seed twice")
         for name, group in self.tuning.settings.items() if self.tuning else ():
             require_known(f"tuning.settings.{name}.rows", group.rows, self.rows)
         require_known("against", [self.against] if self.against is not None else [], self.rows)
@@ -372,6 +353,12 @@ class Study(Settings):
             raise ValueError(f"{where}: its rows have no point in common")
 
     # ---- what there is
+
+    @property
+    def more_seeds(self) -> list[int]:
+        """Seeds of the second look at the table, in addition."""
+        first = max(self.seeds) + 1
+        return list(range(first, first + self.claims.more_seeds))
 
     @property
     def all_seeds(self) -> list[int]:
@@ -475,7 +462,8 @@ class Study(Settings):
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
         """The same with exactly these seeds, and no second look."""
-        return parse_settings(Study, self.content() | {"seeds": list(seeds), "more_seeds": []})
+        content = self.content()
+        return parse_settings(Study, content | {"seeds": list(seeds), "claims": {**content["claims"], "more_seeds": 0}})
 
     def content(self) -> dict[str, Any]:
         """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""
@@ -491,7 +479,7 @@ class Study(Settings):
             if all(first[axis][0] in map(setting_label, labels) for axis, labels in row.only.items())
         }
         content = self.content() | {"printed": {}, "claims": {}, "figures": [], "tuning": None}
-        content |= {"seeds": self.seeds[:1], "more_seeds": [], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
+        content |= {"seeds": self.seeds[:1], "set": {**self.set, **_SMOKE_ROUNDS, **changes}}
         content |= {"axes": {name: {"points": {label: own}} for name, (label, own) in first.items()}}
         content |= {"rows": {name: row.model_dump(mode="json", exclude_unset=True) for name, row in rows.items()}}
         return parse_settings(Study, content | {"against": None})

@@ -26,8 +26,12 @@ def setting_label(value: JsonValue) -> str:
 
 def merged_study(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """A study with the keys of another on top; null takes a row, column or axis away, with what is printed of it, or a
-    kind of settings that is tuned."""
+    kind of settings that is tuned. A main table's choices stand in place of a search, and a search in place of them."""
     result = merged(base, over)
+    for below, under, on_top in [(result, base, over), *_scales(result, base, over)]:
+        before, after = (of.get("tuning") or {} for of in (under, on_top))
+        if after.get("table") or (before.get("table") and "settings" in after):
+            below["tuning"] = dict(after)
     rows, columns = (_null_names(result.get(key)) for key in ("rows", "columns"))
     if isinstance(printed := result.get("printed"), Mapping):
         result["printed"] = {row: _without(items, columns) for row, items in _without(printed, rows).items()}
@@ -36,6 +40,13 @@ def merged_study(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
     if isinstance(tuning := result.get("tuning"), Mapping) and (kinds := tuning.get("settings")):
         result["tuning"] = {**tuning, "settings": _without(kinds, _null_names(kinds))}
     return result
+
+
+def _scales(*studies: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Each scale that all studies have, as a tuple of its sections."""
+    scales = [study.get("scales") or {} for study in studies]
+    shared = [name for name in scales[0] if all(isinstance(own.get(name), Mapping) for own in scales)]
+    return [tuple(own[name] for own in scales) for name in shared]
 
 
 def _null_names(section: Any) -> list[str]:
@@ -147,7 +158,7 @@ def _read(path: Path) -> Any:
 
 
 def study_files(folder: Path) -> dict[str, Path]:
-    """Path below a folder without ending (``creamfl/t1``) -> file, of all with rows and columns, own or extended.
+    """Path below a folder without ending (``creamfl/t1``) -> file of each study.
 
     Raises:
         ConfigError: there is no such folder, or a file in it is no YAML.
@@ -157,7 +168,7 @@ def study_files(folder: Path) -> dict[str, Path]:
             f"no folder '{folder}'; studies of papers are in {REPOSITORY}: polyfed study list CLONE/papers"
         )
     files = {file: study_content(file) for file in sorted(folder.rglob(f"*{SUFFIX}")) if isinstance(_read(file), dict)}
-    studies = [file for file, content in files.items() if {"rows", "columns"} <= content.keys()]
+    studies = [file for file, content in files.items() if {"title", "rows", "columns"} <= content.keys()]
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in studies}
 
 

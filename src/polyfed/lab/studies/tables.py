@@ -19,8 +19,6 @@ from polyfed.reporting.statistics import (
     FEWEST_SEEDS,
     Comparison,
     PairedSample,
-    PairedSpreads,
-    Sample,
     Verdict,
     compared,
 )
@@ -28,9 +26,7 @@ from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.tuning import choice_label
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
-_SIDES = "Difference: left minus right; of standard deviations: left over right. -: of costs that no seed changes."
-_ALONE = "local"
-"""The row of clients that train alone, in any study that has one."""
+_SIDES = "Difference: left minus right. -: of costs that no seed changes."
 _PRINTED = "[...]: what the paper prints."
 
 
@@ -110,29 +106,8 @@ def _figure_notes(results: Results) -> Iterator[str]:
     if results.replies:
         by_row = "; ".join(f"{row} {short} / {out}" for row, (short, out) in results.replies.items())
         yield f"Replies clipped / excluded, over all seeds: {by_row}."
-    yield from _below_alone(results)
     if len(code := {state for states in results.code.values() for state in states}) > 1:
         yield f"Cells of {len(code)} states of the code ({', '.join(sorted(code))}): delete cells to have one."
-
-
-def _below_alone(results: Results) -> Iterator[str]:
-    """For each column of outcomes, where a row is below the row of clients that train alone."""
-    study = results.study
-    if _ALONE not in study.rows:
-        return
-    for column, settings in study.columns.items():
-        is_known, below = False, []
-        for row, point in product(study.rows, study.points) if settings.is_outcome else ():
-            sample = results.difference((row, point, column), (_ALONE, point, column))
-            if row != _ALONE and sample is not None:
-                is_known, (low, high) = True, sample.interval
-                # the difference, and all of its interval where it has one, is on the worse side of 0
-                if (sample.mean > 0 and not low <= 0) if settings.lower else (sample.mean < 0 and not high >= 0):
-                    below.append(f"{row}{_at(point)}")
-        if below:
-            yield f"{column}: below training alone ({_ALONE}): {', '.join(below)}."
-        elif is_known:
-            yield f"{column}: nothing is below training alone ({_ALONE})."
 
 
 def _at(point: Point) -> str:
@@ -158,15 +133,14 @@ def difference_tables(results: Results) -> list[TextTable]:
             and (sample := results.difference((row, point, column), (results.reference, point, column)))
         ]
         if body:
-            heads = ("", "seeds", "mean", "95 % interval", "smallest")
+            heads = ("", "seeds", "mean", "95 % interval")
             tables.append(TextTable(f"{column}: minus {results.reference}", heads, body, notes))
     return tables
 
 
 def difference_texts(sample: PairedSample, digits: int) -> list[str]:
-    """Seeds, mean, interval and smallest."""
-    mean, interval = f"{sample.mean:+.{digits}f}", _interval_text(sample.interval, f"+.{digits}f")
-    return [str(len(sample.values)), mean, interval, f"{sample.smallest:+.{digits}f}"]
+    """Seeds, mean and interval."""
+    return [str(len(sample.values)), f"{sample.mean:+.{digits}f}", _interval_text(sample.interval, f"+.{digits}f")]
 
 
 def _interval_text(interval: tuple[float, float], form: str) -> str:
@@ -213,26 +187,23 @@ def claims_tables(results: Results) -> list[TextTable]:
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
     """Claim, what it is about, verdict, seeds, difference, interval and p, all of one test."""
     p = item.comparison.p if item.comparison and not item.why else math.nan
-    told = "-" if math.isnan(p) or (isinstance(item.sample, PairedSample) and item.sample.is_exact) else _p_text(p)
+    is_exact = item.sample is not None and item.sample.is_exact
+    told = "-" if math.isnan(p) or is_exact else "< 0.001" if p < 0.001 else format_number(p, 3)
     evidence = _evidence(item.claim, item.sample, study, item.comparison)
     return [_claim_text(item.claim), str(item.claim.kind), item.in_words, *evidence, told]
-
-
-def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else format_number(p, 3)
 
 
 def _claim_text(claim: Claim) -> str:
     return f"{claim.text} ({claim.read_at})" if claim.read_at else claim.text
 
 
-def _evidence(claim: Claim, sample: Sample | None, study: Study, comparison: Comparison | None = None) -> list[str]:
+def _evidence(
+    claim: Claim, sample: PairedSample | None, study: Study, comparison: Comparison | None = None
+) -> list[str]:
     """Seeds, estimate and interval."""
     if sample is None:
         return ["0", "-", "-"]
     known = comparison or compared(sample, study.effect(claim))
-    if isinstance(sample, PairedSpreads):
-        return [str(len(sample.seeds)), f"x {format_number(known.estimate)}", _interval_text(known.interval, ".2f")]
     digits = study.columns[claim.left[0].column].decimals
     interval = "-" if sample.is_exact else _interval_text(known.interval, f"+.{digits}f")
     return [str(len(sample.values)), f"{known.estimate:+.{digits}f}", interval]
