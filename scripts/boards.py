@@ -44,7 +44,7 @@ def headline(recorded: Sequence[StudyRecord]) -> str:
         if name not in known or not has_row(known[name], row)
     ]
     if lacking:
-        raise HeadlineError(f"no headline without {', '.join(lacking)}")
+        raise HeadlineError(", ".join(lacking))
     return "\n\n".join(f"{_title(known[name])}\n\n{board_table(known[name])}" for name in REQUIRED)
 
 
@@ -70,7 +70,7 @@ def board_table(record: StudyRecord) -> str:
     lines = [f"|{'|'.join(heads)}|", "|-|-:|-:|-:|-|-:|-:|"]
     for row in sorted_rows(record, ()):
         spread = results.spread(row, (), COLUMN)
-        comparison, verdict = record.against(row, ALONE, (), COLUMN) if row != ALONE else (None, "")
+        comparison, verdict = record.results.against(row, ALONE, (), COLUMN) if row != ALONE else (None, "")
         share = share_of_gap(record, row)
         cells = [
             markdown(f"{row}{record.mark(row)}"),
@@ -133,7 +133,7 @@ def _entry(record: StudyRecord, row: str) -> dict[str, Any]:
         "share_of_gap": share_of_gap(record, row),
         "chosen": {str(seed): dict(settings) for seed, settings in chosen.items()},
     }
-    comparison, verdict = record.against(row, ALONE, (), COLUMN) if row != ALONE else (None, "")
+    comparison, verdict = record.results.against(row, ALONE, (), COLUMN) if row != ALONE else (None, "")
     if comparison is not None:
         entry["difference"] = {
             "mean": comparison.estimate,

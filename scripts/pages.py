@@ -187,7 +187,7 @@ def gains_table(record: StudyRecord, column: str) -> str:
     for row in sorted(run, key=lambda row: -results.spread(row, point, column).mean):
         spread = results.spread(row, point, column)
         comparison, verdict = (
-            (None, "") if row == results.reference else record.against(row, results.reference, point, column)
+            (None, "") if row == results.reference else record.results.against(row, results.reference, point, column)
         )
         minus = "" if comparison is None else comparison_text(comparison)
         lines.append(f"|{markdown(f'{row}{record.mark(row)}')}|{spread.mean:.1f} ± {spread.std:.1f}|{minus}|{verdict}|")

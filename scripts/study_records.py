@@ -121,17 +121,7 @@ class StudyRecord:
 
     @cached_property
     def judgements(self) -> list[Judgement]:
-        """The study's verdicts; a row of which no cell was run again decides nothing."""
-        return [
-            replace(item, why=item.why or "not run again")
-            if {one.row for one in item.claim.operands} - {*self.again}
-            else item
-            for item in self.results.judgements()
-        ]
-
-    def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
-        """As ``Results.against``, with the verdicts of this record."""
-        return self.results.against(left, right, point, column, self.judgements)
+        return self.results.judgements()
 
     def compared(self, claim: Claim) -> Hashable:
         """Runs and columns of either side, the upper one first: equal for claims that say the same, in any study."""
@@ -223,7 +213,7 @@ class StudyRecord:
 
     def _minus(self, row: str, column: str) -> str:
         (point,), results = self.study.points, self.results
-        comparison, _ = self.against(row, results.reference, point, column)
+        comparison, _ = results.against(row, results.reference, point, column)
         return "" if row == results.reference or comparison is None else comparison_text(comparison)
 
     @property
@@ -372,6 +362,8 @@ def read_record(name: str, scale: str, path: Path) -> StudyRecord:
     if tuning := study.get("tuning"):
         tuning["table"] = tuning.get("table") and str(PAPERS.parent / tuning["table"])
     results = Results.from_json(parse_settings(Study, study), content)
+    withheld = {row: "not run again" for row in results.code if row not in again} | results.withheld
+    results = replace(results, withheld=withheld)
     return StudyRecord(name, scale, results, {row: Again(**one) for row, one in again.items()})
 
 

@@ -195,7 +195,7 @@ def _gain(answer: Answer, record: StudyRecord | None) -> str:
     """``+39.2 (+37.4 to +41.0)``, and the verdict where a claim is on just that."""
     if record is None or not answer.row:
         return "not measured"
-    comparison, verdict = record.against(answer.row, answer.against, answer.point, answer.column)
+    comparison, verdict = record.results.against(answer.row, answer.against, answer.point, answer.column)
     if comparison is None:
         return "not measured"
     marks = "".join(dict.fromkeys(record.mark(row) for row in (answer.row, answer.against)))

@@ -103,7 +103,7 @@ def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     scores = {"as given": 3.0, "rate x 2": float("nan")}
-    chosen = {("prox", (), 1): Chosen({"rate": 1.0}, {}, scores, []), ("tiny", (), None): Chosen({}, {}, {})}
+    chosen = {("prox", (), 1): Chosen({"rate": 1.0}, {}, scores, [])}
     own = results(loaded(seeds=3, claims={"method": ["prox > tiny on r1"]}), chosen=chosen)
     own.save(tmp_path)
     again = Results.load(tmp_path)

@@ -195,7 +195,9 @@ def draw_map(claims: ClaimMap) -> Figure:
     width = max(4.0, max(1.1, 0.09 * max(map(len, across))) * len(across) + 1.6)
     figure, (axes,) = figure_grid(1, 1, width=width, height=0.62 * len(down) + 1.3, title=drawing.map)
     known = [[claims.cell(x, y) for x in across] for y in down]
-    estimates = [[math.nan if cell is None else cell.comparison.estimate for cell in row] for row in known]
+    estimates = [
+        [math.nan if cell is None or not cell.comparison else cell.comparison.estimate for cell in row] for row in known
+    ]
     sizes = (abs(one) for row in estimates for one in row if math.isfinite(one))
     strongest = max(sizes, default=0.0) or 1.0  # where colours end
     # from below over white to above; mixed with white, as figures stand on it
@@ -205,9 +207,9 @@ def draw_map(claims: ClaimMap) -> Figure:
     axes.grid(visible=False)
     for place, row in enumerate(known):
         for at, cell in enumerate(row):
-            weight = "normal" if cell is None or cell.comparison.verdict == "undecided" else "bold"
+            weight = "normal" if cell is None or cell.verdict == "undecided" else "bold"
             how: Any = {"ha": "center", "va": "center", "fontweight": weight, "color": "#000000"}  # on pale colours
-            axes.text(at, place, "-" if cell is None else cell.text, **how)
+            axes.text(at, place, "-" if cell is None else claims.text(cell), **how)
     axes.set_xticks(range(len(across)), across)
     axes.set_yticks(range(len(down)), down)
     axes.set(xlabel=drawing.x, ylabel=drawing.y or "")

@@ -77,6 +77,7 @@ class Results:
         code: Row -> versions and states of the code that ran it; a table should have one.
         replies: Row -> how many were clipped, and excluded, over all its cells.
         curves: (row, point) -> round -> validation over seeds, where somebody validates.
+        withheld: Row that decides nothing -> why.
     """
 
     study: Study
@@ -87,6 +88,7 @@ class Results:
     code: Mapping[str, Sequence[str]] = field(default_factory=dict)
     replies: Mapping[str, Sequence[int]] = field(default_factory=dict)
     curves: Mapping[tuple[str, Point], Curve] = field(default_factory=dict)
+    withheld: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
@@ -170,20 +172,17 @@ class Results:
 
     def judgements(self) -> list[Judgement]:
         """Every judged claim, as one family, each at the point that it names, or over all."""
-        claims, study = self.study.claims.to_judge, self.study
-        judged = judge(claims, list(map(self.sample, claims)), list(map(study.effect, claims)), study.looks)
-        # what such a choice adds to the spread over seeds is in no seed's figure, so that no test counts it
-        once = {row for row, _, seed in self.chosen if seed is None}
-        return [
-            replace(item, why=_TUNED_ONCE) if {one.row for one in item.claim.operands} & once else item
-            for item in judged
-        ]
+        return self.judged(self.study.claims.to_judge, self.study.looks)
 
-    def against(
-        self, left: str, right: str, point: Point, column: str, judgements: Sequence[Judgement] | None = None
-    ) -> tuple[Comparison | None, str]:
+    def judged(self, claims: Sequence[Claim], looks: Sequence[Sequence[int]]) -> list[Judgement]:
+        """Judge claims as one family; those on a row that is withheld are undecided."""
+        items = judge(claims, list(map(self.sample, claims)), list(map(self.study.effect, claims)), looks)
+        reasons = [[self.withheld.get(one.row, "") for one in item.claim.operands] for item in items]
+        return [replace(item, why=max(why)) if any(why) else item for item, why in zip(items, reasons, strict=True)]
+
+    def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
         """A row against another at a point, and the verdict in words where a claim on just that is judged."""
-        for item in self.judgements() if judgements is None else judgements:
+        for item in self.judgements():
             claim = item.claim
             is_on_it = claim.left[0].column == column and claim.labels <= {"", point_label(point)}
             if is_on_it and [one.row for one in claim.operands] == [left, right]:
@@ -311,7 +310,9 @@ class Results:
         chosen = {(entry["row"], tuple(entry["point"]), entry["seed"]): _chosen(entry) for entry in content["chosen"]}
         causes, cells, code = content["causes"], content["cells"], content["code"]
         curves = {(entry["row"], tuple(entry["point"])): curve_of(entry) for entry in content.get("curves", ())}
-        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves)
+        # what such a choice adds to the spread over seeds is in no seed's figure, so that no test counts it
+        once = {row: _TUNED_ONCE for row, _, seed in chosen if seed is None}
+        return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves, once)
 
 
 def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, Chosen | None, CellFigures]]:

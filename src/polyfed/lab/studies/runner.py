@@ -220,9 +220,8 @@ class Runner:
             self._stopped = f"{outcome.cause}; free some, then give the same command"
         else:
             self._failures[cell.label] = f"{outcome.cause} (cells/{cell.digest}.log)"
-            if cell.purpose:
-                self.plan.failed.add(cell.digest)
-                self._advance()
+            self.plan.failed.add(cell.digest)  # a search goes on without it
+            self._advance()
 
 
 CELLS = "cells"

@@ -19,7 +19,6 @@ from polyfed.reporting.statistics import (
     FEWEST_SEEDS,
     Comparison,
     PairedSample,
-    Verdict,
     compared,
 )
 from polyfed.reporting.tables import TextTable, format_number
@@ -235,29 +234,11 @@ def _counts_text(counts: Counter[str]) -> str:
 
 # ---- where a claim holds
 
-SIGNS: Mapping[Verdict, str] = {"above": "▲", "below": "▼", "no difference": "=", "undecided": "?"}
+SIGNS: Mapping[str, str] = {"above": "▲", "below": "▼", "no difference": "=", "undecided": "?"}
 _MAP_NOTE = (
     "Left minus right, paired by seed; all points are one family, which shares the level of 0.05. ▲, ▼: above, below; "
     "=: no difference; ?: undecided, or one seed has none."
 )
-
-
-@dataclass(frozen=True)
-class MapCell:
-    """A claim at one point.
-
-    Attributes:
-        comparison: Left against right, as one test of the map's points.
-        digits: Decimals shown.
-    """
-
-    comparison: Comparison
-    digits: int
-
-    @property
-    def text(self) -> str:
-        """``+1.3 ▲``."""
-        return f"{self.comparison.estimate:+.{self.digits}f} {SIGNS[self.comparison.verdict]}"
 
 
 @dataclass(frozen=True)
@@ -278,20 +259,22 @@ class ClaimMap:
         return self.results.study.shared_points(self.drawing.claim.operands)
 
     @cached_property
-    def cells(self) -> dict[Point, MapCell]:
-        claim, study = self.drawing.claim, self.results.study
-        digits, points = study.columns[claim.left[0].column].digits, self.points
-        samples = {point: self.results.sample(claim.at(point_label(point))) for point in points}
-        return {
-            point: MapCell(compared(sample, study.effect(claim), len(points)), digits)
-            for point, sample in samples.items()
-            if sample is not None
-        }
+    def cells(self) -> dict[Point, Judgement]:
+        """The claim at each point that has figures, all points judged as one family."""
+        claims = {point: self.drawing.claim.at(point_label(point)) for point in self.points}
+        judged = self.results.judged(list(claims.values()), [self.results.study.seeds])
+        return {point: item for point, item in zip(claims, judged, strict=True) if item.comparison}
+
+    def text(self, cell: Judgement) -> str:
+        """``+1.3 ▲``."""
+        digits = self.results.study.columns[cell.claim.left[0].column].digits
+        assert cell.comparison is not None
+        return f"{cell.comparison.estimate:+.{digits}f} {SIGNS[cell.verdict]}"
 
     def labels(self, axis: str | None) -> list[str]:
         return [""] if axis is None else list(self.results.study.axes[axis].overrides)
 
-    def cell(self, x: str, y: str) -> MapCell | None:
+    def cell(self, x: str, y: str) -> Judgement | None:
         at = {self.drawing.x: x, self.drawing.y: y}
         return self.cells.get(tuple(at[axis] for axis in self.results.study.axes))
 
@@ -300,7 +283,7 @@ class ClaimMap:
         """``CLAIM: above at 2 of 9 points (...), below at 1 (...), undecided at 5; 1 not run.``"""
         total, parts = len(self.points), list[str]()
         for mark in SIGNS:
-            points = [point for point, cell in self.cells.items() if cell.comparison.verdict == mark]
+            points = [point for point, cell in self.cells.items() if cell.verdict == mark]
             if points:
                 where = "" if mark == "undecided" else f" ({'; '.join(self._named(points))})"
                 parts.append(f"{mark} at {len(points)}{'' if parts else f' of {total} points'}{where}")
@@ -325,7 +308,10 @@ class ClaimMap:
         drawing = self.drawing
         corner = drawing.x if drawing.y is None else f"{drawing.y} / {drawing.x}"
         across = self.labels(drawing.x)
-        body = [[y, *(cell.text if (cell := self.cell(x, y)) else "-" for x in across)] for y in self.labels(drawing.y)]
+        body = [
+            [y, *(self.text(cell) if (cell := self.cell(x, y)) else "-" for x in across)]
+            for y in self.labels(drawing.y)
+        ]
         return TextTable(f"Where it holds: {drawing.map}", (corner, *across), body, (self.sentence, _MAP_NOTE))
 
 
