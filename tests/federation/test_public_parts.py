@@ -76,6 +76,15 @@ def test_pairs_are_the_same_whatever_there_is_beside_them() -> None:
         assert drawn(public_of(beside))["pairs"] == alone["pairs"]
 
 
+def test_a_reserve_leaves_clients_what_they_hold_where_as_many_items_are_public() -> None:
+    populations = map(opened, ({"reserve": 8}, {"unpaired": {"image": 5, "text": 3}}, {}))
+    held = [[own.holding(member) for member in own.members.values()] for own in populations]
+    assert held[0] == held[1] != held[2]
+    assert drawn(public_of({"reserve": 8})) == drawn(public_of({}))  # nobody sees it
+    with pytest.raises(ConfigError, match=r"public\.items, public\.unpaired, public\.gallery and public\.reserve"):
+        public_of({"reserve": 40}).items.tolist()
+
+
 def test_parts_are_the_same_in_whatever_order_they_are_written() -> None:
     turned = {"gallery": 4, "unpaired": dict(reversed(PARTS["unpaired"].items()))}
     assert drawn(public_of(turned)) == drawn(public_of())
@@ -160,8 +169,8 @@ def test_every_participant_sees_the_parts_of_its_own_modalities(tmp_path: Path) 
     ("public", "message"),
     [
         ({"unpaired": {"audio": 3}}, "public.unpaired: 'scenes' has no 'audio'"),
-        ({"gallery": 30, "unpaired": {"text": 3}}, "public.items, public.unpaired and public.gallery are together 41"),
-        ({"items": None, "gallery": 41}, "public.items, public.unpaired and public.gallery are together 41"),
+        ({"gallery": 30, "unpaired": {"text": 3}}, "public.items, .* and public.reserve are together 41"),
+        ({"items": None, "gallery": 41}, "public.items, .* and public.reserve are together 41"),
     ],
 )
 def test_parts_that_cannot_be_drawn_are_refused(public: Config, message: str) -> None:

@@ -26,7 +26,7 @@ from polyfed.federation.settings import DataSettings, GroupSettings, PublicSetti
 from polyfed.models.model import ModelSettings
 from polyfed.tasks.task import Task
 
-_PAIRS, _GALLERY = "pairs", "gallery"  # parts of a public set
+_PAIRS, _GALLERY, _RESERVE = "pairs", "gallery", "reserve"  # parts of a public set
 
 Views = Mapping[str, View]
 """Modality -> how an encoder sees its column."""
@@ -55,10 +55,10 @@ def require_drawable(public: PublicSettings, there: int, left: str = "") -> None
     Raises:
         ConfigError: there are fewer; ``left`` says by what.
     """
-    wanted = (public.items or 0) + public.further
+    wanted = (public.items or 0) + public.further + public.reserve
     if wanted > there:
-        further = "public.items, public.unpaired and public.gallery are together"
-        what = further if public.further else "public.items is"
+        further = "public.items, public.unpaired, public.gallery and public.reserve are together"
+        what = further if public.further + public.reserve else "public.items is"
         raise ConfigError(f"{what} {wanted}, but '{public.source}' has {there}{left}; lower it")
 
 
@@ -185,6 +185,8 @@ class PublicSet:
     def order(self) -> str:
         contents = list[str]()
         for part, items in self._drawn.items():
+            if part == _RESERVE:
+                continue
             # pictures of a gallery are no pictures to learn from, though they be the same
             contents += [] if part == _PAIRS else [part]
             contents += content_digests(self.split, items, self.data.context)
@@ -204,8 +206,8 @@ class PublicSet:
         settings, eligible = self.settings, self._eligible()
         # in one order, however the settings were written
         further = {f"unpaired/{name}": count for name, count in sorted(settings.unpaired.items())}
-        further |= {_GALLERY: settings.gallery} if settings.gallery else {}
-        wanted = settings.further
+        further |= {part: count for part in (_GALLERY, _RESERVE) if (count := getattr(settings, part))}
+        wanted = settings.further + settings.reserve
         require_drawable(settings, len(eligible), " left by public.without" if settings.without else "")
         pairs = len(eligible) - wanted if settings.items is None else settings.items
         # drawn among what is eligible, so that ``without`` changes who is drawn but not how many; pairs first, so that

@@ -168,7 +168,7 @@ class FederationPlan:
             if public:
                 most = self.public.items
             elif most is not None:
-                most -= (self.public.items or 0) + self.public.further
+                most -= (self.public.items or 0) + self.public.further + self.public.reserve
         if most is not None:
             require_enough_items(name, group, most)
         try:

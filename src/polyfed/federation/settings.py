@@ -127,6 +127,12 @@ class PublicSettings(Settings):
         description="number of further items that all represent and nobody learns from; on them the clients' ensemble "
         "is compared with the server",
     )
+    reserve: int = Field(
+        default=0,
+        ge=0,
+        description="number of further items that no participant holds, so that clients hold the same as where so many "
+        "items are public",
+    )
 
     @property
     def further(self) -> int:
