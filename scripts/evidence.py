@@ -38,8 +38,8 @@ MAIN = ("creamfl/t1", "fedafd/t1", "fedaid/t1", "fedcola/t1")
 BOARDS = tuple(name for name in STUDIES if name.startswith("polyfed/board-"))
 FIRST = ("creamfl/t1", "fedaid/t1", "fedafd/t1", "fedcola/t4")
 """Studies whose judged rows come before all else: the papers' main claims; FedCola's is in Table 4's regime."""
-SECONDS = {"creamfl": 20, "fedcola": 25, "fedafd": 30, "fedaid": 25, "polyfed": 8}
-"""CPU seconds of a cell, by paper, once its features are encoded."""
+SECONDS = {"creamfl": 18, "fedcola": 25, "fedafd": 30, "fedaid": 50, "polyfed/board": 25, "polyfed": 8}
+"""CPU seconds of a cell, by the longest prefix of its study, once its features are encoded."""
 CANDIDATES = 4
 """Candidates of a kind of settings that a row tries, on average."""
 
@@ -156,15 +156,21 @@ def tasks(home: Path = PAPERS) -> Iterator[Task]:
     yield from (Task(name, home=home) for name in (*(one for one in others if one not in own), *own))
 
 
+def seconds(name: str) -> float:
+    """CPU seconds of a cell of a study."""
+    return SECONDS[max((one for one in SECONDS if name.startswith(one)), key=len)]
+
+
 @cache
 def plan_table(home: Path = PAPERS) -> list[tuple[str, int, int, float]]:
     """Study -> cells and candidates that its record lacks, and the CPU hours that they take."""
     lines = []
     for task in [Task(name, home=home) for name in dict.fromkeys(one.name for one in tasks(home))]:
         cells, candidates = task.missing()
-        # a candidate that is chosen is the cell itself, unless candidates are run otherwise
-        runs = max(cells, candidates) if not (task.study.tuning and task.study.tuning.set) else cells + candidates
-        lines.append((task.name, cells, candidates, runs * SECONDS[task.name.partition("/")[0]] / 3600))
+        # a candidate that is chosen is the cell itself, unless candidates are run otherwise, or without their models
+        is_apart = task.study.keep == "models" or (task.study.tuning and task.study.tuning.set)
+        runs = cells + candidates if is_apart else max(cells, candidates)
+        lines.append((task.name, cells, candidates, runs * seconds(task.name) / 3600))
     return lines
 
 
