@@ -123,6 +123,12 @@ results: install
 evidence: install
 	$(BIN)/python scripts/evidence.py --jobs $(or $(JOBS),1) --commit $(or $(COMMIT),HEAD) $(if $(HOURS),--hours $(HOURS)) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)) $(if $(STUDY),--only $(STUDY))
 
+# takes over the records that the queue has written, and makes the pages
+.PHONY: records
+records: install
+	$(BIN)/python scripts/evidence.py --take
+	$(BIN)/python scripts/pages.py
+
 # a drawn cell of each row of STUDY's record, or of all records, run again and compared with it
 .PHONY: confirm
 confirm: install

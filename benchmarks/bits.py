@@ -10,8 +10,8 @@ engine, and again with each message encoded; those in ``DISTRIBUTED`` also on Ra
 what a run measured, sent and learned, not how its folder is laid out: only ``digests`` knows that. No case shortens
 outlying updates: whether a run does is a default of its own.
 
-A commit for which `compare` finds a difference raises `GENERATION` in `polyfed/core/version.py`, which makes all
-records of studies stale: they are run again, or confirmed (`scripts/confirm.py`) where it does not concern them.
+After a commit for which `compare` finds a difference, records of studies are run again cell by cell
+(`scripts/confirm.py`): rows that it concerns are hidden and queued.
 """
 
 from __future__ import annotations

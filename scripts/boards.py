@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.untrusted import markdown
-from polyfed.lab.studies.study import Point
+from polyfed.lab.studies.study import SMALL, Point
 from study_records import StudyRecord, comparison_text
 
 FILE = "polyfed/boards.json"
@@ -17,6 +17,7 @@ ALONE, POOLED = "alone", "pooled"
 REQUIRED: Mapping[str, Sequence[str]] = {SAME: (ALONE, POOLED, "fedavg"), OTHER: (ALONE, POOLED)}
 """Board -> rows without which nothing of it is a headline: FedAvg stands where networks are equal."""
 COLUMN = "R@1"
+GALLERY = "1,000 pictures, 5,000 captions; chance 0.1"
 _COSTS = {"traffic": "MiB", "cpu_seconds": "CPU s"}
 """Kind of column -> what an entry calls it."""
 
@@ -27,7 +28,8 @@ class HeadlineError(ValueError):
 
 def boards(recorded: Sequence[StudyRecord]) -> dict[str, StudyRecord]:
     """Name -> record of each board that has rows."""
-    return {record.name: record for record in recorded if record.name.startswith("polyfed/board-")}
+    own = [record for record in recorded if record.scale == SMALL]
+    return {record.name: record for record in own if record.name.startswith("polyfed/board-")}
 
 
 def headline(recorded: Sequence[StudyRecord]) -> str:
@@ -66,7 +68,7 @@ def has_row(record: StudyRecord, row: str) -> bool:
 def board_table(record: StudyRecord) -> str:
     """All rows that are complete, the best first: R@1, share of the gap, difference to alone, verdict, costs."""
     results = record.results
-    heads = ["", "R@1, %", "share of the gap", "minus alone", "verdict", "MiB", "CPU s"]
+    heads = ["", f"mean R@1 in % ({GALLERY})", "share of the gap", "minus alone", "verdict", "MiB", "CPU s"]
     lines = [f"|{'|'.join(heads)}|", "|-|-:|-:|-:|-|-:|-:|"]
     for row in sorted_rows(record, ()):
         spread = results.spread(row, (), COLUMN)
@@ -110,7 +112,7 @@ def _board(record: StudyRecord) -> dict[str, Any]:
         "title": record.study.title,
         "data": f"{record.study.base_name}: {record.study.description}",
         "code": {row: list(states) for row, states in record.results.code.items()},
-        "column": COLUMN,
+        "column": f"mean R@1 in % ({GALLERY})",
         "against": ALONE,
         "tuned": record.study.tuning.in_words if record.study.tuning else "nothing",
         "entries": [_entry(record, row) for row in sorted_rows(record, ())],

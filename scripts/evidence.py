@@ -3,10 +3,12 @@
     make evidence DATA=DATA WEIGHTS=WEIGHTS             # of HEAD, one cell at a time, at the lowest priority
     make evidence JOBS=16 COMMIT=abc123 HOURS=3         # of a commit, for three hours
     python scripts/evidence.py --plan                   # what is left, in CPU hours by study
+    make records                                        # takes over what it has written, and makes the pages
 
-Cells run from a clean clone of one commit below runs/evidence, one thread each, in the order of insight per hour: the
-rows of the four main claims, the boards, the rest of the main tables, then all other items. A kill loses the cells that
-run; the same command goes on. A row that is complete has a drawn cell run again, from nothing, before it decides.
+Cells run from a clean clone of one commit, one thread each, in the order of insight per hour: the rows of the four main
+claims, the boards, the rest of the main tables, then all other items. Cells and records lie below runs/evidence, so
+that nothing in the checkout changes until ``make records``. A kill loses the cells that run; the same command goes
+on. A row that is complete has a drawn cell run again, from nothing, before it decides.
 """
 
 from __future__ import annotations
@@ -14,32 +16,40 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from boards import MODALITIES, OTHER, SAME
 from confirm import confirm
-from polyfed.core.errors import ConfigError, DataError, RunError
+from polyfed.core.errors import ConfigError, DataError, RunError, nearest
 from polyfed.core.files import write_atomically
-from polyfed.lab.studies.cells import Chosen, Places, StudyPlan, cell_label
+from polyfed.lab.studies.cells import MODELS, Places, SearchIncompleteError, StudyPlan, cell_label
 from polyfed.lab.studies.results import Results
-from polyfed.lab.studies.runner import run_study
+from polyfed.lab.studies.runner import CELLS, OnProgress, Progress, run_study
 from polyfed.lab.studies.study import SMALL, Point, Study
-from record_checks import current, without
-from study_records import PAPERS, STUDIES, StudyRecord, read_record, record_path, record_text
+from polyfed.reporting.tables import duration
+from record_checks import by_seed, current, of_rows
+from study_records import PAPERS, STUDIES, StudyRecord, is_complete, read_record, record_path, record_text
 
-ROOT = PAPERS.parent
+ROOT, QUEUE = PAPERS.parent, Path("runs") / "evidence"
+NOWHERE = Places()
 MAIN = ("creamfl/t1", "fedafd/t1", "fedaid/t1", "fedcola/t1")
-BOARDS = tuple(name for name in STUDIES if name.startswith("polyfed/board-"))
+BOARDS = (SAME, OTHER, MODALITIES)
 FIRST = ("creamfl/t1", "fedaid/t1", "fedafd/t1", "fedcola/t4")
 """Studies whose judged rows come before all else: the papers' main claims; FedCola's is in Table 4's regime."""
 SECONDS = {"creamfl": 18, "fedcola": 25, "fedafd": 30, "fedaid": 50, "polyfed/board": 25, "polyfed": 8}
 """CPU seconds of a cell, by the longest prefix of its study, once its features are encoded."""
+EVERY = 300.0  # seconds between two lines of a study
 CANDIDATES = 4
 """Candidates of a kind of settings that a row tries, on average."""
 
@@ -51,7 +61,7 @@ class Task:
     Attributes:
         name: Name of the study.
         judged: True for the rows of judged claims alone.
-        home: Folder of the records.
+        home: Folder of the records that the queue writes; those that it lacks are read from papers/.
     """
 
     name: str
@@ -68,83 +78,99 @@ class Task:
         return [row for row in self.study.rows if row in judged or not self.judged]
 
     @property
+    def path(self) -> Path:
+        """The record that the queue writes."""
+        return self.home / record_path(self.name, SMALL)
+
+    @property
     def record(self) -> StudyRecord | None:
-        path = self.home / record_path(self.name, SMALL)
-        return read_record(self.name, SMALL, path) if path.is_file() else None
+        there = [path for path in (self.path, PAPERS / record_path(self.name, SMALL)) if path.is_file()]
+        return read_record(self.name, SMALL, there[0]) if there else None
 
-    def known(self, plan: StudyPlan) -> StudyRecord | None:
-        """What of the record today's study would run alike."""
+    def plan(self, places: Places, store: Path = Path()) -> StudyPlan:
+        """The study's plan, with the choices of its main table's current rows, or its own."""
+        table = self.study.tuning.table if self.study.tuning else None
+        main = next((name for name in (*MAIN, *BOARDS) if table and STUDIES[name] == Path(table)), None)
+        of = Task(main, home=self.home).known(places) if main else None
+        return StudyPlan(self.study, places, store, by_seed(of.results) if of else {})
+
+    def known(self, places: Places) -> StudyRecord | None:
+        """The rows of the record that need not run."""
         record = self.record
-        if record is None:
-            return None
-        kept = current(record, plan)
-        return without(kept, record.hidden)
+        return current(record, self.plan(places)) if record else None
 
-    def choices(self) -> Mapping[tuple[str, Point, int], Chosen]:
-        """What the main table's record says that each seed chose."""
-        tuning = self.study.tuning
-        name = tuning and tuning.table and next((one for one in MAIN if STUDIES[one] == Path(tuning.table)), None)
-        record = name and Task(name, home=self.home).record
-        return {
-            (row, at, k): own
-            for (row, at, k), own in (record.results.chosen.items() if record else ())
-            if k is not None
-        }
-
-    def missing(self, places: Places | None = None) -> tuple[int, int]:
-        """Cells of the first look that the record lacks, and candidates that their tuning takes."""
-        plan = StudyPlan(self.study, places or Places(), Path())
-        known = self.known(plan)
-        labels = known.results.cells if known else {}
-        cells = candidates = 0
+    def missing(self, places: Places = NOWHERE) -> tuple[int, int]:
+        """Cells of the first look that the record lacks, and runs that they take, tuning included."""
+        plan, known = self.plan(places), self.known(places)
+        have = known.results.cells if known else {}
+        cells = runs = 0
         for row, point in plan.row_points(self.rows):
-            left = [seed for seed in self.study.seeds if cell_label(row, point, seed) not in labels]
-            cells += len(left)
-            search = plan.row_search(row, point, self.study.seeds[0])
-            if search and not plan.main and point == self.study.points_of(row)[0]:
-                candidates += len(left) * (CANDIDATES * len(search.pattern.kinds) - 1)
-        return cells, candidates
+            left = len(labels_at(self.study, row, point) - have.keys())
+            search = None if plan.main else plan.row_search(row, point, self.study.seeds[0])
+            cells += left
+            if search is None or point != self.study.points_of(row)[0]:
+                runs += left
+            else:  # a candidate that is chosen is the cell itself, unless candidates run otherwise or without models
+                tuning, kinds = self.study.tuning, len(search.pattern.kinds)
+                is_apart = self.study.keep == MODELS or bool(tuning and tuning.set)
+                runs += left * (CANDIDATES * kinds - (kinds - 1) + is_apart)
+        return cells, runs
 
     def run(self, out: Path, places: Places, jobs: int, budget: float | None) -> None:
         """Run what is missing, write complete rows into the record, and run a cell of each again."""
-        plan, path = StudyPlan(self.study, places, Path()), self.home / record_path(self.name, SMALL)
-        known = self.known(plan)
-        recorded = known.results if known else None
-        again = {row: one for row, one in known.again.items() if row in known.results.code} if known else {}
+        plan, before = self.plan(places, out.parent / CELLS), self.record
+        known = self.known(places)
+        recorded, again = (known.results, known.again) if known else (None, {})
+        if before:
+            forget(plan, [row for row in self.rows if row in before.hidden])
+        # rows of an earlier study stay until all that this task runs can take their place
+        is_earlier = bool(before and known and {*before.results.code} - {*known.results.code} - {*before.hidden})
 
         def save(results: Results) -> None:
             rows = [row for row in results.study.rows if is_complete(results, row)]
-            text = record_text(only(results, rows), again)
-            if rows and text != (path.read_text(encoding="utf-8") if path.is_file() else ""):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, text.encode())
+            if rows and not (is_earlier and {*self.rows} - {*rows}):
+                text = record_text(of_rows(StudyRecord("", SMALL, results), rows).results, again)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.path, text.encode())
 
-        choices = {**self.choices(), **(by_seed(recorded) if recorded else {})}
+        choices = plan.known if plan.main else (by_seed(recorded) if recorded else {})
         how: Any = {"only": self.rows, "jobs": jobs, "budget": budget, "on_results": save}
-        done = run_study(self.study, out, places=places, known=choices, recorded=recorded, **how)
+        how |= {"known": choices, "recorded": recorded, "listener": progress(self.name)}
+        done = run_study(self.study, out, places=places, **how)
         for label, why in done.ended.failures.items():
-            print(f"{self.name}: {label}: {why}", flush=True)
-        record = self.record
-        if record and not done.ended.stopped:
+            say(f"{self.name}: {label}: {why}")
+        if self.path.is_file() and not done.ended.stopped:
+            record = read_record(self.name, SMALL, self.path)
             due = [row for row in self.rows if row in record.results.code and row not in record.again]
             confirm(record, due, 0, places, self.home)
 
 
-def by_seed(results: Results) -> dict[tuple[str, Point, int], Chosen]:
-    """What each seed chose for itself."""
-    return {(row, at, seed): own for (row, at, seed), own in results.chosen.items() if seed is not None}
+def labels_at(study: Study, row: str, point: Point) -> set[str]:
+    """Labels of the cells of the first look at a point."""
+    return {cell_label(row, point, seed) for seed in study.seeds}
 
 
-def is_complete(results: Results, row: str) -> bool:
-    """True if a row has all seeds of the first look at all of its points."""
-    study = results.study
-    return all(cell_label(row, point, seed) in results.cells for point in study.points_of(row) for seed in study.seeds)
+def forget(plan: StudyPlan, rows: Sequence[str]) -> None:
+    """Delete the cells of rows that a rerun has hidden, their candidates too, so that they run anew."""
+    for row in rows:
+        for point, seed in product(plan.study.points_of(row), plan.study.all_seeds):
+            cells = plan.search(row, point, seed)
+            with suppress(SearchIncompleteError, RunError):
+                cells = [*cells, plan.cell(row, point, seed)]
+            for cell in cells:
+                shutil.rmtree(cell.folder(plan.store), ignore_errors=True)
 
 
-def only(results: Results, rows: Sequence[str]) -> Results:
-    """The figures of some rows."""
-    left = [row for row in results.study.rows if row not in rows]
-    return without(StudyRecord("", SMALL, results), left).results
+def take(home: Path) -> list[str]:
+    """Copy the records that the queue has written to papers/; returns their names."""
+    taken = []
+    for name in STUDIES:
+        path, own = home / record_path(name, SMALL), PAPERS / record_path(name, SMALL)
+        if path.is_file() and (not own.is_file() or own.read_bytes() != path.read_bytes()):
+            own.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, own)
+            taken.append(name)
+    return taken
 
 
 def tasks(home: Path = PAPERS) -> Iterator[Task]:
@@ -163,14 +189,14 @@ def seconds(name: str) -> float:
 
 @cache
 def plan_table(home: Path = PAPERS) -> list[tuple[str, int, int, float]]:
-    """Study -> cells and candidates that its record lacks, and the CPU hours that they take."""
+    """Study -> cells of the first look that its record lacks, the runs that they take, and their CPU hours.
+
+    An upper bound, as equal cells of several studies run once; second looks come on top.
+    """
     lines = []
     for task in [Task(name, home=home) for name in dict.fromkeys(one.name for one in tasks(home))]:
-        cells, candidates = task.missing()
-        # a candidate that is chosen is the cell itself, unless candidates are run otherwise, or without their models
-        is_apart = task.study.keep == "models" or (task.study.tuning and task.study.tuning.set)
-        runs = cells + candidates if is_apart else max(cells, candidates)
-        lines.append((task.name, cells, candidates, runs * seconds(task.name) / 3600))
+        cells, runs = task.missing()
+        lines.append((task.name, cells, runs, runs * seconds(task.name) / 3600))
     return lines
 
 
@@ -180,10 +206,10 @@ def clone_of(commit: str) -> Path:
     sha = subprocess.run([*git, "rev-parse", "--short=8", f"{commit}^{{commit}}"], capture_output=True, text=True)
     if sha.returncode:
         raise SystemExit(f"evidence: COMMIT={commit}: no such commit; give one that git log shows")
-    folder = ROOT / "runs" / "evidence" / sha.stdout.strip()
+    folder = ROOT / QUEUE / sha.stdout.strip()
     if not (folder / ".git").is_dir():
         subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(folder)], check=True)
-        subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", "--detach", sha.stdout.strip()], check=True)
+    subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", "--detach", sha.stdout.strip()], check=True)
     return folder
 
 
@@ -191,16 +217,22 @@ def main() -> int:
     """Run the queue, or print what it has left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", action="store_true", help="print what is left")
+    parser.add_argument("--take", action="store_true", help="copy the records that the queue has written to papers/")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once, one thread each")
     parser.add_argument("--commit", default="HEAD", help="whose code and studies run")
     parser.add_argument("--hours", type=float, default=math.inf, help="stop after so many")
     parser.add_argument("--only", default="", help="these studies, separated by commas, in this order")
-    parser.add_argument("--data-dir", type=Path, default=os.environ.get("POLYFED_DATA"))
-    parser.add_argument("--weights-dir", type=Path, default=os.environ.get("POLYFED_WEIGHTS"))
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("POLYFED_DATA") or None)
+    parser.add_argument("--weights-dir", type=Path, default=os.environ.get("POLYFED_WEIGHTS") or None)
     parser.add_argument("--home", type=Path, help="folder of the records: given by the queue to itself")
     options = parser.parse_args()
+    if unknown := [name for name in options.only.split(",") if name and name not in STUDIES]:
+        parser.error(f"--only {unknown[0]}: {nearest(unknown[0], STUDIES)}")
     if options.plan:
         return print_plan()
+    if options.take:
+        print(*take(ROOT / QUEUE / "papers") or ["nothing new"], sep="\n")
+        return 0
     if options.home is None:
         clone = clone_of(options.commit)
         environment = os.environ | {
@@ -217,41 +249,64 @@ def main() -> int:
             str(clone / "scripts" / "evidence.py"),
             *sys.argv[1:],
             "--home",
-            str(PAPERS),
+            str(ROOT / QUEUE / "papers"),
         ]
+        os.chdir(clone)
         os.execvpe("nice", command, environment)
     return run_queue(options)
 
 
 def run_queue(options: argparse.Namespace) -> int:
     """Run study after study until all is there or the hours are spent."""
-    begun, out = time.monotonic(), ROOT.parent / "studies"
+    begun, out, failed = time.monotonic(), ROOT.parent / "studies", False
     places = Places(options.data_dir, options.weights_dir)
-    queue = (
-        [Task(name, home=options.home) for name in options.only.split(",")]
-        if options.only
-        else list(tasks(options.home))
-    )
-    for task in queue:
+    names = options.only.split(",") if options.only else ()
+    for task in [Task(name, home=options.home) for name in names] or tasks(options.home):
         left = options.hours * 3600 - (time.monotonic() - begun)
         if left <= 0:
             break
-        print(f"{time.strftime('%H:%M:%S')} {task.name}{', judged rows' if task.judged else ''}", flush=True)
+        plan_table.cache_clear()
+        hours = {name: own for name, _, _, own in plan_table(options.home)}
+        told = f"{hours[task.name]:.1f} of {sum(hours.values()):.1f} CPU h left"
+        say(f"{task.name}{', judged rows' if task.judged else ''}: {told}")
         try:
             folder = out / task.name.replace("/", "-")
             task.run(folder, places, options.jobs, None if math.isinf(left) else left)
         except (ConfigError, DataError, RunError) as error:
-            print(f"{task.name}: {error}", flush=True)
-    return 0
+            say(f"{task.name}: {error}")
+        except Exception:  # the other studies go on
+            traceback.print_exc()
+            failed = True
+    return int(failed)
+
+
+def say(text: str) -> None:
+    """Print a line with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def progress(name: str) -> OnProgress:
+    """Print where a study is, every few minutes."""
+    last = time.monotonic()
+
+    def listen(where: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            left = "" if where.seconds_left is None else f", {duration(where.seconds_left)} for what is planned"
+            say(f"{name}: {where.done} done, {where.failed} failed, {where.left} left{left}")
+
+    return listen
 
 
 def print_plan() -> int:
     """Print what is left, by study."""
     lines = plan_table()
-    for name, cells, candidates, hours in lines:
+    for name, cells, runs, hours in lines:
         if cells:
-            print(f"{name:32} {cells:5} cells {candidates:5} candidates {hours:6.1f} CPU h")
-    print(f"{'all':32} {sum(one[1] for one in lines):5} cells {'':16} {sum(one[3] for one in lines):6.1f} CPU h")
+            print(f"{name:32} {cells:5} cells {runs:5} runs {hours:6.1f} CPU h")
+    cells, runs, all_hours = (sum(column) for column in list(zip(*lines, strict=True))[1:])
+    print(f"{'all':32} {cells:5} cells {runs:5} runs {all_hours:6.1f} CPU h")
     return 0
 
 

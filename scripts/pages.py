@@ -2,7 +2,7 @@
 
     python scripts/pages.py                        # from the records in papers/*/records
     python scripts/pages.py --from runs/studies    # take over what was run of these studies before
-    python scripts/pages.py --check                # only say which records do not go together, or are stale
+    python scripts/pages.py --check                # only say which records do not go together
 
 A record is a study with its results, `make bench` writes that of all benchmarks. Equal records give equal bytes, and a
 test compares pages with records, so that no page is edited by hand. Blocks stand in the README, the papers' pages of
@@ -126,14 +126,14 @@ def ledger_text(recorded: Sequence[StudyRecord]) -> str:
     """All studies: what was run, what came out, and what the queue of evidence has left."""
     by_place = {(record.name, record.scale): record for record in recorded}
     lines: dict[str, list[list[str]]] = {paper: [] for paper in NAMES}
-    left = {name: (runs, hours) for name, runs, _, hours in evidence.plan_table()}
+    left = {name: (count, hours) for name, count, _, hours in evidence.plan_table()}
     studies = {name: Study.load(file) for name, file in STUDIES.items()}
     for name, study in sorted(studies.items(), key=lambda item: place(item[1])):
         known = [record for scale in SCALES if (record := by_place.get((name, scale)))]
         told = [[one.heading, str(one.runs), one.state] for one in known]
         paper, _, item = name.partition("/")
-        runs, hours = left[name]
-        queued = f"{runs} cells, {hours:.1f} h" if runs else ""
+        count, hours = left[name]
+        queued = f"{count} cells, {hours:.1f} h" if count else ""
         lines[paper] += [[item, *line, queued] for line in told or [[heading(study), f"(≤ {cells(study)})", "not run"]]]
     heads = ("study", "what", "runs", "claims", "queued")
     tables = {paper: Markup(table(heads, *own, ruler="-")) for paper, own in lines.items()}

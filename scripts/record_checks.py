@@ -16,11 +16,12 @@ from functools import cache
 from pathlib import Path
 
 from polyfed.core.errors import ConfigError
-from polyfed.lab.studies.cells import Places, StudyPlan
+from polyfed.lab.studies.cells import Chosen, Places, SearchIncompleteError, StudyPlan
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.columns.gauges import Gauge
-from polyfed.lab.studies.study import Study
-from study_records import PAPERS, RECORDS, STUDIES, StudyRecord, records
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import Point, Study
+from study_records import PAPERS, RECORDS, STUDIES, StudyRecord, labels, records
 
 EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
 """Exceptions in force, each with a reason; the list only shrinks."""
@@ -89,27 +90,30 @@ def standing(home: Path = PAPERS) -> list[StudyRecord]:
 
 @cache
 def _standing(home: Path, stamps: tuple[tuple[Path, int], ...]) -> list[StudyRecord]:
-    shown = [without(as_today(record), record.hidden) for record in records(home)]
+    shown = [of_rows(today := as_today(record), {*today.study.rows} - {*record.hidden}) for record in records(home)]
     return [record for record in shown if record.results.cells]
 
 
 def faults(home: Path = PAPERS) -> list[str]:
-    """What ``make pages`` ends with: cells with two figures."""
+    """Cells with two figures, with which ``make pages`` ends."""
     return conflicts(standing(home))
 
 
-def without(record: StudyRecord, rows: Iterable[str]) -> StudyRecord:
-    """The record without some rows."""
-    left, of = {*rows}, record.results
+def of_rows(record: StudyRecord, rows: Iterable[str]) -> StudyRecord:
+    """The record with some rows alone."""
+    kept, of = {*rows} & {*record.study.rows}, record.results
+    known = labels(record.study, kept, record.study.all_seeds)
     results = replace(
         of,
-        values={place: own for place, own in of.values.items() if place[0] not in left},
-        chosen={place: own for place, own in of.chosen.items() if place[0] not in left},
-        curves={place: own for place, own in of.curves.items() if place[0] not in left},
-        cells={label: cell for label, cell in of.cells.items() if not record.is_of(label, left)},
-        code={row: own for row, own in of.code.items() if row not in left},
+        values={place: own for place, own in of.values.items() if place[0] in kept},
+        chosen={place: own for place, own in of.chosen.items() if place[0] in kept},
+        curves={place: own for place, own in of.curves.items() if place[0] in kept},
+        cells={label: cell for label, cell in of.cells.items() if label in known},
+        code={row: own for row, own in of.code.items() if row in kept},
+        replies={row: own for row, own in of.replies.items() if row in kept},
+        withheld={row: own for row, own in of.withheld.items() if row in kept},
     )
-    return replace(record, results=results)
+    return replace(record, results=results, again={row: one for row, one in record.again.items() if row in kept})
 
 
 def as_today(record: StudyRecord) -> StudyRecord:
@@ -122,7 +126,7 @@ def as_today(record: StudyRecord) -> StudyRecord:
         for name, column in now.columns_of(row).items()
         if name in (then := record.study.columns_of(row)) and column_key(then[name]) == column_key(column)
     }
-    labels = {", ".join((row, *point, f"seed {seed}")) for row, point in places for seed in now.all_seeds}
+    known = labels(now, now.rows, now.all_seeds)
     results = replace(
         of,
         study=now,
@@ -133,7 +137,7 @@ def as_today(record: StudyRecord) -> StudyRecord:
         },
         chosen={at: own for at, own in of.chosen.items() if at[:2] in places},
         curves={at: own for at, own in of.curves.items() if at in places},
-        cells={label: cell for label, cell in of.cells.items() if label in labels},
+        cells={label: cell for label, cell in of.cells.items() if label in known},
         code={row: own for row, own in of.code.items() if row in now.rows},
     )
     return replace(record, results=results)
@@ -143,27 +147,36 @@ def as_today(record: StudyRecord) -> StudyRecord:
 
 
 def current(record: StudyRecord, plan: StudyPlan) -> StudyRecord:
-    """The cells of a record that today's study would run with the same settings, each tuned by its own seed."""
-    then = StudyPlan(
-        record.study, Places(), Path(), {k: v for k, v in record.results.chosen.items() if k[2] is not None}
-    )  # type: ignore[misc]
-    kept = {
-        row
-        for row, point in plan.row_points()
-        if all(_is_same(record, then, plan, row, at) for at in plan.study.points_of(row))
-    }
-    return without(as_today(record), {*plan.study.rows} - kept)
+    """The rows of a record that today's study runs with the same settings and columns, each tuned by its own seed.
+
+    Rows that are hidden are not among them. ``plan`` knows the main table's choices, where the study takes them.
+    """
+    then, hidden = StudyPlan(record.study, Places(), Path(), by_seed(record.results)), {*record.hidden}
+    kept = [row for row in plan.study.rows if row not in hidden and _is_current(record, then, plan, row)]
+    return of_rows(as_today(record), kept)
 
 
-def _is_same(record: StudyRecord, then: StudyPlan, now: StudyPlan, row: str, point: tuple[str, ...]) -> bool:
-    seed, results = now.study.seeds[0], record.results
-    if row not in then.study.rows or point not in then.study.points_of(row):
+def by_seed(results: Results) -> dict[tuple[str, Point, int], Chosen]:
+    """Choices that each seed made for itself."""
+    return {(row, at, seed): own for (row, at, seed), own in results.chosen.items() if seed is not None}
+
+
+def _is_current(record: StudyRecord, then: StudyPlan, now: StudyPlan, row: str) -> bool:
+    if row not in then.study.rows or not {*now.study.points_of(row)} <= {*then.study.points_of(row)}:
         return False
-    chosen = results.choice(row, point, seed)
-    if (row, point, None) in results.chosen or (chosen is None) != (now.row_search(row, point, seed) is None):
+    measured, asked = ({*map(column_key, study.columns_of(row).values())} for study in (then.study, now.study))
+    places = [(row, point, seed) for point in now.study.points_of(row) for seed in now.study.seeds]
+    return asked <= measured and all(_is_same(record.results, then, now, *place) for place in places)
+
+
+def _is_same(results: Results, then: StudyPlan, now: StudyPlan, row: str, point: Point, seed: int) -> bool:
+    chosen, is_searched = results.chosen.get((row, point, seed)), now.row_search(row, point, seed) is not None
+    if is_searched == (chosen is None) or (row, point, None) in results.chosen:
         return False
-    factors = chosen.factors if chosen else {}
     try:
-        return then.cell_with(row, point, seed, factors).settings == now.cell_with(row, point, seed, factors).settings
-    except ConfigError:
+        asked = now.chosen(row, point, seed) if now.main else chosen
+        factors = [one.factors if one else {} for one in (chosen, asked)]
+        cells = [plan.cell_with(row, point, seed, own) for plan, own in zip((then, now), factors, strict=True)]
+    except (ConfigError, SearchIncompleteError):
         return False
+    return cells[0].settings == cells[1].settings

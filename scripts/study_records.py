@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -15,6 +15,7 @@ from typing import Any
 
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, markdown
+from polyfed.lab.studies.cells import cell_label
 from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results
@@ -32,7 +33,7 @@ STUDIES = study_files(PAPERS)
 RECORDS = "records"
 SCALES = (SMALL, "paper")
 OUTCOMES = ("seen", "not seen here", "undecided")
-"""What a claim's verdict says of it: left is where it is claimed to be, it is not, or neither is known."""
+"""Left is where a claim has it, it is not, or neither is known."""
 _LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0, "code": 1, "curves": 1, "again": 1}
 """Key of a record -> levels below it of which each entry has a line."""
 _MOST = 12  # columns of a table
@@ -81,15 +82,10 @@ class StudyRecord:
         return [row for row, again in self.again.items() if again.distance > _CLOSE]
 
     def mark(self, row: str) -> str:
-        """What is said of a row's rerun beside its name."""
+        """The mark of a row's rerun beside its name."""
         if row not in self.again:
             return "°"
         return "≈" if self.again[row].distance else ""
-
-    @staticmethod
-    def is_of(label: str, rows: Collection[str]) -> bool:
-        """True if a cell is one of these rows."""
-        return any(label.startswith(f"{row}, ") for row in rows)
 
     @property
     def label(self) -> str:
@@ -168,7 +164,7 @@ class StudyRecord:
             for is_setting in (False, True)
         )
         counts = "; ".join(filter(None, (own, of_settings and f"on settings {of_settings}"))) or "run"
-        complete = len(self.results.cells) >= cells(self.study) and not self.results.causes
+        complete = all(is_complete(self.results, row) for row in self.study.rows) and not self.results.causes
         return counts if complete else f"in part: {counts}"
 
     # ---- its lines on a page
@@ -312,6 +308,16 @@ def _within(interval: str) -> str:
 
 def _figure(results: Results, row: str, point: Point, column: str) -> str:
     return cell_text(results, row, point, column).replace(" ± ", "±").replace(" [", "[")
+
+
+def labels(study: Study, rows: Iterable[str], seeds: Sequence[int]) -> set[str]:
+    """Labels of the cells of some rows."""
+    return {cell_label(row, point, seed) for row in rows for point in study.points_of(row) for seed in seeds}
+
+
+def is_complete(results: Results, row: str) -> bool:
+    """True if a row has all seeds of the first look at all of its points."""
+    return labels(results.study, [row], results.study.seeds) <= results.cells.keys()
 
 
 def heading(study: Study) -> str:

@@ -174,7 +174,7 @@ def which_method_text(shown: Sequence[StudyRecord]) -> str:
     known = {record.name: record for record in shown if record.scale == SMALL}
     tables = []
     for heading, answers in SECTIONS.items():
-        lines = [f"\n## {heading}\n", "|you have|take|gain, 95 % interval|in|MiB|record|", "|-|-|-:|-|-:|-|"]
+        lines = [f"\n## {heading}\n", "|you have|take|gain, interval|in|MiB|record|", "|-|-|-:|-|-:|-|"]
         tables.append("\n".join([*lines, *(_line(answer, known) for answer in answers)]))
     return "\n".join(tables) + "\n"
 

@@ -11,16 +11,16 @@ import pytest
 
 import study_records
 from confirm import confirm, drawn_cell
-from evidence import Task, is_complete
+from evidence import Task, take
 from lab.studies.conftest import tiny_study
 from polyfed.lab.studies.cells import Chosen, Places, StudyPlan
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import run_study
 from polyfed.lab.studies.study import Study
-from record_checks import STUDIES, column_key, conflicts, current, faults, standing
+from record_checks import STUDIES, column_key, conflicts, current, faults, of_rows, standing
 from small_federations import tiny_experiment
-from study_records import Again, StudyRecord, read_record, record_text
+from study_records import Again, StudyRecord, is_complete, read_record, record_text
 
 NAME = "polyfed/mine"
 
@@ -46,6 +46,15 @@ def record(name: str = NAME, plus: float = 0.0, **more: Any) -> StudyRecord:
     values = {(row, (), "r1"): {seed: 10.0 + seed + plus for seed in study.seeds} for row in study.rows}
     cells, code = {label: f"name of {label}" for label in labels}, {row: ["0.3.0 abc"] for row in study.rows}
     return StudyRecord(name, "small", Results(study, values, cells=cells, code=code))
+
+
+@pytest.mark.parametrize(("kept", "left"), [("a", ["a, more"]), ("a, more", ["a"])])
+def test_a_row_whose_name_begins_anothers_is_told_from_it(kept: str, left: list[str]) -> None:
+    own = record(rows={"a": {}, "a, more": {"set": {"run.rounds": 2}}})
+    (row,) = of_rows(own, [kept]).results.code
+    assert row == kept
+    assert {*of_rows(own, [kept]).results.cells} == {f"{kept}, seed {seed}" for seed in own.study.seeds}
+    assert not is_complete(of_rows(own, [kept]).results, left[0])
 
 
 def kept(home: Path, own: StudyRecord) -> Path:
@@ -102,7 +111,9 @@ def test_rows_that_were_tuned_once_for_all_seeds_are_queued(
     tuning = {"settings": rate, "column": {"metric": "r1_sum", "kind": "validation"}}
     own = record(tuning=tuning)
     choice = Chosen({"rate": 2.0}, {}, {"rate x 2": 1.0})
-    own = replace(own, results=replace(own.results, chosen={(row, (), seed): choice for row in own.study.rows}))
+    seeds = own.study.seeds if seed == 0 else [None]
+    chosen = {(row, (), one): choice for row in own.study.rows for one in seeds}
+    own = replace(own, results=replace(own.results, chosen=chosen))
     plan = StudyPlan(own.study, Places(), tmp_path)
     assert bool(current(own, plan).results.code) == is_kept
 
@@ -123,6 +134,33 @@ def test_a_row_whose_cell_has_other_figures_is_hidden(file: Path, tmp_path: Path
     assert [*shown.results.code] == ["prox"]
     assert read_record(NAME, "small", path).again == again
     assert Task(NAME, home=tmp_path).missing()[0] == 2  # and queued
+
+
+@pytest.mark.slow
+def test_a_hidden_row_runs_anew_even_where_its_cells_are_kept(file: Path, tmp_path: Path) -> None:
+    task = Task(NAME, home=tmp_path)
+    task.run(tmp_path / "runs" / "mine", Places(), 1, None)
+    assert task.record is not None
+    again = {**task.record.again, "tiny": Again("tiny, seed 0", "", 9.0, {"r1": [1.0, 2.0]})}
+    kept(tmp_path, replace(task.record, again=again))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/cells/*/figures.json")}
+    task.run(tmp_path / "runs" / "mine", Places(), 1, None)
+    changed = [path for path, when in before.items() if path.stat().st_mtime_ns != when]
+    assert len(changed) == 2  # both seeds of the row
+    assert task.record.hidden == []
+
+
+@pytest.mark.slow
+def test_rows_of_an_earlier_study_stay_until_all_can_be_replaced(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = record(set={"run.rounds": 2})
+    path = kept(tmp_path, old)
+    task, written = Task(NAME, home=tmp_path), []
+    monkeypatch.setattr("evidence.write_atomically", lambda path, text: written.append(json.loads(text)["code"]))
+    task.run(tmp_path / "runs" / "mine", Places(), 1, None)
+    assert [{*rows} for rows in written[:1]] == [{"tiny", "prox"}]
+    assert read_record(NAME, "small", path).results.code == old.results.code  # a kill before leaves it as it was
 
 
 @pytest.mark.slow
@@ -170,3 +208,13 @@ def test_the_queue_writes_complete_rows_and_goes_on_from_the_record_alone(file: 
     assert later.record is not None
     assert later.record.results.at("tiny", (), "r1") == first.results.at("tiny", (), "r1")
     assert {*later.record.results.code} == {"tiny", "prox", "longer"}
+
+
+def test_records_of_the_queue_are_taken_over_as_they_are(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kept(tmp_path / "queue", record())
+    monkeypatch.setattr("evidence.PAPERS", tmp_path / "papers")
+    assert take(tmp_path / "queue") == [NAME]
+    assert (tmp_path / "papers" / "polyfed" / "records" / "mine.json").read_bytes() == path.read_bytes()
+    assert take(tmp_path / "queue") == []

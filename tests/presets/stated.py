@@ -102,6 +102,7 @@ MECHANICS: dict[str, Any] = {
     "public.without": {},
     "public.unpaired": {},
     "public.gallery": 0,
+    "public.reserve": 0,
     "server.type": "",
     "clients.*.type": "",
     "clients.*.also": None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, pstdev, stdev
 from typing import Literal, TypeVar
 
@@ -63,19 +63,19 @@ class PairedSample:
 
     Attributes:
         by_seed: seed -> finite difference; at least one.
-        known_step: that the figures move in; None: it is read from the differences.
+        figures: seed -> the two figures, whose gaps tell the steps they move in; empty: the differences tell.
         is_exact: whether no seed can change the figures, as a count of operations: nothing is left to be tested then.
     """
 
     by_seed: Mapping[int, float]
-    known_step: float | None = field(default=None, kw_only=True)
+    figures: Mapping[int, tuple[float, float]] = field(default_factory=dict, kw_only=True)
     is_exact: bool = field(default=False, kw_only=True)
 
     @classmethod
     def between(cls, left: Mapping[int, float], right: Mapping[int, float]) -> PairedSample | None:
         """Left minus right, of the seeds that both have; None where they share none."""
-        paired = {seed: left[seed] - right[seed] for seed in left if seed in right}
-        return cls(paired, known_step=_step([*left.values(), *right.values()])) if paired else None
+        figures = {seed: (left[seed], right[seed]) for seed in left if seed in right}
+        return cls({seed: own - other for seed, (own, other) in figures.items()}, figures=figures) if figures else None
 
     @property
     def values(self) -> list[float]:
@@ -107,7 +107,7 @@ class PairedSample:
     @property
     def step(self) -> float:
         """That the figures move in: the smallest gap among them, or among the differences and 0."""
-        return _step([0.0, *self.values]) if self.known_step is None else self.known_step
+        return _step(chain(*self.figures.values()) if self.figures else [0.0, *self.values])
 
     @property
     def smallest(self) -> float:
@@ -138,7 +138,9 @@ class PairedSample:
 
     def within(self, seeds: Iterable[int]) -> PairedSample:
         """The differences of these seeds alone."""
-        return replace(self, by_seed={seed: self.by_seed[seed] for seed in seeds}, known_step=self.step)
+        own = [seed for seed in self.by_seed if seed in {*seeds}]
+        figures = {seed: self.figures[seed] for seed in own if seed in self.figures}
+        return replace(self, by_seed={seed: self.by_seed[seed] for seed in own}, figures=figures)
 
 
 def _step(values: Iterable[float]) -> float:
@@ -164,8 +166,8 @@ class Comparison:
         p: P-value of the two-sided test, times the number of tests; at most 1.
         verdict: above or below if the interval excludes no difference; no difference if it lies within the smallest
             effect on either side; else undecided.
-        needed: Seeds with which the test decides in four of five tables, whether the difference is 0 or the smallest
-            effect; None where it decides already, or cannot be said.
+        needed: Seeds with which the test would decide in nine of ten tables if estimate and spread stay as they are;
+            None where it decides already, or cannot be said.
     """
 
     estimate: float
@@ -194,13 +196,15 @@ def compared(sample: PairedSample, effect: float, tests: int = 1) -> Comparison:
         verdict = "no difference"
     elif low > 0 or high < 0:
         verdict = "above" if low > 0 else "below"
-    needed = _needed(sample.spread, effect, 1 - level) if verdict == "undecided" else None
+    needed = _needed(sample, effect, 1 - level) if verdict == "undecided" else None
     return Comparison(sample.mean, (low, high), p, verdict, needed)
 
 
-def _needed(spread: float, effect: float, level: float) -> int | None:
-    """Seeds for which the interval's half width, and what a mean may be off, are within the smallest effect."""
-    if math.isnan(spread) or not effect:
+def _needed(sample: PairedSample, effect: float, level: float) -> int | None:
+    """Seeds for which half the interval, and what a mean may be off, leave 0 or the smallest effect outside."""
+    room = max(abs(sample.mean), effect - abs(sample.mean))
+    if math.isnan(sample.spread) or room <= 0:
         return None
-    reaches = ((n, (student_reach(n - 1, level) + _SURE) / math.sqrt(n)) for n in range(3, _MOST_SEEDS))
-    return next((n for n, reach in reaches if reach * spread <= effect), None)
+    more = range(len(sample.values) + 1, _MOST_SEEDS)
+    reaches = ((n, (student_reach(n - 1, level) + _SURE) / math.sqrt(n)) for n in more)
+    return next((n for n, reach in reaches if reach * sample.spread <= room), None)

@@ -62,7 +62,7 @@ class Kind:
 
     def is_end(self, factor: float) -> bool:
         """Whether a ladder ends at a factor, beyond which there would be another value."""
-        sides = [(self.factors[-1], 2.0), (self.factors[0], 0.5)] if len(self.factors) > 1 else []
+        sides = [(self.factors[-1], 2.0), (self.factors[0], 0.5)] if len(self.factors) > 2 else []
         return any(factor == end and self.at(factor * more) != self.at(factor) for end, more in sides)
 
 

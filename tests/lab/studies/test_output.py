@@ -65,8 +65,8 @@ def test_tables_by_hand(loaded: Load) -> None:
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
     assert "Replies clipped / excluded, over all seeds: tiny 0 / 0; prox 3 / 1." in main.notes
     assert differences.title == "r1: minus tiny"  # of costs there is none
-    assert differences.rows == [["prox", "3", "+2.00", "-0.48 to +4.48"]]
-    few = "undecided (fewer than 5 seeds)"
+    assert differences.rows == [["prox", "+2.00", "-1.58 to +5.58", "undecided (fewer than 5 seeds)"]]
+    few = differences.rows[0][3]
     assert judged.rows[0] == ["prox > tiny on r1", "method", few, "3", "+2.00", "-1.58 to +5.58", "-"]
     assert "shared by 2 tests: intervals are of 97.5 %" in judged.notes[0]
     assert secondary.rows == [["prox < tiny on r1", "3", "+2.00", "-0.48 to +4.48"]]

@@ -77,6 +77,13 @@ def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, t
     assert attacked.digest != first.digest  # an engine of somebody's own may change figures
 
 
+def test_a_setting_that_came_later_leaves_cells_of_before_their_names(loaded: Load, tmp_path: Path) -> None:
+    rows = {"a": {}, "later": {"set": {"public.reserve": 3}}}
+    plan = planned(loaded(rows=rows), tmp_path)
+    assert "reserve" not in plan.cell("a", (), 0).settings["public"]
+    assert plan.cell("later", (), 0).settings["public"]["reserve"] == 3
+
+
 def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: Path) -> None:
     source = {"name": "parquet", "path": "pairs", "columns": {"image": "image", "text": "text"}}
     study = loaded(rows={"a": {"set": {"data.sources.scenes": source}}})

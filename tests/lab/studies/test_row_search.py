@@ -12,7 +12,7 @@ import yaml
 from lab.studies.conftest import tiny_study
 from lab.studies.test_planning import RATES, complete, planned
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.lab.studies.cells import Cell, Chosen, StudyPlan
+from polyfed.lab.studies.cells import Cell, Chosen, SearchIncompleteError, StudyPlan
 from polyfed.lab.studies.study import Study
 
 Load = Callable[..., Study]
@@ -50,7 +50,7 @@ def test_each_seed_chooses_on_its_own_validation_and_then_is_the_cell(loaded: Lo
     assert [(cell.purpose, cell.seed) for cell in plan.search("a", (), 1)] == [("as given", 1)]
     assert answered(plan, "a", tmp_path, 4.0) == ["rate x 2", "rate x 0.5"]
     assert answered(plan, "a", tmp_path, 9.0) == ["rate x 0.5"]
-    with pytest.raises(LookupError):
+    with pytest.raises(SearchIncompleteError):
         plan.chosen("a", (), 0)
     assert answered(plan, "a", tmp_path, float("nan")) == []
     chosen = plan.chosen("a", (), 0)
@@ -81,7 +81,7 @@ def test_what_was_chosen_before_needs_no_search(loaded: Load, tmp_path: Path) ->
     plan = StudyPlan(study, planned(study, tmp_path).places, tmp_path, known)
     before = {group.training.optimizer.lr for group in plan.check("a", ()).clients.values()}
     assert rates(plan, "a") == {4 * rate for rate in before}
-    with pytest.raises(LookupError):
+    with pytest.raises(SearchIncompleteError):
         plan.cell("a", (), 1)
 
 
@@ -188,7 +188,7 @@ def test_another_table_takes_seed_by_seed_what_the_main_table_chose(
     assert rates(plan, "a", seed=1) == rates(plan, "part", seed=1) == {2 * rate for rate in before}
     assert plan.cell("part", (), 1).experiment.run.rounds == 2
     for row, seed in (("a", 0), ("as b", 0)):
-        with pytest.raises(LookupError):
+        with pytest.raises(SearchIncompleteError):
             plan.cell(row, (), seed)
 
 

@@ -50,6 +50,10 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"tuning": TUNING | {"table": "t1"}}, "tuning: give 'settings' with 'column', or 'table'"),
         ({"tuning": {"settings": {"rate": RATE}}}, "tuning: give 'settings' with 'column', or 'table'"),
         ({"claims": {"more_seeds": -1}}, "claims.more_seeds: "),
+        (
+            {"claims": {"more_seeds": 5, "part": ["tiny > prox on r1"]}},
+            "claims.more_seeds: 2 seeds decide nothing; give seeds: 5",
+        ),
         ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
         ({"tuning": TUNING | {"grid": {"rate": [0.1]}}}, "tuning: unknown key 'grid'"),
         ({"tuning": TUNING | {"set": {"run.rounds": 2}}}, "candidates have the rounds of the table"),

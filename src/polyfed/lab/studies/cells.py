@@ -33,6 +33,8 @@ RECORDS, MODELS = "records", "models"
 """What may stay of a cell."""
 
 _PLACES = ("dir", "weights_dir", "cache_dir")
+# settings that came later, and what they were until then: cells of before keep their names
+_ADDED = {("public", "reserve"): 0}
 _LABELS = ("name", "description", "twin")
 _OF_RUN = ("engine", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
@@ -106,6 +108,9 @@ class Cell:
         engine = content["run"]["engine"]
         for section, keys in (("data", _PLACES), ("run", _OF_RUN)):
             content[section] = {key: value for key, value in content[section].items() if key not in keys}
+        for (section, key), before in _ADDED.items():
+            if content[section] and content[section].get(key) == before:
+                del content[section][key]
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
         return content | {**self.sources}
@@ -287,6 +292,10 @@ class Chosen:
     ends: Sequence[str] = ()
 
 
+class SearchIncompleteError(Exception):
+    """Settings of a row and a seed cannot be chosen yet."""
+
+
 @dataclass
 class RowSearch:
     """The search of a row and a seed, which goes as far as figures are known.
@@ -327,12 +336,12 @@ class RowSearch:
         """The settings that the search chose.
 
         Raises:
-            LookupError: The search is not complete.
+            SearchIncompleteError: A candidate is missing.
             RunError: No candidate has a figure.
         """
         pattern = self.pattern
         if pattern.advance(self._score):
-            raise LookupError("the search is not complete")
+            raise SearchIncompleteError
         try:
             best = pattern.best
         except LookupError as error:
@@ -438,7 +447,7 @@ class StudyPlan:
         """The choice for a row and a seed; None where nothing is to be chosen.
 
         Raises:
-            LookupError: The search is not complete.
+            SearchIncompleteError: A candidate is missing.
             RunError: No candidate has a figure.
         """
         if self.main:

@@ -129,7 +129,7 @@ MOST_JUDGED = 2
 
 
 class Claims(Settings):
-    """What a study is to decide, by subject: a primary claim, at most one more, and differences shown beside them."""
+    """Statements that a study is to decide, a primary one and at most one more, and differences shown beside them."""
 
     method: list[str] = Field(default_factory=list, description="judged: a method is better than another")
     part: list[str] = Field(default_factory=list, description="judged: what a part of a method does; ablations")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
-from polyfed.lab.studies.cells import Cell, CellFigures, Chosen, StudyPlan
+from polyfed.lab.studies.cells import Cell, CellFigures, Chosen, SearchIncompleteError, StudyPlan, cell_label
 from polyfed.lab.studies.claims import ALL, Claim, Judgement, Side, judge
 from polyfed.lab.studies.curves import Curve, curve_json, curve_of, validation_curve
 from polyfed.lab.studies.study import Point, Study, point_label
@@ -91,15 +91,15 @@ class Results:
     withheld: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def gather(cls, plan: StudyPlan, failures: Mapping[str, str]) -> Results:
-        """Read what lies in the plan's store."""
+    def gather(cls, plan: StudyPlan, failures: Mapping[str, str], recorded: Collection[str] = ()) -> Results:
+        """Read what lies in the plan's store, but cells with ``recorded`` labels."""
         values: dict[Place, dict[int, float]] = {}
         chosen, causes, cells = dict[Seeded, Chosen](), dict(failures), dict[str, str]()
         code, replies = dict[str, set[str]](), dict[str, list[int]]()
         curves: dict[tuple[str, Point], Curve] = {}
         for row, point in plan.row_points():
             complete = list[int]()
-            for cell, choice, figures in _complete(plan, row, point):
+            for cell, choice, figures in _complete(plan, row, point, recorded):
                 if choice is not None:
                     chosen[row, point, cell.seed] = choice
                 complete.append(cell.seed)
@@ -120,25 +120,17 @@ class Results:
         return cls(plan.study, values, chosen, causes, cells, of_code, replies, curves)
 
     def merged(self, now: Results) -> Results:
-        """These figures, with those of cells that ran since in addition or in their place."""
+        """These figures of before, with those of other cells in addition."""
         values = {place: dict(own) for place, own in self.values.items()}
         for place, own in now.values.items():
             values.setdefault(place, {}).update(own)
-        rows = {*self.code, *now.code}
-        code = {row: sorted({*self.code.get(row, ()), *now.code.get(row, ())}) for row in now.study.rows if row in rows}
-        replies = dict(self.replies)
-        for row, counts in now.replies.items() if not {*self.cells} & {*now.cells} else ():
+        code = {row: sorted({*self.code.get(row, ()), *now.code.get(row, ())}) for row in (*self.code, *now.code)}
+        replies = {row: list(counts) for row, counts in self.replies.items()}
+        for row, counts in now.replies.items():
             replies[row] = [old + new for old, new in zip(replies.get(row, (0, 0)), counts, strict=True)]
-        return Results(
-            now.study,
-            values,
-            {**self.chosen, **now.chosen},
-            {label: why for label, why in now.causes.items() if label not in self.cells},
-            {**self.cells, **now.cells},
-            code,
-            replies or now.replies,
-            {**self.curves, **now.curves},
-        )
+        chosen, causes = {**self.chosen, **now.chosen}, {**self.causes, **now.causes}
+        curves = {**now.curves, **self.curves}  # of a row with a second look, that of the first
+        return Results(now.study, values, chosen, causes, {**self.cells, **now.cells}, code, replies, curves)
 
     # ---- questions
 
@@ -167,7 +159,7 @@ class Results:
         return values
 
     def choice(self, row: str, point: Point, seed: int) -> Chosen | None:
-        """What tuning chose for a row and a seed."""
+        """The choice of tuning for a row and a seed."""
         return self.chosen.get((row, point, seed)) or self.chosen.get((row, point, None))
 
     def judgements(self) -> list[Judgement]:
@@ -315,10 +307,12 @@ class Results:
         return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves, once)
 
 
-def _complete(plan: StudyPlan, row: str, point: Point) -> Iterator[tuple[Cell, Chosen | None, CellFigures]]:
+def _complete(
+    plan: StudyPlan, row: str, point: Point, recorded: Collection[str]
+) -> Iterator[tuple[Cell, Chosen | None, CellFigures]]:
     """The cells of a row that are complete, with what their seeds chose."""
-    for seed in plan.study.all_seeds:
-        with suppress(LookupError, RunError):  # the search is not complete, or a failure is told already
+    for seed in (one for one in plan.study.all_seeds if cell_label(row, point, one) not in recorded):
+        with suppress(SearchIncompleteError, RunError):  # the search is not complete, or a failure is told already
             cell, chosen = plan.cell(row, point, seed), plan.chosen(row, point, seed)
             figures = CellFigures.of(cell.folder(plan.store))
             if figures is not None and any(one.digest in figures.values for one in plan.columns(cell)):

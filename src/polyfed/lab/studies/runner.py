@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from polyfed.core.errors import ConfigError, RunError, nearest
-from polyfed.lab.studies.cells import Cell, Chosen, Places, StudyPlan, cell_label, require_data
+from polyfed.lab.studies.cells import Cell, Chosen, Places, SearchIncompleteError, StudyPlan, cell_label, require_data
 from polyfed.lab.studies.claims import ALL, Judgement
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.results import Results
@@ -170,7 +170,7 @@ class Runner:
             number = self._order[place[:2]]
             try:
                 self._add(self.plan.cell(*place), (number, 0))
-            except LookupError:
+            except SearchIncompleteError:
                 still.append(place)
                 for cell in self.plan.search(*place):
                     self._add(cell, (number, 1))
@@ -283,7 +283,7 @@ def run_study(
     plan = StudyPlan(study, places or Places(), out.parent / CELLS, known or {})
 
     def save(failures: Mapping[str, str]) -> Results:
-        now = Results.gather(plan, failures)
+        now = Results.gather(plan, failures, recorded.cells if recorded else ())
         results = recorded.merged(now) if recorded else now
         results.save(out)  # whoever looks while it runs sees what is there
         on_results(results)

@@ -25,6 +25,7 @@ from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import ALL, Claim, Claims, Operand
 from polyfed.lab.studies.column import ColumnSettings, named_column
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
+from polyfed.reporting.statistics import FEWEST_SEEDS
 from polyfed.runs.tuning import Ladders
 from polyfed.runs.twins import TwinSettings
 
@@ -96,7 +97,7 @@ class Tuning(Settings):
         return f"as {Path(self.table).stem} chose" if self.table else f"{', '.join(self.settings)}, by seed"
 
     def ladders(self, row: str) -> Ladders:
-        """What a row searches."""
+        """Settings that a row searches."""
         own = {name: group for name, group in self.settings.items() if not group.rows or row in group.rows}
         return {name: (group.paths, group.factors) for name, group in own.items()}
 
@@ -300,6 +301,8 @@ class Study(Settings):
     def _consistent(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} has a seed twice")
+        if self.claims.more_seeds and self.claims.to_judge and len(self.seeds) < FEWEST_SEEDS:
+            raise ValueError(f"claims.more_seeds: {len(self.seeds)} seeds decide nothing; give seeds: {FEWEST_SEEDS}")
         for name, group in self.tuning.settings.items() if self.tuning else ():
             require_known(f"tuning.settings.{name}.rows", group.rows, self.rows)
         require_known("against", [self.against] if self.against is not None else [], self.rows)

@@ -118,28 +118,21 @@ def _at(point: Point) -> str:
 
 def difference_tables(results: Results) -> list[TextTable]:
     """Of every column of outcomes: each row minus the reference, seed by seed."""
-    tables, notes = [], ["Paired by seed; interval: Student's t over these differences."]
-    if len(results.study.seeds) < FEWEST_SEEDS:
+    study, tables = results.study, []
+    notes = ["Paired by seed; interval: 95 %, or that of the verdict where a claim is judged on just that."]
+    if len(study.seeds) < FEWEST_SEEDS:
         notes.append(f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim.")
-    for column, settings in results.study.columns.items():
-        if not settings.is_outcome:
-            continue
-        body = [
-            [f"{row}{_at(point)}", *difference_texts(sample, settings.digits)]
-            for row in results.study.rows
-            for point in results.study.points_of(row)
-            if row != results.reference
-            and (sample := results.difference((row, point, column), (results.reference, point, column)))
-        ]
+    for column, settings in study.columns.items():
+        form, body = f"+.{settings.digits}f", []
+        for row, point in product(study.rows, study.points) if settings.is_outcome else ():
+            known, verdict = results.against(row, results.reference, point, column)
+            if row != results.reference and known:
+                interval = _interval_text(known.interval, form)
+                body.append([f"{row}{_at(point)}", f"{known.estimate:{form}}", interval, verdict])
         if body:
-            heads = ("", "seeds", "mean", "95 % interval")
+            heads = ("", "mean", "interval", "verdict")
             tables.append(TextTable(f"{column}: minus {results.reference}", heads, body, notes))
     return tables
-
-
-def difference_texts(sample: PairedSample, digits: int) -> list[str]:
-    """Seeds, mean and interval."""
-    return [str(len(sample.values)), f"{sample.mean:+.{digits}f}", _interval_text(sample.interval, f"+.{digits}f")]
 
 
 def _interval_text(interval: tuple[float, float], form: str) -> str:
@@ -209,7 +202,7 @@ def _evidence(
 
 
 def tuning_table(results: Results) -> TextTable:
-    """What each row chose, in how many of its seeds, and where a search ended at an end of what it tried."""
+    """The choices of each row, in how many of its seeds, and where a search ended at an end of what it tried."""
     study, tuning, body = results.study, results.study.tuning, []
     by_row: dict[str, list[Chosen]] = {}
     for (row, point, _), chosen in results.chosen.items():
