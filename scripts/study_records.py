@@ -62,7 +62,7 @@ class Again:
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """What was run of a study at a scale.
+    """The results of a study at a scale.
 
     Attributes:
         name: of the study, such as ``creamfl/t1``.
@@ -98,12 +98,12 @@ class StudyRecord:
 
     @property
     def file(self) -> str:
-        """Of the study, beside its page."""
+        """File of the study, beside its page."""
         return f"{self.name.partition('/')[2]}.yaml"
 
     @property
     def path(self) -> str:
-        """Of the record, from its page."""
+        """Path of the record, from its page."""
         return record_path(self.name, self.scale).partition("/")[2]
 
     @property
@@ -112,7 +112,7 @@ class StudyRecord:
 
     @property
     def anchor(self) -> str:
-        """Of its heading on its page."""
+        """Anchor of its heading on its page."""
         return re.sub(r"[^\w -]", "", self.heading.lower()).replace(" ", "-")
 
     @cached_property
@@ -137,11 +137,11 @@ class StudyRecord:
 
     @cached_property
     def pictures(self) -> list[Picture]:
-        """Those of its page: lines and bars would say what its table says."""
+        """Pictures of its page: lines and bars would repeat its table."""
         return [one for one in pictures_of(self.results) if not one.name.startswith("figure")]
 
     def picture_file(self, picture: Picture) -> str:
-        """Of a picture, from its page."""
+        """Path of a picture, from its page."""
         return f"pictures/{Path(self.path).stem}-{picture.name}.svg"
 
     # ---- how much of it was run
@@ -181,7 +181,7 @@ class StudyRecord:
 
     @property
     def main_columns(self) -> list[str]:
-        """Those that claims are on; all of a study without claims."""
+        """Columns of the claims; all columns of a study without claims."""
         judged, secondary = (
             {operand.column for claim in claims for operand in claim.operands}
             for claims in (self.study.claims.to_judge, self.study.claims.to_show)
@@ -338,7 +338,7 @@ def cells(study: Study) -> int:
 
 
 def table(*lines: Sequence[str], ruler: str = "-:") -> str:
-    """As Markdown, without spaces; the first line is the head."""
+    """A Markdown table without spaces; the first line is the head."""
     head, *body = ([markdown(cell) for cell in line] for line in lines)
     return "\n".join(f"|{'|'.join(line)}|" for line in (head, ["-", *[ruler] * (len(head) - 1)], *body))
 
@@ -347,7 +347,7 @@ def table(*lines: Sequence[str], ruler: str = "-:") -> str:
 
 
 def record_path(name: str, scale: str) -> str:
-    """Of a study's record, below papers/."""
+    """Path of a study's record, below papers/."""
     paper, _, item = name.partition("/")
     return f"{paper}/{RECORDS}/{item}{'' if scale == SMALL else f'-{scale}'}.json"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import study_records
-from confirm import confirm, drawn_cell
+from confirm import confirm
 from evidence import Task, take
 from lab.studies.conftest import tiny_study
 from polyfed.lab.studies.cells import Chosen, Places, StudyPlan
@@ -178,15 +178,6 @@ def test_a_cell_is_run_again_as_the_record_has_it(file: Path, tmp_path: Path) ->
     wrong = replace(own, results=replace(results, values=values))
     assert confirm(wrong, ["tiny"], 0, Places(), tmp_path) == ["tiny"]
     assert set(read_record(NAME, "small", path).again["tiny"].figures) == {"r1", "MiB"}
-
-
-def test_a_cell_that_was_not_run_is_not_drawn(file: Path) -> None:
-    import random
-
-    own = record()
-    assert drawn_cell(own, "tiny", random.Random(0), Places()) is not None
-    empty = replace(own, results=replace(own.results, cells={}))
-    assert drawn_cell(empty, "tiny", random.Random(0), Places()) is None
 
 
 @pytest.mark.slow

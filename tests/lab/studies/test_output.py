@@ -78,12 +78,6 @@ def test_tables_by_hand(loaded: Load) -> None:
     assert causes.rows == [["x, seed 1", "why"]]
 
 
-def test_by_point_where_points_outnumber_columns(loaded: Load) -> None:
-    first, second, *_ = study_tables(results(loaded(seeds=3, axes=AXES)))
-    assert (first.columns, [row[0] for row in first.rows]) == (("", "1", "5"), ["tiny", "prox"])
-    assert second.title == "tiny: MiB, by alpha"
-
-
 def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
     judged = ["prox > tiny on r1 at all"]
     secondary = [

@@ -11,7 +11,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.figures import draw_map
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.tables import ClaimMap, claim_maps, study_tables
+from polyfed.lab.studies.tables import ClaimMap, claim_maps
 
 Load = Callable[..., Study]
 AXES = {"pairs": {"setting": "run.seed", "values": [250, 1000]}, "epochs": {"setting": "run.rounds", "values": [1, 5]}}
@@ -62,6 +62,15 @@ def test_the_points_of_a_map_share_the_level(loaded: Load) -> None:
     assert own_map(one, above).cells["250", "1"].verdict == "above"
 
 
+def test_a_map_and_a_judged_claim_say_the_same_of_one_point(loaded: Load) -> None:
+    axes = {"pairs": {"setting": "run.seed", "values": [250]}}
+    claims = {"method": ["prox > tiny on r1 at 250"]}
+    own = own_map(loaded(seeds=5, axes=axes, claims=claims, figures=[MAP | {"y": None}]), {("250",): (1, 2, 3, 2, 1)})
+    (item,), (cell,) = own.results.judgements(), own.cells.values()
+    assert (cell.comparison, cell.in_words) == (item.comparison, item.in_words)
+    assert f"{item.verdict} at 1 of 1 points" in own.sentence
+
+
 def test_one_axis_is_one_row(loaded: Load) -> None:
     study = loaded(seeds=5, axes={"pairs": AXES["pairs"]}, figures=[MAP | {"y": None}])
     table = own_map(study, {("250",): (1, 1.1, 1.2, 1.1, 1.1), ("1000",): (3,)}).table
@@ -76,11 +85,6 @@ def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load) -
     assert image.get_clim() == (-3, 3)
     assert [text.get_text() for text in axes.texts] == ["+1.10 ▲", "-2.10 ▼", "+0.10 ?", "+3.00 ?"]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "5"]
-
-
-def test_maps_stand_in_the_tables(loaded: Load) -> None:
-    claims = own_map(loaded(seeds=5, axes=AXES, figures=[MAP]))
-    assert "Where it holds: prox > tiny on r1" in [table.title for table in study_tables(claims.results)]
 
 
 @pytest.mark.parametrize(

@@ -151,13 +151,6 @@ def test_a_kind_is_of_the_rows_that_it_names_and_that_have_it(loaded: Load, tmp_
     plan.check_tuning(plan.row_points())
 
 
-def test_rows_of_one_run_share_a_search(loaded: Load, tmp_path: Path) -> None:
-    rows = {"one": {}, "same": {"set": {"description": "x"}}, "other": {"set": {"run.rounds": 2}}}
-    plan = tuned(loaded, tmp_path, rows)
-    digests = [plan.search(row, (), 0)[0].digest for row in rows]
-    assert digests[0] == digests[1] != digests[2]
-
-
 @pytest.mark.parametrize("path", ["clients.*.training.optimiser.lr", "algorithm.name", "server.training.optimizer.lr"])
 def test_a_setting_that_no_row_has_is_refused(loaded: Load, tmp_path: Path, path: str) -> None:
     settings = {"rate": {"paths": ["clients.*.training.optimizer.lr", path]}}

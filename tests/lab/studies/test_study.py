@@ -49,7 +49,6 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"tuning": TUNING | {"seeds": [0]}}, "tuning: unknown key 'seeds'"),
         ({"tuning": TUNING | {"table": "t1"}}, "tuning: give 'settings' with 'column', or 'table'"),
         ({"tuning": {"settings": {"rate": RATE}}}, "tuning: give 'settings' with 'column', or 'table'"),
-        ({"claims": {"more_seeds": -1}}, "claims.more_seeds: "),
         (
             {"claims": {"more_seeds": 5, "part": ["tiny > prox on r1"]}},
             "claims.more_seeds: 2 seeds decide nothing; give seeds: 5",

@@ -27,10 +27,10 @@ from polyfed.runs.tuning import Choice, Number, PatternSearch, Tunable, choice_l
 from polyfed.runs.twins import with_groups
 
 FIGURES = "figures.json"
-"""Of a cell that is complete: digest of the configuration, and what was measured."""
+"""File of a complete cell: digest of the configuration, and the figures."""
 
 RECORDS, MODELS = "records", "models"
-"""What may stay of a cell."""
+"""Parts of a cell that may stay."""
 
 _PLACES = ("dir", "weights_dir", "cache_dir")
 # settings that came later, and what they were until then: cells of before keep their names
@@ -54,7 +54,7 @@ class Places:
 
     @property
     def overrides(self) -> Overrides:
-        """As settings; paths are absolute, as a run is resumed from anywhere."""
+        """Overrides of the settings; paths are absolute, as a run is resumed from anywhere."""
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
         engine: Overrides = {"run.engine.name": self.engine} if self.engine else {}
         return {**{key: str(whole(path)) for key, path in folders.items() if path}, **engine}
@@ -221,7 +221,7 @@ def _below(section: Any, key: str) -> Any:
 
 @dataclass(frozen=True)
 class CellFigures:
-    """What was measured in a cell.
+    """The figures of a cell.
 
     Attributes:
         values: digest of a column -> value, NaN where there is none, or why it cannot be had.
@@ -393,7 +393,7 @@ class StudyPlan:
         return [(row, point) for row in rows for point in self.study.points_of(row)]
 
     def columns(self, cell: Cell) -> list[ColumnSettings]:
-        """What is measured in a cell: of a final one, the columns of all rows that are the same run."""
+        """Columns to measure in a cell; of a final one, those of all rows that are the same run."""
         if cell.purpose:
             assert self.tuning is not None
             assert self.tuning.column is not None
@@ -405,7 +405,7 @@ class StudyPlan:
         return list({column.digest: column for column in due}.values())
 
     def kept(self, cell: Cell) -> str:
-        """What stays of it: of a cell that only helps to choose, records."""
+        """Parts of a cell that stay; of a candidate, its records."""
         return RECORDS if cell.purpose else self.study.keep
 
     def check(self, row: str, point: Point) -> Experiment:
@@ -469,7 +469,7 @@ class StudyPlan:
         return Cell(row, point, with_seed(self._tunable_at(row, point).at(factors), seed))
 
     def experiment(self, row: str, point: Point, extra: Overrides | None = None) -> Experiment:
-        """That of a row at a point, with further overrides."""
+        """Experiment of a row at a point, with extra overrides."""
         key = row, point, repr(sorted((extra or {}).items(), key=str))
         if key not in self._resolved:
             self._resolved[key] = resolve(self.study, row, point, self.places, extra)

@@ -13,7 +13,7 @@ from polyfed.core.settings import Settings
 from polyfed.reporting.statistics import FEWEST_SEEDS, Comparison, PairedSample, Verdict, compared
 
 Kind = Literal["method", "part", "setting"]
-"""What a judged claim is about."""
+"""Subject of a judged claim."""
 
 KINDS: tuple[Kind, ...] = ("method", "part", "setting")
 
@@ -93,7 +93,7 @@ class Claim:
 
     @property
     def labels(self) -> set[str]:
-        """Of the points that it names; an empty one stands for rows without."""
+        """Labels of the points that it names; an empty one stands for rows without."""
         return {operand.label for operand in self.operands}
 
     @property
@@ -120,7 +120,7 @@ def _matched(form: re.Pattern[str], part: str, text: str) -> re.Match[str]:
 
 
 def _operands(side: str, column: str, label: str) -> Side:
-    """Those of a side, with the column and the label of the claim's end where they say none themselves."""
+    """Operands of a side, with the column and the label at the claim's end where they name none themselves."""
     matches = filter(None, map(_OPERAND.fullmatch, side.split(_MINUS)))
     return tuple(Operand(m["row"], m["column"] or column, m["at"] or m["at_end"] or label) for m in matches)
 

@@ -39,7 +39,7 @@ class ColumnSettings(Settings):
 
     @property
     def decimals(self) -> int:
-        """Of a difference between two of its figures, which may be means of whole numbers."""
+        """Decimals of a difference between two figures, which may be means of whole numbers."""
         return max(2, self.digits)
 
     @abstractmethod
@@ -75,12 +75,12 @@ class ColumnSettings(Settings):
 
     @property
     def digest(self) -> str:
-        """What identifies the figure in a cell: all settings but those of display, verdicts and seeds, and own code."""
+        """Identity of the figure in a cell: all settings but those of display, verdicts and seeds, and own code."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the digest is of."""
+        """Content of the digest."""
         content = {name: value for name, value in self.model_dump(mode="json").items() if name not in _SHOWN}
         return content | own_code(self)
 

@@ -24,7 +24,7 @@ Curve = Mapping[int, Spread]
 
 
 def validation_curve(plan: StudyPlan, row: str, point: Point, seeds: Sequence[int]) -> Curve:
-    """What tuning compares, or what the server selects by, round by round; empty where nobody validates.
+    """Validation by round: the column that tuning compares, else the server's metric; empty without validation.
 
     It is of the row's own cells where they validate as tuning does, and of the chosen candidates' where they do not.
     Raises as ``StudyPlan.cell``.
@@ -54,7 +54,7 @@ _KNOWN: dict[tuple[str, Path], Mapping[int, float]] = {}
 
 
 def _by_round(column: ColumnSettings, folder: Path) -> Mapping[int, float]:
-    """What a column would be, had the run ended after a round, for all rounds that were evaluated."""
+    """A column as if the run had ended after each evaluated round."""
     if (known := _KNOWN.get((column.digest, folder))) is not None:
         return known
     curve, run = dict[int, float](), open_run(folder)
@@ -77,6 +77,6 @@ def curve_json(curve: Curve) -> dict[str, Any]:
 
 
 def curve_of(content: Mapping[str, Any]) -> Curve:
-    """What ``curve_json`` gave."""
+    """The curve that ``curve_json`` wrote."""
     stds = (math.nan if std is None else std for std in content["std"])
     return dict(zip(content["rounds"], map(Spread, content["mean"], stds), strict=True))

@@ -53,7 +53,7 @@ def _looks(study: Study, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def drawings_of(study: Study) -> Sequence[AnyDrawing]:
-    """Those that a study asks for; else its first column over its axis of numbers, or as bars."""
+    """Figures that a study asks for; else its first column over its axis of numbers, or as bars."""
     if study.figures:
         return study.figures
     axis = next((name for name in study.axes if _numbers(study, name)), "rows")

@@ -1,4 +1,4 @@
-"""What a study has found so far: figures by row, point, column and seed, what was chosen, and what failed."""
+"""Results of a study so far: figures by row, point, column and seed, choices of tuning, and failures."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class Results:
 
     @classmethod
     def load(cls, folder: Path, allow_code: bool = False) -> Results:
-        """What ``save`` wrote; ``allow_code`` as for ``polyfed.open_run``.
+        """Load what ``save`` wrote; ``allow_code`` as for ``polyfed.open_run``.
 
         Raises:
             RunError: there is none, or a file is damaged.
@@ -288,7 +288,7 @@ class Results:
 
     @classmethod
     def from_json(cls, study: Study, content: Mapping[str, Any]) -> Results:
-        """What ``to_json`` gave.
+        """Read the content that ``to_json`` gave.
 
         Raises:
             ValueError: there are figures of seeds that the study has not.

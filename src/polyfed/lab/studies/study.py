@@ -166,7 +166,7 @@ class RegimeMap(Settings):
         return (self.x,) if self.y is None else (self.x, self.y)
 
     def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
-        """As of ``Drawing``; the study looks at the claim."""
+        """See ``Drawing.require``; the study looks at the claim."""
         require_known(where, self.axes, axes)
         if left := {*axes} - {*self.axes}:
             raise ValueError(f"{where}: a map shows all axes of a study, which are two at most; name '{min(left)}'")
@@ -258,7 +258,7 @@ class Row(Settings):
 
 
 class Paper(Settings):
-    """What a study is the counterpart of."""
+    """The item of a paper that a study repeats."""
 
     paper: str
     item: str = Field(description="such as Table 1")
@@ -378,7 +378,7 @@ class Study(Settings):
 
     @property
     def base_name(self) -> str:
-        """What every row starts from, in words."""
+        """Name of the experiment that every row starts from."""
         return self.base if isinstance(self.base, str) else str(self.base.get("name", ""))
 
     @property
@@ -387,7 +387,7 @@ class Study(Settings):
         return tuple(product(*(axis.overrides for axis in self.axes.values())))
 
     def points_of(self, row: str) -> tuple[Point, ...]:
-        """Those at which a row is run."""
+        """Points at which a row is run."""
         allowed = {axis: set(map(setting_label, labels)) for axis, labels in self.resolved(row).only.items()}
         names = list(self.axes)
         return tuple(
@@ -397,7 +397,7 @@ class Study(Settings):
         )
 
     def shared_points(self, operands: Iterable[Operand]) -> list[Point]:
-        """Those at which the rows of a claim are run that name no point of their own."""
+        """Points shared by the rows of a claim that name no point of their own."""
         free = [operand.row for operand in operands if operand.label in ("", ALL)]
         return [point for point in self.points if all(point in self.points_of(row) for row in free)]
 
@@ -420,7 +420,7 @@ class Study(Settings):
         return rows_by_group if len(rows_by_group) == 2 ** len(players) >= 4 else {}
 
     def columns_of(self, row: str) -> dict[str, ColumnSettings]:
-        """What is measured in a row.
+        """Columns of a row.
 
         Raises:
             ConfigError: a column cannot have the settings that the row gives it.
@@ -439,7 +439,7 @@ class Study(Settings):
         return reduce(lambda known, item: known | item[0].overrides[item[1]], axes, Overrides())
 
     def printed_at(self, row: str, column: str, point: Point) -> float | None:
-        """What the paper prints."""
+        """The value that the paper prints."""
         value = self.printed.get(row, {}).get(column)
         return value.get(point_label(point)) if isinstance(value, dict) else value
 

@@ -173,7 +173,7 @@ def study_files(folder: Path) -> dict[str, Path]:
 
 
 def study_name(path: Path) -> str:
-    """What its results are called: its name, behind that of its folder unless it lies in the working directory."""
+    """Name of its results: that of the file, behind its folder's unless it lies in the working directory."""
     return path.stem if path.resolve().parent == Path.cwd() else f"{path.resolve().parent.name}-{path.stem}"
 
 

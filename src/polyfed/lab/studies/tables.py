@@ -117,7 +117,7 @@ def _at(point: Point) -> str:
 
 
 def difference_tables(results: Results) -> list[TextTable]:
-    """Of every column of outcomes: each row minus the reference, seed by seed."""
+    """A table for every column of outcomes: each row minus the reference, seed by seed."""
     study, tables = results.study, []
     notes = ["Paired by seed; interval: 95 %, or that of the verdict where a claim is judged on just that."]
     if len(study.seeds) < FEWEST_SEEDS:
@@ -141,7 +141,7 @@ def _interval_text(interval: tuple[float, float], form: str) -> str:
 
 
 def shapley_tables(results: Results) -> list[TextTable]:
-    """What each player adds to a column, by the runs of all coalitions, seed by seed."""
+    """Shapley values: the contribution of each player to a column, by the runs of all coalitions, seed by seed."""
     study, rows = results.study, results.study.coalitions
     columns = {name: settings for name, settings in study.columns.items() if settings.is_outcome}
     return [
@@ -248,7 +248,7 @@ class ClaimMap:
 
     @property
     def points(self) -> list[Point]:
-        """Those that all rows have."""
+        """Points that all rows have."""
         return self.results.study.shared_points(self.drawing.claim.operands)
 
     @cached_property
@@ -309,5 +309,5 @@ class ClaimMap:
 
 
 def claim_maps(results: Results) -> list[ClaimMap]:
-    """Those that a study asks for."""
+    """The maps that a study asks for."""
     return [ClaimMap(results, drawing) for drawing in results.study.figures if isinstance(drawing, RegimeMap)]

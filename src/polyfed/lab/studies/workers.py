@@ -127,7 +127,7 @@ def _measured(column: ColumnSettings, run: Run) -> float | str:
 
 
 def _superfluous(folder: Path, keep: str) -> Iterator[Path]:
-    """What need not stay: a study of hundreds of cells would fill a disk."""
+    """Folders that need not stay: a study of hundreds of cells would fill a disk."""
     for name in _OF_MODELS if keep == RECORDS else ():
         if (folder / name).is_dir():
             yield folder / name
@@ -203,7 +203,7 @@ class Workers:
         self._running[key] = (process, receiver, time.monotonic(), slot)
 
     def activity(self, key: str) -> str:
-        """What a cell prepares, such as ``encoding cifar100: 3,200 of 24,000``; empty while it trains."""
+        """Current preparation of a cell, such as ``encoding cifar100: 3,200 of 24,000``; empty while it trains."""
         return self._activities.get(key, "")
 
     def wait(self, timeout: float) -> list[CellOutcome]:
