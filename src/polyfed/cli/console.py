@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import click
 import typer
 from typer.core import TyperArgument
 from typer.models import ArgumentInfo
@@ -64,8 +63,11 @@ def preparation_shown(console: Console) -> Iterator[None]:
         yield
 
 
-def with_argument_help(command: click.Command) -> click.Command:
-    """Give the arguments of a command, and of all below it, their help again, which click 8.5 removes."""
+def with_argument_help(command: Any) -> Any:
+    """Give the arguments of a command, and of all below it, their help again, which click 8.5 removes.
+
+    A command is of click, or of the click that newer typers carry within.
+    """
     for below in getattr(command, "commands", {}).values():
         with_argument_help(below)
     hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from polyfed.cli import results, running
@@ -24,6 +24,9 @@ from polyfed.core.extras import extra_with, how_to_install
 from polyfed.core.files import private_files
 from polyfed.core.version import __version__
 
+# of click, or of the click that newer typers carry within
+_CommandError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_NoArguments: Any = sys.modules[_CommandError.__module__].NoArgsIsHelpError
 _TWICE = re.compile(r"( Did you mean [^?]*\?)\1+")
 
 # read when these libraries are first imported, which is later: torch and transformers take seconds
@@ -78,13 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             command = with_argument_help(typer.main.get_command(app))
             return int(command(arguments, prog_name="polyfed", standalone_mode=False) or 0)
-        except click.exceptions.NoArgsIsHelpError as error:
+        except _NoArguments as error:
             error.show()
             return error.exit_code
-        except click.ClickException as error:
+        except _CommandError as error:
             message = _TWICE.sub(r"\1", error.format_message())  # by click, and by typer
             return fail(f"error: {message}", error.exit_code)
-        except click.Abort:
+        except typer.Abort:
             return fail("interrupted", 130)
         except PolyfedError as error:
             return fail(f"error: {error}", 2)
