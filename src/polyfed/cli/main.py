@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(command(arguments, prog_name="polyfed", standalone_mode=False) or 0)
         except _NoArguments as error:
             error.show()
-            return error.exit_code
+            return int(error.exit_code)
         except _CommandError as error:
             message = _TWICE.sub(r"\1", error.format_message())  # by click, and by typer
             return fail(f"error: {message}", error.exit_code)
