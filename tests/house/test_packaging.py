@@ -39,7 +39,7 @@ def test_a_release_has_no_relative_link_and_a_build_elsewhere_no_address(monkeyp
     links = re.findall(r"\]\(([^)]+)\)", metadata["readme"]["text"])
     at = f"https://host.org/me/polyfed/{{}}/v{polyfed.__version__}/docs/"
     assert all(link.startswith("https://") for link in links)
-    assert {at.format("raw") + "images/gains.svg", at.format("blob") + "how-to/which-method.md"} <= {*links}
+    assert {at.format("raw") + "images/report.png", at.format("blob") + "how-to/which-method.md"} <= {*links}
     assert metadata["urls"]["Source"] == "https://host.org/me/polyfed"
     monkeypatch.delenv("GITHUB_REPOSITORY")
     hook.update(metadata)
