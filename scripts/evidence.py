@@ -162,13 +162,24 @@ def forget(plan: StudyPlan, rows: Sequence[str]) -> None:
 
 
 def take(home: Path) -> list[str]:
-    """Copy the records that the queue has written to papers/; returns their names."""
+    """Copy the records that the queue has written to papers/, where a rerun of the same cell stays; their names."""
     taken = []
     for name in STUDIES:
         path, own = home / record_path(name, SMALL), PAPERS / record_path(name, SMALL)
-        if path.is_file() and (not own.is_file() or own.read_bytes() != path.read_bytes()):
+        if not path.is_file():
+            continue
+        new = read_record(name, SMALL, path)
+        old = read_record(name, SMALL, own) if own.is_file() else new
+        kept = {
+            row: one
+            for row, one in old.again.items()
+            if [old.results.code.get(row), old.results.cells.get(one.cell)]
+            == [new.results.code.get(row), new.results.cells.get(one.cell)]
+        }
+        text = record_text(new.results, {**kept, **new.again}).encode()
+        if not own.is_file() or own.read_bytes() != text:
             own.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, own)
+            write_atomically(own, text)
             taken.append(name)
     return taken
 
@@ -228,6 +239,9 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in options.only.split(",") if name and name not in STUDIES]:
         parser.error(f"--only {unknown[0]}: {nearest(unknown[0], STUDIES)}")
+    for folder in filter(None, (options.data_dir, options.weights_dir)):
+        if not folder.is_dir():
+            parser.error(f"'{folder}' is no folder; give that of data sets as --data-dir, of weights as --weights-dir")
     if options.plan:
         return print_plan()
     if options.take:
@@ -238,9 +252,9 @@ def main() -> int:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(str(clone / name) for name in ("src", "scripts")),
             "OMP_NUM_THREADS": "1",
-            "POLYFED_DATA": str(Path(options.data_dir).resolve()) if options.data_dir else "",
-            "POLYFED_WEIGHTS": str(Path(options.weights_dir).resolve()) if options.weights_dir else "",
         }
+        given = {"--data-dir": options.data_dir, "--weights-dir": options.weights_dir}
+        folders = [word for name, path in given.items() if path for word in (name, str(path.resolve()))]
         command = [
             "nice",
             "-n",
@@ -248,6 +262,7 @@ def main() -> int:
             sys.executable,
             str(clone / "scripts" / "evidence.py"),
             *sys.argv[1:],
+            *folders,  # the last ones count, and hold from the clone as well
             "--home",
             str(ROOT / QUEUE / "papers"),
         ]
