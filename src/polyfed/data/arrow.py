@@ -1,9 +1,10 @@
-"""Arrow types and values: lists, texts, missing values, names of classes, and fingerprints of what was read."""
+"""Arrow types and values: lists, texts, missing values, names of classes, and keys of what was read."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,9 +131,57 @@ def fingerprint_of(*parts: object) -> str:
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
-def fingerprint_of_files(files: Sequence[Path]) -> str:
-    stats = [(file.resolve(), file.stat()) for file in files]
-    return fingerprint_of(*(part for file, stat in stats for part in (file, stat.st_size, stat.st_mtime_ns)))
+def file_key(file: Path) -> str:
+    """Path, size, times and inode of a file: a file that took the place of another, of equal size and time, differs."""
+    status = file.stat()
+    return f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+def mask_key(rows: Mask) -> str:
+    """Hexadecimal digest of which rows are chosen."""
+    return hashlib.sha256(np.packbits(rows).tobytes()).hexdigest()
+
+
+def content_key(values: pa.ChunkedArray | pa.Table, folder: Path | None = None) -> str:
+    """Hexadecimal digest of the type and the values of a column or table, and of the files that its pictures name.
+
+    Args:
+        values: whatever their chunks.
+        folder: in which named files lie; None: they name none.
+    """
+    table = values if isinstance(values, pa.Table) else pa.table({"": values})
+    digest = hashlib.sha256()
+    with pa.ipc.new_stream(pa.PythonFile(_Hashing(digest), "w"), table.schema.remove_metadata()) as writer:
+        # one chunk: how rows are chunked must not matter
+        writer.write_table(table.replace_schema_metadata().combine_chunks())
+    for column in table.columns:
+        digest.update(named_files_key(column, folder).encode() if folder else b"")
+    return digest.hexdigest()
+
+
+def named_files_key(values: pa.ChunkedArray, folder: Path) -> str:
+    """Key of the files in a folder that pictures or recordings {bytes, path} without bytes name; else empty."""
+    if is_list(values.type):
+        return named_files_key(pc.list_flatten(values), folder)
+    if not pa.types.is_struct(values.type) or not {"bytes", "path"} <= {part.name for part in values.type}:
+        return ""
+    paths = pc.struct_field(values, "path").filter(pc.struct_field(values, "bytes").is_null()).drop_null()
+    files = [folder / path for path in paths.unique().to_pylist()]
+    return fingerprint_of(*(file_key(file) if file.exists() else file for file in files)) if files else ""
+
+
+class _Hashing(io.RawIOBase):
+    """A file whose content is hashed and not kept."""
+
+    def __init__(self, digest: Any) -> None:
+        self._hash = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._hash.update(content)
+        return len(content)
 
 
 def most_bytes(files: Iterable[Path], given: int | None) -> int:

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -24,6 +24,7 @@ from polyfed.data.arrow import (
     Mask,
     class_names,
     column_of,
+    content_key,
     empty,
     fingerprint_of,
     innermost,
@@ -31,6 +32,8 @@ from polyfed.data.arrow import (
     is_text,
     joined,
     lacking,
+    mask_key,
+    named_files_key,
     unless_blank,
 )
 from polyfed.data.source import Column, Source, Split, called
@@ -47,7 +50,7 @@ def label_column(
     encoded = is_text(dtype) or bool(codes)
     if encoded:
         values = pc.index_in(values if codes else unless_blank(values), pa.array(codes or names, dtype))
-        stamp = fingerprint_of(stamp, *names)
+        stamp = fingerprint_of(stamp, *names, *codes)
     elif pa.types.is_boolean(innermost(dtype)):
         numbers = pa.int8()
         while is_list(dtype):
@@ -88,6 +91,7 @@ _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
 _Take = Callable[[str, npt.NDArray[np.int64]], pa.ChunkedArray]
 _USUAL = ("train", "validation", "test")  # splits that may be named whether a source has them or not
+_KEYS = 2  # raise when what keys of caches are made of changes
 _SPARSE = 10  # classes for one that occurs, above which labels are codes
 _SHOWN = 20  # values that an error lists at most: a column of ids has thousands
 
@@ -102,13 +106,13 @@ class SplitTable:
         schema: schema of the table; class names come from its Hugging Face metadata.
         where: path or name of the data as the user gave it, for messages and ids.
         split: name of the split.
-        fingerprint: changes whenever the content may have changed.
+        key: column -> text that changes whenever its values in this split, or the files that these name, may have; made
+            of the content, or of the files and every setting that chooses rows.
         ids: column of strings or integers, unique; None makes ids ``<where>/<split>:<row>``, with the row's number in
             the whole table, whatever is selected.
         everywhere: column -> its values in all splits of the source; None: no other split can be read, and then no
             target can be texts.
         filled: whether a column is known, without reading it, to have no null.
-        depends: column -> what else its content changes with, besides ``fingerprint``.
         folder: folder in which files lie that rows may name; None: they name none.
         recipe: identifies what the table is generated from, on every machine alike; empty: it is not generated.
         take: column -> its values in some rows, where they can be had without the others.
@@ -119,11 +123,10 @@ class SplitTable:
     schema: pa.Schema
     where: str
     split: str
-    fingerprint: str
+    key: Callable[[str], str]
     ids: str | None = None
     everywhere: Callable[[str], pa.ChunkedArray] | None = None
     filled: Callable[[str], bool] = lambda column: False
-    depends: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
     recipe: str = ""
     take: _Take | None = None
@@ -133,9 +136,22 @@ class SplitTable:
         return f"{self.where}/{self.split}"
 
     @classmethod
-    def of_parts(cls, data: Any, parts: Callable[[], Iterable[Any]], **about: Any) -> SplitTable:
-        """A split that is an Arrow table or a ``datasets.Dataset``, as are ``parts``, the splits of its source."""
+    def of_parts(
+        cls, data: Any, parts: Callable[[], Iterable[Any]], *, folder: Path, stamp: str | None = None, **about: Any
+    ) -> SplitTable:
+        """A split that is an Arrow table or a ``datasets.Dataset``, as are ``parts``, the splits of its source.
+
+        ``stamp`` changes with whatever is in ``data``, but for the files that it names; None: keys are of the content.
+        """
+
+        @cache
+        def key(column: str) -> str:
+            values = column_of(data, column)
+            return content_key(values, folder) if stamp is None else stamp + named_files_key(values, folder)
+
         return cls(
+            key=key,
+            folder=folder,
             read=lambda column: column_of(data, column),
             count=lambda: len(data),
             schema=data.schema if isinstance(data, pa.Table) else data.features.arrow_schema,
@@ -265,7 +281,7 @@ def _drawn(table: SplitTable, split: str, shares: Mapping[str, float]) -> SplitT
         read=lambda column: table.read(column).filter(mask),
         count=lambda: pc.sum(mask).as_py(),
         split=split,
-        fingerprint=fingerprint_of(table.fingerprint, split, sorted(shares.items())),
+        key=lambda column: fingerprint_of(table.key(column), mask_key(np.array(mask))),
         take=None,
     )
 
@@ -311,11 +327,10 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         table.require(column, table.place)
         here = f"{table.place}, {'' if rows is None else 'kept items, '}column '{column}'"
         # the same rows have the same fingerprint, however they were chosen
-        choice = () if rows is None else (hashlib.sha256(np.packbits(rows).tobytes()).hexdigest(),)
-        more = [table.depends[column]] if column in table.depends else []
+        choice = () if rows is None else (mask_key(rows),)
         parts = [part for part in _parts(source).get(column, (column,)) if part in source.keep_first]
         choice = (*choice, *(f"first {source.keep_first[part]} of {part}" for part in parts))
-        stamp = fingerprint_of(table.fingerprint, table.split, column, *choice, *more)
+        stamp = fingerprint_of(_KEYS, table.key(column), table.split, column, *choice)
         if column in names_of_labels:
             return labels(column, stamp, here)
         recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
@@ -367,13 +382,14 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
     schema = table.schema
     for column, parts in structs.items():
         schema = schema.append(pa.field(column, pa.struct([(part, table.type_of(part)) for part in parts])))
-    depends = {column: "".join(table.depends.get(part, "") for part in parts) for column, parts in structs.items()}
     return replace(
         table,
         read=read,
         schema=schema,
         filled=lambda column: any(map(table.filled, structs.get(column, (column,)))),
-        depends={**table.depends, **depends},
+        key=lambda column: fingerprint_of(*((part, table.key(part)) for part in structs[column]))
+        if column in structs
+        else table.key(column),
     )
 
 

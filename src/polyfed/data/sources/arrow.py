@@ -13,7 +13,7 @@ from pydantic import Field
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.extras import brought_by
 from polyfed.data import arrow
-from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
+from polyfed.data.arrow import file_key, fingerprint_of
 from polyfed.data.files import usual_name
 from polyfed.data.source import path_of
 from polyfed.data.tables import SplitTable, StoredSource
@@ -53,7 +53,7 @@ class Arrow(StoredSource):
             parts.values,
             where=Path(self.path).as_posix(),
             split=split,
-            fingerprint=fingerprint_of(wanted, fingerprint_of_files(files)),
+            stamp=fingerprint_of(wanted, *map(file_key, files)),
             ids=self.id,
             folder=path if path.is_dir() else path.parent,
         )
@@ -134,7 +134,7 @@ class Hub(StoredSource):
             lambda: self._loaded(None, name).values(),
             where=self.repository,
             split=split,
-            fingerprint=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
+            stamp=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
             ids=self.id,
             folder=Path(datasets.config.HF_CACHE_HOME),  # pictures among what it downloads
         )

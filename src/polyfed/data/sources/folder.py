@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of
+from polyfed.data.arrow import file_key, fingerprint_of
 from polyfed.data.files import (
     CAPTIONS,
     FILE,
@@ -100,7 +100,6 @@ class Folder(StoredSource):
             lambda: [content.rows],
             where=Path(self.path).as_posix(),
             split=split,
-            fingerprint=content.fingerprint,
             ids=FILE if content.files else None,
             folder=content.folder,
         )
@@ -114,8 +113,7 @@ class Folder(StoredSource):
         path = path_of(self.path, name, data_dir, may_be_file=True)
         folder = path.parent if path.is_file() else path
         files = _files_in(folder)
-        stamp = fingerprint_of(*(part for entry in files.items() for part in entry))
-        return _read(self.model_dump_json(), path, folder, tuple(files), stamp)
+        return _read(self.model_dump_json(), path, folder, tuple(files), fingerprint_of(*files.values()))
 
     def split_called(self, name: str) -> str | None:
         """Our split that a name means; None if it means none."""
@@ -132,7 +130,6 @@ class FolderTable:
         folder: in which all files lie.
         rows: columns of the annotations, and ``image`` (or ``audio``), ``file_name``, ``label`` of files.
         splits: split of each row.
-        fingerprint: changes with any file of the folder.
         files: column of the pictures or recordings that the rows name, ``image`` or ``audio``; None: they name none.
         unused: pictures of the folder that no row names, and that have no captions beside them.
         without_picture: what rows call pictures that are not there, where these rows are left out; captions of none.
@@ -143,7 +140,6 @@ class FolderTable:
     folder: Path
     rows: pa.Table
     splits: tuple[str, ...]
-    fingerprint: str
     files: str | None = None
     unused: tuple[str, ...] = ()
     without_picture: tuple[str, ...] = ()
@@ -158,8 +154,8 @@ class FolderTable:
         return [*told, *(f"{count} {ending}: not read" for ending, count in self.unread.items())]
 
 
-def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
-    """Path below the folder -> size and time of every file that is not hidden, in the order of paths."""
+def _files_in(folder: Path) -> dict[str, str]:
+    """Path below the folder -> ``file_key`` of every file that is not hidden, in the order of paths."""
     stamps = {}
     for top, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -167,18 +163,17 @@ def _files_in(folder: Path) -> dict[str, tuple[int, int]]:
             name = path.relative_to(folder).as_posix()
             try:
                 name.encode()
-                status = path.stat()
+                stamps[name] = file_key(path)
             except UnicodeEncodeError as error:
                 raise DataError(f"the name of {name!a} in '{folder}' is not UTF-8; rename it") from error
             except OSError as error:
                 raise DataError(f"'{path}' cannot be read ({error.strerror}); mend the link or remove it") from error
-            stamps[name] = status.st_size, status.st_mtime_ns
     return dict(sorted(stamps.items()))
 
 
 @lru_cache(maxsize=8)
 def _read(settings: str, path: Path, folder: Path, names: tuple[str, ...], stamp: str) -> FolderTable:
-    return _Reader(Folder.model_validate_json(settings), path, folder, names).table(stamp)
+    return _Reader(Folder.model_validate_json(settings), path, folder, names).table()
 
 
 class _Reader:
@@ -199,7 +194,7 @@ class _Reader:
         if not self.pictures and (sounds := [name for name in names if _ending(name) in _SOUNDS]):
             self.pictures, self.column = sounds, AUDIO
 
-    def table(self, stamp: str) -> FolderTable:
+    def table(self) -> FolderTable:
         annotations = self._annotations()
         beside = {} if annotations else self._captions_beside()
         rows, without_picture = self._beside(beside) if beside else self._rows(annotations)
@@ -210,12 +205,12 @@ class _Reader:
         read = [file.relative_to(self.folder).as_posix() for file in annotations]
         unread = self._unread({*self.pictures, *read, *texts})
         if FILE not in rows:
-            return FolderTable(self.folder, table, splits, stamp, unread=unread, is_told=bool(told))
+            return FolderTable(self.folder, table, splits, unread=unread, is_told=bool(told))
         others = self._other_pictures(rows)
         for name, paths in ({self.column: rows[FILE]} | others).items():
             table = _with_pictures(table, name, paths)
         unused = tuple(sorted(set(self.pictures).difference(rows[FILE], *others.values())))
-        return FolderTable(self.folder, table, splits, stamp, self.column, unused, without_picture, unread, bool(told))
+        return FolderTable(self.folder, table, splits, self.column, unused, without_picture, unread, bool(told))
 
     def _annotations(self) -> list[Path]:
         if self.path.is_file():

@@ -17,7 +17,7 @@ from PIL import Image
 from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of
+from polyfed.data.arrow import content_key, fingerprint_of
 from polyfed.data.tables import SplitTable, StoredSource
 
 if TYPE_CHECKING:
@@ -154,27 +154,7 @@ def _array(values: Iterable[Any]) -> pa.Array:
 def _digest(data: pa.Table | datasets.Dataset) -> str:
     if not isinstance(data, pa.Table) and data.cache_files:  # may be larger than memory, and its files tell
         return str(data._fingerprint)
-    table = data if isinstance(data, pa.Table) else data.with_format("arrow")[:]
-    digest = hashlib.sha256()
-    sink = pa.PythonFile(_Hashing(digest), "w")
-    with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as writer:
-        # one chunk: how rows are chunked must not matter
-        writer.write_table(table.replace_schema_metadata().combine_chunks())
-    return digest.hexdigest()
-
-
-class _Hashing(io.RawIOBase):
-    """A file whose content is hashed and not kept."""
-
-    def __init__(self, digest: Any) -> None:
-        self._hash = digest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._hash.update(content)
-        return len(content)
+    return content_key(data if isinstance(data, pa.Table) else data.with_format("arrow")[:])
 
 
 class Memory(StoredSource):
@@ -214,7 +194,7 @@ class Memory(StoredSource):
             held.splits.values,
             where=f"memory:{self.data}",
             split=split,
-            fingerprint=fingerprint_of("memory", held.digest),
+            stamp=fingerprint_of("memory", held.digest, split),
             ids=self.id,
             folder=Path("/"),  # whoever registers data here may name any file of this machine
         )

@@ -18,7 +18,7 @@ import pyarrow.csv as pcsv
 from pydantic import Field, field_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import fingerprint_of, fingerprint_of_files
+from polyfed.data.arrow import file_key, fingerprint_of
 from polyfed.data.source import ColumnNames, path_of
 from polyfed.data.tables import SplitTable, TableSource
 
@@ -100,17 +100,17 @@ class MimicCxr(TableSource):
         release = _Release(self, name, folder, reports, (_SPLITS[split],))
         tables = [file for table in ("split", "metadata", "chexpert") if (file := release.find(table))]
         text = fingerprint_of(reports.resolve(), self.sections, self.without_sections)
+        depends, stamps = {"text": text, **dict.fromkeys(FINDINGS, self.labels)}, [*map(file_key, tables)]
         return SplitTable(
             read=release.read,
             count=lambda: release.rows.num_rows,
             schema=cxr_schema(),
             where=Path(self.path).as_posix(),
             split=split,
-            fingerprint=fingerprint_of("mimic_cxr", folder.resolve(), self.views, fingerprint_of_files(tables)),
+            # pictures stay cached whatever is made of reports and labels
+            key=lambda column: fingerprint_of("mimic_cxr", folder.resolve(), self.views, depends.get(column), *stamps),
             ids="id",
             everywhere=replace(release, splits=tuple(_SPLITS.values())).read,
-            # pictures stay cached whatever is made of reports and labels
-            depends={"text": text, **dict.fromkeys(FINDINGS, self.labels)},
             folder=folder / "files",
         )
 

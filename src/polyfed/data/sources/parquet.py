@@ -17,10 +17,12 @@ from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import (
     MaxBytes,
     bounded,
-    fingerprint_of_files,
+    file_key,
+    fingerprint_of,
     innermost,
     is_text,
     most_bytes,
+    named_files_key,
     plain_type,
     require_bytes,
 )
@@ -59,7 +61,7 @@ class Parquet(StoredSource):
         stored = {path: "train"} if path.is_file() else _splits(folder, what)
         parts = self.splits.get(split) or (usual_name(split, stored.values()),)
         files = [file for part in parts for file in _files(stored, part, what)]
-        shards = ParquetShards(files, where, self.max_bytes)
+        shards, stamp = ParquetShards(files, where, self.max_bytes), fingerprint_of(*map(file_key, files))
 
         def everywhere(column: str) -> pa.ChunkedArray:
             # classes and values are those of all splits, whichever is opened
@@ -71,7 +73,7 @@ class Parquet(StoredSource):
             schema=shards.common_schema(),
             where=where,
             split=split,
-            fingerprint=fingerprint_of_files(shards.files),
+            key=lambda column: stamp + shards.named_files_key(column, folder),
             ids=self.id,
             everywhere=everywhere,
             filled=shards.filled,
@@ -152,6 +154,12 @@ class ParquetShards:
         parts = [_chunks(self._of_file(file, pq.read_metadata), column) for file in self.files]
         null_free = (part.is_stats_set and part.statistics.null_count == 0 for chunks in parts for part in chunks)
         return all(parts) and all(null_free)
+
+    def named_files_key(self, column: str, folder: Path) -> str:
+        """See ``arrow.named_files_key``; values are read only where statistics say that pictures lack bytes."""
+        parts = [_chunks(self._of_file(file, pq.read_metadata), f"{column}.bytes") for file in self.files]
+        lack_bytes = any(part.is_stats_set and part.statistics.null_count for chunks in parts for part in chunks)
+        return named_files_key(self.read(column), folder) if lack_bytes else ""
 
     def _type(self, column: str) -> pa.DataType:
         common, holder = self.schemas[0].field(column).type, self.files[0]

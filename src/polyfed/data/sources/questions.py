@@ -244,7 +244,8 @@ class Questions(Source):
             values[VOTES] = lambda: _padded([classes.number(one.votes) for one in asked.asked])
         names = dict.fromkeys(values, classes.names) | {KIND: classes.kind_names}
         # names of columns that no table would have
-        columns = {f"<{target}>": asked.column(target, classes.table, make) for target, make in values.items()}
+        learnt = *classes.table, train.questions.fingerprint, train.answers.fingerprint
+        columns = {f"<{target}>": asked.column(target, learnt, make) for target, make in values.items()}
         return replace(
             inner,
             targets={**inner.targets, **{target: f"<{target}>" for target in values}},

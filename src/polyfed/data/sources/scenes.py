@@ -71,7 +71,7 @@ class Scenes(TableSource):
             schema=SCHEMA,
             where="scenes",
             split=split,
-            fingerprint=stamp,
+            key=lambda column: stamp,
             ids="id",
             recipe=stamp,
             take=lambda column, rows: _generated(recipe, column, rows.tolist()),
