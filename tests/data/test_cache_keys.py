@@ -93,12 +93,14 @@ CHOICES: dict[str, list[Any]] = {
     "incomplete": ["leave_out", "keep"],
     "keep_first": [{"many": 1}],
     "fractions": [{"test": 0.25}, {"test": 0.5}],
+    "together": [],
 }
 ROLES: dict[str, list[Any]] = {
     "columns": [{"text": "other"}, {"text": ["text", "other"]}, {"text": ["other", "text"]}],
     "targets": [{"label": "code"}, {"label": "fold"}],
     "matches": ["label"],
     "max_rows": [100],
+    "fold_labels": [True],
 }
 BASE = {"path": "site", "columns": {"text": "text"}, "targets": {"label": "label"}}
 SCENES = {"train": 6, "validation": 3, "test": 3, "size": 16}
@@ -144,6 +146,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             "targets": [{"label": "fold"}],
             "matches": ["fold"],
             "max_rows": [100],
+            "fold_labels": [True],
         },
     ),
     "mimic_cxr": (
@@ -163,6 +166,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             "first": [{"train": 3}],
             "incomplete": ["leave_out", "keep"],
             "keep_first": [],
+            "fold_labels": [True],
         },
     ),
     "scenes": (
@@ -172,7 +176,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             **{"train": [7], "validation": [4], "test": [4], "size": [24], "seed": [1], "difficulty": [0.9]},
             **{"domain": ["night"], "shift": [0.5], "keep_first": [{"captions": 2}], "first": [{"train": 2}]},
             **{"where": [{"corners": 4}], "incomplete": ["leave_out"], "matches": ["topic"]},
-            **{"columns": [{"text": "text"}, {"text": ["text", "colour"]}], "targets": [{"label": "topic"}]},
+            **{"fold_labels": [True], "columns": [{"text": "text"}, {"text": ["text", "colour"]}], "targets": [{"label": "topic"}]},
         },
     ),
     "questions": (

@@ -33,6 +33,11 @@ def is_text(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
 
 
+def is_file(dtype: pa.DataType) -> bool:
+    """Whether values are pictures or recordings {bytes, path}, which may name files."""
+    return pa.types.is_struct(dtype) and {"bytes", "path"} <= {part.name for part in dtype}
+
+
 def innermost(dtype: pa.DataType) -> pa.DataType:
     """Type of the values of lists, of lists of lists, ...; that of anything else itself."""
     while is_list(dtype):
@@ -163,7 +168,7 @@ def named_files_key(values: pa.ChunkedArray, folder: Path) -> str:
     """Key of the files in a folder that pictures or recordings {bytes, path} without bytes name; else empty."""
     if is_list(values.type):
         return named_files_key(pc.list_flatten(values), folder)
-    if not pa.types.is_struct(values.type) or not {"bytes", "path"} <= {part.name for part in values.type}:
+    if not is_file(values.type):
         return ""
     paths = pc.struct_field(values, "path").filter(pc.struct_field(values, "bytes").is_null()).drop_null()
     files = [folder / path for path in paths.unique().to_pylist()]

@@ -32,6 +32,7 @@ from torch import Tensor
 from polyfed.core.activity import prepared, preparing
 from polyfed.core.errors import ConfigError, DataError, PolyfedError
 from polyfed.core.files import write_atomically
+from polyfed.data.account import Count, LeftOut
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.images import PIXELS, ImageFit, MaskResampling, Resampling, decode, picture_bytes, reason_of
 from polyfed.data.source import Column, Split
@@ -203,6 +204,26 @@ def remembered(path: Path, compute: Callable[[], list[int]]) -> list[int]:
     with usable(path.parent):
         write_atomically(path, json.dumps(numbers).encode())
     return numbers
+
+
+def cut_count(unit: str, path: Path, lengths: Callable[[], Sequence[int]], most: int) -> Count:
+    """Count of the units of values that are cut to ``most`` of them; kept at ``path``.
+
+    Args:
+        unit: tokens, or frames.
+        path: file in the cache; what lengths depend on, and ``most``, must be part of its name.
+        lengths: gives the units of each value before any is cut.
+        most: units of a value that are read.
+    """
+
+    def compute() -> list[int]:
+        units = np.asarray(lengths(), np.int64)
+        longest = int(units.max(initial=0))
+        return [int(units.sum()), int(np.minimum(units, most).sum()), int((units > most).sum()), longest]
+
+    found, read, cut, longest = remembered(path, compute)
+    values = f"of {cut:,} values with more than {most}, cut off; the longest has {longest}"
+    return Count.of(unit, found, read, [LeftOut(values, found - read)])
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.files import write_atomically
-from polyfed.data.arrow import innermost, is_list, is_text, lacking
+from polyfed.data.arrow import innermost, is_file, is_list, is_text, lacking
 from polyfed.data.files import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
 from polyfed.data.images import decode, mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.sounds import waveform
@@ -55,7 +55,7 @@ class ColumnRoles:
 
         ``label`` is the column of classes, if that is known.
         """
-        files = [field.name for field in table.schema if is_picture(field.type)]
+        files = [field.name for field in table.schema if is_file(field.type)]
         decoded = (field.name for field in table.schema if _is_recording(field.type))
         audio = _called(files, _SOUNDS) or _first(decoded)
         pictures = [name for name in files if name != audio]
@@ -150,10 +150,6 @@ def _first(names: Iterable[str]) -> str | None:
 
 def _is_recording(dtype: pa.DataType) -> bool:
     return pa.types.is_struct(dtype) and {"array", "sampling_rate"} <= {field.name for field in dtype}
-
-
-def is_picture(dtype: pa.DataType) -> bool:
-    return pa.types.is_struct(dtype) and {"bytes", "path"} <= {field.name for field in dtype}
 
 
 def _called(names: Sequence[str], usual: Sequence[str]) -> str | None:
@@ -318,7 +314,7 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
         for start in prepared(f"{split}: items", starts, len(rows), size=BATCH_ITEMS):
             batch = pa.Table.from_pylist(sieve.kept(rows.slice(start, BATCH_ITEMS).to_pylist(), split), schema)
             for name in batch.column_names:
-                if not is_picture(batch.schema.field(name).type) and (gaps := int(lacking(batch.column(name)).sum())):
+                if not is_file(batch.schema.field(name).type) and (gaps := int(lacking(batch.column(name)).sum())):
                     sieve.findings.lacking[name] = sieve.findings.lacking.get(name, 0) + gaps
             written, size = written + len(batch), size + batch.nbytes
             writer.write_table(batch)
@@ -335,5 +331,5 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
 
 def _schema(schema: pa.Schema) -> pa.Schema:
     """The columns with Hugging Face metadata that make pictures of them wherever the files are opened."""
-    features = {entry.name: {"_type": "Image"} for entry in schema if is_picture(entry.type)}
+    features = {entry.name: {"_type": "Image"} for entry in schema if is_file(entry.type)}
     return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})

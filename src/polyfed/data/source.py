@@ -17,6 +17,7 @@ from pydantic import Field
 
 from polyfed.core.errors import DataError
 from polyfed.core.settings import Settings
+from polyfed.data.account import Count
 from polyfed.data.arrow import Mask, fingerprint_of, is_list, is_text, lacking, list_lengths
 
 OTHER_LAYOUTS = (
@@ -148,6 +149,7 @@ class Split:
         read: column name -> Column; raises DataError naming file and column if it is not there.
         left_out: column -> items that were left out because this column lacks them; an item that lacks two counts in
             both. Empty unless the source leaves incomplete items out.
+        count: rows found, items read, and why others are left out; None: of a source that counts none.
         matches: column whose equal values make items right answers to each other; None: each item is its own only.
     """
 
@@ -159,6 +161,7 @@ class Split:
     classes: Mapping[str, tuple[str, ...]]
     read: Callable[[str], Column]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    count: Count | None = None
     matches: str | None = None
 
     def __len__(self) -> int:
@@ -195,6 +198,14 @@ class Source(Settings):
         Raises:
             DataError: the folder, the split or a named column is missing.
         """
+
+    def account(self, *, name: str, data_dir: Path | None) -> tuple[Count, ...]:
+        """What was found of files, rows, columns and items, what is read, and why the rest is left out.
+
+        Raises:
+            DataError: as for ``open``.
+        """
+        return ()
 
     def most_items(self, split: str, name: str) -> int | None:
         """Items of a split at most, where settings alone say; ``name`` is what the configuration calls the source.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import unicodedata
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from polyfed.core.errors import DataError, nearest
+from polyfed.data.account import Count, LeftOut
 from polyfed.data.arrow import (
     Mask,
     class_names,
@@ -28,6 +30,7 @@ from polyfed.data.arrow import (
     empty,
     fingerprint_of,
     innermost,
+    is_file,
     is_list,
     is_text,
     joined,
@@ -36,6 +39,7 @@ from polyfed.data.arrow import (
     named_files_key,
     unless_blank,
 )
+from polyfed.data.images import picture_bytes
 from polyfed.data.source import Column, Source, Split, called
 
 
@@ -189,6 +193,11 @@ class TableSource(Source):
         description="column of lists -> how many entries of each list are kept: {captions: 5}, as recalls on COCO are "
         "of five captions a picture",
     )
+    fold_labels: bool = Field(
+        default=False,
+        description="class names that differ in case, blanks or Unicode form alone are one class, with the most "
+        "frequent spelling",
+    )
     matches: str | None = Field(
         default=None,
         description="column of texts or integers: items with equal values are right answers to each other, an item "
@@ -225,6 +234,29 @@ class TableSource(Source):
                 raise DataError(f"source '{name}', first.{other}: no split of the source; {valid}") from error
         return split_of_table(self.rows(split, name=name, data_dir=data_dir), self, name)
 
+    def account(self, *, name: str, data_dir: Path | None) -> tuple[Count, ...]:
+        """See ``Source``; items of the usual splits, and columns."""
+        counts, columns = [], dict[str, None]()
+        for split in _USUAL:
+            try:
+                table = self.rows(split, name=name, data_dir=data_dir)
+            except DataError:  # there is none
+                continue
+            columns |= dict.fromkeys(table.schema.names)
+            opened = split_of_table(table, self, name)
+            counts += [opened.count] if opened.count else []
+        named = {table.ids, self.matches, *self.targets.values(), *self.where, *self.reading}
+        for parts in self.columns.values():
+            named |= {parts} if isinstance(parts, str) else {*parts}
+        unused = [column for column in columns if column not in named]
+        left_out = [LeftOut("that no setting names", len(unused), ", ".join(unused[:_SHOWN]))]
+        return (*counts, Count.of("columns", len(columns), len(named & columns.keys()), left_out))
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """Columns that decide which rows belong to which split."""
+        return ()
+
 
 class StoredSource(TableSource):
     """A source of tables that somebody stored; a split that is missing may be drawn from ``train``."""
@@ -234,12 +266,24 @@ class StoredSource(TableSource):
         description="validation or test -> share of train that is drawn for it, where the source has no such split; "
         "the same rows on every machine",
     )
+    together: tuple[str, ...] = Field(
+        default=(),
+        description="columns whose equal values stay in one drawn split, such as [patient_id]; `contents`: equal "
+        "pictures, or rows, do",
+    )
     max_rows: int = Field(default=10_000_000, ge=1, description="rows that a stored split may have")
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """See ``TableSource``."""
+        return self.together
 
     @model_validator(mode="after")
     def _leave_something(self) -> Self:
         if unknown := self.fractions.keys() - {"validation", "test"}:
             raise ValueError(f"fractions: '{min(unknown)}' is no split to be drawn; valid: validation, test")
+        if self.together and not any(self.fractions.values()):
+            raise ValueError("together has no effect without fractions; leave it out, or give shares to be drawn")
         if sum(self.fractions.values()) >= 1:
             raise ValueError(f"fractions add up to {sum(self.fractions.values()):g}; leave something for train")
         return self
@@ -253,27 +297,43 @@ class StoredSource(TableSource):
         if (count := stored.count()) > self.max_rows:
             limit = f"the limit is {self.max_rows:,}; raise max_rows of '{name}'"
             raise DataError(f"{stored.place}: {count:,} rows, {limit}")
-        return _drawn(stored, split, shares) if shares and stored.split == "train" else stored
+        return _drawn(stored, split, shares, self.together) if shares and stored.split == "train" else stored
 
 
-def _drawn(table: SplitTable, split: str, shares: Mapping[str, float]) -> SplitTable:
+CONTENTS = "contents"
+"""In ``together``: items with equal pictures, or without pictures equal rows."""
+
+
+def _drawn(table: SplitTable, split: str, shares: Mapping[str, float], together: Sequence[str] = ()) -> SplitTable:
     """The rows of ``train`` that a split has, by a hash of ids, or without ids of all but pictures and recordings.
 
-    They are the same on every machine, and equal ids, or equal contents, are in one split.
+    They are the same on every machine; equal ids, equal contents and rows that ``together`` joins are in one split.
     """
     if table.ids is not None:
         table.require(table.ids, table.place)
+    for column in together:
+        if column != CONTENTS:
+            table.require(column, f"{table.place} (together)")
     plain = [entry.name for entry in table.schema if not re.search("struct|binary", str(entry.type))]
     columns = plain if table.ids is None else [table.ids]
     rows = zip(*(table.read(column).to_pylist() for column in columns), strict=True)
     keys = ["\x1f".join("<NA>" if value is None else str(value) for value in row) for row in rows]
     keys = keys or [str(row) for row in range(table.count())]
+    joining = [_contents(table) if column == CONTENTS else table.read(column).to_pylist() for column in together]
+    keys = _groups([keys, *joining]) if together else keys
     order = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
-    counts = {one: round(share * len(order)) or bool(share) for one, share in shares.items()}
-    if order and sum(counts.values()) >= len(order):
-        remedy = f"too few to draw {' and '.join(counts)} from; add some, or set these shares to 0 (fractions)"
-        raise DataError(f"'{table.where}' has {len(order)} items, {remedy}")
-    parts = [one for one, count in counts.items() for _ in range(count)]
+    # a share is of items, of which groups have several
+    sizes = Counter(keys) if together else Counter(order)
+    parts = list[str]()
+    for one, share in shares.items():
+        wanted = round(share * sizes.total()) or bool(share)
+        while wanted > 0 and len(parts) < len(order):
+            wanted -= sizes[order[len(parts)]]
+            parts.append(one)
+    if order and len(parts) >= len(order):
+        what = f"items that stay together in {len(order)} groups" if together else "items"
+        remedy = f"too few to draw {' and '.join(shares)} from; add some, or set these shares to 0 (fractions)"
+        raise DataError(f"'{table.where}' has {sizes.total()} {what}, {remedy}")
     split_of = dict.fromkeys(order, "train") | dict(zip(order, parts, strict=False))
     mask = pa.array([split_of[key] == split for key in keys])
     return replace(
@@ -284,6 +344,46 @@ def _drawn(table: SplitTable, split: str, shares: Mapping[str, float]) -> SplitT
         key=lambda column: fingerprint_of(table.key(column), mask_key(np.array(mask))),
         take=None,
     )
+
+
+def _groups(columns: Sequence[Sequence[Any]]) -> list[str]:
+    """One key a row; rows that have a value of a column in common, directly or by others, have the same."""
+    parent = list(range(len(columns[0])))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    for values in columns:
+        first: dict[Any, int] = {}
+        for row, value in enumerate(values):
+            if value not in (None, ""):
+                parent[root(row)] = root(first.setdefault(str(value), row))
+    keys = dict[int, str]()
+    for row, key in enumerate(columns[0]):  # the least of all keys, whatever the order of rows
+        keys[root(row)] = min(key, keys.get(root(row), key))
+    return [keys[root(row)] for row in range(len(parent))]
+
+
+_digests: dict[str, list[str]] = {}  # of the contents of a few tables, which every participant opens
+
+
+def _contents(table: SplitTable) -> list[str]:
+    """Digest of the picture or recording of each row, or without any of all of it."""
+    files = [entry.name for entry in table.schema if is_file(entry.type)]
+    columns = files[:1] or table.schema.names
+    stamp = fingerprint_of(*map(table.key, columns))
+    if stamp not in _digests:
+        rows = list(zip(*(table.read(column).to_pylist() for column in columns), strict=True))
+        try:
+            contents = [picture_bytes(row[0], table.folder) if files else repr(row).encode() for row in rows]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{table.place} (together: {CONTENTS}): {error}; mend or leave out the row") from error
+        if len(_digests) > 8:
+            _digests.clear()
+        _digests[stamp] = [hashlib.sha256(content).hexdigest() for content in contents]
+    return _digests[stamp]
 
 
 def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
@@ -301,7 +401,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     Raises:
         DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
     """
-    table = _with_structs(table, source, name)
+    table = _with_folded(_with_structs(table, source, name), source)
     _require_columns(table, source, name)
     names = class_names(table.schema, table.where)
     codes = {column: _codes(table, column, names) for column in source.targets.values()}
@@ -309,7 +409,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     classes = {target: _classes(table, source, target, names) for target in source.targets}
     # a column is read as labels wherever a target names it, and as it stands otherwise
     names_of_labels = {column: classes[target] for target, column in source.targets.items()}
-    rows, left_out = _items(table, source, names)
+    rows, left_out, counted = _items(table, source, names)
     with_gaps = set(source.column_names.values()) if source.incomplete == "keep" else set[str]()
 
     def kept(column: str) -> pa.ChunkedArray:
@@ -350,6 +450,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         classes={target: names for target, names in classes.items() if names},
         read=read,
         left_out=left_out,
+        count=counted,
         matches=source.matches,
     )
 
@@ -357,6 +458,41 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
 def _parts(source: TableSource) -> dict[str, tuple[str, ...]]:
     """What columns in brackets are called -> these."""
     return {called(parts): parts for parts in source.columns.values() if not isinstance(parts, str)}
+
+
+def folded(name: str) -> str:
+    """A name without what is easily overlooked: case, blanks at its ends or doubled, Unicode form."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def spellings(names: Iterable[str | None]) -> dict[str, list[str]]:
+    """Folded name -> its spellings, the most frequent first."""
+    counts = Counter(name for name in names if name is not None and name.strip())
+    found: dict[str, list[str]] = {}
+    for name, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])):
+        found.setdefault(folded(name), []).append(name)
+    return found
+
+
+def _with_folded(table: SplitTable, source: TableSource) -> SplitTable:
+    """The table with one spelling of each class, where the source says so."""
+    everywhere = table.everywhere
+    if not source.fold_labels or everywhere is None:
+        return table
+
+    def usual(column: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        if column not in source.targets.values() or not is_text(values.type):
+            return values
+        known = spellings(everywhere(column).to_pylist())
+        names = [name and known.get(folded(name), [name])[0] for name in values.to_pylist()]
+        return pa.chunked_array([pa.array(names, values.type)])
+
+    return replace(
+        table,
+        read=lambda column: usual(column, table.read(column)),
+        everywhere=lambda column: usual(column, everywhere(column)),
+        key=lambda column: fingerprint_of(table.key(column), "folded"),
+    )
 
 
 def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTable:
@@ -387,9 +523,11 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
         read=read,
         schema=schema,
         filled=lambda column: any(map(table.filled, structs.get(column, (column,)))),
-        key=lambda column: fingerprint_of(*((part, table.key(part)) for part in structs[column]))
-        if column in structs
-        else table.key(column),
+        key=lambda column: (
+            fingerprint_of(*((part, table.key(part)) for part in structs[column]))
+            if column in structs
+            else table.key(column)
+        ),
     )
 
 
@@ -417,11 +555,12 @@ def _entries(table: SplitTable, source: TableSource, column: str) -> pa.ChunkedA
 
 def _items(
     table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
-) -> tuple[Mask | None, dict[str, int]]:
-    """Which rows are items (None: all), and column -> how many fitting rows lack it."""
+) -> tuple[Mask | None, dict[str, int], Count]:
+    """Which rows are items (None: all), column -> how many fitting rows lack it, and the count of all."""
     lenient, first = source.incomplete != "refuse", source.first.get(table.split)
+    unit, total = f"items of {table.split}", table.count()
     if not source.where and not lenient and first is None:
-        return None, {}
+        return None, {}, Count(unit, total, total)
     fitting: Mask = np.ones(table.count(), np.bool_)
     wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
     for column, values in wanted.items():
@@ -429,11 +568,14 @@ def _items(
     if not fitting.any():
         asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
         raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
+    reasons = [LeftOut("do not fit `where`", total - int(fitting.sum()))]
     fitting &= np.arange(len(fitting)) < (first or len(fitting))
+    reasons += [LeftOut(f"behind the first {first}", total - int(fitting.sum()) - reasons[0].count)]
     if not fitting.any():
         raise DataError(f"{table.place}: none of the items that fit where is among the first {first}; raise first")
     rows, left_out = _complete(table, source, fitting) if lenient else (fitting, {})
-    return None if rows.all() else rows, left_out
+    reasons += [LeftOut(f"lack {' or '.join(left_out)}", int(fitting.sum() - rows.sum()))]
+    return None if rows.all() else rows, left_out, Count.of(unit, total, int(rows.sum()), reasons)
 
 
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:

@@ -13,6 +13,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
 from polyfed.core.untrusted import file_json
+from polyfed.data.account import Count
 from polyfed.data.images import PIXELS
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
@@ -75,6 +76,14 @@ class View(Settings):
         Raises:
             DataError: a value cannot be decoded; the message names the row and the file.
         """
+
+    def cut(self, column: Column, modality: str, context: DataContext) -> Count | None:
+        """Count of the parts of values that fit, and of those that are cut off; None: the view cuts nothing off.
+
+        Raises:
+            DataError, ConfigError: as for ``open``.
+        """
+        return None
 
     def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
         """The view as it is beside those of other modalities, whose settings it may share.

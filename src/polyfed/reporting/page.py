@@ -14,6 +14,7 @@ import yaml
 
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import plain
+from polyfed.reporting.accounts import recorded_accounts
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.markup import GalleryEntry, html_templates, markdown_templates, resource
 from polyfed.reporting.metrics import EVALUATIONS, spreads_json
@@ -177,6 +178,7 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: 
     }
     of_clients = {"Table: mean, worst client, disparity": _filled(clients_table(records, "test"))}
     of_partition = {"Tables: sizes, columns, classes": _filled(*partition_tables(records.holdings))}
+    of_partition |= {"Table: what was read of the data": _filled(*recorded_accounts(records.folder))}
     of_leakage = {"Attacks on what clients sent, and on the models": _filled(*leakage_tables(records))}
     sections = [
         PageSection("server", "Server", drawn("server"), folded=of_server),

@@ -8,6 +8,7 @@ ledger.jsonl      bytes that crossed the wire
 timing.jsonl      seconds a round, CPU seconds of the method
 pace.jsonl        of runs in virtual time: who was started and has replied when
 partition.json    who holds which items
+accounts.json     of each source: what was found, read, and left out
 history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
 progress.jsonl    events of the run, for polyfed watch
 tracebacks.log    what failed clients told in detail

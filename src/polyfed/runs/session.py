@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from polyfed.federation.server import Server
 from polyfed.federation.state import StateStore
 from polyfed.federation.types import Blueprint
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
+from polyfed.runs.accounts import ACCOUNTS, accounts_of, plain
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
 from polyfed.runs.events import (
@@ -211,6 +213,8 @@ class Session:
         self.experiment.algorithm.setup(self.server)
         start = self.experiment.start
         config = self.experiment.to_yaml(start)  # so that it says nothing of this machine
+        accounts = plain(accounts_of(self.experiment, self.federation))
+        self.folder.write(ACCOUNTS, json.dumps(accounts, ensure_ascii=False) + "\n")
         self.folder.begin(self.identity, config, start, environment(self.experiment), self.partition())
         self.loop().start()
 

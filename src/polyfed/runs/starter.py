@@ -295,7 +295,7 @@ class StarterSource:
                 tables[split] = source.rows(split, name=kind, data_dir=None)
         table, roles = tables["train"], _roles(kind, tables["train"], path, label)
         known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
-        left_out = source.content().left_out if isinstance(source, Folder) else []
+        left_out = [str(part) for count in source.account(name=kind, data_dir=None) for part in count.left_out]
         left_out = [*left_out, *([f"{gaps} rows without a label: left out"] if "incomplete" in settings else ())]
         return cls(
             kind=kind,

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import file_key, fingerprint_of
+from polyfed.data.account import Count, LeftOut
+from polyfed.data.arrow import file_key
 from polyfed.data.files import (
     CAPTIONS,
     FILE,
@@ -112,8 +114,16 @@ class Folder(StoredSource):
         """
         path = path_of(self.path, name, data_dir, may_be_file=True)
         folder = path.parent if path.is_file() else path
-        files = _files_in(folder)
-        return _read(self.model_dump_json(), path, folder, tuple(files), fingerprint_of(*files.values()))
+        return _read(self.model_dump_json(), path, folder, _files_in(folder))
+
+    def account(self, *, name: str, data_dir: Path | None) -> tuple[Count, ...]:
+        """See ``Source``; of files, and of rows of annotations, too."""
+        return (*self.content(name, data_dir).counts, *super().account(name=name, data_dir=data_dir))
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """See ``TableSource``."""
+        return (*super().reading, FILE, self.split_column or SPLIT)
 
     def split_called(self, name: str) -> str | None:
         """Our split that a name means; None if it means none."""
@@ -134,6 +144,7 @@ class FolderTable:
         unused: pictures of the folder that no row names, and that have no captions beside them.
         without_picture: what rows call pictures that are not there, where these rows are left out; captions of none.
         unread: ending -> files of the folder that are neither pictures nor recordings, nor say anything about them.
+        counts: of files, and of rows of annotations.
         is_told: whether anything tells splits; else all is ``train``.
     """
 
@@ -144,23 +155,45 @@ class FolderTable:
     unused: tuple[str, ...] = ()
     without_picture: tuple[str, ...] = ()
     unread: Mapping[str, int] = field(default_factory=dict)
+    counts: tuple[Count, ...] = ()
     is_told: bool = False
 
-    @property
-    def left_out(self) -> list[str]:
-        """What is not read, in words: counts, and the first of each kind."""
-        partners = {"files without a row or captions": self.unused, "captions without a picture": self.without_picture}
-        told = [f"{len(names)} {what}, such as '{names[0]}': left out" for what, names in partners.items() if names]
-        return [*told, *(f"{count} {ending}: not read" for ending, count in self.unread.items())]
+
+class _Files(NamedTuple):
+    """Files of a folder.
+
+    Attributes:
+        keys: path below the folder and ``file_key`` of every file that is looked at, in the order of paths.
+        hidden: paths of files that are hidden, or in hidden folders.
+        systems: paths of files that systems make for themselves, such as thumbnails.
+    """
+
+    keys: tuple[tuple[str, str], ...]
+    hidden: tuple[str, ...]
+    systems: tuple[str, ...]
 
 
-def _files_in(folder: Path) -> dict[str, str]:
-    """Path below the folder -> ``file_key`` of every file that is not hidden, in the order of paths."""
-    stamps = {}
+# of Synology, QNAP, Windows, macOS and Linux; hidden ones begin with a point
+_OF_SYSTEMS = re.compile(
+    r"@.*|#(recycle|snapshot)|\$recycle\.bin|~\$.*|__macosx|lost\+found|system volume information|(eh)?thumbs\.db|"
+    r"desktop\.ini|thumbnails?",
+    re.I,
+)
+
+
+def _files_in(folder: Path) -> _Files:
+    stamps, hidden, systems = dict[str, str](), list[str](), list[str]()
     for top, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for path in (Path(top, name) for name in names if not name.startswith(".")):
+        folders.sort()
+        for path in (Path(top, name) for name in names):
             name = path.relative_to(folder).as_posix()
+            parts = PurePosixPath(name).parts
+            if any(part.startswith(".") for part in parts):
+                hidden.append(name)
+                continue
+            if any(_OF_SYSTEMS.fullmatch(part) for part in parts):
+                systems.append(name)
+                continue
             try:
                 name.encode()
                 stamps[name] = file_key(path)
@@ -168,12 +201,12 @@ def _files_in(folder: Path) -> dict[str, str]:
                 raise DataError(f"the name of {name!a} in '{folder}' is not UTF-8; rename it") from error
             except OSError as error:
                 raise DataError(f"'{path}' cannot be read ({error.strerror}); mend the link or remove it") from error
-    return dict(sorted(stamps.items()))
+    return _Files(tuple(sorted(stamps.items())), tuple(sorted(hidden)), tuple(sorted(systems)))
 
 
 @lru_cache(maxsize=8)
-def _read(settings: str, path: Path, folder: Path, names: tuple[str, ...], stamp: str) -> FolderTable:
-    return _Reader(Folder.model_validate_json(settings), path, folder, names).table()
+def _read(settings: str, path: Path, folder: Path, files: _Files) -> FolderTable:
+    return _Reader(Folder.model_validate_json(settings), path, folder, files).table()
 
 
 class _Reader:
@@ -183,15 +216,18 @@ class _Reader:
         settings: what the source was told.
         path: the folder, or one file of it.
         folder: the folder.
-        names: of all its files.
+        files: all of it.
+        names: of those that are looked at.
         pictures: those that are pictures; of a folder without pictures, recordings.
         column: what these are called in the table.
+        rows: count of the rows of annotations, once they are read.
     """
 
-    def __init__(self, settings: Folder, path: Path, folder: Path, names: tuple[str, ...]) -> None:
-        self.settings, self.path, self.folder, self.names = settings, path, folder, names
-        self.pictures, self.column = [name for name in names if _ending(name) in picture_endings()], IMAGE
-        if not self.pictures and (sounds := [name for name in names if _ending(name) in _SOUNDS]):
+    def __init__(self, settings: Folder, path: Path, folder: Path, files: _Files) -> None:
+        self.settings, self.path, self.folder, self.files = settings, path, folder, files
+        self.names, self.rows = tuple(name for name, _ in files.keys), list[Count]()
+        self.pictures, self.column = [name for name in self.names if _ending(name) in picture_endings()], IMAGE
+        if not self.pictures and (sounds := [name for name in self.names if _ending(name) in _SOUNDS]):
             self.pictures, self.column = sounds, AUDIO
 
     def table(self) -> FolderTable:
@@ -203,14 +239,41 @@ class _Reader:
         splits = told or ("train",) * _count(rows)
         texts = [name for name in self.names if beside and _ending(name) == "txt"]
         read = [file.relative_to(self.folder).as_posix() for file in annotations]
+        read += [name for name in self.names if name.lower().endswith("images.txt")]  # lists of splits
         unread = self._unread({*self.pictures, *read, *texts})
         if FILE not in rows:
-            return FolderTable(self.folder, table, splits, unread=unread, is_told=bool(told))
+            counts = self._counts({*read}, unread=unread)
+            return FolderTable(self.folder, table, splits, unread=unread, counts=counts, is_told=bool(told))
         others = self._other_pictures(rows)
         for name, paths in ({self.column: rows[FILE]} | others).items():
             table = _with_pictures(table, name, paths)
         unused = tuple(sorted(set(self.pictures).difference(rows[FILE], *others.values())))
-        return FolderTable(self.folder, table, splits, self.column, unused, without_picture, unread, bool(told))
+        lonely = without_picture if beside else ()
+        named = {*read, *texts, *self.pictures} - {*unused, *lonely}
+        counts = self._counts(named, unused, lonely, unread)
+        return FolderTable(self.folder, table, splits, self.column, unused, without_picture, unread, counts, bool(told))
+
+    def _counts(
+        self,
+        read: set[str],
+        unused: Sequence[str] = (),
+        lonely: Sequence[str] = (),
+        unread: Mapping[str, int] = MappingProxyType({}),
+    ) -> tuple[Count, ...]:
+        """Counts of files and rows; of a file that is named itself, and the pictures that its rows may name."""
+        is_folder = not self.path.is_file()
+        found = len(self.names) if is_folder else 1 + (len(self.pictures) if {*self.pictures} & read or unused else 0)
+        left_out = [
+            LeftOut(f"that no row or captions name ({self.column})", len(unused), next(iter(unused), "")),
+            LeftOut("of captions without a picture", len(lonely), next(iter(lonely), "")),
+            *(LeftOut(f"{ending}, which are not read", count) for ending, count in unread.items()),
+        ]
+        if is_folder:
+            hidden, systems = self.files.hidden, self.files.systems
+            found += len(hidden) + len(systems)
+            left_out += [LeftOut("hidden", len(hidden), next(iter(hidden), ""))]
+            left_out += [LeftOut("that systems make for themselves", len(systems), next(iter(systems), ""))]
+        return (Count.of("files", found, len(read), left_out), *self.rows)
 
     def _annotations(self) -> list[Path]:
         if self.path.is_file():
@@ -226,7 +289,6 @@ class _Reader:
     def _unread(self, read: set[str]) -> dict[str, int]:
         """Ending -> files of a folder that are not read; of a file that is named itself there is no folder to read."""
         names = [] if self.path.is_file() else [name for name in self.names if name not in read]
-        names = [name for name in names if not name.lower().endswith("images.txt")]
         return dict(Counter(PurePosixPath(name).suffix.lower() or "without ending" for name in names).most_common())
 
     def _arrow(self, rows: Rows) -> pa.Table:
@@ -245,6 +307,7 @@ class _Reader:
         """The rows, and what those that are left out call pictures that are not there."""
         if files:
             rows = _together([self._annotated(file) for file in files])
+            self.rows = [Count("rows", _count(rows), _count(rows))]
             # a file that is named itself may hold texts beside somebody's pictures
             is_of_pictures = FILE in rows or (self.pictures and not self.path.is_file())
             if not is_of_pictures:
@@ -298,6 +361,8 @@ class _Reader:
         missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
         told = self._check_gaps(missing, len(paths), file) if missing else ()
         kept = [number for number, path in enumerate(paths) if path is not None]
+        reason = LeftOut("whose picture is not there, or not read", len(missing), next(iter(told), ""))
+        self.rows = [Count.of("rows", len(paths), len(kept), [reason])]
         return {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}, told
 
     def _check_gaps(self, missing: Sequence[str], rows: int, file: Path) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
+from polyfed.data.account import Count
 from polyfed.data.backbones import (
     BackboneTower,
     ImagePreparation,
@@ -118,6 +119,14 @@ class Features(View):
             ahead=context.ahead,
             group=max(256, 16 * compute.block),
         )
+
+    def cut(self, column: Column, modality: str, context: DataContext) -> Count | None:
+        """See ``View``; of texts alone."""
+        folder = self._folder(context)
+        if input_kind(folder, self.tower) != "text":
+            return None
+        tokens = Tokens(tokenizer=PretrainedTokenizer(path=str(folder)), length=max(2, self.length))
+        return tokens.cut(column, modality, context)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         folder = self._folder(context)
@@ -291,6 +300,10 @@ class Native(View):
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         return self.resolved(modality, context).open(column, modality, context)
+
+    def cut(self, column: Column, modality: str, context: DataContext) -> Count | None:
+        """See ``View``."""
+        return self.resolved(modality, context).cut(column, modality, context)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         return self.resolved(modality, context).spec(modality, context)

@@ -13,11 +13,13 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.core.activity import prepared
 from polyfed.core.settings import Settings
+from polyfed.data.account import Count
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.cache import StoredRows, unreadable
+from polyfed.data.cache import StoredRows, cut_count, unreadable
 from polyfed.data.samples import Inputs
-from polyfed.data.sounds import recorded_mel
+from polyfed.data.sounds import recorded_mel, waveform
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 
@@ -74,6 +76,16 @@ class Mel(View):
             ahead=context.ahead,
         )
         return MelRows(stored, self)
+
+    def cut(self, column: Column, modality: str, context: DataContext) -> Count:
+        """See ``View``; in frames of 10 ms."""
+
+        def lengths() -> list[int]:
+            values = prepared(f"lengths of {column.where}", column.flat_values(), len(column.flat_values()))
+            return [len(waveform(value.as_py(), 100, column.folder)) for value in values]
+
+        stamp = fingerprint_of(_VERSION, self.frames, column.fingerprint)
+        return cut_count(f"frames of {modality}", context.cache / f"cut-{stamp}.json", lengths, self.frames)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (1, bands, frames) or (frames, bands)."""

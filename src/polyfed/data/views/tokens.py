@@ -16,8 +16,9 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
 from polyfed.core.declarations import own_code
+from polyfed.data.account import Count
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.cache import kept_numbers
+from polyfed.data.cache import cut_count, kept_numbers
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.tokenizers import Tokenizer, Vocabulary, Words
@@ -25,6 +26,8 @@ from polyfed.data.view import DataContext, InputSpec, View
 
 _log = logging.getLogger(__name__)
 _MANY = 0.5  # share of unknown words that is more than a remark
+_FEW_CUT = 0.01  # share of tokens that is no more than a remark
+_WHOLE = 1 << 20  # tokens, beyond every text
 _LOOKED_AT = 1000  # texts, where not all become tokens ahead
 _VERSION = 2  # raise when the same settings give other ids
 
@@ -56,9 +59,21 @@ class Tokens(View):
             ids = kept_numbers(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
             context.fitted[key] = torch.from_numpy(ids)
             _tell_unknown(torch.from_numpy(ids), vocabulary, column)
+            if ids.shape[1] >= self.length:  # else nothing can have been cut
+                _tell_cut(self.cut(column, modality, context), column)
         tokens = context.fitted[key]
         assert isinstance(tokens, Tensor)
         return TokenRows(tokens, vocabulary, self.drop, self.delete)
+
+    def cut(self, column: Column, modality: str, context: DataContext) -> Count:
+        """See ``View``; in tokens, marks of begin and end included."""
+        vocabulary = self.tokenizer.ready(modality, context)
+
+        def lengths() -> list[int]:
+            return [len(row) for row in vocabulary.encode(column.texts(), _WHOLE)]
+
+        path = context.cache / f"cut-{self._stamp(vocabulary, column)}.json"
+        return cut_count(f"tokens of {modality}", path, lengths, self.length)
 
     def _stamp(self, vocabulary: Vocabulary, column: Column) -> str:
         """Changes whenever the ids may: with the tokenizer, its code, what it has learnt or read, and the texts."""
@@ -80,6 +95,12 @@ def _tell_unknown(ids: Int32[Tensor, "n longest"], vocabulary: Vocabulary, colum
     share = int((ids == vocabulary.unknown).sum()) / max(1, words)
     level = logging.WARNING if share > _MANY else logging.INFO
     _log.log(level, "%s: %.1f %% of its words are unknown to the tokenizer", column.where, 100 * share)
+
+
+def _tell_cut(cut: Count, column: Column) -> None:
+    for part in cut.left_out:
+        level = logging.WARNING if part.count > _FEW_CUT * cut.found else logging.INFO
+        _log.log(level, "%s: %s tokens %s; raise length of the view", column.where, f"{part.count:,}", part.reason)
 
 
 def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int32[Tensor, "n longest"]:

@@ -21,6 +21,7 @@ from polyfed.core.activity import preparing
 from polyfed.core.device import cpu_threads
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
+from polyfed.data.account import Accounts
 from polyfed.data.samples import Samples
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client, ClientInfo, ServerEncoders
@@ -35,7 +36,9 @@ from polyfed.lab.analysis.cost import (
     without_deadlines,
 )
 from polyfed.models.model import Model
+from polyfed.reporting.accounts import account_table
 from polyfed.reporting.tables import TextTable, count, mib
+from polyfed.runs.accounts import accounts_of, plain
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
@@ -61,12 +64,14 @@ class DryRun:
         clients: everybody in the federation.
         sizes: of the models of one client of each kind, by its id, and of the server's.
         moved: client of each kind, by its id -> bytes of a round.
+        accounts: source -> what was found, read, and left out.
     """
 
     experiment: Experiment
     clients: tuple[ClientInfo, ...]
     sizes: Mapping[str, ModelSize]
     moved: Mapping[str, Moved]
+    accounts: Accounts
 
     @classmethod
     def of(cls, experiment: Experiment) -> DryRun:
@@ -79,7 +84,8 @@ class DryRun:
             session = Session(without_deadlines(experiment), RunFolder(Path(folder)), "dry")
             session.federation.data.ahead = False
             session.require_sound()
-            return cls(experiment, session.federation.infos, *_tried(session))
+            accounts = accounts_of(experiment, session.federation)
+            return cls(experiment, session.federation.infos, *_tried(session), accounts)
 
     def a_round(self, direction: str) -> dict[str, float]:
         """Kind of bundle -> bytes of all clients in a round, mean over rounds in which clients take part."""
@@ -114,6 +120,7 @@ class DryRun:
         protection = [("replies of clients", policy.words()), ("the model from false clients", policy.against_false())]
         participants = ("", "of them", "samples", "parameters", "trained")
         return [
+            account_table(plain(self.accounts)),
             TextTable("Who takes part", participants, list(self._participants())),
             TextTable("What crosses", ("", "a round", f"{rounds} rounds"), crossing, notes),
             TextTable("What protects it", ("", "by"), protection),
