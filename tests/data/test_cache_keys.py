@@ -140,6 +140,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             "annotations": ["letters.csv"],
             "file_column": ["pair"],
             "split_column": ["fold"],
+            "draw_missing": [],
             "splits": [{"train": ["a"], "test": ["b", "c"]}, {"train": ["b"], "test": ["a", "c"]}],
             "keep_first": [],
             "columns": [{"image": "pair", "text": "text"}, {"text": ["text", "fold"]}],
@@ -176,7 +177,11 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             **{"train": [7], "validation": [4], "test": [4], "size": [24], "seed": [1], "difficulty": [0.9]},
             **{"domain": ["night"], "shift": [0.5], "keep_first": [{"captions": 2}], "first": [{"train": 2}]},
             **{"where": [{"corners": 4}], "incomplete": ["leave_out"], "matches": ["topic"]},
-            **{"fold_labels": [True], "columns": [{"text": "text"}, {"text": ["text", "colour"]}], "targets": [{"label": "topic"}]},
+            **{
+                "fold_labels": [True],
+                "columns": [{"text": "text"}, {"text": ["text", "colour"]}],
+                "targets": [{"label": "topic"}],
+            },
         },
     ),
     "questions": (

@@ -159,7 +159,7 @@ def damaged(folder: Path, split: str) -> None:
     ("use", "message"),
     [
         (lambda folder: parquet().open("train", name="pets", data_dir=None),
-         r"'pets' is relative and no data folder.*--data-dir or POLYFED_DATA"),
+         r"'pets' is not beside the file .*, and no data folder.*--data-dir or POLYFED_DATA"),
         (lambda folder: parquet().open("test", name="pets", data_dir=folder).read("mask"),
          "pets/test: no column 'mask'"),
         (lambda folder: (damaged(folder, "train"), parquet().open("train", name="pets", data_dir=folder)),

@@ -38,12 +38,31 @@ def init_command(
     masks: Annotated[Path | None, typer.Option(help="folder of pictures with masks of their pixels' classes")] = None,
     table: Annotated[Path | None, typer.Option(help="CSV or Parquet of numbers and names with classes")] = None,
     label: Annotated[str | None, typer.Option(help="of a table or folder: column of classes")] = None,
+    public: Annotated[Path | None, typer.Option(help="folder of pictures with captions that everybody may see")] = None,
+    public_share: Annotated[
+        float | None, typer.Option(min=0.01, max=0.9, help="share of --pairs that becomes public, in place of a folder")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
     clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
     annotations: Annotated[str | None, typer.Option(help="of a folder: file with captions or labels")] = None,
     file_column: Annotated[str | None, typer.Option(help="of that file: column of pictures' file names")] = None,
     split_column: Annotated[str | None, typer.Option(help="of that file: column that says the split")] = None,
+    encoding: Annotated[str | None, typer.Option(help="of that file, such as windows-1251; else found")] = None,
+    decimal: Annotated[str | None, typer.Option(help="of its numbers: '.' or ','; else found")] = None,
+    together: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN|contents", help="rows with equal values, such as a patient's, stay in one split"),
+    ] = None,
+    fold_labels: Annotated[
+        bool | None,
+        typer.Option(
+            "--fold-labels/--keep-labels", help="classes that differ in case or blanks alone: one, or several"
+        ),
+    ] = None,
+    mask_values: Annotated[
+        str | None, typer.Option(metavar="YAML", help="what values of masks mean, such as 'threshold: 0'")
+    ] = None,
     image_encoder: Annotated[
         str | None,
         typer.Option(metavar="NAME|FOLDER", help="pretrained network of pictures; else the best of --weights-dir"),
@@ -57,10 +76,10 @@ def init_command(
 
     Asks for the data if no option names them. The file has comments; what it says is checked before it is written.
 
-    Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --clients 4; polyfed
-    init shop.yaml --pairs photos --weights-dir weights --image-encoder facebook/dinov2-small
+    Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --public-share 0.2; polyfed
+    init shop.yaml --pairs photos --public shared --weights-dir weights --image-encoder facebook/dinov2-small
     """
-    from polyfed.core.files import write_atomically
+    from polyfed.core.files import paths_from, write_atomically
     from polyfed.core.untrusted import yaml_content
     from polyfed.federation.settings import DataSettings
     from polyfed.lab.analysis.partition import held_items, planned_holdings
@@ -74,24 +93,45 @@ def init_command(
     given |= {"masks": masks, "table": table}
     paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
     layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column, "label": label}
-    sources = starter.starter_sources(paths, layout)
+    layout |= {"encoding": encoding, "decimal": decimal}
+    meaning = {"together": together, "fold_labels": fold_labels, "mask_values": mask_values}
+    console = Terminal()
+    with preparation_shown(console):
+        sources = starter.starter_sources(paths, layout | meaning)
+        shared = None
+        if public is not None:
+            shared = starter.StarterSource.of("pairs", public, name="public", is_public="pairs" in paths)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
-    read = [text for source in sources for text in source.texts]
+    every = [*sources, *([shared] if shared else [])]
+    read = [text for source in every for text in source.texts]
     encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute(), read)
-    options: dict[str, Any] = {"method": method, "clients": clients, "rounds": rounds, "encoders": encoders}
-    text = starter.starter_text(file.stem, str(file), sources, **options)
-    tables = held_items(planned_holdings(Experiment.load(yaml_content(text)), read=True)).tables
+    first = starter.Starter(file, sources, shared, public_share, method, clients, rounds, encoders)
+    first.require()
+    text = first.text
+    with paths_from(None, file.absolute().parent):
+        experiment = Experiment.load(yaml_content(text))
+    tables = held_items(planned_holdings(experiment, read=True)).tables
     write_atomically(file, text.encode())
-    Terminal().print_tables(tables)
-    for source in sources:
-        typer.echo("\n  ".join([f"the first training item of {source.kind}:", *source.sample]))
-        for warning in [*(source.warnings if source is sources[0] else ()), *source.told_of]:
+    console.print_tables(tables)
+    for source in every:
+        typer.echo(f"{source.name}: {source.path}")
+        _list("", [line for count in source.counts for line in count.lines()])
+        _list("the first training item:", source.sample)
+        _list("decided:", source.decisions)
+        for warning in [*(source.small if source is first.server_source else ()), *source.warnings]:
             typer.echo(f"warning: {warning}")
         for line in encoders.languages(source.texts):
             typer.echo(line)
+    _list("decided of the experiment:", first.decisions())
     if missing := [part for part in starter.pretrained_modalities(paths) if part not in encoders.names]:
         typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
+
+
+def _list(title: str, lines: Sequence[str]) -> None:
+    """Print lines below a title, if there are any."""
+    if lines:
+        typer.echo("\n  ".join(filter(None, [title, *lines])) if title else "\n".join(f"  {line}" for line in lines))
 
 
 def _asked() -> dict[DataKind, Path]:

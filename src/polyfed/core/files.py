@@ -151,6 +151,11 @@ def start_of_paths() -> Path:
     return _starts.get()[0] or Path.cwd()
 
 
+def folder_of_file() -> Path | None:
+    """The folder of the file of settings that is read; None: they come from no file."""
+    return _starts.get()[1]
+
+
 def whole(path: Path | str, start: Path | None = None) -> Path:
     """The path from ``start``, by default ``start_of_paths``, with ``~`` for the user's own."""
     given = os.path.expanduser(path)  # noqa: PTH111 - which leaves the name of a user who is not there as it is

@@ -53,7 +53,10 @@ class Count:
 
     def lines(self) -> list[str]:
         """One line, and one more for each reason."""
-        return [f"{self.found:,} {self.unit} found, {self.read:,} read", *(f"  {part}" for part in self.left_out)]
+        return [
+            f"{self.unit}: {self.found:,} found, {self.read:,} read",
+            *(f"  left out: {each}" for each in self.left_out),
+        ]
 
     def plain(self) -> dict[str, Any]:
         """For a file: numbers and reasons, without names of files."""

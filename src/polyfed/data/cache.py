@@ -222,7 +222,7 @@ def cut_count(unit: str, path: Path, lengths: Callable[[], Sequence[int]], most:
         return [int(units.sum()), int(np.minimum(units, most).sum()), int((units > most).sum()), longest]
 
     found, read, cut, longest = remembered(path, compute)
-    values = f"of {cut:,} values with more than {most}, cut off; the longest has {longest}"
+    values = f"cut off {cut:,} values longer than {most}; the longest has {longest}"
     return Count.of(unit, found, read, [LeftOut(values, found - read)])
 
 

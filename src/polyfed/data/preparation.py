@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,8 @@ class ColumnRoles:
             if gap
         ]
 
-    def sample(self, table: SplitTable) -> list[str]:
-        """The first item, a column a line with its role, as it would be trained with.
+    def sample(self, table: SplitTable, unused: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+        """The first item, a column a line with its role, or why it has none, as it would be trained with.
 
         Raises:
             DataError: its picture, mask or recording is none.
@@ -100,7 +101,7 @@ class ColumnRoles:
         for name in table.schema.names:
             value = table.read(name)[0].as_py()
             shown = " ".join(str(value[0] if isinstance(value, list) and value else value).split())[:60]
-            role, word = role_of.get(name, ("", "not used"))
+            role, word = role_of.get(name, ("", ": ".join(filter(None, ["not used", unused.get(name)]))))
             if role in ("image", "audio", "mask"):
                 try:
                     shown = _look(role, value, table.folder)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from polyfed.core.errors import DataError
+from polyfed.core.files import whole
 from polyfed.core.settings import Settings
 from polyfed.data.account import Count
 from polyfed.data.arrow import Mask, fingerprint_of, is_list, is_text, lacking, list_lengths
@@ -186,6 +187,28 @@ class Source(Settings):
         description="target name (label, answer, ...) -> column with class numbers, booleans or class names",
     )
 
+    def beside(self, folder: Path, name: str, data_dir: Path | None) -> Self:
+        """The source with its path made absolute where it lies beside the file that names it, in a folder.
+
+        A path that begins with a point always does; another does unless it is in the data folder.
+
+        Raises:
+            ValueError: it may be either.
+        """
+        given = getattr(self, "path", None)
+        if not isinstance(given, str) or Path(given).expanduser().is_absolute():
+            return self
+        here, there = whole(given, folder), None if data_dir is None else whole(given, data_dir)
+        if not given.startswith("."):
+            if there is not None and there.exists() and here.exists() and not there.samefile(here):
+                raise ValueError(
+                    f"sources.{name}.path: '{given}' may be '{there}', in the data folder, or '{here}', beside the "
+                    f"file; write ./{given}, or an absolute path"
+                )
+            if not here.exists():
+                return self
+        return self.model_copy(update={"path": str(here)})
+
     @abstractmethod
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
         """Open one split.
@@ -199,8 +222,13 @@ class Source(Settings):
             DataError: the folder, the split or a named column is missing.
         """
 
-    def account(self, *, name: str, data_dir: Path | None) -> tuple[Count, ...]:
+    def account(self, *, name: str, data_dir: Path | None, used: Collection[str] = ()) -> tuple[Count, ...]:
         """What was found of files, rows, columns and items, what is read, and why the rest is left out.
+
+        Args:
+            name: what the configuration calls this source.
+            data_dir: folder that relative paths start from.
+            used: columns that are read though the source names them not, such as masks.
 
         Raises:
             DataError: as for ``open``.
@@ -237,8 +265,8 @@ def path_of(path: str, name: str, data_dir: Path | None, *, may_be_file: bool = 
     if may_be_file and full_path.is_file():
         return full_path
     if not given.is_absolute() and data_dir is None:
-        remedy = "no data folder is set; give it with --data-dir or POLYFED_DATA"
-        raise DataError(f"source '{name}': path '{path}' is relative and {remedy}")
+        remedy = "no data folder is set; correct the path, or give the folder with --data-dir or POLYFED_DATA"
+        raise DataError(f"source '{name}': '{path}' is not beside the file that names it, and {remedy}")
     if full_path.is_file():
         raise DataError(f"source '{name}': '{path}' is a file, not a folder of Parquet files; {OTHER_LAYOUTS}")
     if not full_path.is_dir():

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -234,7 +234,7 @@ class TableSource(Source):
                 raise DataError(f"source '{name}', first.{other}: no split of the source; {valid}") from error
         return split_of_table(self.rows(split, name=name, data_dir=data_dir), self, name)
 
-    def account(self, *, name: str, data_dir: Path | None) -> tuple[Count, ...]:
+    def account(self, *, name: str, data_dir: Path | None, used: Collection[str] = ()) -> tuple[Count, ...]:
         """See ``Source``; items of the usual splits, and columns."""
         counts, columns = [], dict[str, None]()
         for split in _USUAL:
@@ -245,11 +245,11 @@ class TableSource(Source):
             columns |= dict.fromkeys(table.schema.names)
             opened = split_of_table(table, self, name)
             counts += [opened.count] if opened.count else []
-        named = {table.ids, self.matches, *self.targets.values(), *self.where, *self.reading}
+        named = {table.ids, self.matches, *self.targets.values(), *self.where, *self.reading, *used}
         for parts in self.columns.values():
             named |= {parts} if isinstance(parts, str) else {*parts}
         unused = [column for column in columns if column not in named]
-        left_out = [LeftOut("that no setting names", len(unused), ", ".join(unused[:_SHOWN]))]
+        left_out = [LeftOut("without a role", len(unused), ", ".join(unused[:_SHOWN]))]
         return (*counts, Count.of("columns", len(columns), len(named & columns.keys()), left_out))
 
     @property
@@ -558,7 +558,7 @@ def _items(
 ) -> tuple[Mask | None, dict[str, int], Count]:
     """Which rows are items (None: all), column -> how many fitting rows lack it, and the count of all."""
     lenient, first = source.incomplete != "refuse", source.first.get(table.split)
-    unit, total = f"items of {table.split}", table.count()
+    unit, total = f"items ({table.split})", table.count()
     if not source.where and not lenient and first is None:
         return None, {}, Count(unit, total, total)
     fitting: Mask = np.ones(table.count(), np.bool_)
@@ -568,13 +568,13 @@ def _items(
     if not fitting.any():
         asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
         raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
-    reasons = [LeftOut("do not fit `where`", total - int(fitting.sum()))]
+    reasons = [LeftOut("do not match `where`", total - int(fitting.sum()))]
     fitting &= np.arange(len(fitting)) < (first or len(fitting))
-    reasons += [LeftOut(f"behind the first {first}", total - int(fitting.sum()) - reasons[0].count)]
+    reasons += [LeftOut(f"after the first {first}", total - int(fitting.sum()) - reasons[0].count)]
     if not fitting.any():
         raise DataError(f"{table.place}: none of the items that fit where is among the first {first}; raise first")
     rows, left_out = _complete(table, source, fitting) if lenient else (fitting, {})
-    reasons += [LeftOut(f"lack {' or '.join(left_out)}", int(fitting.sum() - rows.sum()))]
+    reasons += [LeftOut(f"without {' or '.join(left_out)}", int(fitting.sum() - rows.sum()))]
     return None if rows.all() else rows, left_out, Count.of(unit, total, int(rows.sum()), reasons)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Int64
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from torch import Tensor
 
 from polyfed.core.device import Threads
-from polyfed.core.files import Place, named_in
+from polyfed.core.files import Place, PlaceBeside, folder_of_file, named_in
 from polyfed.core.settings import Settings
 from polyfed.data.images import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
@@ -82,13 +82,22 @@ class MissingSettings(Settings):
 class DataSettings(Settings):
     """Where data, weights and caches are, and the data sets by name."""
 
-    dir: Place | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
-    weights_dir: Place | None = Field(default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS")
-    cache_dir: Place | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
+    dir: PlaceBeside | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
+    weights_dir: PlaceBeside | None = Field(
+        default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS"
+    )
+    cache_dir: PlaceBeside | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
     max_pixels: int = Field(
         default=PIXELS, ge=1, le=MOST_PIXELS, description="pixels of the largest picture that is decoded"
     )
     sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")
+
+    @model_validator(mode="after")
+    def _beside_the_file(self) -> Self:
+        if (folder := folder_of_file()) is not None:
+            for name, source in self.sources.items():
+                self.sources[name] = source.beside(folder, name, self.data_folder)
+        return self
 
     @property
     def data_folder(self) -> Path | None:

@@ -25,9 +25,12 @@ def accounts_of(experiment: Experiment, federation: Population) -> dict[str, tup
     """
     read = [(split, name, view) for split, views in _views(experiment, federation) for name, view in views.items()]
     folder, context = experiment.data.data_folder, federation.data.context
+    tasks = [member.settings.task for member in federation.members.values()]
+    tasks += [experiment.server.task] if experiment.server else []
+    targets = {target for task in tasks for target in task.target_views}
     accounts = dict[str, tuple[Count, ...]]()
     for source in dict.fromkeys(split.source for split, _, _ in read):
-        counts = list(experiment.data.sources[source].account(name=source, data_dir=folder))
+        counts = list(experiment.data.sources[source].account(name=source, data_dir=folder, used=targets))
         seen = set[str]()
         for split, modality, view in read:
             key = f"{split.name} {modality} {view.model_dump_json()}"

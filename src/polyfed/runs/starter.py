@@ -6,32 +6,46 @@ import contextlib
 import functools
 import json
 import math
+import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError, nearest
-from polyfed.data.arrow import is_list, is_text, lacking
-from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, input_kind, locate, read_backbone_config
+from polyfed.data.account import Count
+from polyfed.data.arrow import innermost, is_file, is_list, is_text, lacking
+from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, input_kind, locate, most_tokens, read_backbone_config
 from polyfed.data.files import SAVED
-from polyfed.data.images import MaskResampling, mask_levels, picture_bytes, reason_of
 from polyfed.data.preparation import LABELS, NO_CONTENT, ColumnRoles
 from polyfed.data.sounds import waveform
 from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
+from polyfed.data.survey import (
+    MaskSurvey,
+    PictureFacts,
+    equal_in_two_splits,
+    longest_text,
+    nearly_equal_classes,
+    pictures_of,
+    repeating_ids,
+    told_of_pictures,
+)
 from polyfed.data.tables import SplitTable, StoredSource
+from polyfed.data.tokenizers import PretrainedTokenizer, words_of
+from polyfed.data.view import DataContext
 from polyfed.data.views.table import Cells, learnt_cells
 
 if TYPE_CHECKING:
@@ -104,6 +118,7 @@ _COMMON = {
     "Portuguese": "o os um uma e com em do da no",
     "Dutch": "een de het en met van op zijn",
 }  # words that hardly a sentence is without
+_SHARE = 0.15  # of texts, from which a further language is told
 _KNOWS_MORE = re.compile("multi|xlm|labse|m3|german|deutsch|french|chinese|japanese", re.I)
 _MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 _POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
@@ -157,8 +172,16 @@ class StarterEncoders:
         return cls(names, weights)
 
     def languages(self, texts: Sequence[str]) -> list[str]:
-        """What is to be said of the text network's language, where texts are not English."""
+        """What is to be said of the text network's language, where texts are not English, or not of one language."""
         language, name = language_of(texts), self.names.get("text")
+        shares = Counter(language_of([text]) or "English" for text in texts)
+        several = [(each, count) for each, count in shares.most_common() if count >= _SHARE * len(texts) and count > 1]
+        if len(several) > 1 and texts:
+            shown = ", ".join(f"{each} {count / len(texts):.0%}" for each, count in several)
+            return [
+                f"warning: texts seem to be of several languages ({shown}); a network of one knows part of them"
+                + (f": --text-encoder {_MULTILINGUAL} is multilingual" if name is not None else "")
+            ]
         if language is None:
             return []
         if name is None:
@@ -221,14 +244,14 @@ _NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "masks": ("image", "mask"),
     "table": ("table", "label"),
 }
-_WITH_PAIRS = ("change_distillation", "creamfl")
-STARTERS = (*_WITH_PAIRS, "fedavg")
-"""Methods that a first experiment may have; with pairs the first, else the last."""
+_WITH_PUBLIC = ("change_distillation", "creamfl")
+STARTERS = (*_WITH_PUBLIC, "fedavg")
+"""Methods that a first experiment may have; with a public set the first, else the last."""
 
-_PUBLIC = 1000  # most public pairs
+_MOST_TOKENS = 2048  # of a text
+_PIECES = 1.5  # pieces of a word, about
 _BATCH = 64
-_LOOKED_AT = 200  # masks, or recordings, by which settings are chosen
-_LONGEST = 512  # frames of a hundredth of a second
+_LONGEST = 2048  # frames of a hundredth of a second
 
 
 @dataclass(frozen=True)
@@ -237,97 +260,288 @@ class StarterSource:
 
     Attributes:
         kind: what it is for.
+        name: what the configuration calls it.
         reader: the source that reads it, folder or parquet.
         path: absolute.
         roles: its columns.
         items: in its training split.
         id: column that identifies an item, if one is known.
         settings: of the folder, beside its path.
-        tests: split that a server is judged on -> how large it is; those that there are.
+        sizes: split that a server is judged on -> how large it is; those that there are.
+        tables: split -> its table.
+        counts: what was found, read, and left out.
         sample: the first training item, a column a line.
-        told_of: classes that a split lacks, and files and rows that are left out.
-        texts: some of the training items.
+        warnings: what may be wrong with the data.
+        decisions: what was chosen, each with its reason.
         details: settings, as YAML, that follow from the values: of a task of masks, of a view of recordings or tables.
     """
 
     kind: DataKind
+    name: str
     reader: str
-    path: str
+    path: Path
     roles: ColumnRoles
     items: int
     id: str | None
     settings: Mapping[str, Any]
-    tests: Mapping[str, SplitSize]
+    sizes: Mapping[str, SplitSize]
+    tables: Mapping[str, SplitTable]
+    counts: Sequence[Count] = ()
     sample: Sequence[str] = ()
-    told_of: Sequence[str] = ()
-    texts: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    decisions: Sequence[str] = ()
     details: str = ""
 
     @classmethod
-    def of(cls, kind: DataKind, path: Path, told: Mapping[str, Any] = MappingProxyType({})) -> StarterSource:
-        """Looks into a folder of Parquet files, or of pictures or texts as they are, or into one file.
+    def of(
+        cls,
+        kind: DataKind,
+        path: Path,
+        told: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        name: str = "",
+        is_public: bool = False,
+    ) -> StarterSource:
+        """Looks at all of a folder of Parquet files, or of pictures or texts as they are, or of one file.
 
         Args:
             kind: what it is for.
             path: of it.
-            told: settings of a folder as it is, such as ``file_column``; it has no Parquet files then. ``label`` is the
-                column of classes, of whatever data.
+            told: settings of a folder as it is, such as ``file_column``; it has no Parquet files then. Of whatever
+                data ``label`` is the column of classes, ``together`` the columns whose equal values stay in one split,
+                ``fold_labels`` says whether nearly equal names are one class, and ``mask_values`` what values mean.
+            name: what the configuration calls it; by default as its kind.
+            is_public: whether all of it is for the public set, so that no split is drawn.
 
         Raises:
-            DataError: it cannot be read, or lacks what the kind needs.
+            DataError: it cannot be read, lacks what the kind needs, or may be meant in two ways.
         """
-        whole, label = str(path.expanduser().absolute()), told.get("label")
-        told = {name: value for name, value in told.items() if name != "label"}
-        is_parquet = path.suffix == ".parquet" or (not told and path.is_dir() and any(path.glob("*.parquet")))
-        is_saved = not told and any((path / name).is_file() for name in SAVED)
-        reader = Parquet if is_parquet else Arrow if is_saved else Folder
-        settings, bare = dict(told), reader(path=whole, **told, fractions={})
-        stored = bare.rows("train", name=kind, data_dir=None)
-        label = _roles(kind, stored, path, label).label
-        if not any(map(bare.has, _TESTED)):  # shares of validation and test by the size of a folder that has none
-            settings["fractions"] = dict.fromkeys(_TESTED, _test_size(kind, bare, "train", label).share)
-        if label is not None and (gaps := int(lacking(stored.read(label)).sum())):
-            settings["incomplete"] = "leave_out"
-        source = reader(path=whole, **settings)
+        given = dict(told)
+        label, folds, values = (given.pop(key, None) for key in ("label", "fold_labels", "mask_values"))
+        together = given.pop("together", None)
+        reader = _reader(path, given)
+        whole = path.expanduser().absolute()
+        settings: dict[str, Any] = dict(given)
+        bare = reader(path=str(whole), **given, fractions={})
+        label = _roles(kind, bare.rows("train", name=kind, data_dir=None), path, label).label
+        decisions = [] if is_public else _draw(settings, bare, kind, label, together, path)
+        if label is not None:
+            every = {split: bare.rows(split, name=kind, data_dir=None) for split in _SPLITS if bare.has(split)}
+            settings |= _of_classes(every, label, folds, f"--{kind} {path}, column '{label}'")
+        source = reader(path=str(whole), **(settings if settings.get("fractions") else settings | {"fractions": {}}))
         tables = {"train": source.rows("train", name=kind, data_dir=None)}
         for split in _TESTED:
             with contextlib.suppress(DataError):  # there is none
                 tables[split] = source.rows(split, name=kind, data_dir=None)
         table, roles = tables["train"], _roles(kind, tables["train"], path, label)
-        known = table.ids or ("file_name" if "file_name" in table.schema.names else None)
-        left_out = [str(part) for count in source.account(name=kind, data_dir=None) for part in count.left_out]
-        left_out = [*left_out, *([f"{gaps} rows without a label: left out"] if "incomplete" in settings else ())]
+        looked = _Look(kind, tables, roles, values, is_drawn="fractions" in settings, together=together or ())
+        id_column = table.ids or ("file_name" if "file_name" in table.schema.names else None)
         return cls(
             kind=kind,
+            name=name or kind,
             reader=source.component_name(),
             path=whole,
             roles=roles,
             items=table.count(),
-            id=known if is_parquet else None,
+            id=id_column if reader is Parquet else None,
             settings=settings,
-            tests={split: _test_size(kind, source, split, label) for split in tables if split in _TESTED},
-            sample=roles.sample(table),
-            told_of=[*roles.absent(tables), *left_out],
-            texts=[] if roles.text is None else _values(table.read(roles.text)).slice(0, 100).to_pylist(),
-            details=_DETAILS[kind](table, roles) if kind in _DETAILS else "",
+            sizes={split: _test_size(kind, source, split, label) for split in tables if split in _TESTED},
+            tables=tables,
+            counts=_with_roles(source, roles).account(name=kind, data_dir=None),
+            sample=roles.sample(table, _unused(kind, table, roles)),
+            warnings=[*roles.absent(tables), *looked.warnings()],
+            decisions=[*decisions, *looked.reasons()],
+            details=looked.details,
         )
 
-    @property
-    def told(self) -> str:
-        """Its settings beside the path, as YAML."""
-        return "".join(f", {key}: {json.dumps(value)}" for key, value in self.settings.items())
+    def told(self, start: Path) -> str:
+        """Its path from a folder, and its settings, as YAML."""
+        parts = {"path": os.path.relpath(self.path, start), **self.settings}
+        return ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in parts.items())
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """All its texts."""
+        column = self.roles.text
+        columns = [] if column is None else [_values(table.read(column)).drop_null() for table in self.tables.values()]
+        return [text for values in columns for text in values.to_pylist()]
 
     @property
-    def warnings(self) -> list[str]:
+    def small(self) -> list[str]:
         """Splits that are too small for a figure."""
-        return [warning for split, size in self.tests.items() if (warning := size.warning(f"{self.kind}, {split}"))]
+        return [warning for split, size in self.sizes.items() if (warning := size.warning(f"{self.kind}, {split}"))]
+
+
+def _with_roles(source: StoredSource, roles: ColumnRoles) -> StoredSource:
+    named = {modality: getattr(roles, modality) for modality in ("image", "text", "audio", "table")}
+    columns = {modality: column for modality, column in named.items() if column is not None}
+    targets = {} if roles.label is None else {"label": roles.label}
+    return source.model_copy(update={"columns": columns, "targets": targets})
+
+
+def _reader(path: Path, given: Mapping[str, Any]) -> type[Parquet | Arrow | Folder]:
+    if path.suffix == ".parquet" or (not given and path.is_dir() and any(path.glob("*.parquet"))):
+        return Parquet
+    return Arrow if not given and any((path / name).is_file() for name in SAVED) else Folder
+
+
+def _draw(
+    settings: dict[str, Any],
+    bare: StoredSource,
+    kind: DataKind,
+    label: str | None,
+    together: Sequence[str] | None,
+    path: Path,
+) -> list[str]:
+    """Put the shares of splits that are to be drawn into settings; returns what was decided.
+
+    Raises:
+        DataError: nothing is drawn, and something is to stay together.
+    """
+    there = [split for split in _TESTED if bare.has(split)]
+    missing = [split for split in _TESTED if split not in there]
+    if not missing:
+        if together:
+            raise DataError(f"--together {together[0]}: nothing is drawn, as '{path}' tells its splits; leave it out")
+        return ["splits: as the data tell them"]
+    share = _test_size(kind, bare, "train", label).share
+    settings["fractions"] = dict.fromkeys(missing, share)
+    if there and isinstance(bare, Folder):
+        settings["draw_missing"] = True
+    if together:
+        settings["together"] = list(together)
+    by = f", {' and '.join(together)} together" if together else ""
+    reason = f"as the data have {' and '.join(there)} alone" if there else "as nothing tells splits"
+    return [f"splits: {share:.0%} of training items drawn for {' and for '.join(missing)}{by}, {reason}"]
+
+
+def _of_classes(tables: Mapping[str, SplitTable], label: str, folds: bool | None, where: str) -> dict[str, Any]:
+    """Settings that follow from a column of classes.
+
+    Raises:
+        DataError: names of classes are nearly equal, and nobody says whether they are the same.
+    """
+    groups = nearly_equal_classes(tables, label)
+    if groups and folds is None:
+        shown = " and ".join(f"{name!r} ({count})" for name, count in groups[0])
+        more = f", and {len(groups) - 1} more such" if len(groups) > 1 else ""
+        raise DataError(
+            f"{where}: the classes {shown}{more} differ in case, blanks or the writing of a number alone; "
+            "--fold-labels makes one class of them, --keep-labels leaves them apart"
+        )
+    settings: dict[str, Any] = {"fold_labels": True} if groups and folds else {}
+    if any(lacking(table.read(label)).any() for table in tables.values()):
+        settings["incomplete"] = "leave_out"
+    return settings
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A look at all rows of a source.
+
+    Attributes:
+        kind: what it is for.
+        tables: split -> its table.
+        roles: its columns.
+        values: what values of masks mean, as the user says; None: they tell.
+        is_drawn: whether splits are drawn.
+        together: what stays in one split.
+    """
+
+    kind: DataKind
+    tables: Mapping[str, SplitTable]
+    roles: ColumnRoles
+    values: str | None
+    is_drawn: bool
+    together: Sequence[str]
+
+    @cached_property
+    def _pictures(self) -> tuple[list[PictureFacts | None], list[str]]:
+        return pictures_of(self.tables, self.roles.image) if self.roles.image else ([], [])
+
+    @cached_property
+    def _masks(self) -> tuple[str, str]:
+        """Settings of masks, and the reason for them."""
+        masks = MaskSurvey.of(self.tables, str(self.roles.image), str(self.roles.mask))
+        masks.require_one_aspect()
+        if self.values is None:
+            return masks.meaning()
+        return self.values.strip().removeprefix("{").removesuffix("}"), "as --mask-values says"
+
+    @cached_property
+    def details(self) -> str:
+        """Settings of a task or view, as YAML."""
+        if self.values is not None and self.kind != "masks":
+            raise DataError(f"--mask-values {self.values}: there are no masks; give --masks, or leave it out")
+        match self.kind:
+            case "masks":
+                return self._masks[0]
+            case "sounds":
+                return f"frames: {self._frames[0]}"
+            case "table":
+                return _cells(self.tables["train"], self.roles)
+        return ""
+
+    @cached_property
+    def _frames(self) -> tuple[int, float]:
+        """Frames that every recording fits into, if a network can have so many, and the seconds of the longest."""
+        column, longest = str(self.roles.audio), 0.0
+        for table in self.tables.values():
+            for value in prepared("lengths of recordings", table.read(column).to_pylist(), table.count()):
+                with contextlib.suppress(Exception):  # decoders raise anything; a view names what it cannot read
+                    longest = max(longest, len(waveform(value, 1000, table.folder)) / 1000)
+        return min(max(32 * math.ceil(100 * longest / 32), 32), _LONGEST), longest
+
+    def reasons(self) -> list[str]:
+        lines = []
+        if self.kind == "masks":
+            lines.append(f"masks: {self._masks[0]}: {self._masks[1]}")
+        if self.kind == "sounds":
+            frames, longest = self._frames
+            cut = "; what is behind them is cut off" if 100 * longest > frames else ""
+            lines.append(f"recordings: {frames} frames of 10 ms, as the longest has {longest:.2f} s{cut}")
+        return lines
+
+    def warnings(self) -> list[str]:
+        lines = told_of_pictures(*self._pictures)
+        equal = equal_in_two_splits(self.tables, self._pictures[0]) if self._pictures[0] else []
+        if equal:
+            remedy = "--together contents keeps them in one" if self.is_drawn else "polyfed prepare --drop-duplicates"
+            lines.append(f"{len(equal)} pictures are in two splits, such as {equal[0][0]} = {equal[0][1]}; {remedy}")
+        taken = {*self.together, self.roles.label, self.roles.text, *NO_CONTENT}
+        for name, different, rows in repeating_ids(self.tables, taken.__contains__) if self.is_drawn else ():
+            what = f"column '{name}' has {different:,} values in {rows:,} rows, as patients or groups have"
+            lines.append(f"{what}; --together {name} keeps the rows of each in one split")
+        return lines
+
+
+def _unused(kind: DataKind, table: SplitTable, roles: ColumnRoles) -> dict[str, str]:
+    """Column without a role -> why it has none."""
+    used = {*(roles.table or ()), roles.image, roles.text, roles.label, roles.audio, roles.mask}
+    _, reasons = _cells_of(table, roles.label) if kind == "table" else ({}, {})
+    return {
+        name: reasons.get(name) or _why_unused(table, name, kind) for name in table.schema.names if name not in used
+    }
+
+
+def _why_unused(table: SplitTable, name: str, kind: DataKind) -> str:
+    dtype = table.type_of(name)
+    if name.lower() in NO_CONTENT:
+        return "it says which row or file this is"
+    if is_file(dtype):
+        return f"--{kind} has one {'recording' if 'audio' in _NEEDS[kind] else 'picture'} an item"
+    if is_text(innermost(dtype)):
+        has = "one text" if "text" in _NEEDS[kind] else "no text"
+        other = f"; --label {name} makes it the class" if "label" in _NEEDS[kind] else ""
+        return f"--{kind} has {has} an item{other}"
+    return "a number; --table learns from numbers" if kind != "table" else "no number and no name"
 
 
 def small_splits(prepared: Path, roles: ColumnRoles) -> Iterator[str]:
     """Warnings of test splits of a prepared folder that are too small for a figure, by each kind of data that it is."""
     for kind, needs in _NEEDS.items():
         if all(getattr(roles, part) is not None for part in needs):
-            yield from StarterSource.of(kind, prepared).warnings
+            yield from StarterSource.of(kind, prepared).small
 
 
 def _roles(kind: DataKind, table: SplitTable, path: Path, label: str | None) -> ColumnRoles:
@@ -364,83 +578,45 @@ def _table_roles(table: SplitTable, label: str | None) -> ColumnRoles:
     if 2 * different > len(values) or not (is_text(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)):
         what = f"column '{label}' has {different} different values ({dtype}), which are no classes"
         raise DataError(f"--table {table.where}: {what}; name another with --label: {names}")
-    return ColumnRoles(label=label, table=tuple(_cells_of(table, label)) or None)
+    return ColumnRoles(label=label, table=tuple(_cells_of(table, label)[0]) or None)
 
 
-def _cells_of(table: SplitTable, label: str | None) -> dict[str, Cells]:
-    """Column -> how its values become numbers; not of columns that number rows, or hold texts."""
-    cells = {}
+def _cells_of(table: SplitTable, label: str | None) -> tuple[dict[str, Cells], dict[str, str]]:
+    """Column -> how its values become numbers; and column without any -> why."""
+    cells, reasons = dict[str, Cells](), dict[str, str]()
     for name in (name for name in table.schema.names if name != label and name.lower() not in NO_CONTENT):
         values = table.read(name)
-        differ = len(values.unique()) == len(values)
-        if (
-            differ
-            and pa.types.is_integer(values.type)
-            and pc.max(values).as_py() - pc.min(values).as_py() < 2 * len(values)
+        known = values.drop_null()
+        different = len(known.unique())
+        is_whole = pa.types.is_integer(values.type)
+        if is_list(values.type):
+            reasons[name] = "it holds lists"
+        elif different < 2:
+            reasons[name] = "it is the same in all rows" if different else "it is empty"
+        elif (
+            is_whole and different == len(values) and pc.max(values).as_py() - pc.min(values).as_py() < 2 * len(values)
         ):
-            continue
-        with contextlib.suppress(DataError):
-            own = learnt_cells(values, name)
-            if not is_list(values.type) and 2 * len(own.names) <= len(values):
+            reasons[name] = "it numbers the rows"
+        else:
+            try:
+                own = learnt_cells(values, name)
+            except DataError as error:
+                reasons[name] = str(error).removeprefix(f"{name}: ")
+                continue
+            if 2 * len(own.names) > len(known):
+                reasons[name] = f"it has {len(own.names)} different texts in {len(known)} rows, which are no names"
+            else:
                 cells[name] = own
-    return cells
+    return cells, reasons
 
 
 def _cells(table: SplitTable, roles: ColumnRoles) -> str:
     """What the training rows show of each column, to four digits."""
     shown = {
         name: {"names": own.names} if own.names else {"mean": float(f"{own.mean:.4g}"), "std": float(f"{own.std:.4g}")}
-        for name, own in _cells_of(table, roles.label).items()
+        for name, own in _cells_of(table, roles.label)[0].items()
     }
     return json.dumps(shown, ensure_ascii=False)
-
-
-def _frames(table: SplitTable, roles: ColumnRoles) -> str:
-    """Frames that nine of ten recordings fit into."""
-    lengths = []
-    for value in table.read(str(roles.audio)).slice(0, _LOOKED_AT).to_pylist():
-        with contextlib.suppress(Exception):  # decoders raise anything; a view names what it cannot read
-            lengths.append(len(waveform(value, 1000, table.folder)) / 1000)
-    frames = 32 * math.ceil(100 * sorted(lengths)[9 * len(lengths) // 10] / 32) if lengths else 0
-    return f"frames: {min(max(frames, 32), _LONGEST)}"
-
-
-def _mask_classes(table: SplitTable, roles: ColumnRoles) -> str:
-    """What the values of masks stand for: two classes, grey values of two, or numbers of classes.
-
-    Raises:
-        DataError: none of these.
-    """
-    name = str(roles.mask)
-    masks = [picture_bytes(value, table.folder) for value in table.read(name).drop_null()[:_LOOKED_AT].to_pylist()]
-
-    def values(resampling: MaskResampling) -> list[int]:
-        try:
-            return np.flatnonzero(sum(mask_levels(mask, resampling) for mask in masks)).tolist()
-        except Exception as error:  # decoders raise anything
-            raise DataError(f"{table.place}, column '{name}': not masks ({reason_of(error)})") from error
-
-    grey = values("nearest")
-    if len(grey) == 2:
-        return f"threshold: {sum(grey) // 2}"
-    if any(_LIGHT <= value < _IGNORED for value in grey):  # blurred or compressed, as no numbers are
-        return "threshold: 127"
-    numbers = [value for value in values("numbers") if value != _IGNORED]
-    if len(numbers) < 2 or numbers[-1] >= 2 * len(numbers):
-        shown = ", ".join(map(str, grey[:9]))
-        remedy = "write masks of two values, or of the numbers 0, 1, 2, ... of classes (255: of none)"
-        raise DataError(f"{table.place}, column '{name}': values {shown} are no classes; {remedy}")
-    ignored = _IGNORED in grey
-    names = ["background", *(f"class-{number}" for number in range(1, max(numbers[-1] + 1, 2 + ignored)))]
-    return f"names: [{', '.join(names)}]{', ignore: 255' if ignored else ''}"
-
-
-_LIGHT, _IGNORED = 239, 255  # grey values that numbers of classes do not reach, and that of pixels without a class
-_DETAILS: Mapping[str, Callable[[SplitTable, ColumnRoles], str]] = {
-    "sounds": _frames,
-    "masks": _mask_classes,
-    "table": _cells,
-}
 
 
 def _test_size(kind: DataKind, source: StoredSource, split: str, label: str | None) -> SplitSize:
@@ -460,6 +636,7 @@ def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 _TESTED = ("validation", "test")
+_SPLITS = ("train", *_TESTED)
 _WORDS = {
     "image": "pictures",
     "text": "texts",
@@ -470,85 +647,187 @@ _WORDS = {
 }
 
 
-def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, str | None]) -> list[StarterSource]:
+def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> list[StarterSource]:
     """The data that a first experiment is made of.
 
     Args:
         paths: kind of data -> folder or file.
-        told: settings of the one folder, such as ``file_column``; None: found without.
+        told: settings of the one folder, such as ``file_column``, and of its classes, masks and splits; None: found
+            without.
 
     Raises:
         ConfigError: no data, or settings for several folders.
-        DataError: data that cannot be read, or are not of their kind.
+        DataError: data that cannot be read, are not of their kind, or may be meant in two ways.
     """
     if not paths:
         raise ConfigError("there are no data; give --pairs, --pictures, --texts, --sounds, --masks or --table")
-    given = {name: value for name, value in told.items() if value is not None}
+    given = {name: value for name, value in told.items() if value not in (None, (), [])}
     labelled = [kind for kind in paths if "label" in _NEEDS[kind]]
     label = {"label": given.pop("label")} if "label" in given else {}
     if label and len(labelled) != 1:
         raise ConfigError(f"--label: of which of {len(labelled)} data sets? call the columns 'label' and leave it out")
+    shared = {name: given.pop(name) for name in ("fold_labels",) if name in given}
     if given and len(paths) > 1:
         option = f"--{next(iter(given)).replace('_', '-')}"
         raise ConfigError(f"{option}: of which of {len(paths)} folders? `polyfed prepare` takes it for one at a time")
     return [
-        StarterSource.of(kind, paths[kind], given | (label if kind in labelled else {}))
+        StarterSource.of(kind, paths[kind], given | (label | shared if kind in labelled else {}))
         for kind in _NEEDS
         if kind in paths
     ]
 
 
-def starter_text(
-    name: str,
-    file: str,
-    sources: Sequence[StarterSource],
-    *,
-    method: str | None = None,
-    clients: int = 3,
-    rounds: int = 10,
-    encoders: StarterEncoders = FROM_SCRATCH,
-) -> str:
-    """The YAML of an experiment in which ``clients`` clients of each kind of data train with a server.
+@dataclass(frozen=True)
+class Starter:
+    """An experiment in which clients of each kind of data train with a server.
 
-    Args:
-        name: of the experiment.
-        file: what the file is called, for its comments.
-        sources: the data, a kind each; the server has the first.
-        method: one of ``STARTERS``; None: the one that fits the data.
+    Attributes:
+        file: to be written; it gives the experiment its name, and paths start from its folder.
+        sources: the data, a kind each.
+        public: pairs that everybody may see, in a folder of their own.
+        public_share: share of the pairs that everybody may see, in its place.
+        wanted: one of ``STARTERS``; None: the one that fits the data.
         clients: of each kind.
         rounds: of the run.
         encoders: pretrained networks.
-
-    Raises:
-        ConfigError: the method needs other data.
     """
-    kinds = [source.kind for source in sources]
-    has_pairs = "pairs" in kinds
-    if method is not None and method not in STARTERS:
-        others = "other methods go on what it writes: polyfed run FILE --set algorithm=NAME (polyfed list methods)"
-        raise ConfigError(f"--method {method}: not among {', '.join(STARTERS)}; {nearest(method, STARTERS)}; {others}")
-    if method in _WITH_PAIRS and not has_pairs:
-        raise ConfigError(f"--method {method}: needs pictures with captions, of which some are public; give --pairs")
-    text: str = _template().render(
-        name=name,
-        file=file,
-        sources=sources,
-        needs=_NEEDS,
-        method=method or (STARTERS[0] if has_pairs else STARTERS[-1]),
-        public=min(_PUBLIC, sources[0].items // 5) if has_pairs else None,
-        clients=clients,
-        rounds=rounds,
-        encoders=encoders,
-        tokenizer="wordpiece" if has_pairs else "hashing",
-        scratch=[part for part in modalities_of(kinds) if part not in encoders.names],
-        batch=max(2, min(_BATCH, min(source.items for source in sources) // (4 * clients))),
-    )
-    return text
+
+    file: Path
+    sources: Sequence[StarterSource]
+    public: StarterSource | None = None
+    public_share: float | None = None
+    wanted: str | None = None
+    clients: int = 3
+    rounds: int = 10
+    encoders: StarterEncoders = FROM_SCRATCH
+
+    def require(self) -> None:
+        """Check that the method and the public set fit the data.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        method, has_public = self.wanted, self.public is not None or self.public_share is not None
+        if method is not None and method not in STARTERS:
+            others = "other methods go on what it writes: polyfed run FILE --set algorithm=NAME (polyfed list methods)"
+            valid = ", ".join(STARTERS)
+            raise ConfigError(f"--method {method}: not among {valid}; {nearest(method, STARTERS)}; {others}")
+        if method in _WITH_PUBLIC and not has_public:
+            raise ConfigError(
+                f"--method {method}: needs pairs that everybody may see; give --public FOLDER, or --public-share 0.2 "
+                "of --pairs, which are then no longer private"
+            )
+        if method not in (None, *_WITH_PUBLIC) and has_public:
+            raise ConfigError(f"--method {method}: uses no public set; leave --public and --public-share out")
+        if self.public is not None and self.public_share is not None:
+            raise ConfigError("--public and --public-share exclude each other; give one of them")
+        if self.public_share is not None and "pairs" not in self.kinds:
+            raise ConfigError(f"--public-share {self.public_share}: of which pairs? give --pairs, or --public FOLDER")
+        if method == _WITH_PUBLIC[0] and "pairs" not in self.kinds:
+            raise ConfigError(f"--method {method}: learns from clients with pairs; give --pairs, or --method creamfl")
+
+    @property
+    def kinds(self) -> list[DataKind]:
+        return [source.kind for source in self.sources]
+
+    @property
+    def method(self) -> str:
+        if self.wanted is not None:
+            return self.wanted
+        if self.public is None and self.public_share is None:
+            return STARTERS[-1]
+        return _WITH_PUBLIC[0] if "pairs" in self.kinds else _WITH_PUBLIC[1]
+
+    @property
+    def public_items(self) -> int | None:
+        """Pairs that everybody sees; None: there are none."""
+        if self.public is not None:
+            return self.public.items
+        return None if self.public_share is None else max(2, round(self.public_share * self.sources[0].items))
+
+    @property
+    def server_source(self) -> StarterSource:
+        return self.public if self.public is not None and "pairs" not in self.kinds else self.sources[0]
+
+    @property
+    def tokenizer(self) -> str:
+        return "hashing" if self.public_items is None else "wordpiece"
+
+    @cached_property
+    def length(self) -> tuple[int, int]:
+        """Tokens of a text that are read, and those of the longest text."""
+        read = [*self.sources, *([self.public] if self.public else [])]
+        columns = [(source.tables, source.roles.text) for source in read if source.roles.text]
+        name, most = self.encoders.names.get("text"), _MOST_TOKENS
+        if name is not None:
+            folder = locate(name, self.encoders.weights)
+            vocabulary = PretrainedTokenizer(path=str(folder)).load("text", DataContext(Path()))
+            most = min(most_tokens(folder) or most, most)
+            longest = max(
+                longest_text(*one, lambda texts: [*map(len, vocabulary.encode(texts, 1 << 20))]) for one in columns
+            )
+        else:
+            # pieces of words are more than words
+            more = 1.0 if self.tokenizer == "hashing" else _PIECES
+            longest = max(longest_text(*one, lambda texts: [len(words_of(text)) for text in texts]) for one in columns)
+            longest = math.ceil(more * longest)
+        return min(max(16 * math.ceil(longest / 16), 16), most), longest
+
+    @property
+    def batch(self) -> int:
+        return max(2, min(_BATCH, min(source.items for source in self.sources) // (4 * self.clients)))
+
+    def decisions(self) -> list[str]:
+        """What was chosen, each with its reason."""
+        if self.wanted:
+            why = "by --method"
+        elif self.public_items is None:
+            why = "as there is no public set; --public FOLDER gives one, --public-share 0.2 makes one of --pairs"
+        else:
+            why = f"as {self.public_items:,} pairs are public"
+        lines = [f"method: {self.method}, {why}"]
+        if self.public_share is not None:
+            lines.append(
+                f"public: {self.public_items:,} of the pairs, which all participants see, by --public-share "
+                f"{self.public_share}; the others stay private"
+            )
+        if "text" in modalities_of(self.kinds):
+            length, longest = self.length
+            cut = "; what is behind is cut off" if longest > length else ""
+            lines.append(
+                f"texts: {length} tokens, as the longest has {'about ' * (self.tokenizer == 'wordpiece')}{longest}{cut}"
+            )
+        for part in modalities_of(self.kinds):
+            if part in self.encoders.names:
+                lines.append(
+                    f"encoder of {part}s: {self.encoders.names[part]}, the largest of a bearable size, or named"
+                )
+        lines.append(
+            f"clients: {self.clients} of each kind, by --clients; batches of {self.batch}, four or more an epoch"
+        )
+        return lines
+
+    @property
+    def text(self) -> str:
+        """The YAML."""
+        folder = self.file.absolute().parent
+        scratch = [part for part in modalities_of(self.kinds) if part not in self.encoders.names]
+        weights = self.encoders.weights
+        text: str = _template().render(
+            starter=self,
+            folder=folder,
+            weights=weights and os.path.relpath(weights, folder),
+            needs=_NEEDS,
+            encoders=self.encoders,
+            tokenizer=self.tokenizer,
+            scratch=scratch,
+        )
+        return text
 
 
 def pretrained_modalities(kinds: Iterable[DataKind]) -> list[str]:
     """What encoders read of data on which small networks learn little from scratch."""
-    return modalities_of(kind for kind in kinds if kind not in _DETAILS)
+    return modalities_of(kind for kind in kinds if kind not in ("sounds", "masks", "table"))
 
 
 def modalities_of(kinds: Iterable[DataKind]) -> list[str]:

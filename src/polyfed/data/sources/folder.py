@@ -7,7 +7,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -84,9 +84,13 @@ class Folder(StoredSource):
         description="share of each split where nothing tells; the rest is train",
     )
 
+    draw_missing: bool = Field(
+        default=False, description="fractions are drawn for a split that is missing where others are told, too"
+    )
+
     def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """See ``TableSource``; shares are drawn only where nothing tells splits."""
-        is_told = self.content(name, data_dir).is_told
+        """See ``TableSource``; shares are drawn where nothing tells splits, or all but the missing ones are told."""
+        is_told = self.content(name, data_dir).is_told and not self.draw_missing
         return (self.table if is_told else super().rows)(split, name=name, data_dir=data_dir)
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
@@ -116,9 +120,9 @@ class Folder(StoredSource):
         folder = path.parent if path.is_file() else path
         return _read(self.model_dump_json(), path, folder, _files_in(folder))
 
-    def account(self, *, name: str, data_dir: Path | None) -> tuple[Count, ...]:
+    def account(self, *, name: str, data_dir: Path | None, used: Collection[str] = ()) -> tuple[Count, ...]:
         """See ``Source``; of files, and of rows of annotations, too."""
-        return (*self.content(name, data_dir).counts, *super().account(name=name, data_dir=data_dir))
+        return (*self.content(name, data_dir).counts, *super().account(name=name, data_dir=data_dir, used=used))
 
     @property
     def reading(self) -> tuple[str, ...]:
@@ -264,15 +268,15 @@ class _Reader:
         is_folder = not self.path.is_file()
         found = len(self.names) if is_folder else 1 + (len(self.pictures) if {*self.pictures} & read or unused else 0)
         left_out = [
-            LeftOut(f"that no row or captions name ({self.column})", len(unused), next(iter(unused), "")),
-            LeftOut("of captions without a picture", len(lonely), next(iter(lonely), "")),
-            *(LeftOut(f"{ending}, which are not read", count) for ending, count in unread.items()),
+            LeftOut(f"{self.column} files that no row or caption names", len(unused), next(iter(unused), "")),
+            LeftOut("caption files without an image", len(lonely), next(iter(lonely), "")),
+            *(LeftOut(f"{ending} files, which are not read", count) for ending, count in unread.items()),
         ]
         if is_folder:
             hidden, systems = self.files.hidden, self.files.systems
             found += len(hidden) + len(systems)
-            left_out += [LeftOut("hidden", len(hidden), next(iter(hidden), ""))]
-            left_out += [LeftOut("that systems make for themselves", len(systems), next(iter(systems), ""))]
+            left_out += [LeftOut("hidden files", len(hidden), next(iter(hidden), ""))]
+            left_out += [LeftOut("files of operating systems", len(systems), next(iter(systems), ""))]
         return (Count.of("files", found, len(read), left_out), *self.rows)
 
     def _annotations(self) -> list[Path]:
@@ -361,7 +365,7 @@ class _Reader:
         missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
         told = self._check_gaps(missing, len(paths), file) if missing else ()
         kept = [number for number, path in enumerate(paths) if path is not None]
-        reason = LeftOut("whose picture is not there, or not read", len(missing), next(iter(told), ""))
+        reason = LeftOut("whose image is missing or not read", len(missing), next(iter(told), ""))
         self.rows = [Count.of("rows", len(paths), len(kept), [reason])]
         return {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}, told
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.core.errors import DataError
 from polyfed.core.settings import Settings
+from polyfed.data.account import Count
 from polyfed.data.arrow import fingerprint_of, innermost, is_list, list_lengths, lists_of, struct_part
 from polyfed.data.source import Column, Source, Split
 
@@ -214,6 +215,14 @@ class Questions(Source):
     def target_names(self) -> tuple[str, ...]:
         votes = (VOTES,) if self.several == "majority" else ()
         return (*self.targets, ANSWER, KIND, PRIOR, KIND_PRIOR, *votes)
+
+    def beside(self, folder: Path, name: str, data_dir: Path | None) -> Self:
+        """See ``Source``."""
+        return self.model_copy(update={"of": self.of.beside(folder, name, data_dir)})
+
+    def account(self, *, name: str, data_dir: Path | None, used: Collection[str] = ()) -> tuple[Count, ...]:
+        """See ``Source``."""
+        return self.of.account(name=name, data_dir=data_dir, used={*used, self.question, self.answers})
 
     def most_items(self, split: str, name: str) -> int | None:
         """See ``Source``."""

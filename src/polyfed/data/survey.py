@@ -1,0 +1,394 @@
+"""A look at all of a data set before anything is decided of it: pictures, masks, names of classes, texts, groups.
+
+What may be meant in two ways is refused, with what to write for each; the rest is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polyfed.core.activity import prepared
+from polyfed.core.errors import DataError
+from polyfed.data.arrow import is_list, is_text
+from polyfed.data.images import mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
+from polyfed.data.tables import SplitTable, spellings
+
+Tables = Mapping[str, SplitTable]
+"""Split -> its table."""
+
+_ORIENTATION = 0x0112  # of EXIF
+_TURNED = (5, 6, 7, 8)  # by a quarter
+_ASPECT = 0.02  # relative difference of two aspects that rounding to whole pixels explains
+_OBJECTS = 8  # objects in a mask above which numbers without gaps are hardly classes
+_EXTREME, _BLURRED = 16, 0.2  # grey values taken for black or white, and the share of others in a blurred mask
+_IGNORED = 255
+_SHOWN = 9
+
+
+class PictureFacts(NamedTuple):
+    """What a picture's file says.
+
+    Attributes:
+        name: its path, or its row.
+        size: width and height as stored.
+        orientation: of EXIF, 1 where none is given.
+        depth: how its values become 8 bits; empty where they are.
+        digest: of its bytes.
+    """
+
+    name: str
+    size: tuple[int, int]
+    orientation: int
+    depth: str
+    digest: bytes
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Width and height as seen."""
+        width, height = self.size
+        return (height, width) if self.orientation in _TURNED else (width, height)
+
+
+class MaskFacts(NamedTuple):
+    """Values of a mask.
+
+    Attributes:
+        grey: pixels of each value of the first channel [256].
+        numbers: pixels of each number of a palette, or grey value [256]; None where it has none.
+        colours: number of a palette, or "" without one -> colours, where channels differ.
+        is_clear: whether it is transparent somewhere.
+    """
+
+    grey: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64] | None
+    colours: Mapping[int | str, frozenset[tuple[int, ...]]]
+    is_clear: bool
+
+
+def _rows(tables: Tables, column: str) -> Iterator[tuple[str, SplitTable, Any]]:
+    for split, table in tables.items():
+        for row, value in enumerate(table.read(column).to_pylist()):
+            name = (value or {}).get("path") if isinstance(value, dict) else None
+            yield str(name or f"{split}, row {row}"), table, value
+
+
+def _count(tables: Tables) -> int:
+    return sum(table.count() for table in tables.values())
+
+
+def pictures_of(tables: Tables, column: str) -> tuple[list[PictureFacts | None], list[str]]:
+    """Facts of each picture (None: it cannot be read), and what is to be told of those that cannot be read."""
+    facts, broken = list[PictureFacts | None](), list[str]()
+    for name, table, value in prepared(f"looking at pictures ({column})", _rows(tables, column), _count(tables)):
+        try:
+            data = picture_bytes(value, table.folder)
+            with opened_picture(data) as image:
+                orientation = int(image.getexif().get(_ORIENTATION, 1) or 1)
+                scaling = scaling_of(image)
+                depth = scaling.words if scaling else ""
+                facts.append(PictureFacts(name, image.size, orientation, depth, hashlib.sha256(data).digest()))
+        except Exception as error:  # Pillow's decoders raise anything
+            facts.append(None)
+            broken += [] if value is None else [f"{name}: {reason_of(error)}"]
+    return facts, broken
+
+
+def told_of_pictures(facts: Sequence[PictureFacts | None], broken: Sequence[str]) -> list[str]:
+    """What pictures are like, where that matters."""
+    read = [one for one in facts if one is not None]
+    lines = [f"{len(broken)} pictures cannot be read, such as {broken[0]}"] if broken else []
+    depths = Counter(one.depth for one in read)
+    if len(depths) > 1 or (depths and "" not in depths):
+        shown = ", ".join(f"{number} of {depth or '8 bits'}" for depth, number in depths.most_common())
+        alike = "" if len(depths) == 1 else "; each is scaled by its own: write all alike if they mean the same"
+        lines.append(f"depths of pictures: {shown}{alike}")
+    aspects = sorted(width / height for width, height in (one.upright for one in read))
+    if aspects and aspects[-1] > 1.5 * aspects[0]:
+        span = f"width / height from {aspects[0]:.2f} to {aspects[-1]:.2f}"
+        lines.append(f"pictures have {span}, and are squashed to squares; `fit: crop` of the view cuts the middle out")
+    return lines
+
+
+def equal_in_two_splits(tables: Tables, facts: Sequence[PictureFacts | None]) -> list[tuple[str, str]]:
+    """Pairs of pictures of two splits that are equal bit by bit."""
+    splits = chain.from_iterable([split] * table.count() for split, table in tables.items())
+    first: dict[bytes, tuple[str, str]] = {}
+    equal = []
+    for split, one in zip(splits, facts, strict=True):
+        if one is not None and first.setdefault(one.digest, (split, one.name))[0] != split:
+            equal.append((": ".join(first[one.digest]), f"{split}: {one.name}"))
+    return equal
+
+
+# ---- masks
+
+
+@dataclass(frozen=True)
+class MaskSurvey:
+    """All masks of a data set, beside their pictures.
+
+    Attributes:
+        place: of the data, for messages.
+        pictures, masks: facts of files, in the same order.
+        values: of the masks that can be read, with their names.
+    """
+
+    place: str
+    pictures: Sequence[PictureFacts | None]
+    masks: Sequence[PictureFacts | None]
+    values: Mapping[str, MaskFacts] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tables: Tables, image: str, mask: str) -> MaskSurvey:
+        """Look at every picture and mask.
+
+        Raises:
+            DataError: a mask cannot be read.
+        """
+        pictures, _ = pictures_of(tables, image)
+        masks, broken = pictures_of(tables, mask)
+        place = f"{next(iter(tables.values())).where}, column '{mask}'"
+        if broken:
+            raise DataError(f"{place}: {len(broken)} masks cannot be read, first {broken[0]}; mend or leave them out")
+        rows = prepared(f"looking at masks ({mask})", _rows(tables, mask), _count(tables))
+        values = {
+            name: _values_of(picture_bytes(value, table.folder)) for name, table, value in rows if value is not None
+        }
+        return cls(place, pictures, masks, values)
+
+    def require_one_aspect(self) -> None:
+        """Refuse masks that do not lie on their pictures, or that may have been drawn before these were turned.
+
+        Raises:
+            DataError: which, and what to do.
+        """
+        pairs = [(one, mask) for one, mask in zip(self.pictures, self.masks, strict=True) if one and mask]
+        turned = [pair for pair in pairs if pair[0].orientation != pair[1].orientation and _is_doubtful(*pair)]
+        if turned:
+            one, mask = turned[0]
+            raise DataError(
+                f"{self.place}: {len(turned)} of {len(pairs)} pictures are turned by EXIF and their masks are not, "
+                f"such as '{one.name}' ({_by(one.size)} stored, {_by(one.upright)} upright, mask "
+                f"{_by(mask.upright)}). If masks were drawn on the stored pixels, take the mark out of the pictures "
+                "(exiftool -Orientation= -r FOLDER); if on upright pictures, turn the pixels (mogrify -auto-orient)"
+            )
+        others = [(one, mask) for one, mask in pairs if not _same_aspect(one.upright, mask.upright)]
+        if others:
+            one, mask = others[0]
+            raise DataError(
+                f"{self.place}: {len(others)} of {len(pairs)} masks have another aspect than their pictures, such as "
+                f"'{one.name}' ({_by(one.upright)}, mask {_by(mask.upright)}); write masks of the pictures' own size"
+            )
+
+    # ---- what values mean
+
+    @cached_property
+    def _all(self) -> list[int]:
+        return np.flatnonzero(self._total).tolist()
+
+    @cached_property
+    def _total(self) -> npt.NDArray[np.int64]:
+        total: npt.NDArray[np.int64] = np.sum([one.grey for one in self.values.values()], axis=0)
+        return total
+
+    def meaning(self) -> tuple[str, str]:
+        """Settings of a segmentation task as YAML, and the reason for them.
+
+        Raises:
+            DataError: values mean nothing, or may mean two things; with what to write for each.
+        """
+        self._require_plain()
+        if len(self._all) == 2:
+            return (
+                f"threshold: {sum(self._all) // 2}",
+                f"all {len(self.values)} masks have the values {_listed(self._all)}",
+            )
+        if self._is_blurred:
+            return "threshold: 127", "masks are black and white, with few values between (blurred, or compressed)"
+        self._require_one_code()
+        numbers = [value for value in self._numbers if value != _IGNORED]
+        if len(numbers) < 2 or numbers[-1] >= 2 * len(numbers):
+            what = f"values {_listed(self._all)}, which are not numbers 0, 1, 2, ... of classes"
+            raise self._refusal(what, {"threshold: 0": "all above 0 is one object"})
+        reason = f"values {_listed(self._numbers)} are taken for numbers of classes (of objects: write threshold: 0)"
+        return _names_of(numbers[-1], is_ignored=_IGNORED in self._numbers), reason
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        """Numbers of palettes and grey values of all masks; none if one has other values."""
+        counts = [one.numbers for one in self.values.values() if one.numbers is not None]
+        return np.flatnonzero(np.sum(counts, axis=0)).tolist() if len(counts) == len(self.values) else []
+
+    @property
+    def _is_blurred(self) -> bool:
+        """Whether most pixels of each mask are black or white, and both occur."""
+        others = [one.grey[_EXTREME : 256 - _EXTREME].sum() / one.grey.sum() for one in self.values.values()]
+        total = self._total
+        has_grey = total[_EXTREME : 256 - _EXTREME].any() or total[256 - _EXTREME : _IGNORED].any()
+        black, white = total[:_EXTREME].sum(), total[256 - _EXTREME :].sum()
+        return bool(has_grey and black and white and max(others) <= _BLURRED)
+
+    def _require_plain(self) -> None:
+        """Refuse masks whose colours or transparency no value stands for."""
+        clear = [name for name, one in self.values.items() if one.is_clear]
+        if clear:
+            raise self._refusal(f"'{clear[0]}' is transparent in places", {})
+        meanings: dict[int | str, set[tuple[int, ...]]] = {}
+        for one in self.values.values():
+            for number, colours in one.colours.items():
+                meanings.setdefault(number, set()).update(colours)
+        plain = sorted(meanings.pop("", ()))
+        if plain and (len(plain) > 2 or len(self._all) != 2):
+            raise self._refusal(f"colours such as {', '.join(map(str, plain[:3]))} in place of numbers", {})
+        differing = [(number, sorted(colours)) for number, colours in meanings.items() if len(colours) > 1]
+        if differing:
+            number, (first, second, *_) = differing[0]
+            raise self._refusal(f"palettes that differ: number {number} is {first} and {second}", {})
+        grey = [name for name, one in self.values.items() if not one.colours and _used(one)]
+        if meanings and grey:
+            raise self._refusal(f"a palette in some and grey values in others, such as '{grey[0]}'", {})
+
+    def _require_one_code(self) -> None:
+        """Refuse numbers of objects, and masks with different values for what may be one class."""
+        held = {name: _used(one) for name, one in self.values.items()}
+        single = Counter(values[-1] for values in held.values() if len(values) == 1)
+        if len(single) > 1 and sum(single.values()) == sum(map(bool, held.values())):
+            named = {value: next(name for name, values in held.items() if values == [value]) for value in single}
+            shown = ", ".join(f"{number} with {value} ('{named[value]}')" for value, number in single.most_common(3))
+            if sorted(single) != list(range(1, len(single) + 1)):
+                numbers = [value for value in sorted(single) if value != _IGNORED]
+                classes = {_names_of(numbers[-1], is_ignored=255 in single): "numbers of classes"}
+                raise self._refusal(
+                    f"one value other than 0 in each mask, but not the same in all: {shown}",
+                    {"threshold: 0": "each is the object"} | (classes if numbers[-1] <= 2 * len(numbers) else {}),
+                )
+        counts = {len(values) for values in held.values() if values and values == list(range(1, len(values) + 1))}
+        is_numbered = all(values == list(range(1, len(values) + 1)) for values in held.values())
+        if is_numbered and len(counts) > 2 and max(counts) > _OBJECTS:
+            most = max(counts)
+            names = f"names: [background, class-1, ..., class-{most}]"
+            raise self._refusal(
+                f"numbers 1 to n in each mask, n from {min(counts)} to {most}: numbers of objects, or of classes",
+                {"threshold: 0": "every object is of one class", names: "numbers are of classes"},
+            )
+
+    def _refusal(self, what: str, settings: Mapping[str, str]) -> DataError:
+        ways = [f'--mask-values "{setting}" ({meaning})' for setting, meaning in settings.items()]
+        ways += ["write masks of two values, or of the numbers 0, 1, 2, ... of classes (255: of none)"]
+        return DataError(f"{self.place}: masks have {what}; {', or '.join(ways)}")
+
+
+def _values_of(data: bytes) -> MaskFacts:
+    with opened_picture(data) as image:
+        colours: dict[int | str, frozenset[tuple[int, ...]]] = {}
+        is_clear = bool(image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
+        if image.mode == "P":
+            palette = np.asarray(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+            used = [number for number in np.unique(np.asarray(image)).tolist() if number < len(palette)]
+            named = {number: tuple(palette[number].tolist()) for number in used}
+            if any(len({*colour}) > 1 for colour in named.values()):
+                colours = {number: frozenset([colour]) for number, colour in named.items()}
+        elif image.mode not in ("1", "L", "LA") and not image.mode.startswith(("I", "F")):
+            channels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+            if (channels != channels[:, :1]).any():
+                distinct = np.unique(channels, axis=0)[: _SHOWN + 1]
+                colours = {"": frozenset(map(tuple, distinct.tolist()))}
+    try:
+        numbers = mask_levels(data, "numbers")
+    except ValueError:
+        numbers = None
+    return MaskFacts(mask_levels(data, "nearest"), numbers, colours, is_clear)
+
+
+def _names_of(last: int, *, is_ignored: bool) -> str:
+    """Settings for masks of numbers up to the last; two names alone would be told apart by a threshold."""
+    names = ["background", *(f"class-{number}" for number in range(1, max(last, 2) + 1))]
+    return f"names: [{', '.join(names)}]{', ignore: 255' if is_ignored else ''}"
+
+
+def _used(facts: MaskFacts) -> list[int]:
+    """Values of a mask but 0."""
+    levels = facts.grey if facts.numbers is None else facts.numbers
+    return [value for value in np.flatnonzero(levels).tolist() if value]
+
+
+def _is_doubtful(one: PictureFacts, mask: PictureFacts) -> bool:
+    """Whether a mask may lie on the picture as it is stored."""
+    return _same_aspect(one.size, mask.upright)
+
+
+def _same_aspect(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    first, second = one[0] / one[1], other[0] / other[1]
+    return abs(first - second) <= _ASPECT * max(first, second) or one == other
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
+
+
+# ---- classes and groups
+
+
+def nearly_equal_classes(tables: Tables, column: str) -> list[list[tuple[str, int]]]:
+    """Classes whose names differ in case, blanks, Unicode form or writing of a number alone, with their counts."""
+    if not all(is_text(table.type_of(column)) for table in tables.values()):
+        return []
+    names = Counter[str]()
+    for table in tables.values():
+        names.update(name for name in table.read(column).to_pylist() if name)
+    return [[(name, names[name]) for name in group] for group in spellings(names.elements()).values() if len(group) > 1]
+
+
+_GROUP = re.compile(
+    r"(^|[\W_])(ids?|nr|no|number|patients?|subjects?|persons?|people|cases?|stud(y|ies)|users?|authors?|speakers?|"
+    r"sessions?|visits?|mrn|participants?|groups?|sites?|hospitals?|clinics?|scanners?|series|families|family)([\W_]|$)|"
+    r"[a-z](Id|ID)$",
+    re.IGNORECASE,
+)
+
+
+def repeating_ids(tables: Tables, taken: Callable[[str], bool]) -> list[tuple[str, int, int]]:
+    """Columns that look like an id and repeat, with their different values and rows; not those that are ``taken``."""
+    train, found = next(iter(tables.values())), []
+    for entry in train.schema:
+        if taken(entry.name) or not (is_text(entry.type) or pa.types.is_integer(entry.type)):
+            continue
+        values = pa.chunked_array(
+            [chunk for table in tables.values() for chunk in table.read(entry.name).cast(pa.string()).chunks]
+        ).drop_null()
+        different = len(values.unique())
+        named = _GROUP.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", entry.name)) is not None
+        coded = (
+            is_text(entry.type)
+            and bool(len(values))
+            and pc.all(pc.match_substring_regex(values, r"^\S*\d\S*$")).as_py()
+        )
+        if 1 < different < len(values) and (named or (coded and 20 * different > len(values))):
+            found.append((entry.name, different, len(values)))
+    return found
+
+
+def longest_text(tables: Tables, column: str, lengths: Callable[[Sequence[str]], Sequence[int]]) -> int:
+    """Most units of a text of any split, as ``lengths`` counts them."""
+    longest = 0
+    for table in tables.values():
+        values = table.read(column)
+        texts = (pc.list_flatten(values) if is_list(values.type) else values).drop_null().to_pylist()
+        longest = max(longest, *lengths(texts)) if texts else longest
+    return longest
