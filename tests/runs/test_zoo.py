@@ -1,0 +1,226 @@
+"""Folders as people have them: everything is accounted for, two meanings are refused, decisions have reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+import zoo
+from polyfed.core.errors import DataError
+from polyfed.data.sources.folder import Folder
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.starter import StarterSource
+
+Cli = Callable[..., tuple[int, str, str]]
+SPLITS = ("train", "validation", "test")
+
+
+def looked_at(name: str, top: Path, **told: Any) -> StarterSource:
+    kind, make, file = zoo.FOLDERS[name]
+    make(top)
+    return StarterSource.of(kind, top / file, told)
+
+
+@pytest.mark.parametrize("name", zoo.FOLDERS)
+def test_all_that_is_found_is_read_or_left_out_with_a_reason(name: str, tmp_path: Path) -> None:
+    top = tmp_path / "data"
+    source = looked_at(name, top, **({"incomplete": "leave_out"} if name == "captions" else {}))
+    counts = {count.unit: count for count in source.counts}
+    assert all(count.adds_up for count in counts.values()), counts
+    if not zoo.FOLDERS[name][2]:
+        assert counts["files"].found == zoo.files_in(top)
+    columns = {column for table in source.tables.values() for column in table.schema.names}
+    assert counts["columns"].found == len(columns) == len(source.sample)
+
+
+def test_reasons_name_what_is_left_out(tmp_path: Path) -> None:
+    shown = [line.strip() for count in looked_at("classes", tmp_path).counts for line in count.lines()]
+    assert shown[:4] == [
+        "files: 46 found, 40 read",
+        "left out: 1 .dcm files, which are not read",
+        "left out: 2 hidden files, such as '.DS_Store'",
+        "left out: 3 files of operating systems, such as '@eaDir/0.png/thumb.jpg'",
+    ]
+    labels = StarterSource.of("pictures", tmp_path).tables["train"].read("label").unique().to_pylist()
+    assert sorted(labels) == ["a", "b"], "thumbnails are no class"
+
+
+def test_rows_without_their_image_are_counted(tmp_path: Path) -> None:
+    zoo.captions(tmp_path)
+    counts = Folder(path=str(tmp_path), incomplete="leave_out").account(name="s", data_dir=None)
+    rows = next(count for count in counts if count.unit == "rows")
+    assert (rows.found, rows.read, rows.left_out[0].count) == (40, 30, 10)
+
+
+def test_a_dry_run_and_a_run_tell_what_was_read_and_what_is_cut(cli: Cli) -> None:
+    zoo.texts(Path("data"))
+    assert cli("init", "mine.yaml", "--texts", "data/news.csv", "--clients", 2, "--rounds", 1)[0] == 0
+    content = yaml.safe_load(Path("mine.yaml").read_text())
+    view = content["clients"]["texts"]["model"]["encoders"]["text"]["view"]
+    assert view["length"] == 64, "the telling word is the 60th, the longest text has 61"
+    assert content["data"]["sources"]["texts"]["path"] == "data/news.csv"
+    shorter = ["--set", "clients.texts.model.encoders.text.view.length=32"]
+    code, out, _ = cli("run", "mine.yaml", "--dry-run", *shorter)
+    assert code == 0
+    assert "without label" in " ".join(out.split())
+    assert "cut off" in " ".join(out.split())
+    code, _, err = cli("run", "mine.yaml", "--out", "run", "--set", "run.output.plots=false", *shorter)
+    assert code == 0
+    assert "longer than 32; the longest has 61" in err
+    from polyfed.reporting.accounts import recorded_accounts
+
+    (table,) = recorded_accounts(Path("run"))
+    cells = {row[0]: row[1:] for row in table.rows}
+    found, read, reason = cells["texts: tokens (text)"]
+    assert int(found.replace(",", "")) > int(read.replace(",", ""))
+    assert "longer than 32" in reason
+
+
+def test_decisions_are_printed_with_their_reasons(cli: Cli) -> None:
+    zoo.two_splits(Path("data"))
+    code, out, _ = cli("init", "mine.yaml", "--pictures", "data")
+    assert code == 0
+    assert "splits: 10% of training items drawn for test, as the data have validation alone" in out
+    assert "12 pictures are in two splits, such as" in out
+    assert "method: fedavg, as there is no public set; --public FOLDER gives one" in out
+    splits = [
+        len(Experiment.load("mine.yaml").data.sources["pictures"].open(split, name="s", data_dir=None))
+        for split in SPLITS
+    ]
+    assert splits == [43, 12, 5]
+
+
+def test_nothing_private_becomes_public_unless_it_is_said(cli: Cli) -> None:
+    zoo.captions(Path("data"))
+    zoo.beside(Path("open"))
+    given = ("--pairs", "data", "--annotations", "captions.csv", "--clients", 1)
+    (Path("data") / "captions.csv").write_text(
+        "\n".join(["file_name,caption", *(f"images/{number}.jpg,thing {number}" for number in range(30))])
+    )
+    assert cli("init", "private.yaml", *given)[0] == 0
+    assert "public" not in yaml.safe_load(Path("private.yaml").read_text())
+    code, out, _ = cli("init", "open.yaml", *given, "--public", "open")
+    assert (code, "method: change_distillation, as 30 pairs are public" in out) == (0, True)
+    assert yaml.safe_load(Path("open.yaml").read_text())["public"] == {"source": "public"}
+    code, out, _ = cli("init", "share.yaml", *given, "--public-share", 0.5)
+    assert (code, "12 of the pairs, which all participants see" in out) == (0, True)
+    for wrong, words in (
+        (("--public", "open", "--public-share", 0.5), "exclude each other"),
+        (("--public-share", 0.5, "--method", "fedavg"), "uses no public set"),
+    ):
+        code, _, err = cli("init", "wrong.yaml", *given, *wrong)
+        assert (code, words in err, Path("wrong.yaml").exists()) == (2, True, False)
+
+
+def test_patients_stay_in_one_split_if_asked_and_are_warned_of_if_not(cli: Cli) -> None:
+    for number in range(120):
+        zoo.image(Path("data") / f"{number}.png", number)
+    rows = [f"{number}.png,{'ab'[number // 4 % 2]},p{number // 4}" for number in range(120)]
+    (Path("data") / "labels.csv").write_text("\n".join(["file_name,label,patient_id", *rows]))
+    code, out, _ = cli("init", "mixed.yaml", "--pictures", "data", "--clients", 1)
+    assert (code, "'patient_id' has 30 values in 120 rows" in out, "--together patient_id" in out) == (0, True, True)
+    code, out, _ = cli("init", "apart.yaml", "--pictures", "data", "--clients", 1, "--together", "patient_id")
+    assert (code, "--together" in out) == (0, False)
+    source = Experiment.load("apart.yaml").data.sources["pictures"]
+    patients = [
+        {*source.open(split, name="s", data_dir=None).read("patient_id").values.to_pylist()} for split in SPLITS
+    ]
+    assert sum(map(len, patients)) == len(set.union(*patients)) == 30
+    assert min(map(len, patients)) >= 3
+
+
+def test_equal_images_stay_in_one_split_if_asked(tmp_path: Path) -> None:
+    for number in range(40):
+        zoo.image(tmp_path / "ab"[number % 10 % 2] / f"{number}.png", number % 10)
+    settings = {"path": str(tmp_path), "fractions": {"validation": 0.2, "test": 0.2}}
+    for together, shared in (([], True), (["contents"], False)):
+        source = Folder.model_validate(settings | ({"together": together} if together else {}))
+        parts = [source.open(split, name="s", data_dir=None).ids for split in SPLITS]
+        held = [{int(Path(name).stem) % 10 for name in ids} for ids in parts]
+        assert bool(held[0] & held[1] or held[0] & held[2] or held[1] & held[2]) == shared
+        assert sum(map(len, parts)) == 40
+
+
+def test_nearly_equal_classes_are_one_or_several_as_the_user_says(cli: Cli) -> None:
+    zoo.nearly_equal(Path("data"))
+    code, _, err = cli("init", "mine.yaml", "--texts", "data/news.csv", "--clients", 1)
+    assert (code, Path("mine.yaml").exists()) == (2, False)
+    assert "--fold-labels makes one class of them, --keep-labels leaves them apart" in err
+    for option, classes in (("--fold-labels", 2), ("--keep-labels", 5)):
+        assert cli("init", f"{classes}.yaml", "--texts", "data/news.csv", "--clients", 1, option)[0] == 0
+        source = Experiment.load(f"{classes}.yaml").data.sources["texts"]
+        assert len(source.open("train", name="s", data_dir=None).classes["label"]) == classes
+
+
+def test_languages_and_depths_of_the_whole_set_are_told(cli: Cli) -> None:
+    zoo.languages(Path("news"))
+    zoo.depths(Path("scans"))
+    code, out, _ = cli("init", "mine.yaml", "--texts", "news/news.csv", "--pictures", "scans", "--clients", 1)
+    assert code == 0
+    assert "several languages (German 50%, English 50%)" in out or "several languages (English 50%, German 50%)" in out
+    assert "depths of pictures: 30 of 8 bits, 10 of 12 bits" in out
+    assert "width / height from 0.67 to 3.33" in out
+
+
+def halves(*values: int) -> Callable[[int], Image.Image]:
+    return lambda number: zoo.grey(*([values[0]] if number < 12 else values[1:]))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (zoo.masked(halves(1, 255)), "but not the same in all: 12 with 1 ('masks/0.png'), 12 with 255"),
+        (zoo.masked(lambda number: zoo.grey(*range(1, 4 + number % 10))), "numbers of objects, or of classes"),
+        (zoo.masked(lambda number: zoo.grey(40 + number)), "but not the same in all"),
+        (zoo.masked(lambda number: zoo.palette(1, (255, 0, 0) if number % 2 else (0, 255, 0))), "palettes that differ"),
+        (zoo.masked(lambda number: zoo.grey(1) if number % 2 else zoo.palette(1, (255, 0, 0))), "a palette in some"),
+        (zoo.masked(lambda number: Image.new("RGBA", (16, 12), (0, 0, 0, 9))), "is transparent in places"),
+        (zoo.masked(lambda number: zoo.grey(255, size=(12, 12))), "24 of 24 masks have another aspect"),
+        (zoo.masked(lambda number: zoo.grey(255), orientation=6), "24 of 24 pictures are turned by EXIF"),
+        (zoo.masked(lambda number: zoo.grey(255), orientation=3), "24 of 24 pictures are turned by EXIF"),
+    ],
+)
+def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words: str) -> None:
+    make(tmp_path)
+    with pytest.raises(DataError) as refused:
+        StarterSource.of("masks", tmp_path)
+    assert words in str(refused.value)
+
+
+def test_the_meaning_of_masks_may_be_said(cli: Cli) -> None:
+    zoo.masked(halves(1, 255))(Path("data"))
+    code, out, _ = cli("init", "mine.yaml", "--masks", "data", "--clients", 1, "--mask-values", "threshold: 0")
+    assert (code, "masks: threshold: 0: as --mask-values says" in out) == (0, True)
+    assert yaml.safe_load(Path("mine.yaml").read_text())["server"]["task"]["threshold"] == 0
+
+
+def test_upright_masks_of_turned_images_are_read(tmp_path: Path) -> None:
+    zoo.masked(lambda number: zoo.grey(255, size=(12, 16)), orientation=6)(tmp_path)
+    assert StarterSource.of("masks", tmp_path).details == "threshold: 127"
+
+
+def test_a_palette_of_one_class_is_read_by_its_numbers(tmp_path: Path) -> None:
+    zoo.masked(lambda number: zoo.palette(1, (0, 200, 0)))(tmp_path)
+    assert StarterSource.of("masks", tmp_path).details == "names: [background, class-1, class-2]"
+
+
+def test_paths_start_from_the_file_that_names_them(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo.texts(Path("site/data"))
+    assert cli("init", "site/mine.yaml", "--texts", "site/data/news.csv", "--clients", 1)[0] == 0
+    source = yaml.safe_load(Path("site/mine.yaml").read_text())["data"]["sources"]["texts"]
+    assert source["path"] == "data/news.csv"
+    Path("site").rename(tmp_path / "moved")
+    monkeypatch.chdir("/")
+    assert (
+        Experiment.load(tmp_path / "moved" / "mine.yaml").data.sources["texts"].open("train", name="s", data_dir=None)
+    )
+    (tmp_path / "other" / "data").mkdir(parents=True)
+    (tmp_path / "other" / "data" / "news.csv").write_text("text,label\na,b\n")
+    monkeypatch.setenv("POLYFED_DATA", str(tmp_path / "other"))
+    with pytest.raises(Exception, match=r"may be '.*/other/data/news.csv', in the data folder, or '.*/moved/data/news"):
+        Experiment.load(tmp_path / "moved" / "mine.yaml")
