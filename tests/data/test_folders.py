@@ -148,15 +148,15 @@ def test_karpathys_splits(tmp_path: Path) -> None:
 
 
 def test_flickr8k_with_its_lists(tmp_path: Path) -> None:
-    lines = "".join(f"{k}.jpg#{n}\tcaption {n} of {k}\n" for k in "123" for n in (0, 1))
+    lines = "image,caption\n" + "".join(f"{k}.jpg,caption {n} of {k}\n" for k in "123" for n in (0, 1))
     files(
         tmp_path,
         {f"Flicker8k_Dataset/{k}.jpg": "" for k in "123"}
-        | {"Flickr8k.token.txt": lines}
+        | {"captions.txt": lines}
         | {f"Flickr_8k.{split}Images.txt": f"{k}.jpg\n" for split, k in (("train", 1), ("dev", 2), ("test", 3))},
     )
     for split, k in (("train", 1), ("validation", 2), ("test", 3)):
-        assert values(opened(tmp_path, split), "captions") == [[f"caption 0 of {k}", f"caption 1 of {k}"]]
+        assert values(opened(tmp_path, split), "caption") == [[f"caption 0 of {k}", f"caption 1 of {k}"]]
 
 
 def test_class_folders_with_and_without_splits(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
     [
         ({"x.md": "hello"}, {}, "there is nothing to read in"),
         ({"a.png": ""}, {}, "has pictures alone, such as 'a.png'; add a captions.csv"),
-        ({"a.png": "", "captions.csv": "name,caption\na.png,x\n"}, {}, "has no column of file names.*: name, caption"),
+        ({"a.png": "", "captions.csv": "name,caption\nz.png,x\n"}, {}, "has no column of file names.*: name, caption"),
         (
             {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},
             {"file_column": "nam"},

@@ -18,11 +18,11 @@ from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import fingerprint_of
+from polyfed.data.dialects import Rows, joined
 from polyfed.data.files import (
     CAPTIONS,
     FILE,
     SPLIT,
-    Rows,
     annotation_files,
     beside_split,
     lines_of,
@@ -51,15 +51,15 @@ class Folder(StoredSource):
     """A folder of pictures with captions or labels, of pictures in class folders, or of texts, without conversion.
 
     Found without being told: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
-    ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the ``.token`` and
-    ``results.csv`` of Flickr8k and Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
+    ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the
+    ``results.csv`` of Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
     without folders of splits above; ``1.txt`` with captions of ``1.jpg`` beside it, a line each; without pictures
     ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one picture become one item, with lists of what
     differs among them.
 
     Without pictures WAV files are read as these are. Columns are those of the file, with ``image`` for the picture or
     ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class folder, ``mask`` for its mask,
-    ``captions`` for those of COCO, Karpathy, Flickr and files beside pictures, ``text`` for lines. Splits are told by a
+    ``captions`` for those of COCO, Karpathy and files beside pictures, ``text`` for lines. Splits are told by a
     column, by names of files or folders, by Flickr8k's lists; else ``fractions`` are drawn, the same on every machine.
     """
 
@@ -69,7 +69,7 @@ class Folder(StoredSource):
     )
     file_column: str | None = Field(
         default=None,
-        description="column with pictures' file names; null: one of the usual names (file_name, image, ...)",
+        description="column with pictures' file names; null: found by its name (file_name, image, ...) or its content",
     )
     split_column: str | None = Field(
         default=None, description="column that says the split; null: `split`, if there is one"
@@ -262,7 +262,7 @@ class _Reader:
         return self._class_folders(), ()
 
     def _annotated(self, file: Path) -> Rows:
-        rows = read_annotations(file, self.settings.file_column, self.folder)
+        rows, _ = read_annotations(file, self.settings.file_column, self.folder, files=self.pictures)
         base = file.parent.relative_to(self.folder).as_posix()
         told = file.stem if base in (".", "annotations") else f"{base} {file.stem}"
         count = _count(rows)
@@ -450,14 +450,8 @@ def _count(rows: Rows) -> int:
 
 def _together(parts: Sequence[Rows]) -> Rows:
     """The rows of several files; a column that is of texts in one is of texts in all, as numbers are written."""
-    columns = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        values = [part.get(name) or [None] * _count(part) for part in parts]
-        types = [{*map(type, column)} - {type(None)} for column in values]
-        if {str} in types and all(one == {str} or one <= {int, float} for one in types):
-            values = [[value if value is None else str(value) for value in column] for column in values]
-        columns[name] = [value for column in values for value in column]
-    return columns
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: joined([part.get(name) or [None] * _count(part) for part in parts]) for name in names}
 
 
 def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
