@@ -141,6 +141,8 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             "file_column": ["pair"],
             "split_column": ["fold"],
             "draw_missing": [],
+            "encoding": ["utf-16-le", "latin-1"],
+            "decimal": [","],
             "splits": [{"train": ["a"], "test": ["b", "c"]}, {"train": ["b"], "test": ["a", "c"]}],
             "keep_first": [],
             "columns": [{"image": "pair", "text": "text"}, {"text": ["text", "fold"]}],

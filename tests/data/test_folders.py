@@ -148,15 +148,15 @@ def test_karpathys_splits(tmp_path: Path) -> None:
 
 
 def test_flickr8k_with_its_lists(tmp_path: Path) -> None:
-    lines = "".join(f"{k}.jpg#{n}\tcaption {n} of {k}\n" for k in "123" for n in (0, 1))
+    lines = "image,caption\n" + "".join(f"{k}.jpg,caption {n} of {k}\n" for k in "123" for n in (0, 1))
     files(
         tmp_path,
         {f"Flicker8k_Dataset/{k}.jpg": "" for k in "123"}
-        | {"Flickr8k.token.txt": lines}
+        | {"captions.txt": lines}
         | {f"Flickr_8k.{split}Images.txt": f"{k}.jpg\n" for split, k in (("train", 1), ("dev", 2), ("test", 3))},
     )
     for split, k in (("train", 1), ("validation", 2), ("test", 3)):
-        assert values(opened(tmp_path, split), "captions") == [[f"caption 0 of {k}", f"caption 1 of {k}"]]
+        assert values(opened(tmp_path, split), "caption") == [[f"caption 0 of {k}", f"caption 1 of {k}"]]
 
 
 def test_class_folders_with_and_without_splits(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
     [
         ({"x.md": "hello"}, {}, "there is nothing to read in"),
         ({"a.png": ""}, {}, "has pictures alone, such as 'a.png'; add a captions.csv"),
-        ({"a.png": "", "captions.csv": "name,caption\na.png,x\n"}, {}, "has no column of file names.*: name, caption"),
+        ({"a.png": "", "captions.csv": "name,caption\nz.png,x\n"}, {}, "has no column of file names.*: name, caption"),
         (
             {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},
             {"file_column": "nam"},
@@ -321,10 +321,10 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
     folder = pictures(tmp_path / "data", "a.png")
     (folder / "b.dcm").write_bytes(b"x")
     (folder / "captions.csv").write_text("file_name,caption\na.png,x\nb.dcm,y\n")
-    with pytest.raises(DataError, match=r"'b.dcm' \(there, but .dcm is not read; convert it\)"):
+    with pytest.raises(DataError, match=r"'b.dcm' \(there, but .dcm is not read: `dcmj2pnm"):
         Folder(path=str(folder)).content()
     assert Folder(path=str(folder), incomplete="leave_out").content().without_picture == (
-        "b.dcm (there, but .dcm is not read; convert it)",
+        "b.dcm (there, but .dcm is not read: `dcmj2pnm)",
     )
 
 
@@ -463,7 +463,7 @@ def test_a_sample_and_classes_that_a_split_lacks_are_shown(cli: Cli, tmp_path: P
     assert (code, err) == (0, "")
     assert "label (class): cat" in out
     assert "warning: test lacks 1 of 3 classes, such as 'cat'" in out
-    assert "warning: 1 .dcm: not read" in out
+    assert "left out: 1 .dcm files, which are not read" in out
 
 
 SPLIT_CLASSES = [(name, "train") for name in ("cat", "dog", "cow") * 8] + [("dog", "test"), ("cow", "test")] * 4
@@ -552,7 +552,7 @@ def test_pictures_have_their_captions_in_files_beside_them(cli: Cli, tmp_path: P
     assert (len(content.rows), len(prepare_folder(lenient(tmp_path / "shop"), tmp_path / "out").broken)) == (39, 0)
     code, out, err = cli("init", tmp_path / "mine.yaml", "--pairs", tmp_path / "shop", "--clients", 1)
     assert (code, err) == (0, "")
-    assert "warning: 1 captions without a picture, such as 'note.txt': left out" in out
+    assert "left out: 1 caption files without an image, such as 'note.txt'" in out
     for file in (tmp_path / "shop").rglob("*.txt"):
         file.write_text("0 0.5 0.5 0.1 2e-1\n")  # a box and its class
     assert Folder(path=str(tmp_path / "shop")).content().rows.column_names == ["file_name", "label", "image"]

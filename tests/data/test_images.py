@@ -224,3 +224,18 @@ def test_order_of_changes() -> None:
     y = augment.pixels(batch(), g)
     assert torch.equal(y, Shift(pixels=2)(batch(), h).flip(3))
     assert torch.equal(augment.normalised(y.float(), generator(2)), Erase(p=1)(y.float(), generator(2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        (".heic", "magick mogrify -format png *.heic"),
+        ("scan.NII.gz", "med2image -i 1.nii.gz "),
+        (".gz", "unpack it"),
+        (".dcm", "dcmj2pnm --write-png"),
+        (".mp3", "ffmpeg -i 1.mp3 1.wav"),
+        ("without ending", "convert it to .png"),
+    ],
+)
+def test_a_file_that_is_not_read_has_a_command_that_converts_it(name: str, command: str) -> None:
+    assert command in images.remedy_of(name)

@@ -42,7 +42,7 @@ def test_reasons_name_what_is_left_out(tmp_path: Path) -> None:
     shown = [line.strip() for count in looked_at("classes", tmp_path).counts for line in count.lines()]
     assert shown[:4] == [
         "files: 46 found, 40 read",
-        "left out: 1 .dcm files, which are not read",
+        "left out: 1 .dcm files, which are not read (`dcmj2pnm --write-png --min-max-window 1.dcm 1.png` (DCMTK))",
         "left out: 2 hidden files, such as '.DS_Store'",
         "left out: 3 files of operating systems, such as '@eaDir/0.png/thumb.jpg'",
     ]

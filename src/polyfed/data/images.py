@@ -107,6 +107,27 @@ def picture_endings() -> frozenset[str]:
     return frozenset(ending[1:] for ending, name in Image.registered_extensions().items() if name in known)
 
 
+_REMEDIES = {
+    r"\.(hei[cf]|avif|jxl|tiff?|webp|psd|svg|cr[23]|nef|arw|dng)": "`magick mogrify -format png *{}` (ImageMagick)",
+    r"\.dcm": "`dcmj2pnm --write-png --min-max-window 1.dcm 1.png` (DCMTK)",
+    r"\.nii(\.gz)?": "`med2image -i 1{} -d slices -o slice.png` (pip install med2image)",
+    r"\.(mp3|flac|ogg|m4a|aac|opus)": "`ffmpeg -i 1{} 1.wav`",
+    r"\.(mp4|avi|mov|mkv)": "`ffmpeg -i 1{} -r 1 1-%04d.jpg`, a picture a second",
+    r"\.(xlsx?|ods)": "`libreoffice --headless --convert-to csv *{}`",
+    r"\.(docx|odt|rtf)": "`pandoc -t plain -o 1.txt 1{}`",
+    r"\.pdf": "`pdftotext 1.pdf 1.txt`",
+    r"\.(zip|tar|tgz|gz|bz2|xz|7z|rar)": "unpack it",
+}
+
+
+def remedy_of(name: str) -> str:
+    """A command that makes a file that is not read one that is, by its name or ending; else advice."""
+    lower = f".{name.lower().lstrip('.')}"
+    matches = ((re.search(rf"{ending}$", lower), remedy) for ending, remedy in _REMEDIES.items())
+    remedies = (remedy.replace("{}", match[0]) for match, remedy in matches if match)
+    return next(remedies, "convert it to .png, .jpg, .wav, .csv or .txt")
+
+
 def decode(
     data: bytes, size: int, fit: ImageFit, resampling: Resampling | MaskResampling, pixels: int = PIXELS
 ) -> UInt8[np.ndarray, "3 size size"]:

@@ -350,7 +350,7 @@ class StarterSource:
             counts=_with_roles(source, roles).account(name=kind, data_dir=None),
             sample=roles.sample(table, _unused(kind, table, roles)),
             warnings=[*roles.absent(tables), *looked.warnings()],
-            decisions=[*decisions, *looked.reasons()],
+            decisions=[*(source.content().notes if isinstance(source, Folder) else ()), *decisions, *looked.reasons()],
             details=looked.details,
         )
 

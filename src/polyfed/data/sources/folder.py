@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field
@@ -20,11 +20,11 @@ from pydantic import Field
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.account import Count, LeftOut
 from polyfed.data.arrow import file_key
+from polyfed.data.dialects import Rows, joined
 from polyfed.data.files import (
     CAPTIONS,
     FILE,
     SPLIT,
-    Rows,
     annotation_files,
     beside_split,
     lines_of,
@@ -33,7 +33,7 @@ from polyfed.data.files import (
     split_called,
     text_of,
 )
-from polyfed.data.images import picture_endings
+from polyfed.data.images import picture_endings, remedy_of
 from polyfed.data.source import path_of
 from polyfed.data.tables import Share, SplitTable, StoredSource
 
@@ -53,15 +53,15 @@ class Folder(StoredSource):
     """A folder of pictures with captions or labels, of pictures in class folders, or of texts, without conversion.
 
     Found without being told: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
-    ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the ``.token`` and
-    ``results.csv`` of Flickr8k and Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
+    ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the
+    ``results.csv`` of Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
     without folders of splits above; ``1.txt`` with captions of ``1.jpg`` beside it, a line each; without pictures
     ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one picture become one item, with lists of what
     differs among them.
 
     Without pictures WAV files are read as these are. Columns are those of the file, with ``image`` for the picture or
     ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class folder, ``mask`` for its mask,
-    ``captions`` for those of COCO, Karpathy, Flickr and files beside pictures, ``text`` for lines. Splits are told by a
+    ``captions`` for those of COCO, Karpathy and files beside pictures, ``text`` for lines. Splits are told by a
     column, by names of files or folders, by Flickr8k's lists; else ``fractions`` are drawn, the same on every machine.
     """
 
@@ -71,7 +71,13 @@ class Folder(StoredSource):
     )
     file_column: str | None = Field(
         default=None,
-        description="column with pictures' file names; null: one of the usual names (file_name, image, ...)",
+        description="column with pictures' file names; null: found by its name (file_name, image, ...) or its content",
+    )
+    encoding: str | None = Field(
+        default=None, description="encoding of its texts, such as windows-1251; null: told by the files"
+    )
+    decimal: Literal[".", ","] | None = Field(
+        default=None, description="sign before decimals of its numbers; null: told by the file"
     )
     split_column: str | None = Field(
         default=None, description="column that says the split; null: `split`, if there is one"
@@ -149,6 +155,7 @@ class FolderTable:
         without_picture: what rows call pictures that are not there, where these rows are left out; captions of none.
         unread: ending -> files of the folder that are neither pictures nor recordings, nor say anything about them.
         counts: of files, and of rows of annotations.
+        notes: how each file of annotations is written, and what of it is replaced.
         is_told: whether anything tells splits; else all is ``train``.
     """
 
@@ -160,6 +167,7 @@ class FolderTable:
     without_picture: tuple[str, ...] = ()
     unread: Mapping[str, int] = field(default_factory=dict)
     counts: tuple[Count, ...] = ()
+    notes: tuple[str, ...] = ()
     is_told: bool = False
 
 
@@ -225,11 +233,13 @@ class _Reader:
         pictures: those that are pictures; of a folder without pictures, recordings.
         column: what these are called in the table.
         rows: count of the rows of annotations, once they are read.
+        notes: lines on files of annotations, likewise.
     """
 
     def __init__(self, settings: Folder, path: Path, folder: Path, files: _Files) -> None:
         self.settings, self.path, self.folder, self.files = settings, path, folder, files
         self.names, self.rows = tuple(name for name, _ in files.keys), list[Count]()
+        self.notes = list[str]()
         self.pictures, self.column = [name for name in self.names if _ending(name) in picture_endings()], IMAGE
         if not self.pictures and (sounds := [name for name in self.names if _ending(name) in _SOUNDS]):
             self.pictures, self.column = sounds, AUDIO
@@ -247,15 +257,21 @@ class _Reader:
         unread = self._unread({*self.pictures, *read, *texts})
         if FILE not in rows:
             counts = self._counts({*read}, unread=unread)
-            return FolderTable(self.folder, table, splits, unread=unread, counts=counts, is_told=bool(told))
+            notes = tuple(self.notes)
+            return FolderTable(
+                self.folder, table, splits, unread=unread, counts=counts, notes=notes, is_told=bool(told)
+            )
         others = self._other_pictures(rows)
+        if self.column in rows:
+            self.notes.append(f"column '{self.column}' names no files that '{FILE}' does not: it is replaced by them")
         for name, paths in ({self.column: rows[FILE]} | others).items():
             table = _with_pictures(table, name, paths)
         unused = tuple(sorted(set(self.pictures).difference(rows[FILE], *others.values())))
         lonely = without_picture if beside else ()
         named = {*read, *texts, *self.pictures} - {*unused, *lonely}
         counts = self._counts(named, unused, lonely, unread)
-        return FolderTable(self.folder, table, splits, self.column, unused, without_picture, unread, counts, bool(told))
+        left_out = unused, without_picture, unread, counts, tuple(self.notes)
+        return FolderTable(self.folder, table, splits, self.column, *left_out, is_told=bool(told))
 
     def _counts(
         self,
@@ -270,7 +286,10 @@ class _Reader:
         left_out = [
             LeftOut(f"{self.column} files that no row or caption names", len(unused), next(iter(unused), "")),
             LeftOut("caption files without an image", len(lonely), next(iter(lonely), "")),
-            *(LeftOut(f"{ending} files, which are not read", count) for ending, count in unread.items()),
+            *(
+                LeftOut(f"{ending} files, which are not read ({remedy_of(ending)})", number)
+                for ending, number in unread.items()
+            ),
         ]
         if is_folder:
             hidden, systems = self.files.hidden, self.files.systems
@@ -324,7 +343,14 @@ class _Reader:
         return self._class_folders(), ()
 
     def _annotated(self, file: Path) -> Rows:
-        rows = read_annotations(file, self.settings.file_column, self.folder)
+        settings = self.settings
+        rows, dialect = read_annotations(
+            *(file, settings.file_column, self.folder),
+            files=self.pictures,
+            encoding=settings.encoding,
+            decimal=settings.decimal,
+        )
+        self.notes.append(f"{file.name}: {dialect}")
         base = file.parent.relative_to(self.folder).as_posix()
         told = file.stem if base in (".", "annotations") else f"{base} {file.stem}"
         count = _count(rows)
@@ -335,7 +361,11 @@ class _Reader:
     def _captions_beside(self) -> dict[str, list[str]]:
         """Picture -> lines of the file of text beside it that is called alike, if half of them have one."""
         files = {_stem(name): self.folder / name for name in self.names if _ending(name) == "txt"}
-        texts = {name: text_of(files[stem], self.folder) for name in self.pictures if (stem := _stem(name)) in files}
+        texts = {
+            name: text_of(files[stem], self.folder, self.settings.encoding)
+            for name in self.pictures
+            if (stem := _stem(name)) in files
+        }
         lines = {name: [line.strip() for line in lines_of(text) if line.strip()] for name, text in texts.items()}
         captions = {name: own for name, own in lines.items() if own}
         # boxes of objects lie beside pictures too, and so may a note
@@ -374,7 +404,7 @@ class _Reader:
         there = {PurePosixPath(name).name for name in self.names}
         hints = dict.fromkeys(missing, "")
         for name in (name for name in hints if PurePosixPath(name.replace("\\", "/")).name in there):
-            hints[name] = f" (there, but {PurePosixPath(name).suffix} is not read; convert it)"
+            hints[name] = f" (there, but {PurePosixPath(name).suffix} is not read: {remedy_of(name)})"
         first, hint = max(hints.items(), key=lambda entry: bool(entry[1]))
         if len(missing) == rows:
             raise DataError(f"'{file}': no picture called '{first}', nor any other of its rows, is in the folder{hint}")
@@ -514,14 +544,8 @@ def _count(rows: Rows) -> int:
 
 def _together(parts: Sequence[Rows]) -> Rows:
     """The rows of several files; a column that is of texts in one is of texts in all, as numbers are written."""
-    columns = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        values = [part.get(name) or [None] * _count(part) for part in parts]
-        types = [{*map(type, column)} - {type(None)} for column in values]
-        if {str} in types and all(one == {str} or one <= {int, float} for one in types):
-            values = [[value if value is None else str(value) for value in column] for column in values]
-        columns[name] = [value for column in values for value in column]
-    return columns
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: joined([part.get(name) or [None] * _count(part) for part in parts]) for name in names}
 
 
 def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:

@@ -1,0 +1,408 @@
+"""Dialects of text files: encoding, delimiter, decimal sign and marks of missing cells, read off the whole file.
+
+A dialect says in a line what it is. What may be meant in two ways is refused, with the setting that tells.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, zip_longest
+from typing import Any, NamedTuple
+
+from polyfed.core.errors import DataError
+
+Rows = dict[str, list[Any]]
+"""Name of a column -> its values, None where there is none; all columns have as many."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Writing of a file, as far as it is known.
+
+    Attributes:
+        encoding: name of the encoding.
+        delimiter: sign between fields; None: the file is no delimited table.
+        decimal: sign before decimals; None: no number has any.
+        rows: number of rows.
+        sample: a word that shows the encoding, where it is guessed.
+        missing: (column, mark) -> cells of a column of numbers that hold this mark in place of one.
+        mixed: column -> its first value that is no number, where at least half of its values are.
+    """
+
+    encoding: str
+    delimiter: str | None = None
+    decimal: str | None = None
+    rows: int = 0
+    sample: str = ""
+    missing: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    mixed: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [self.encoding + (f" (as in '{self.sample}')" if self.sample else "")]
+        if self.delimiter is not None:
+            parts.append(f"{'tab' if self.delimiter == _TAB else repr(self.delimiter)} between fields")
+        if self.decimal is not None:
+            parts.append(f"'{self.decimal}' as decimal point")
+        told = [f"{', '.join(parts)}, {self.rows:,} row{'s' * (self.rows != 1)}"]
+        told += [f"{count} '{mark}' in '{name}' read as missing" for (name, mark), count in self.missing.items()]
+        told += [f"'{name}' is no column of numbers, as it has '{value}'" for name, value in self.mixed.items()]
+        return "; ".join(told)
+
+
+# ---- encodings
+
+# the longer marks first: that of UTF-16 begins that of UTF-32
+_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_SAVE = "save it as UTF-8, or name its encoding"
+
+_ACCENTED = "àáâãäåæçèéêëìíîïñòóôõöøùúûüßœ"
+_LETTER = f"[a-z{_ACCENTED}]"
+_ODD = re.compile(
+    # letters and signs of Windows-1252 that Western texts do not have, or only seldom: other encodings do
+    rf"[^ -~{_ACCENTED}€‚„…‘’“”•–—™‹›\xa0¡£§©ª«®°±²³´µº»½¿×]"
+    # signs within, before and after words, and beside each other
+    rf"|(?<={_LETTER})[€‚„“”•™‹›¡£§©ª«®°±²³µº»½¿×](?={_LETTER})|[²³ªº](?={_LETTER})|(?<={_LETTER})[¡¿]"
+    rf"|(?<!{_LETTER})´|[âã][\xa0-\xbf€]|[€¡£§©ª®°±²³µº½¿×]{{2}}"
+    # accented letters beside each other, and alone
+    rf"|[{_ACCENTED}]{{3}}|(?![äöü]ß|[çñ]|é[éâçèêôû]|ü[áéí]|[åäöæø][åäöæø])[{_ACCENTED}]{{2}}"
+    rf"|(?<!{_LETTER})[áâãäæçêëìíîïñòóôõøùúûüßœ](?![a-z{_ACCENTED}.])"
+    # letters that languages have in some places only, and encodings of others as another letter anywhere
+    rf"|à(?!s\b|quel)(?={_LETTER})|[ìòù](?={_LETTER})|ã(?![oeis])(?={_LETTER})|õ(?!e)|ñ(?![aeiouáéíóú])"
+    rf"|(?<!{_LETTER})è(?={_LETTER})|è(?=[aeiouy{_ACCENTED}])|(?<![aeou])ï|œ(?![udsti])|[iy]æ|æ(?=[aiou])"
+)
+_BLANKS = re.compile(r"[\t-\r ]+")
+_SAMPLE = re.compile(r"[^\W\d_]{,20}[^\0-\x7f][^\W\d_]{,20}")
+
+
+def decoded(data: bytes, encoding: str | None = None) -> tuple[str, Dialect]:
+    """The text of a file's bytes, without a byte-order mark, and how it is encoded.
+
+    Args:
+        data: bytes of the file.
+        encoding: codec of Python; None: that of a byte-order mark, UTF-8, or Windows-1252 for Western texts.
+
+    Raises:
+        DataError: this is no text, or nothing tells its encoding; the message lacks the file.
+    """
+    mark = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
+    name = encoding or mark or "UTF-8"
+    if name == "UTF-8" and (other := _other_encoding(data)):
+        raise DataError(f"is not UTF-8 text, it looks like {other}")
+    try:
+        text = data.decode(name)
+    except LookupError as error:
+        codecs_of_python = "a codec of Python, such as utf-8, windows-1252, windows-1251, shift_jis or gbk"
+        raise DataError(f"cannot be read with encoding '{name}'; write {codecs_of_python}") from error
+    except ValueError as error:
+        if encoding or mark:
+            raise DataError(f"is not text in {name} ({error}); {_SAVE} (encoding)") from error
+        return _western(data)
+    if "\0" in text:
+        raise DataError(f"is no text in {name}, as it holds NUL; {_SAVE} (encoding)")
+    return text.removeprefix("\ufeff"), Dialect(name)
+
+
+def _other_encoding(data: bytes) -> str | None:
+    if b"\x1b$" in data:
+        return f"ISO-2022; {_SAVE} (encoding: iso-2022-jp, or the like)"
+    if b"\0" not in data:
+        return None
+    if data[:1000].count(0) > len(data[:1000]) // 4:
+        return f"UTF-16 or UTF-32; {_SAVE} (encoding: utf-16-le, or the like)"
+    return "no text at all, or UTF-16; save it as UTF-8"
+
+
+def _western(data: bytes) -> tuple[str, Dialect]:
+    """Windows-1252, where every accented letter and sign is where Western texts have it."""
+    remedy = "encoding: windows-1252, windows-1250, windows-1251, shift_jis, gbk, or the like"
+    try:
+        text = data.decode("windows-1252")
+    except UnicodeDecodeError as error:
+        raise DataError(f"is neither UTF-8 nor Windows-1252; {_SAVE} ({remedy})") from error
+    words = [word for word in dict.fromkeys(_BLANKS.split(text)) if not word.isascii() or not word.isprintable()]
+    if odd := next((match for word in words if (match := _ODD.search(word.lower()))), None):
+        seen = next(word for word in words if word.lower() == odd.string)[max(odd.start() - 10, 0) : odd.end() + 10]
+        raise DataError(f"is not UTF-8, and as Windows-1252 it would have {seen!r}; {_SAVE} ({remedy})")
+    sample = next(match[0] for word in words if (match := _SAMPLE.search(word)))
+    return text, Dialect("Windows-1252", sample=sample)
+
+
+# ---- rows
+
+_TAB = "\t"
+_DELIMITERS = "\t;|,"  # of two that are equally likely the first: names have commas rather than tabs
+_SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line that Excel writes and reads
+_QUOTED = re.compile(r'"[^"]*"')
+_ROW = re.compile(r'(?:"[^"]*"|[^"\r\n]+)+')
+_LOOKED_AT = 50  # rows that tell the delimiter
+
+
+class _Record(NamedTuple):
+    """Fields, and the first and last line that they stand on."""
+
+    fields: list[str]
+    first: int
+    last: int
+
+
+def delimited_rows(text: str) -> tuple[Rows, str]:
+    """The columns of a table with a heading, as texts, and its delimiter; an empty field is None.
+
+    Raises:
+        DataError: a row does not have the heading's fields, or quotes leave open what they mean; without the file.
+    """
+    # a carriage return among line feeds ends no line, and csv refuses it outside of quotes
+    lines = io.StringIO(text, newline="\n" if "\n" in text else "").readlines()
+    told = _SEPARATOR.fullmatch(lines[0]) if lines else None
+    start = next((number for number, line in enumerate(lines) if number >= bool(told) and line.strip()), None)
+    if start is None:
+        raise DataError("has no rows")
+    delimiter = told[1] if told else _delimiter("".join(lines[start : start + 20 * _LOOKED_AT]))
+    return _columns(_meant(lines, start, delimiter), delimiter), delimiter
+
+
+def _delimiter(text: str) -> str:
+    """The first sign that divides the heading and all rows alike; else what the heading, and the line after it, has."""
+    rows = [_QUOTED.sub("", row[0]) for row in islice(_ROW.finditer(text), _LOOKED_AT)] or [""]
+    counts = {sign: [row.count(sign) for row in rows] for sign in _DELIMITERS}
+    alike = next((sign for sign, own in counts.items() if own[0] and len({*own}) == 1 < len(own)), None)
+    return alike or max(_DELIMITERS, key=lambda sign: counts[sign][:2])
+
+
+def _meant(lines: Sequence[str], start: int, delimiter: str) -> list[_Record]:
+    """The records of lines; a space after a delimiter is no content where the heading, or a quote, has one there."""
+    records, spaced = (_records(lines, start, delimiter, skipinitialspace=skips) for skips in (False, True))
+    heading = records[0].fields
+    pairs = zip(records, spaced, strict=False)
+    by_hand = any(list(map(str.lstrip, one.fields)) != list(map(str.lstrip, other.fields)) for one, other in pairs)
+    if by_hand or (len(heading) > 1 and all(name.startswith(" ") for name in heading[1:])):
+        records = spaced
+    long = next((one for one in records if one.last > one.first), None)
+    if long and len(heading) > 1 and not _encloses(lines, records, delimiter):
+        plain = _records(lines, start, delimiter, quoting=csv.QUOTE_NONE)
+        if all(len(one.fields) == len(heading) for one in plain if one.fields):
+            what = f"lines {long.first} to {long.last} are one row if their quotes enclose a text, several if not"
+            remedy = (
+                "put the heading's names in quotes for the one, each text for the other, and write quotes in it twice"
+            )
+            raise DataError(f"{what}; {remedy}")
+    return records
+
+
+def _encloses(lines: Sequence[str], records: Sequence[_Record], delimiter: str) -> bool:
+    """Whether quotes are known to enclose fields, and are no letters of texts.
+
+    So it is if names of the heading stand in them, if they are written twice, if lines within them end as others do
+    not, and if a comma of prose, with a space behind it, would be a delimiter.
+    """
+    heading = lines[records[0].first - 1].lstrip()
+    if heading.startswith('"') or f'{delimiter}"' in heading or any('""' in line for line in lines):
+        return True
+    within = {_end(lines[number - 1]) for one in records for number in range(one.first, one.last)}
+    if within.isdisjoint(_end(lines[one.last - 1]) for one in records if lines[one.last - 1].endswith(("\n", "\r"))):
+        return True
+    prose = any(f"{delimiter} " in text for one in records if one.last > one.first for text in one.fields)
+    return prose and delimiter in ",;" and not any(text[:1] == " " for one in records for text in one.fields)
+
+
+def _end(line: str) -> str:
+    return line[len(line.rstrip("\r\n")) :]
+
+
+def _records(lines: Sequence[str], start: int, delimiter: str, **form: Any) -> list[_Record]:
+    csv.field_size_limit((1 << 31) - 1)
+    reader = csv.reader(lines[start:], delimiter=delimiter, strict=True, **form)
+    records, first = [], start + 1
+    try:
+        for fields in reader:
+            records.append(_Record(fields, first, start + reader.line_num))
+            first = start + reader.line_num + 1
+    except csv.Error as error:
+        remedy = "put a text that begins with a quote in quotes, and write those within it twice"
+        raise DataError(f"line {first}: quotes or ends of lines are odd ({error}); {remedy}") from error
+    return records
+
+
+def _columns(records: Sequence[_Record], delimiter: str) -> Rows:
+    heading, *rows = records
+    names = [name.strip() for name in heading.fields]
+    rows = [row for row in rows if row.fields and (row.fields != [""] or len(names) == 1)]
+    widths = {len(row.fields) for row in rows}
+    if len(widths) == 1 < len(names) and not any("".join(row.fields[len(names) :]) for row in rows):
+        names += [""] * (max(widths) - len(names))  # a delimiter at the end of each row
+    if names[0].startswith("# "):
+        raise DataError(f"line {heading.first} is a comment, not a heading ('{names[0][:40]}'); remove it")
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise DataError(f"line {heading.first} names two columns '{twice[0]}'; rename one of them")
+    named = max((place for place, name in enumerate(names, 1) if name), default=0)
+    for row in rows:
+        # the first column may lack a name: that of an index which pandas wrote
+        nameless = any(field and not name for name, field in zip(names[1:], row.fields[1:], strict=False))
+        if nameless or len(row.fields) not in (len(names), named):
+            counts = f"line {row.first} has {len(row.fields)} fields, the heading (line {heading.first}) {named}"
+            raise DataError(f"{counts}; quote texts that hold '{delimiter}', and leave nothing above the heading")
+    columns = list(zip_longest(*(row.fields for row in rows))) or [()] * len(names)
+    named_columns = zip(names, columns, strict=False)
+    return {
+        name or "Unnamed: 0": [value or None for value in column]
+        for name, column in named_columns
+        if name or any(column)
+    }
+
+
+# ---- numbers
+
+_MISSING = re.compile(r"|#?n/?a|n\.[ad]\.|#nv|nan|null|--?|[–—.?]|k\.a\.", re.IGNORECASE)
+_DAY = re.compile(r"(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])")
+_TELEPHONE = re.compile(r"\d{3} \d{3} \d{3}")
+_WHOLE = re.compile(r"[-+]?\d+")
+_NO_LETTERS = re.compile(r"[\W_]*\d(?:[\W\d_]|(?<=\d)[eE](?=[-+]?\d))*")
+
+
+def _form(decimal: str) -> re.Pattern[str]:
+    group = rf"(?P<group>[ \xa0\u2009\u202f'’{'.' if decimal == ',' else ','}])"
+    whole = rf"(?:0|[1-9]\d*|[1-9]\d{{0,2}}{group}\d{{3}}(?:(?P=group)\d{{3}})*)"
+    # a plus before more digits is that of a telephone, and 1e5 is a name
+    sign = r"(?:[-−]|\+(?=\d{1,4}(?!\d)))?"
+    parts = rf"(?:[{decimal}]\d+(?:e[-+]?\d{{1,3}})?|e[-+]\d{{1,3}})?"
+    return re.compile(rf"(?ai){sign}(?:{whole}{parts}|[{decimal}]\d+)")
+
+
+_FORMS = {decimal: _form(decimal) for decimal in ".,"}
+_Parsed = dict[str, int | float]
+
+
+class Numbers(list[Any]):
+    """A column of numbers, with the texts that they are written as, and the decimal sign of these."""
+
+    def __init__(self, numbers: Iterable[Any], texts: list[str | None], decimal: str) -> None:
+        super().__init__(numbers)
+        self.texts, self.decimal = texts, decimal
+
+
+def as_written(column: list[Any]) -> list[Any]:
+    """The texts of a column of numbers that a delimited table has; any other column as it is."""
+    return column.texts if isinstance(column, Numbers) else column
+
+
+def joined(columns: Sequence[list[Any]]) -> list[Any]:
+    """One column of those of several files: of texts if one has texts, or if their numbers together are codes."""
+    types = [{*map(type, column)} - {type(None)} for column in columns]
+    are_texts = {str} in types and all(one == {str} or one <= {int, float} for one in types)
+    own = [column for column, one in zip(columns, types, strict=True) if one]
+    numbers = [column for column in own if isinstance(column, Numbers)]
+    decimals = {column.decimal for column in numbers}
+    if len(own) == len(numbers) > 1 == len(decimals):
+        are_texts = _parsed(_known(chain(*(column.texts for column in numbers))), *decimals) is None
+    if are_texts:
+        columns = [[value if value is None else str(value) for value in as_written(column)] for column in columns]
+    return [*chain(*columns)]
+
+
+def is_numeric_text(values: Iterable[str | None]) -> bool:
+    """Whether a column of texts has nothing but numbers, dates, times and the like, in whatever writing: no words."""
+    known = [value for value in values if value is not None and not _MISSING.fullmatch(value.strip())]
+    return bool(known) and all(map(_NO_LETTERS.fullmatch, known))
+
+
+def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> tuple[Rows, Dialect]:
+    """The columns of texts that hold numbers alone, and marks of missing ones, as numbers.
+
+    Args:
+        rows: of a delimited table.
+        dialect: of its file; ``decimal`` is what a setting says, or None.
+        keeps: whether a column of this name stays as it is.
+
+    Raises:
+        DataError: what is a decimal sign may be a sign between thousands; the message lacks the file.
+    """
+    known = {name: own for name, column in rows.items() if not keeps(name) and (own := _known(column))}
+    signs = dialect.decimal or ".,"
+    readings = {
+        name: {sign: parsed for sign in signs if (parsed := _parsed(own, sign)) is not None}
+        for name, own in known.items()
+    }
+    decimal = dialect.decimal or _decimal(readings, dialect.delimiter)
+    columns, missing, mixed, is_used = Rows(), Counter[tuple[str, str]](), dict[str, str](), False
+    for name, column in rows.items():
+        number_of = readings.get(name, {}).get(decimal)
+        if number_of is None:
+            columns[name] = column
+            own = known.get(name, [])
+            odd = [text for text in own if not _FORMS[decimal].fullmatch(text)]
+            if own and 2 * len(odd) <= len(own):
+                mixed[name] = (odd or own)[0]
+            continue
+        numbers = {cell: number_of.get(cell.strip()) for cell in dict.fromkeys(column) if cell}
+        columns[name] = Numbers((cell and numbers[cell] for cell in column), column, decimal)
+        for cell in (cell for cell, number in numbers.items() if number is None):
+            missing[name, cell.strip()] += column.count(cell)
+        is_used |= any("." in text or "," in text for text in number_of)
+    shown = decimal if is_used or dialect.decimal else None
+    return columns, replace(dialect, decimal=shown, missing=dict(missing), mixed=mixed)
+
+
+def _known(column: Iterable[str | None]) -> list[str]:
+    """The different texts of a column, in order, without marks of missing ones."""
+    texts = dict.fromkeys(cell.strip() for cell in column if cell)
+    return [text for text in texts if not _MISSING.fullmatch(text)]
+
+
+def _parsed(texts: Collection[str], decimal: str) -> _Parsed | None:
+    """Text -> its number; None if one is no number with this decimal sign, or if together they are codes."""
+    plain, groups = dict[str, str](), set[str]()
+    for text in texts:
+        if (match := _FORMS[decimal].fullmatch(text)) is None:
+            return None
+        groups.update(match["group"] or ())
+        plain[text] = text.replace(match["group"] or " ", "").replace(decimal, ".").replace("−", "-").lower()
+    number_type = int if all(map(_WHOLE.fullmatch, plain.values())) else float
+    numbers = {text: number_type(digits) for text, digits in plain.items()}
+    return None if _are_codes(plain, numbers, groups, decimal) else numbers
+
+
+def _are_codes(plain: Mapping[str, str], numbers: _Parsed, groups: Collection[str], decimal: str) -> bool:
+    """Whether 64 bits do not hold the numbers, or their writing tells more than these.
+
+    So it is if signs between thousands differ, if all are written as telephones are, and if with points one is written
+    in two ways, or with noughts at its end beside others of other lengths, as in ICD.
+    """
+    wholes = [(int(digits), numbers[text]) for text, digits in plain.items() if _WHOLE.fullmatch(digits)]
+    are_exact = all(-(1 << 63) <= whole < 1 << 63 and whole == number for whole, number in wholes)
+    if not are_exact or not all(map(math.isfinite, numbers.values())) or len({*map(str.strip, groups)}) > 1:
+        return True
+    if groups or decimal == ",":
+        return " " in groups and all(map(_TELEPHONE.fullmatch, plain))
+    parts = [digits.partition("e")[0].partition(".")[2] for digits in plain.values()]
+    has_noughts = any(part.endswith("0") and part != "0" for part in parts) and len({*map(len, parts)}) > 1
+    return has_noughts or len({*numbers.values()}) < len(numbers)
+
+
+def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], delimiter: str | None) -> str:
+    """The decimal sign of a table: the only one that some of its numbers can be read with.
+
+    Raises:
+        DataError: some need one, some the other, or all could be of both.
+    """
+    only = {sign: {name: by[sign] for name, by in readings.items() if {*by} == {sign}} for sign in ".,"}
+    commas, points = only[","], only["."]
+    if commas:  # 24.12 is a day where decimals have commas
+        points = {name: own for name, own in points.items() if not all(map(_DAY.fullmatch, own))}
+    if commas and points and delimiter != ",":
+        seen = [f"'{next(iter(own))}' in '{name}'" for one in (commas, points) for name, own in [*one.items()][:1]]
+        raise DataError(f'has {" and ".join(seen)}; say which sign is before decimals (decimal: "," or decimal: ".")')
+    if commas and not points:
+        return ","
+    both = {name: by for name, by in readings.items() if len(by) > 1 and by["."] != by[","]}
+    if both and not points and delimiter != ",":
+        name, by = next(iter(both.items()))
+        text = next(text for text, number in by["."].items() if number != by[","][text])
+        meant = f"'{text}' in '{name}' may be {by['.'][text]:g} or {by[','][text]:g}"
+        raise DataError(f'{meant}; say which sign is before decimals (decimal: "." or decimal: ",")')
+    return "."
