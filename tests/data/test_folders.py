@@ -324,7 +324,7 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"'b.dcm' \(there, but .dcm is not read: `dcmj2pnm"):
         Folder(path=str(folder)).content()
     assert Folder(path=str(folder), incomplete="leave_out").content().without_picture == (
-        "b.dcm (there, but .dcm is not read: `dcmj2pnm)",
+        "b.dcm (there, but .dcm is not read: `dcmj2pnm --write-png --min-max-window 1.dcm 1.png` (DCMTK))",
     )
 
 

@@ -206,12 +206,13 @@ def remembered(path: Path, compute: Callable[[], list[int]]) -> list[int]:
     return numbers
 
 
-def cut_count(unit: str, path: Path, lengths: Callable[[], Sequence[int]], most: int) -> Count:
-    """Count of the units of values that are cut to ``most`` of them; kept at ``path``.
+def cut_count(unit: str, context: DataContext, stamp: str, lengths: Callable[[], Sequence[int]], most: int) -> Count:
+    """Count of the units of values that are cut to ``most`` of them; kept in the cache, unless nothing is.
 
     Args:
         unit: tokens, or frames.
-        path: file in the cache; what lengths depend on, and ``most``, must be part of its name.
+        context: has the cache.
+        stamp: what lengths depend on, and ``most``.
         lengths: gives the units of each value before any is cut.
         most: units of a value that are read.
     """
@@ -221,7 +222,7 @@ def cut_count(unit: str, path: Path, lengths: Callable[[], Sequence[int]], most:
         longest = int(units.max(initial=0))
         return [int(units.sum()), int(np.minimum(units, most).sum()), int((units > most).sum()), longest]
 
-    found, read, cut, longest = remembered(path, compute)
+    found, read, cut, longest = remembered(context.cache / f"cut-{stamp}.json", compute) if context.ahead else compute()
     values = f"cut off {cut:,} values longer than {most}; the longest has {longest}"
     return Count.of(unit, found, read, [LeftOut(values, found - read)])
 

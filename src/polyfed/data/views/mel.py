@@ -85,7 +85,7 @@ class Mel(View):
             return [len(waveform(value.as_py(), 100, column.folder)) for value in values]
 
         stamp = fingerprint_of(_VERSION, self.frames, column.fingerprint)
-        return cut_count(f"frames ({modality})", context.cache / f"cut-{stamp}.json", lengths, self.frames)
+        return cut_count(f"frames ({modality})", context, stamp, lengths, self.frames)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (1, bands, frames) or (frames, bands)."""

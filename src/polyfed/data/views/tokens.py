@@ -72,8 +72,7 @@ class Tokens(View):
         def lengths() -> list[int]:
             return [len(row) for row in vocabulary.encode(column.texts(), _WHOLE)]
 
-        path = context.cache / f"cut-{self._stamp(vocabulary, column)}.json"
-        return cut_count(f"tokens ({modality})", path, lengths, self.length)
+        return cut_count(f"tokens ({modality})", context, self._stamp(vocabulary, column), lengths, self.length)
 
     def _stamp(self, vocabulary: Vocabulary, column: Column) -> str:
         """Changes whenever the ids may: with the tokenizer, its code, what it has learnt or read, and the texts."""
