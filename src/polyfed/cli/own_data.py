@@ -151,6 +151,8 @@ def prepare_command(
     annotations: Annotated[str | None, typer.Option(help="file with captions or labels, if not found by name")] = None,
     file_column: Annotated[str | None, typer.Option(help="its column of pictures' file names")] = None,
     split_column: Annotated[str | None, typer.Option(help="column that says the split")] = None,
+    encoding: Annotated[str | None, typer.Option(help="of its texts, such as windows-1251; else found")] = None,
+    decimal: Annotated[str | None, typer.Option(help="of its numbers: '.' or ','; else found")] = None,
     validation: Annotated[float, typer.Option(help="share drawn for validation, where nothing tells splits")] = 0.1,
     test: Annotated[float, typer.Option(help="share drawn for test, where nothing tells splits")] = 0.1,
     drop_duplicates: Annotated[
@@ -174,6 +176,8 @@ def prepare_command(
         "annotations": annotations,
         "file_column": file_column,
         "split_column": split_column,
+        "encoding": encoding,
+        "decimal": decimal,
         "fractions": {"validation": validation, "test": test},
         "incomplete": "leave_out",
     }

@@ -121,15 +121,36 @@ def told_of_pictures(facts: Sequence[PictureFacts | None], broken: Sequence[str]
     return lines
 
 
-def equal_in_two_splits(tables: Tables, facts: Sequence[PictureFacts | None]) -> list[tuple[str, str]]:
-    """Pairs of pictures of two splits that are equal bit by bit."""
+def equal_in_two_splits(tables: Tables, column: str, pictures: Sequence[PictureFacts | None]) -> list[tuple[str, str]]:
+    """Pairs of items of two splits whose pictures, recordings or texts are equal.
+
+    Args:
+        tables: the splits.
+        column: of pictures, recordings or texts.
+        pictures: facts of the pictures in it, if it has any.
+    """
+    digests = [one and one.digest for one in pictures] or [
+        _digest(table, value) for _, table, value in _rows(tables, column)
+    ]
     splits = chain.from_iterable([split] * table.count() for split, table in tables.items())
     first: dict[bytes, tuple[str, str]] = {}
     equal = []
-    for split, one in zip(splits, facts, strict=True):
-        if one is not None and first.setdefault(one.digest, (split, one.name))[0] != split:
-            equal.append((": ".join(first[one.digest]), f"{split}: {one.name}"))
+    for split, (name, _, _), digest in zip(splits, _rows(tables, column), digests, strict=True):
+        if digest is not None and first.setdefault(digest, (split, name))[0] != split:
+            equal.append((": ".join(first[digest]), f"{split}: {name}"))
     return equal
+
+
+def _digest(table: SplitTable, value: Any) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        content = (
+            picture_bytes(value, table.folder) if isinstance(value, dict) and "path" in value else repr(value).encode()
+        )
+    except (OSError, ValueError):  # a view names what it cannot read
+        return None
+    return hashlib.sha256(content).digest()
 
 
 # ---- masks

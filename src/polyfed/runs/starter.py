@@ -504,10 +504,12 @@ class _Look:
 
     def warnings(self) -> list[str]:
         lines = told_of_pictures(*self._pictures)
-        equal = equal_in_two_splits(self.tables, self._pictures[0]) if self._pictures[0] else []
+        told = self.roles.image or self.roles.audio or self.roles.text
+        equal = equal_in_two_splits(self.tables, told, self._pictures[0]) if told else []
         if equal:
             remedy = "--together contents keeps them in one" if self.is_drawn else "polyfed prepare --drop-duplicates"
-            lines.append(f"{len(equal)} pictures are in two splits, such as {equal[0][0]} = {equal[0][1]}; {remedy}")
+            what = f"{len(equal)} equal items of column '{told}' are in two splits"
+            lines.append(f"{what}, such as {equal[0][0]} = {equal[0][1]}; {remedy}")
         taken = {*self.together, self.roles.label, self.roles.text, *NO_CONTENT}
         for name, different, rows in repeating_ids(self.tables, taken.__contains__) if self.is_drawn else ():
             what = f"column '{name}' has {different:,} values in {rows:,} rows, as patients or groups have"
