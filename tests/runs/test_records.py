@@ -95,6 +95,11 @@ def test_damage_elsewhere_is_an_error_with_file_and_line(tmp_path, file, text, m
         RunRecords.load(tmp_path)
 
 
+def test_a_table_that_is_not_there_is_refused_with_those_that_are(run_folder):
+    with pytest.raises(ConfigError, match="no table 'partition'; valid: events, metrics, rounds, traffic"):
+        open_run(run_folder).to_pandas("partition")
+
+
 def test_frames_hold_what_the_records_hold(run_folder):
     records = RunRecords.load(run_folder)
     metrics = records.frame("metrics")
