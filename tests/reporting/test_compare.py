@@ -182,13 +182,19 @@ def test_each_run_is_compared_by_its_own_model(tmp_path: Path) -> None:
     items = paired_differences(compare(runs))
     assert [(item.comparison.label, item.by_seed[0]) for item in items] == [("b", 7.0 - 2.0), ("c", 4.0 - 2.0)]
     table = comparison_table(compare(runs))
-    assert [row[:4] for row in table.rows] == [("b", "1", "1", "7.00"), ("c", "1", "2", "4.00"), ("a", "1", "2", "2.00")]
+    assert [row[:4] for row in table.rows] == [
+        ("b", "1", "1", "7.00"),
+        ("c", "1", "2", "4.00"),
+        ("a", "1", "2", "2.00"),
+    ]
     assert "without validation the last (c)" in table.notes[1]
 
 
 def test_one_configuration_is_told_what_to_be_compared_with(tmp_path: Path) -> None:
     server = {"source": "shop", "validation_split": "validation"}
-    folder = write_run(tmp_path / "mine", rounds=2, algorithm={"name": "creamfl"}, public={"source": "shop"}, server=server)
+    folder = write_run(
+        tmp_path / "mine", rounds=2, algorithm={"name": "creamfl"}, public={"source": "shop"}, server=server
+    )
     notes = comparison_table(compare([RunRecords.load(folder)])).notes
     command = f"polyfed run {folder}/config.yaml --twin server-only --out {folder}-server-only"
     assert notes[-1] == f"One configuration has nothing to be compared with; its server alone: {command}."

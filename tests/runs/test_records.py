@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords, read_arrays
 from run_folders import GROUPS, client_ids, write_lines
 
