@@ -187,7 +187,7 @@ def test_each_run_is_compared_by_its_own_model(tmp_path: Path) -> None:
         ("c", "1", "2", "4.00"),
         ("a", "1", "2", "2.00"),
     ]
-    assert "without validation the last (c)" in table.notes[1]
+    assert "(the last, without validation: c)" in table.notes[1]
 
 
 def test_one_configuration_is_told_what_to_be_compared_with(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,15 +18,16 @@ from polyfed.export.model import export_model
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
 from polyfed.models.model import Embedder
-from polyfed.reporting.compare import compare, comparison_rows, comparison_table, paired_differences
+from polyfed.reporting.compare import compare, comparison_table, paired_differences
 from polyfed.reporting.gallery import write_gallery
 from polyfed.reporting.page import html_report, write_report
 from polyfed.reporting.run_tables import evaluation_tables
 from polyfed.reporting.summary import RunSummary
 from polyfed.runs.evaluation import evaluate_model
 from polyfed.runs.opened import Run
+from polyfed.runs.records import RunRecords
 from polyfed.tasks.retrieval import PairRetrieval
-from run_folders import write_measured
+from run_folders import write_lines
 from small_federations import Config, tiny_experiment
 from tiny_networks import save
 
@@ -49,8 +49,8 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FedAvg, "round", spoils)
         run = polyfed.run(Experiment.load(config), folder / "mine", quiet=True)
+    del config["run"]["evaluate_clients"]
     alone = config | {"algorithm": {"name": "server_only"}, "clients": {}}
-    alone["run"] = {key: value for key, value in config["run"].items() if key != "evaluate_clients"}
     polyfed.run(Experiment.load(alone), folder / "alone", quiet=True)
     (folder / "alone" / "report.html").touch()
     return run
@@ -71,35 +71,28 @@ def expected(mine: Run) -> tuple[int, float, float]:
     return number, value, judged(open_run(mine.folder.parent / "alone"))[1]
 
 
-def at_the_end(run: Run) -> str:
+def at_the_end(run: Run, out: Path) -> str:
     summary = RunSummary(run.records)
     (row,) = (row for row in summary.table.rows if row[0] == "server: sum of R@1")
     return f"{summary.verdict} {row[1]}, model of round {row[3]}"
 
 
-def compared(run: Run) -> str:
-    (row,) = comparison_rows(compare([run.records]))
-    shown = comparison_table(compare([run.records])).rows[0]
-    assert shown[2:4] == (str(row["rounds"][0]), f"{row['server r1_sum']:.2f}")
-    return f"model of round {row['rounds'][0]}: {row['server r1_sum']:.2f}"
-
-
-def evaluated(run: Run) -> str:
-    return str(evaluation_tables(evaluate_model(run, "scenes")))
+def compared(run: Run, out: Path) -> str:
+    (row,) = comparison_table(compare([run.records])).rows
+    return f"model of round {row[2]}: {row[3]}"
 
 
 def exported(run: Run, out: Path) -> str:
-    config = json.loads((export_model(run, out / "export") / "config.json").read_text())
-    value = evaluate_model(run, "scenes", which=str(config["round"])).metrics["r1_sum"]
-    return f"model of round {config['round']}: {value:.2f}"
+    number = json.loads((export_model(run, out / "export") / "config.json").read_text())["round"]
+    return f"model of round {number}: {evaluate_model(run, 'scenes', which=str(number)).metrics['r1_sum']:.2f}"
 
 
 SURFACES: dict[str, Callable[[Run, Path], str]] = {
-    "the end of a run": lambda run, out: at_the_end(run),
+    "the end of a run": at_the_end,
     "report.md": lambda run, out: write_report(run.records).read_text(),
     "report.html": lambda run, out: html_report(run.records, figures={}),
-    "compare": lambda run, out: compared(run),
-    "evaluate": lambda run, out: evaluated(run),
+    "compare": compared,
+    "evaluate": lambda run, out: str(evaluation_tables(evaluate_model(run, "scenes"))),
     "export": exported,
     "notebook": lambda run, out: f"{run._repr_html_()} {run.metrics()['r1_sum']:.2f}",
 }
@@ -125,9 +118,10 @@ def test_gains_are_those_of_the_chosen_rounds(mine: Run, expected: tuple[int, fl
     assert (paired.metric, paired.by_seed) == ("server r1_sum", {0: pytest.approx(value - alone)})
 
 
-def test_models_handed_on_are_that_of_the_chosen_round(mine: Run, expected: tuple[int, float, float]) -> None:
-    assert mine.model.name == f"server of mine, best (round {expected[0]})"
-    assert f"the server&#39;s {mine.records.chosen}" in write_gallery(mine, queries=1).read_text().replace("'", "&#39;")
+def test_models_in_use_are_that_of_the_chosen_round(mine: Run, expected: tuple[int, float, float]) -> None:
+    assert mine.model.name == f"server of mine, round {expected[0]}"
+    page = write_gallery(mine, queries=1).read_text()
+    assert f"After: the server's model of round {expected[0]}, best on validation (r1_sum" in page
 
 
 @pytest.mark.parametrize(
@@ -142,23 +136,15 @@ def test_models_handed_on_are_that_of_the_chosen_round(mine: Run, expected: tupl
 def test_the_earliest_of_the_best_on_validation_is_chosen_else_the_last(
     tmp_path: Path, validation: list[float], expected: tuple[int, str]
 ) -> None:
-    (tmp_path / "other").mkdir()
-    logs = []
-    for kind, values in (("test", [4.0, 3.0, 2.0, 1.0]), ("validation", validation)):
-        for number, value in enumerate(values):
-            # what chooses stands first
-            write_measured(tmp_path, {"server": {"m": value, "accuracy": -value}}, number, kind=kind)
-            logs.append((tmp_path / "metrics.jsonl").read_text())
-    (tmp_path / "metrics.jsonl").write_text("".join(logs))
-    records = open_records(tmp_path)
+    lines = [
+        {"round": number, "participant": "server", "kind": kind, "metrics": {"m": value, "accuracy": -value}}
+        for kind, values in (("test", [4.0, 3.0, 2.0, 1.0]), ("validation", validation))
+        for number, value in enumerate(values)
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    records = RunRecords.load(tmp_path)
     assert (records.chosen.number, str(records.chosen)) == expected
     assert records.metrics("server")["m"] == 4.0 - expected[0]
-
-
-def open_records(folder: Path) -> Any:
-    from polyfed.runs.records import RunRecords
-
-    return RunRecords.load(folder)
 
 
 class Backwards(PairRetrieval):

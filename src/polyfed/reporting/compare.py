@@ -142,39 +142,21 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
     names = [name for name in metrics if name not in of_clients]
     ordered = _ordered(comparisons)
-    body = [
-        (
-            item.label,
-            str(len(item.runs)),
-            ", ".join(map(str, item.rounds)) or "-",
-            *(str(item.metrics[name]) for name in names),
-        )
-        for item in ordered
-    ]
+    body = []
+    for item in ordered:
+        rounds = ", ".join(map(str, item.rounds)) or "-"
+        body.append((item.label, str(len(item.runs)), rounds, *(str(item.metrics[name]) for name in names)))
+    last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
     notes = [
         "± is the standard deviation over runs whose configurations differ only by their seed.",
-        *_of_models(ordered),
+        f"Round: of the server's model, the best on validation{last and f' (the last, without validation: {last})'}. "
+        "Clients: after their own last evaluation.",
     ]
     if len(comparisons) == 1:
-        notes.append(f"One configuration has nothing to be compared with{_twin_of(comparisons[0])}.")
+        run = comparisons[0].runs[0]
+        twin = RunSummary(run).baseline(run.folder) or ("give another run", "its twin, or another seed")
+        notes.append(f"One configuration has nothing to be compared with; {': '.join(twin)}.")
     return TextTable("Comparison", ("run", "seeds", "round", *names), body, notes)
-
-
-def _of_models(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    runs = [run for item in comparisons if item.rounds for run in item.runs]
-    if runs:
-        last = ", ".join(run.name for run in runs if not run.chosen.metric)
-        yield (
-            "Round: of the server's model, the best on validation"
-            + (f"; without validation the last ({last})" if last else "")
-            + ". Clients: after their own last evaluation."
-        )
-
-
-def _twin_of(comparison: Comparison) -> str:
-    run = comparison.runs[0]
-    twin = RunSummary(run).baseline(run.folder)
-    return f"; {twin[0]}: {twin[1]}" if twin else "; give another run, or its twin"
 
 
 def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:

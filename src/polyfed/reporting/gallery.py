@@ -66,12 +66,11 @@ class Shelf:
 
     def encoded(self, model: LoadedModel) -> Vectors:
         """Vectors [n, d] of the values."""
-        encoder = model.encoders[self.modality]
+        encoder, batches = model.encoders[self.modality], torch.arange(len(self.values)).split(_BATCH)
         inputs = self.open(encoder.view)
         with torch.inference_mode():
-            parts = [encoder.represent(inputs(rows)).cpu() for rows in torch.arange(len(self.values)).split(_BATCH)]
-        vectors: Vectors = torch.cat(parts).numpy()
-        return vectors
+            parts = [encoder.represent(inputs(rows)).cpu() for rows in batches]
+        return np.asarray(torch.cat(parts))
 
     def entry(
         self, index: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False

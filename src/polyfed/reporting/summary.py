@@ -83,6 +83,7 @@ class Headline:
     trials: float = math.nan
     kept: tuple[float, float] | None = None  # interval over test items that the evaluation kept
     scale: float = 100.0  # what the value can reach, of a sum of recalls as many times 100 as it sums; NaN: not known
+    example: str = ""  # of a sum of recalls a sentence on one of them
 
     @property
     def unit(self) -> str:
@@ -130,25 +131,23 @@ class RunSummary:
         metric = main_metric(records, [SERVER])
         if metric not in metrics:
             return self.clients_headline
-        value, kept, recall = metrics[metric], records.interval(SERVER, metric), _recall_of(metric, metrics)
-        is_share = recall is not None or metric.endswith(
-            ("r1_sum", *SHARES)
-        )  # what else a task may have is no percentage
-        whole = scale_of(metric, metrics) if is_share else math.nan
-        unit = f" of {count(whole)}" if metric.endswith("r1_sum") else " %" * is_share
+        recall, is_sum, example = _recall_of(metric, metrics), metric.endswith("r1_sum"), ""
+        # what else a task of one's own may have is no percentage
+        whole = scale_of(metric, metrics) if recall or metric.endswith(("r1_sum", *SHARES)) else math.nan
+        unit, items = f" of {count(whole)}" if is_sum else " %" if whole == 100 else "", _items(metrics)
         meaning = f"The server's {_label(metric)} is {{}}{unit}"
-        if recall is not None and recall.name == metric:
-            meaning = _in_words(recall)
-        items = _items(metrics) if recall is None else _smaller_gallery(recall, metrics)
-        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, whole)
-
-    @property
-    def _illustration(self) -> str:
-        """Of the server's sum of recalls a sentence on one of them."""
-        best, metrics = self.headline, self.records.metrics(SERVER)
-        recall = _recall_of(best.metric, metrics) if best and best.participant == SERVER else None
-        is_summed = recall is not None and best is not None and recall.name != best.metric
-        return f" {_in_words(recall).format(format_number(recall.value))}." if recall and is_summed else ""
+        if recall is not None:
+            source, _, target = recall.direction.partition(" to ")
+            first = f"the first {recall.cutoff} of {count(recall.gallery)}"
+            words = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
+            meaning, example = (
+                (meaning, f" {words}.".replace("{}", format_number(recall.value))) if is_sum else (words, "")
+            )
+            # an entry of the smaller gallery is an item, such as a picture with its captions
+            galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in (source, target)]
+            items = math.nan if recall.protocol else min(galleries)
+        value, kept = metrics[metric], records.interval(SERVER, metric)
+        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, whole, example)
 
     @cached_property
     def clients_headline(self) -> Headline | None:
@@ -197,7 +196,7 @@ class RunSummary:
         took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
         if best is None:
             return f"{records.name} is finished ({took}); nobody was measured."
-        clauses = [best.meaning.format(format_number(best.value)), *_interval_in_words(best.interval)]
+        clauses = [best.meaning.replace("{}", format_number(best.value)), *_interval_in_words(best.interval)]
         chance = f"chance ({format_number(best.chance)}{best.unit})"
         if best.chance > 0 and not best.is_above_chance:
             clauses.append(f"no better than {chance}")
@@ -205,7 +204,7 @@ class RunSummary:
             times = best.value / best.chance
             clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times {chance}")
         clauses += [str(records.chosen)] if best.participant == SERVER else []
-        return ", ".join([*clauses, f"after {took}."]) + self._illustration
+        return ", ".join([*clauses, f"after {took}."]) + best.example
 
     @property
     def gains(self) -> Iterator[str]:
@@ -477,18 +476,6 @@ def _recall_of(metric: str, metrics: Metrics) -> Recall | None:
     recalls = [one for one in find_recalls(metrics) if one.name == metric or metric == f"{one.task}r1_sum"]
     plain = [recall for recall in recalls if not recall.protocol] or recalls
     return max(reversed(plain), key=lambda one: one.cutoff, default=None)
-
-
-def _in_words(recall: Recall) -> str:
-    source, _, target = recall.direction.partition(" to ")
-    first = f"the first {recall.cutoff} of {count(recall.gallery)}"
-    return f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-
-
-def _smaller_gallery(recall: Recall, metrics: Metrics) -> float:
-    """How many items a recall is over: an entry of the smaller gallery is one, such as a picture with its captions."""
-    galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in recall.direction.split(" to ")]
-    return math.nan if recall.protocol else min(galleries)
 
 
 def _interval_in_words(interval: tuple[float, float] | None, form: str = ".1f") -> list[str]:

@@ -306,9 +306,7 @@ class Run:
         name = f"{participant} of {self.name}"
         if participant == SERVER:
             server = self.server_model(which)
-            return loaded_model(
-                f"{name}, {server.which} (round {server.round})", server.model, server.views, server.context
-            )
+            return loaded_model(f"{name}, round {server.round}", server.model, server.views, server.context)
         if which is not None:
             raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
         members = self.federation.members
