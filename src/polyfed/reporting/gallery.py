@@ -66,7 +66,7 @@ class Shelf:
 
     def encoded(self, model: LoadedModel) -> Vectors:
         """Vectors [n, d] of the values."""
-        encoder, batches = model.encoders[self.modality], torch.arange(len(self.values)).split(_BATCH)
+        encoder, batches = model.encoders[self.modality], torch.split(torch.arange(len(self.values)), _BATCH)
         inputs = self.open(encoder.view)
         with torch.inference_mode():
             parts = [encoder.represent(inputs(rows)).cpu() for rows in batches]
