@@ -111,7 +111,7 @@ def test_a_classifier_is_evaluated_without_recalls(cli: Cli, classifier_run: Pat
 def test_runs_are_compared_and_drawn(cli: Cli, tiny_run: Path, classifier_run: Path) -> None:
     code, out, _ = cli("compare", tiny_run, classifier_run, "--plot", "curves.png")
     assert code == 0
-    assert all(part in out for part in ("Comparison", "server r1_sum final", "drawn: curves.png"))
+    assert all(part in out for part in ("Comparison", "server r1_sum", "drawn: curves.png"))
     assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
     assert "Paired differences against" in out
     rows = json.loads(cli("compare", tiny_run, tiny_run, "--json")[1])
@@ -120,7 +120,7 @@ def test_runs_are_compared_and_drawn(cli: Cli, tiny_run: Path, classifier_run: P
     first, reference = json.loads(out)
     assert (code, reference["paired_differences"]) == (0, [])
     assert {(item["figure"], tuple(item["seeds"])) for item in first["paired_differences"]} == {
-        ("image accuracy, final", (0,))
+        ("image accuracy", (0,))
     }
 
 

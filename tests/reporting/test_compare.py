@@ -44,12 +44,12 @@ def test_runs_that_differ_by_seed_are_taken_together(runs):
     cream, avg = compare(runs)
     assert [run.name for run in cream.runs] == ["cream-1", "cream-2", "cream-3"]
     assert (cream.label, avg.label, len(avg.runs)) == ("cream-1", "avg-1", 1)
-    finals = [run.last("server")["r1_sum"] for run in cream.runs]
+    values = [run.metrics("server")["r1_sum"] for run in cream.runs]
     figures = {name: spread.mean for name, spread in cream.metrics.items()}
-    assert figures["server r1_sum final"] == pytest.approx(fmean(finals))
-    assert cream.metrics["server r1_sum final"].std == pytest.approx(stdev(finals))
-    assert math.isnan(avg.metrics["server r1_sum final"].std)
-    assert figures["server r1_sum best"] >= figures["server r1_sum final"]
+    assert figures["server r1_sum"] == pytest.approx(fmean(values))
+    assert cream.metrics["server r1_sum"].std == pytest.approx(stdev(values))
+    assert math.isnan(avg.metrics["server r1_sum"].std)
+    assert cream.rounds == [run.chosen.number for run in cream.runs]
     accuracies = [[run.last(c)["accuracy"] for c in run.groups["image"] if run.last(c)] for run in cream.runs]
     assert figures["image accuracy"] == pytest.approx(fmean(map(fmean, accuracies)))
     assert figures["image accuracy worst"] == pytest.approx(fmean(map(min, accuracies)))
@@ -57,7 +57,7 @@ def test_runs_that_differ_by_seed_are_taken_together(runs):
     assert figures["image accuracy disparity"] == pytest.approx(fmean(apart))
     assert figures["MiB"] == pytest.approx(4 * 9 * 4_500_200 / 2**20)
     assert "paired r1_sum" in figures
-    assert "server image_to_text_r@1 final" in compare(runs, "image_to_text_r@1", "validation")[0].metrics
+    assert "server image_to_text_r@1" in compare(runs, "image_to_text_r@1", "validation")[0].metrics
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_rows_and_tables(runs):
     assert [row[0] for row in table.rows] == ["avg-1", "cream-1"]
     stream = io.StringIO()
     Console(file=stream, width=200).print(FittedTable(table))
-    assert str(cream.metrics["server r1_sum final"]) in stream.getvalue()
+    assert str(cream.metrics["server r1_sum"]) in stream.getvalue()
     # worst clients have a table of their own
     assert not any("worst" in name or "disparity" in name for name in table.columns)
     rows = {row[0]: row[1:] for row in clients_comparison_table([cream, avg]).rows}
@@ -144,7 +144,7 @@ def two(folder: Path, one: dict[int, float], other: dict[int, float]) -> list[Ru
 
 def test_figures_are_those_of_a_paired_t_test(tmp_path: Path) -> None:
     (item,) = paired_differences(compare(two(tmp_path, CREAM, ALONE)))
-    assert (item.comparison.label, item.reference.label, item.metric) == ("cream-3", "alone-0", "server r1_sum, final")
+    assert (item.comparison.label, item.reference.label, item.metric) == ("cream-3", "alone-0", "server r1_sum")
     assert item.by_seed == {0: 4.0, 1: 5.5, 2: 0.5, 3: 7.0}
     assert (item.mean, item.smallest) == (4.25, 0.5)
     # deviations -0.25, 1.25, -3.75, 2.75: squares sum up to 23.25
@@ -173,19 +173,31 @@ def test_of_runs_with_one_name_the_folder_says_which_is_the_reference(tmp_path: 
     assert item.by_seed == {0: -3.0}
 
 
-def test_validation_selects_the_round_where_all_were_validated(tmp_path: Path) -> None:
+def test_each_run_is_compared_by_its_own_model(tmp_path: Path) -> None:
     runs = [
         run_with(tmp_path / "a", 0, [1.0, 5.0, 2.0], [0.0, 1.0, 9.0]),
         run_with(tmp_path / "b", 0, [1.0, 7.0, 3.0], [0.0, 9.0, 1.0], algorithm="b"),
+        run_with(tmp_path / "c", 0, [1.0, 8.0, 4.0], algorithm="c"),
     ]
-    (item,) = paired_differences(compare(runs))
-    assert (item.metric, item.by_seed) == ("server r1_sum, selected by validation", {0: 7.0 - 2.0})
-    unjudged = run_with(tmp_path / "c", 0, [1.0, 8.0, 4.0], algorithm="c")
-    items = paired_differences(compare([*runs, unjudged]))
-    assert [(item.comparison.label, item.metric, item.by_seed[0]) for item in items] == [
-        ("b", "server r1_sum, final", 3.0 - 2.0),
-        ("c", "server r1_sum, final", 4.0 - 2.0),
+    items = paired_differences(compare(runs))
+    assert [(item.comparison.label, item.by_seed[0]) for item in items] == [("b", 7.0 - 2.0), ("c", 4.0 - 2.0)]
+    table = comparison_table(compare(runs))
+    assert [row[:4] for row in table.rows] == [
+        ("b", "1", "1", "7.00"),
+        ("c", "1", "2", "4.00"),
+        ("a", "1", "2", "2.00"),
     ]
+    assert "(the last, without validation: c)" in table.notes[1]
+
+
+def test_one_configuration_is_told_what_to_be_compared_with(tmp_path: Path) -> None:
+    server = {"source": "shop", "validation_split": "validation"}
+    folder = write_run(
+        tmp_path / "mine", rounds=2, algorithm={"name": "creamfl"}, public={"source": "shop"}, server=server
+    )
+    notes = comparison_table(compare([RunRecords.load(folder)])).notes
+    command = f"polyfed run {folder}/config.yaml --twin server-only --out {folder}-server-only"
+    assert notes[-1] == f"One configuration has nothing to be compared with; its server alone: {command}."
 
 
 def test_groups_are_compared_by_the_mean_of_their_clients(tmp_path: Path) -> None:
@@ -194,7 +206,7 @@ def test_groups_are_compared_by_the_mean_of_their_clients(tmp_path: Path) -> Non
         run_with(tmp_path / "b", 0, [3.0], clients={"x": 30.0, "y": 41.0}, algorithm="b"),
     ]
     (item,) = paired_differences(compare(runs))  # only one has a server
-    assert (item.metric, item.by_seed) == ("clients accuracy, final", {0: 35.5 - 15.0})
+    assert (item.metric, item.by_seed) == ("clients accuracy", {0: 35.5 - 15.0})
 
 
 def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) -> None:
@@ -202,13 +214,13 @@ def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) ->
     (item,) = differences = paired_differences(comparisons)
     assert math.isnan(item.std) and all(map(math.isnan, item.interval))  # noqa: PT018
     table = paired_table(differences, comparisons)
-    assert table.rows == [("cream-5: server r1_sum, final", "1", "+2.00", "-", "-", "+2.00")]
+    assert table.rows == [("cream-5: server r1_sum", "1", "+2.00", "-", "-", "+2.00")]
     assert table.notes[1:] == (
         "One common seed has no spread and no interval: at least two are needed.",
         "Differences over fewer than 5 seeds are no claim.",
     )
     assert item.to_json() == {
-        "figure": "server r1_sum, final",
+        "figure": "server r1_sum",
         "against": "alone-0",
         "seeds": [0],
         "mean": 2.0,

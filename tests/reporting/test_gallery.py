@@ -11,7 +11,7 @@ import pytest
 
 from polyfed import Experiment, open_run, run
 from polyfed.core.errors import RunError
-from polyfed.reporting.gallery import Retrieval, Shelf, Viewer, judged_samples, thumbnail, write_gallery
+from polyfed.reporting.gallery import Retrieval, Shelf, Viewer, judged_samples, shelf_of, thumbnail, write_gallery
 from polyfed.reporting.markup import GalleryEntry
 from polyfed.reporting.page import html_report
 from small_federations import Config
@@ -57,7 +57,9 @@ def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
     column = split.modality("text")
     captions = column.texts()
     items = np.repeat(np.arange(len(pictures)), len(captions) // len(pictures)) if column.nested else np.arange(12)
-    shelves = {"image": Shelf("image", pictures, np.arange(12)), "text": Shelf("text", captions, items)}
+    context = opened.federation.data.context
+    shelves = {modality: shelf_of(split, modality, 12, context) for modality in ("image", "text")}
+    np.testing.assert_array_equal(shelves["text"].items, items)
     viewer, after = Viewer.of(opened, "server"), opened.model
     retrieval = Retrieval(viewer, shelves, 4)
     for when, model in (("before", viewer.before), ("after", after)):

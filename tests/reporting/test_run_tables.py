@@ -71,15 +71,14 @@ def test_only_a_loss_is_better_if_lower():
 def test_recalls_stand_with_gallery_and_chance(records, by_title):
     table = by_title["Server, test: retrieval"]
     row = dict(zip(table.columns, next(r for r in table.rows if r[0] == "image to text R@5"), strict=True))
-    value = records.last("server")["image_to_text_r@5"]
-    best = records.best("server", "image_to_text_r@5")
+    value, last = (metrics["image_to_text_r@5"] for metrics in (records.metrics("server"), records.last("server")))
+    assert table.notes[0] == f"Value: {records.chosen}. Last: after the last round."
     assert row == {
         "recall": "image to text R@5",
-        "final": f"{value:.2f}",
-        "best": f"{best[1]:.2f}",
-        "(round)": str(best[0]),
+        "value": f"{value:.2f}",
+        "last": f"{last:.2f}",
         "chance": "4.920",
-        "final / chance": f"{value / 4.9202:.1f}",
+        "value / chance": f"{value / 4.9202:.1f}",
         "gallery": "500",
         "folds": "1",
         "positives": "5",

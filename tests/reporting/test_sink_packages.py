@@ -105,7 +105,8 @@ def test_wandb_is_asked_for_one_private_offline_run_and_gets_every_point(fake_wa
     assert "x_save_requirements" not in settings  # this version has no such switch
     writer.write(a_round(1))
     writer.close(failed=True)
-    axes, every, (name, (points,), _), end = fake_wandb.calls
+    axes, every, (name, (points,), step), end = fake_wandb.calls
+    assert step == {"step": 1, "commit": True}  # the tracker's own step, which would begin at 0 after a resume
     assert [axes[:2], every[:2]] == [("define_metric", ("round",)), ("define_metric", ("*",))]
     assert name == "log"
     assert {**EXPECTED, "round": 1}.items() <= points.items()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -14,6 +15,7 @@ from PIL import Image
 from polyfed import load_model, open_run
 from polyfed.core.errors import ConfigError, DataError, RunError
 from polyfed.data.sounds import wav
+from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.export.model import export_model
 from polyfed.models.model import ModelSettings
@@ -183,10 +185,10 @@ def test_sounds_of_more_than_a_block_are_encoded_and_retrieved(tmp_path: Path) -
     sounds = [wav(stream.normal(size=800).astype(np.float32) / 4, 8000) for _ in range(17)]
     vectors = model.encode_modality("audio", sounds)
     np.testing.assert_allclose(vectors[16:], model.encode_modality("audio", sounds[16:]), atol=1e-6)
-    shelf = Shelf("audio", sounds, np.arange(17))
-    assert (
-        len(Retrieval(Viewer("mine", model, model), {"audio": shelf}, 3).retrieved("after", "audio", "audio", 16)) == 3
-    )
+    column = Column(pa.chunked_array([pa.array(sounds)]), "sounds", "here")
+    shelf = Shelf("audio", sounds, np.arange(17), lambda view: view.open(column, "audio", DataContext(tmp_path)))
+    retrieval = Retrieval(Viewer("mine", model, model), {"audio": shelf}, 3)
+    assert len(retrieval.retrieved("after", "audio", "audio", 16)) == 3
 
 
 def test_a_row_of_a_table_is_one_value(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import open_run
 from polyfed.runs.records import RunRecords, read_arrays
 from run_folders import GROUPS, client_ids, write_lines
 
@@ -93,6 +94,11 @@ def test_damage_elsewhere_is_an_error_with_file_and_line(tmp_path, file, text, m
     (tmp_path / file).write_text(text)
     with pytest.raises(RunError, match=message):
         RunRecords.load(tmp_path)
+
+
+def test_a_table_that_is_not_there_is_refused_with_those_that_are(run_folder):
+    with pytest.raises(ConfigError, match="no table 'partition'; valid: events, metrics, rounds, traffic"):
+        open_run(run_folder).to_pandas("partition")
 
 
 def test_frames_hold_what_the_records_hold(run_folder):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
-from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric, selected_round
+from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of, values_by_round
+from polyfed.reporting.summary import RunSummary
 from polyfed.reporting.tables import MIB, TextTable, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
@@ -52,6 +53,11 @@ class Comparison:
     label: str  # name of the first of the runs
     runs: tuple[RunRecords, ...]
     metrics: Mapping[str, Spread]  # what is compared -> its value over the runs; NaN where no run has it
+
+    @property
+    def rounds(self) -> list[int]:
+        """Of each run whose server was judged, the round of its model."""
+        return [run.chosen.number for run in self.runs if any(run.metric_names(SERVER, kind) for kind in EVALUATIONS)]
 
 
 def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "test") -> list[Comparison]:
@@ -101,28 +107,29 @@ def _configuration(run: RunRecords) -> str:
 
 
 def _compared(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
-    server, groups = judged_by(run, metric, kind)
-    best = run.best(SERVER, server, kind)
-    metrics = {
-        f"server {server} final": run.last(SERVER, kind).get(server, math.nan),
-        f"server {server} best": best[1] if best else math.nan,
-    }
-    for group, spread in groups.items():
-        name = f"{group} {spread.metric}"
-        metrics[name] = spread.mean
-        if spread.clients > 1:
-            metrics |= {f"{name} worst": spread.worst, f"{name} disparity": spread.disparity}
+    groups = judged_by(run, metric, kind)[1].items()
+    several = [(f"{group} {spread.metric}", spread) for group, spread in groups if spread.clients > 1]
+    metrics = _judged(run, metric, kind)
+    metrics |= {f"{name} {extra}": getattr(spread, extra) for name, spread in several for extra in _OF_CLIENTS}
     metrics |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
     return {name: value for name, value in metrics.items() if not math.isnan(value)}
+
+
+def _judged(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
+    """The metric of the server's model, and the mean of each group's clients after their last evaluation."""
+    server, groups = judged_by(run, metric, kind)
+    means = {f"{group} {spread.metric}": spread.mean for group, spread in groups.items()}
+    return {f"server {server}": run.metrics(SERVER, kind).get(server, math.nan), **means}
 
 
 # ---- tables
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Plain rows, for JSON or a data frame: ``<metric>`` is the mean, ``<metric> std`` its spread."""
+    """Plain rows, for JSON or a data frame: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
+    the server's models."""
     return [
-        {"run": item.label, "seeds": len(item.runs)}
+        {"run": item.label, "seeds": len(item.runs), "rounds": item.rounds}
         | {name: spread.mean for name, spread in item.metrics.items()}
         | {f"{name} std": spread.std for name, spread in item.metrics.items()}
         for item in comparisons
@@ -135,12 +142,21 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
     names = [name for name in metrics if name not in of_clients]
     ordered = _ordered(comparisons)
-    body = [(item.label, str(len(item.runs)), *(str(item.metrics[name]) for name in names)) for item in ordered]
-    notes = (
+    body = []
+    for item in ordered:
+        rounds = ", ".join(map(str, item.rounds)) or "-"
+        body.append((item.label, str(len(item.runs)), rounds, *(str(item.metrics[name]) for name in names)))
+    last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
+    notes = [
         "± is the standard deviation over runs whose configurations differ only by their seed.",
-        "Best: highest over rounds of the metric shown, so it leans upwards; final: after the last round.",
-    )
-    return TextTable("Comparison", ("run", "seeds", *names), body, notes)
+        f"Round: of the server's model, the best on validation{last and f' (the last, without validation: {last})'}. "
+        "Clients: after their own last evaluation.",
+    ]
+    if len(comparisons) == 1:
+        run = comparisons[0].runs[0]
+        twin = RunSummary(run).baseline(run.folder) or ("give another run", "its twin, or another seed")
+        notes.append(f"One configuration has nothing to be compared with; {': '.join(twin)}.")
+    return TextTable("Comparison", ("run", "seeds", "round", *names), body, notes)
 
 
 def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
@@ -264,8 +280,8 @@ def paired_differences(
 ) -> list[PairedDifference]:
     """Each configuration against a reference, for the server and each group of clients, where they share seeds.
 
-    The server's metric is that of the round which validation selects, if all runs that have it were validated, else the
-    final one; a group's is the mean of its clients' last values. Of two runs with one seed the later given counts.
+    The server's metric is that of the run's model (``RunRecords.chosen``); a group's is the mean of its clients' last
+    values. Of two runs with one seed the later given counts.
 
     Args:
         comparisons: configurations, as ``compare`` gives them.
@@ -279,25 +295,20 @@ def paired_differences(
     if not comparisons:
         return []
     reference = _named(comparisons, against)
-    selects = _all_validated([run for item in comparisons for run in item.runs], kind)
 
     def by_seed(item: Comparison) -> dict[int, dict[str, float]]:
         seeds = [(run, run.number("seed")) for run in item.runs]
-        return {seed: _paired_metrics(run, metric, kind, selects) for run, seed in seeds if seed is not None}
+        return {seed: _judged(run, metric, kind) for run, seed in seeds if seed is not None}
 
     others, paired = by_seed(reference), list[PairedDifference]()
     for item in (item for item in comparisons if item is not reference):
         differences: dict[str, dict[int, float]] = {}
         for seed, own in by_seed(item).items():
-            for name in (name for name in own if name in others.get(seed, {})):
-                differences.setdefault(name, {})[seed] = own[name] - others[seed][name]
+            for name, value in own.items():
+                if math.isfinite(difference := value - others.get(seed, {}).get(name, math.nan)):
+                    differences.setdefault(name, {})[seed] = difference
         paired += [PairedDifference(seeds, item, reference, name) for name, seeds in differences.items()]
     return paired
-
-
-def _all_validated(runs: Iterable[RunRecords], kind: str) -> bool:
-    """Whether all whose servers were judged were validated too, so that validation can select a round."""
-    return all(run.metric_names(SERVER, "validation") for run in runs if run.metric_names(SERVER, kind))
 
 
 def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
@@ -310,16 +321,6 @@ def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
     if len(named) > 1:
         raise ConfigError(f"--against {name}: {len(named)} configurations have a run called so; give its folder")
     return named[0]
-
-
-def _paired_metrics(run: RunRecords, metric: str | None, kind: str, selects: bool) -> dict[str, float]:
-    server, groups = judged_by(run, metric, kind)
-    series = run.series(SERVER, server, kind)
-    chosen = selected_round(run) if selects else None
-    at = max(series, default=0) if chosen is None else chosen
-    metrics = {f"server {server}, {'selected by validation' if selects else 'final'}": series.get(at, math.nan)}
-    metrics |= {f"{group} {spread.metric}, final": spread.mean for group, spread in groups.items()}
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> TextTable:
@@ -337,8 +338,7 @@ def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[
 
 def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> Iterator[str]:
     yield (
-        "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest; "
-        "final: after the last round."
+        "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest."
     )
     shown = {id(part) for item in differences for part in (item.comparison, item.reference)}
     if apart := [item.label for item in comparisons if id(item) not in shown]:

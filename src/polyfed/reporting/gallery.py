@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +23,10 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import list_lengths
 from polyfed.data.images import opened_picture, picture_bytes
+from polyfed.data.samples import Inputs
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column, Split
+from polyfed.data.view import DataContext, View
 from polyfed.data.views.mel import Mel
 from polyfed.federation.client import SERVER
 from polyfed.federation.settings import ServerSettings
@@ -32,7 +34,7 @@ from polyfed.models.model import ModelSettings
 from polyfed.reporting.markup import GalleryEntry
 from polyfed.reporting.page import rendered_page
 from polyfed.reporting.tables import TextTable, format_number
-from polyfed.runs.loaded import LoadedModel, loaded_model
+from polyfed.runs.loaded import LoadedModel, Vectors, loaded_model
 from polyfed.runs.opened import Run
 from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
@@ -42,16 +44,33 @@ from polyfed.tasks.segmentation import Segmentation
 _SIDE = 112  # pixels of a thumbnail
 _RATE = 8000  # samples a second of what can be heard
 _SECONDS = 5  # of it
+_BATCH = 256  # values that a model encodes at a time
 _ITSELF = -2.0  # similarity of a value to itself, below all others
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """Values of one modality that are retrieved, each of an item: texts, encoded pictures, recordings, or rows."""
+    """Values of one modality that are retrieved.
+
+    Attributes:
+        modality: of the values.
+        values: texts, encoded pictures, recordings, or rows of a table.
+        items: of each value the item that it is of.
+        open: gives the values as a view presents them; what training has decoded or computed comes from the cache.
+    """
 
     modality: str
     values: Sequence[Any]
     items: Int64[np.ndarray, " n"]
+    open: Callable[[View], Inputs]
+
+    def encoded(self, model: LoadedModel) -> Vectors:
+        """Vectors [n, d] of the values."""
+        encoder, batches = model.encoders[self.modality], torch.split(torch.arange(len(self.values)), _BATCH)
+        inputs = self.open(encoder.view)
+        with torch.inference_mode():
+            parts = [encoder.represent(inputs(rows)).cpu() for rows in batches]
+        return np.asarray(torch.cat(parts))
 
     def entry(
         self, index: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
@@ -95,7 +114,7 @@ def write_gallery(
 ) -> Path:
     """Write the page, with values of the test data in it: it must stay where these data may be.
 
-    Before is the model with its initial weights; after is the server's best, and what the clients have last.
+    Before is the model with its initial weights; after is the server's of the run, and what the clients have last.
 
     Args:
         run: with its data at hand.
@@ -110,12 +129,12 @@ def write_gallery(
         ConfigError, DataError: as for the run's models and data.
     """
     split = _test_split(run)
-    pixels = run.federation.data.context.pixels
     viewers, left_out = _viewers(run, per_group)
-    shelves = _shelves(split, viewers, most, pixels)
+    shelves = _shelves(split, viewers, most, run.federation.data.context)
     shown = [Retrieval(viewer, shelves, k) for viewer in viewers]
     content: dict[str, Any] = {
         "run": run.name,
+        "model": str(run.records.chosen) if run.experiment.server is not None else "",
         "source": f"{split.source}, {split.name}",
         "size": ", ".join(f"{len(shelf.values):,} {modality}s" for modality, shelf in shelves.items()),
         "k": k,
@@ -183,9 +202,7 @@ class Retrieval:
         return hits
 
     def _compared(self, model: LoadedModel, asked: str, given: str) -> Float[np.ndarray, "n m"]:
-        vectors = {
-            modality: model.encode_modality(modality, self.shelves[modality].values) for modality in {asked, given}
-        }
+        vectors = {modality: self.shelves[modality].encoded(model) for modality in {asked, given}}
         scores: Float[np.ndarray, "n m"] = vectors[asked] @ vectors[given].T
         if asked == given:
             np.fill_diagonal(scores, _ITSELF)  # nobody asks for what is at hand
@@ -318,21 +335,22 @@ def _test_split(run: Run) -> Split:
     return federation.data.split(chosen.source, str(chosen.test_split))
 
 
-def _shelves(split: Split, viewers: Sequence[Viewer], most: int, pixels: int) -> dict[str, Shelf]:
+def _shelves(split: Split, viewers: Sequence[Viewer], most: int, context: DataContext) -> dict[str, Shelf]:
     """Kind of values that somebody encodes -> those of the split."""
     encoded = {modality for viewer in viewers for modality in viewer.after.encoders}
-    return {modality: _shelf(split, modality, most, pixels) for modality in split.columns if modality in encoded}
+    return {modality: shelf_of(split, modality, most, context) for modality in split.columns if modality in encoded}
 
 
-def _shelf(split: Split, modality: str, most: int, pixels: int) -> Shelf:
+def shelf_of(split: Split, modality: str, most: int, context: DataContext) -> Shelf:
     """The values of a modality of the first items of a split."""
     column = split.modality(modality)
     flat = column.flat_values()
     lengths = list_lengths(column.values) if column.nested else np.ones(len(split), np.int64)
     items = np.repeat(np.arange(len(split)), lengths)
     count = int(lengths[:most].sum())
-    values = [_readable(column, row, value, pixels) for row, value in enumerate(flat.slice(0, count).to_pylist())]
-    return Shelf(modality, values, items[:count])
+    raw = enumerate(flat.slice(0, count).to_pylist())
+    values = [_readable(column, row, value, context.pixels) for row, value in raw]
+    return Shelf(modality, values, items[:count], lambda view: view.open(column, modality, context))
 
 
 def _readable(column: Column, row: int, value: Any, pixels: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -254,18 +254,13 @@ def spreads_json(records: RunRecords) -> dict[str, Any]:
     return spreads
 
 
-def selected_round(records: RunRecords) -> int | None:
-    """The round whose server model validation prefers; None if it was never validated."""
-    best = records.best(SERVER, main_metric(records, [SERVER], "validation"), "validation")
-    return None if best is None else best[0]
-
-
-def main_metric(records: RunRecords, participants: Iterable[str], kind: str = "test") -> str:
-    """The metric that says most of some participants, empty if they have none."""
+def main_metric(records: RunRecords, participants: Collection[str], kind: str = "test") -> str:
+    """The metric that says most of some participants, of the server what chose its model; empty if they have none."""
     names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
     # dictionaries instead of sets keep the order of the run, so that equal records give equal pages
     quality = [name for name in names if not is_context(name) and name != "loss"]
-    return next((name for name in PREFERRED if name in names), quality[0] if quality else "")
+    preferred = (records.chosen.metric, *PREFERRED) if SERVER in participants else PREFERRED
+    return next((name for name in preferred if name in names), quality[0] if quality else "")
 
 
 def judged_by(

@@ -170,7 +170,7 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: 
 
     servers = [table for kind in EVALUATIONS for table in server_tables(records, kind)]
     arrays = [sheet for name, sheet in figures.items() if name not in RUN_FIGURES]
-    of_server = {"Tables: final, best, chance": _filled(*servers)}
+    of_server = {"Tables: the model, the last round, chance": _filled(*servers)}
     inner: dict[str, Sequence[FigureSheet | TextTable]] = {
         "What the clients teach the server": _filled(teacher_table(records)),
         "What the method recorded, by round": drawn("recorded"),

@@ -63,22 +63,17 @@ def tables(records: RunRecords) -> list[TextTable]:
 
 
 def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
-    """The server's recalls with what they depend on, and its other metrics."""
-    metrics = records.last(SERVER, kind)
+    """Recalls of the server's model with what they depend on, and its other metrics; beside them the last round's."""
+    metrics, last = records.metrics(SERVER, kind), records.last(SERVER, kind)
     recalls, others = recalls_and_others(metrics)
-
-    def best(metric: str) -> tuple[str, str]:
-        # the best is the highest, which of a loss is the worst
-        highest = None if metric == "loss" else records.best(SERVER, metric, kind)
-        return (format_number(highest[1]), str(highest[0])) if highest else ("-", "-")
-
+    about = f"Value: {records.chosen}. Last: after the last round."
     if recalls:
-        columns = ("recall", "final", "best", "(round)", "chance", "final / chance", "gallery", "folds", "positives")
+        columns = ("recall", "value", "last", "chance", "value / chance", "gallery", "folds", "positives")
         rows = [
             (
                 recall.label,
                 format_number(recall.value),
-                *best(recall.name),
+                format_number(last.get(recall.name, math.nan)),
                 format_number(recall.chance, 3),
                 format_number(recall.times_chance, 1),
                 *map(count, (recall.gallery, recall.folds, recall.positives)),
@@ -87,13 +82,14 @@ def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
         ]
         note = "Percent. Gallery: entries that a query is compared with (mean over folds). "
         note += "Ties count against the model. Chance: a random order of that gallery."
-        yield TextTable(f"Server, {kind}: retrieval", columns, rows, [note])
+        yield TextTable(f"Server, {kind}: retrieval", columns, rows, [about, note])
     values = [
-        (name, format_number(metrics[name]), *best(name), format_number(chance_of(name, metrics))) for name in others
+        (name, *map(format_number, (metrics[name], last.get(name, math.nan), chance_of(name, metrics))))
+        for name in others
     ]
     # the table of recalls has columns for what they depend on
-    notes = () if recalls else (_context([metrics]),)
-    yield TextTable(f"Server, {kind}: metrics", ("metric", "final", "best", "(round)", "chance"), values, notes)
+    notes = (about,) if recalls else (about, _context([metrics]))
+    yield TextTable(f"Server, {kind}: metrics", ("metric", "value", "last", "chance"), values, notes)
 
 
 def clients_table(records: RunRecords, kind: str) -> TextTable:

@@ -73,8 +73,9 @@ _PRIVATE = {
 class WandB(Sink):
     """Weights & Biases, by default offline: ``wandb sync RUN/wandb/offline-run-*`` uploads the run when you want.
 
-    Rounds are the x axis, as ``round``. Each process that worked on an offline run leaves one such folder, all with
-    one run id; ``wandb sync`` joins them in the order of their start. Online needs ``wandb login`` or its API key.
+    Rounds are the steps, and the x axis, as ``round``. Each process that worked on an offline run leaves one such
+    folder, all with one run id; ``wandb sync`` joins them in the order of their start. Online needs ``wandb login`` or
+    its API key.
     """
 
     short_name: ClassVar[str] = "wandb"
@@ -118,7 +119,10 @@ class _WandBWriter(SinkWriter):
     per_client: bool
 
     def write(self, records: Sequence[Record]) -> None:
-        self.run.log({"round": records[0]["round"], **round_points(records, per_client=self.per_client)})
+        number = records[0]["round"]
+        points = {"round": number, **round_points(records, per_client=self.per_client)}
+        # its own step too, which a process that resumes the run would count from 0; a step given waits unless committed
+        self.run.log(points, step=number, commit=True)
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))

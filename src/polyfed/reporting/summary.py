@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polyfed.core.distributions import share_interval
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.untrusted import file_json
-from polyfed.reporting.metrics import chance_of, common_chance, find_recalls, judged_by, main_metric, scale_of, teaching
+from polyfed.reporting.metrics import (
+    Recall,
+    chance_of,
+    common_chance,
+    find_recalls,
+    judged_by,
+    main_metric,
+    scale_of,
+    teaching,
+)
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib
 from polyfed.runs.config_files import start_of
@@ -43,12 +52,12 @@ class Card(NamedTuple):
     label: str
     value: str
     chance: str = "-"
-    best: str = "-"  # with its round
+    round: str = "-"  # of the server's model
     more: str = ""
 
     @property
     def context(self) -> str:
-        known = {"chance ": self.chance, "best ": self.best, "": self.more or "-"}
+        known = {"chance ": self.chance, "round ": self.round, "": self.more or "-"}
         return " · ".join(f"{name}{text}" for name, text in known.items() if text != "-")
 
 
@@ -66,19 +75,28 @@ class Headline:
 
     participant: str  # ``server`` or ``clients``
     metric: str
-    value: float  # after the last evaluation; of clients the mean over those that have it
+    value: float  # of the run's model; of clients the mean over those that have it
     chance: float  # what guessing reaches, NaN where that is not known
     meaning: str  # a clause with a place for the value
     # test items, never their captions, that the value is a share of, NaN where that is not known; of a mean over
     # clients as many as would deviate as far
     trials: float = math.nan
     kept: tuple[float, float] | None = None  # interval over test items that the evaluation kept
+    scale: float = 100.0  # what the value can reach, of a sum of recalls as many times 100 as it sums; NaN: not known
+    example: str = ""  # of a sum of recalls a sentence on one of them
+
+    @property
+    def unit(self) -> str:
+        return " %" if self.scale == 100 else ""
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
-        is_share = self.trials > 0 and 0 <= self.value <= 100
-        return self.kept or (share_interval(self.value, self.trials) if is_share else None)
+        if self.kept or not (self.trials > 0 and 0 <= self.value <= self.scale):
+            return self.kept
+        whole = self.scale / 100
+        low, high = share_interval(self.value / whole, self.trials)
+        return whole * low, whole * high
 
     def gain_interval(self, other: Headline) -> tuple[float, float] | None:
         """95 % of the gain over another, from both intervals (Zou and Donner 2008): wider than one of paired items."""
@@ -108,44 +126,41 @@ class RunSummary:
 
     @cached_property
     def headline(self) -> Headline | None:
-        """The server's main metric, else the clients'; None if nothing was measured."""
-        records, metrics = self.records, self.records.last(SERVER)
-        if find_recalls(metrics):
-            return self._recall_headline
-        for metric in (name for name in SHARES if name in metrics):
-            meaning = f"The server's {metric} is {{}} %"
-            value, kept = metrics[metric], records.interval(SERVER, metric)
-            return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, _items(metrics), kept)
-        return self.clients_headline
-
-    @property
-    def _recall_headline(self) -> Headline:
-        metrics = self.records.last(SERVER)
-        recalls = find_recalls(metrics)
-        plain = [recall for recall in recalls if not recall.protocol] or recalls
-        # of the first task, and in the second direction: of texts and pictures, a picture for a text
-        best = max((recall for recall in reversed(plain) if recall.task == plain[0].task), key=lambda one: one.cutoff)
-        source, _, target = best.direction.partition(" to ")
-        first = f"the first {best.cutoff} of {count(best.gallery)}"
-        meaning = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-        # an entry of the smaller gallery is an item, such as a picture with its captions
-        galleries = [metrics.get(f"{best.task}gallery_{side}", math.nan) for side in (source, target)]
-        items = math.nan if best.protocol else min(galleries)
-        kept = self.records.interval(SERVER, best.name)
-        return Headline(SERVER, best.name, best.value, best.chance, meaning, items, kept)
+        """The server's main metric, which chose its model; else the clients'. None if nothing was measured."""
+        records, metrics = self.records, self.records.metrics(SERVER)
+        metric = main_metric(records, [SERVER])
+        if metric not in metrics:
+            return self.clients_headline
+        recall, is_sum, example = _recall_of(metric, metrics), metric.endswith("r1_sum"), ""
+        # what else a task of one's own may have is no percentage
+        whole = scale_of(metric, metrics) if recall or metric.endswith(("r1_sum", *SHARES)) else math.nan
+        unit, items = f" of {count(whole)}" if is_sum else " %" if whole == 100 else "", _items(metrics)
+        meaning = f"The server's {_label(metric)} is {{}}{unit}"
+        if recall is not None:
+            source, _, target = recall.direction.partition(" to ")
+            first = f"the first {recall.cutoff} of {count(recall.gallery)}"
+            words = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
+            meaning, example = (
+                (meaning, f" {words}.".replace("{}", format_number(recall.value))) if is_sum else (words, "")
+            )
+            # an entry of the smaller gallery is an item, such as a picture with its captions
+            galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in (source, target)]
+            items = math.nan if recall.protocol else min(galleries)
+        value, kept = metrics[metric], records.interval(SERVER, metric)
+        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, whole, example)
 
     @cached_property
     def clients_headline(self) -> Headline | None:
         for metric in MAIN:
             measured = self._measured(self.records.clients, metric)
             if measured:
-                several, scale = len(measured) > 1, scale_of(metric, measured[0])
-                unit = " %" if scale == 100 else f" of {count(scale)} %"
+                several, whole = len(measured) > 1, scale_of(metric, measured[0])
+                unit = " %" if whole == 100 else f" of {count(whole)} %"
                 whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
                 meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
                 value = finite_mean(metrics[metric] for metrics in measured)
                 chance = common_chance(metric, measured)
-                return Headline("clients", metric, value, chance, meaning, self._common_trials(metric))
+                return Headline("clients", metric, value, chance, meaning, self._common_trials(metric), scale=whole)
         return None
 
     def _measured(self, participants: Sequence[str], metric: str) -> list[Metrics]:
@@ -181,13 +196,15 @@ class RunSummary:
         took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
         if best is None:
             return f"{records.name} is finished ({took}); nobody was measured."
-        clauses = [best.meaning.format(format_number(best.value)), *_interval_in_words(best.interval)]
+        clauses = [best.meaning.replace("{}", format_number(best.value)), *_interval_in_words(best.interval)]
+        chance = f"chance ({format_number(best.chance)}{best.unit})"
         if best.chance > 0 and not best.is_above_chance:
-            clauses.append(f"no better than chance ({format_number(best.chance)} %)")
+            clauses.append(f"no better than {chance}")
         elif best.chance > 0:
             times = best.value / best.chance
-            clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times chance ({format_number(best.chance)} %)")
-        return ", ".join([*clauses, f"after {took}."])
+            clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times {chance}")
+        clauses += [str(records.chosen)] if best.participant == SERVER else []
+        return ", ".join([*clauses, f"after {took}."]) + best.example
 
     @property
     def gains(self) -> Iterator[str]:
@@ -203,10 +220,11 @@ class RunSummary:
         ):
             summary = RunSummary(twin) if twin else None
             other = summary and (summary.headline if own is server else summary.clients_headline)
-            if own and other and own.metric == other.metric:
+            if own and summary and other and own.metric == other.metric:
                 subject = "Gain" if own is best else f"Its clients' {own.metric}, {format_number(own.value)}: gain"
+                of_round = f", round {summary.records.chosen.number}" if own is server else ""
                 gain = [f"{own.value - other.value:+.2f}", *_interval_in_words(own.gain_interval(other), "+.1f")]
-                yield f"{subject} over {words} ({format_number(other.value)}): {', '.join([*gain, 'one seed'])}."
+                yield f"{subject} over {words} ({format_number(other.value)}{of_round}): {', '.join(gain)}, one seed."
 
     def baseline(self, folder: Path | None = None) -> tuple[str, str] | None:
         """Twin that this run is to be compared with, in words, and the command that runs it; None where it is finished.
@@ -299,13 +317,13 @@ class RunSummary:
     def table(self) -> TextTable:
         """Main metrics of the server and of each group of clients, in at most ten lines."""
         records = self.records
-        rows = [(card.label, card.value, card.chance, card.best) for card in self.cards]
+        rows = [(card.label, card.value, card.chance, card.round) for card in self.cards]
         if len(rows) > _MOST_ROWS:
             rows = [*rows[: _MOST_ROWS - 1], ("... more in the report", "", "", "")]
         seconds = sum(records.seconds.values())
         note = f"{mib(records.total_bytes())} MiB sent, {len(records.clients)} clients"
         note += (f", {duration(seconds)}" if seconds else "") + f"; {records.replies_in_words}"
-        return TextTable("", ("", "final", "chance", "best"), rows, (note,))
+        return TextTable("", ("", "value", "chance", "round"), rows, (note,))
 
     @property
     def next_steps(self) -> Sequence[tuple[str, str]]:
@@ -407,18 +425,17 @@ class RunSummary:
         return [*self._server_cards(), *self._group_cards()]
 
     def _server_cards(self) -> Iterator[Card]:
-        """The server's recalls and its main metric, after the last test or else the last validation."""
+        """The recalls and the main metric of the server's model, on test data or else on validation data."""
         records = self.records
         # a server without test data may still have validation
-        kind = "test" if records.last(SERVER) else "validation"
-        metrics, main = records.last(SERVER, kind), main_metric(records, [SERVER], kind)
+        kind = "test" if records.metrics(SERVER) else "validation"
+        metrics, main = records.metrics(SERVER, kind), main_metric(records, [SERVER], kind)
         of = {one.name: f" of {count(one.gallery)}" for one in find_recalls(metrics) if one.is_shown}
         for name in [*of, *[main] * (main in metrics and main not in of)]:
-            best = records.best(SERVER, name, kind)
             chance, value = format_number(chance_of(name, metrics)), _value(name, metrics[name], metrics)
             context = _interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
             label = f"server{'' if kind == 'test' else f', {kind}'}: {_label(name)}{of.get(name, '')}"
-            yield Card(label, value, chance, f"{format_number(best[1])} (round {best[0]})" if best else "-", *context)
+            yield Card(label, value, chance, str(records.chosen.number), *context)
 
     def _group_cards(self) -> Iterator[Card]:
         """The mean of each group of clients that was measured, and its worst client."""
@@ -438,19 +455,27 @@ class RunSummary:
 
 def _few_items(best: Headline) -> str:
     """A value above chance, by less than its items can tell."""
-    distance = (best.value - best.chance) / 100
+    distance = (best.value - best.chance) / best.scale
     if not best.trials > 0 or best.is_above_chance or not distance > 0:
         return ""
-    share = best.value / 100
+    share = best.value / best.scale
     needed = math.ceil((_NORMAL / distance) ** 2 * share * (1 - share))
     return (
-        f"{count(round(best.trials))} test items cannot tell {format_number(best.value)} % from chance, "
+        f"{count(round(best.trials))} test items cannot tell {format_number(best.value)}{best.unit} from chance, "
         f"about {count(max(needed, round(best.trials) + 1))} could: give the test more data."
     )
 
 
 def _items(metrics: Metrics) -> float:
     return metrics.get("items", metrics.get("n", math.nan))
+
+
+def _recall_of(metric: str, metrics: Metrics) -> Recall | None:
+    """The recall that a metric is; of a sum of recalls the widest of its task, of two directions the second: of texts
+    and pictures, a picture for a text."""
+    recalls = [one for one in find_recalls(metrics) if one.name == metric or metric == f"{one.task}r1_sum"]
+    plain = [recall for recall in recalls if not recall.protocol] or recalls
+    return max(reversed(plain), key=lambda one: one.cutoff, default=None)
 
 
 def _interval_in_words(interval: tuple[float, float] | None, form: str = ".1f") -> list[str]:

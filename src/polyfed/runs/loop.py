@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Loop:
         save_model: saves the server's model under a name: ``last``, ``best`` once validation has found a better one.
         states: where clients keep their states if they live here, else None.
         stale: clients that may have changed since they were last measured.
-        best: round and score of the best server model; empty before the first validation.
+        best: round and score of the best server model; empty until validation has given a number.
     """
 
     experiment: Experiment
@@ -133,12 +134,13 @@ class Loop:
             at_work(SERVER, f"measuring ({kind})")
             metrics = self.server.evaluate(samples)
             known = metrics.intervals() if kind == "test" and isinstance(metrics, TaskScores) else {}
-            self.events.handle(Measured(number, SERVER, kind, metrics, known))
-            if kind == "validation":
-                score = metrics[self.server.task.primary]
-                if not self.best or score > self.best["score"]:  # never for NaN; of equals the earliest
-                    self.best = {"round": number, "score": score}
-                    self.save_model("best")
+            primary = self.server.task.primary
+            # first what chooses: whoever reads the records knows no tasks
+            ordered = {name: metrics[name] for name in sorted(metrics, key=primary.__ne__)}
+            self.events.handle(Measured(number, SERVER, kind, ordered, known))
+            # never for NaN; of equals the earliest
+            if kind == "validation" and metrics[primary] > self.best.get("score", -math.inf):
+                self.best = {"round": number, "score": metrics[primary]}
 
     def measure_clients(self, number: int, ledger: Ledger) -> None:
         """On their own test samples, those that may have changed and are not busy; others keep their last metrics."""
@@ -182,6 +184,8 @@ class Loop:
         for name, (values, clients) in self.server.diagnostics.arrays.items():
             path = f"arrays/{name}/round-{number:04d}.safetensors"
             folder.save_tensors(path, {"values": values}, {"clients": json.dumps(clients)})
+        if self.best.get("round") == number:  # after its metrics, which say so too
+            self.save_model("best")
         self.save_model("last")
         tensors = flatten(self.server.snapshot()) | cohorts.tensors()
         facts: dict[str, Any] = {"logs": folder.log_sizes(), "stale": sorted(self.stale), "best": self.best}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,20 +95,22 @@ class Run:
         return RunRecords.load(self.folder)
 
     def metrics(self, participant: str = "server", kind: str = "test") -> Mapping[str, float]:
-        return self.records.last(participant, kind)
+        """Metrics of the run's model: the server's of ``records.chosen``, a client's of its last evaluation."""
+        return self.records.metrics(participant, kind)
 
     def to_pandas(self, table: Literal["metrics", "events", "traffic", "rounds"] = "metrics") -> pd.DataFrame:
         """Records as a pandas frame, a row a record; columns as for ``RunRecords.frame``."""
         return self.records.frame(table)
 
     def _repr_html_(self) -> str:
-        """A short table for notebooks: rounds, warnings, and the last test metrics of the server and of groups."""
+        """A short table for notebooks: rounds, warnings, and test metrics of the server's model and of groups."""
         rows = [("rounds", str(self.records.rounds)), *(("warning", text) for text in self.records.warnings)]
+        rows += [(SERVER, str(self.records.chosen))] if self.records.metric_names(SERVER) else []
         for group, members in {SERVER: (SERVER,), **self.records.groups}.items():
-            for metric in dict.fromkeys(name for member in members for name in self.records.metric_names(member)):
-                series = filter(None, (self.records.series(member, metric) for member in members))
-                latest = [values[max(values)] for values in series]
-                rows.append((f"{group} {metric}, test", f"{sum(latest) / len(latest):.4g}"))
+            measured = [self.metrics(member) for member in members]
+            for metric in dict.fromkeys(chain(*measured)):
+                values = [metrics[metric] for metrics in measured if metric in metrics]
+                rows.append((f"{group} {metric}, test", f"{sum(values) / len(values):.4g}"))
         body = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
         return f"<table><caption>{escape(self.name)}</caption><tbody>{body}</tbody></table>"
 
@@ -303,7 +306,7 @@ class Run:
         name = f"{participant} of {self.name}"
         if participant == SERVER:
             server = self.server_model(which)
-            return loaded_model(f"{name}, {server.which}", server.model, server.views, server.context)
+            return loaded_model(f"{name}, round {server.round}", server.model, server.views, server.context)
         if which is not None:
             raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
         members = self.federation.members

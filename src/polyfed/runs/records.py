@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polyfed.core.activity import SERVER as SERVER
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.extras import brought_by
 from polyfed.core.moved import with_moved
 from polyfed.core.untrusted import file_json, typed, yaml_content
@@ -93,6 +93,25 @@ class Timing:
     round: int
     seconds: float
     cpu: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRound:
+    """The round whose server model is the run's model.
+
+    Attributes:
+        number: of the round.
+        metric: name of the validation metric that chose it; empty where nothing was validated, and the last counts.
+        value: of that metric on validation, NaN likewise.
+    """
+
+    number: int
+    metric: str = ""
+    value: float = math.nan
+
+    def __str__(self) -> str:
+        why = f"best on validation ({self.metric} {self.value:,.2f})" if self.metric else "the last"
+        return f"model of round {self.number}, {why}"
 
 
 @dataclass(frozen=True)
@@ -209,16 +228,41 @@ class RunRecords:
         }
         return dict(sorted(values.items()))
 
-    def last(self, participant: str, kind: str = "test") -> Mapping[str, float]:
-        """Metrics of the last round in which the participant was measured; empty if it never was."""
-        latest = max(self._of(participant, kind), key=lambda record: record.round, default=None)
-        return latest.metrics if latest is not None else {}
+    @cached_property
+    def chosen(self) -> ChosenRound:
+        """The round of the run's model, which is saved as ``best``: the earliest of the highest validation values.
+
+        The metric is the first of a validation, which is the primary one of the server's task. Without validation the
+        last round counts, as it always does of clients, whose newest models are kept.
+        """
+        metric = next(iter(self.metric_names(SERVER, "validation")), "")
+        if (best := self.best(SERVER, metric, "validation")) is not None:
+            return ChosenRound(best[0], metric, best[1])
+        return ChosenRound(max((record.round for record in self._of(SERVER, "test")), default=self.rounds))
+
+    def metrics(self, participant: str, kind: str = "test") -> Mapping[str, float]:
+        """Metrics of the run's model: the server's of the chosen round, a client's of its last evaluation."""
+        record = self._measured(participant, kind, self._round_of_model(participant))
+        return record.metrics if record is not None else {}
 
     def interval(self, participant: str, metric: str) -> tuple[float, float] | None:
-        """95 % interval over test items of what ``last`` has; None where nobody kept it."""
-        latest = max(self._of(participant, "test"), key=lambda record: record.round, default=None)
-        ends = latest.intervals.get(metric) if latest is not None else None
+        """95 % interval over test items of what ``metrics`` has; None where nobody kept it."""
+        record = self._measured(participant, "test", self._round_of_model(participant))
+        ends = record.intervals.get(metric) if record is not None else None
         return None if ends is None else (float(ends[0]), float(ends[1]))
+
+    def last(self, participant: str, kind: str = "test") -> Mapping[str, float]:
+        """Metrics of the last round in which the participant was measured; empty if it never was."""
+        record = self._measured(participant, kind, None)
+        return record.metrics if record is not None else {}
+
+    def _round_of_model(self, participant: str) -> int | None:
+        return self.chosen.number if participant == SERVER else None
+
+    def _measured(self, participant: str, kind: str, number: int | None) -> Measured | None:
+        """The record of a round; None: of the last. Of two of one round (a resumed run) the later counts."""
+        by_round = {record.round: record for record in self._of(participant, kind)}
+        return by_round.get(max(by_round, default=0) if number is None else number)
 
     def best(self, participant: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
         """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
@@ -267,7 +311,12 @@ class RunRecords:
                 and value; ``events`` with round, participant, event, cause and reason; ``traffic``, the ledger, with
                 round, client, group, direction, step, bundle, kind, dtype, bytes, and in full the bytes in fp32 without
                 compression; or ``rounds`` with round, seconds, and the bytes up and down.
+
+        Raises:
+            ConfigError: there is no such table.
         """
+        if table not in _COLUMNS:
+            raise ConfigError(f"to_pandas: no table '{table}'; {nearest(table, _COLUMNS)}")
         with brought_by("frames"):
             import pandas as pd
 

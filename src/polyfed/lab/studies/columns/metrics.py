@@ -14,7 +14,7 @@ from polyfed.core.settings import require_default
 from polyfed.federation.paces import Sync
 from polyfed.federation.settings import ServerSettings
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.reporting.metrics import ClientSpread, chance_of, selected_round
+from polyfed.reporting.metrics import ClientSpread, chance_of
 from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
@@ -112,8 +112,8 @@ class Metric(ColumnSettings):
         if self.round == "best":
             highest = records.best(SERVER, self.metric, self.kind)
             return series[max(series)] if highest is None else highest[1]
-        chosen = selected_round(records) if self.round == "selected" else None
-        return series.get(max(series) if chosen is None else chosen, math.nan)
+        chosen = self.round == "selected" and records.chosen.metric
+        return series.get(records.chosen.number if chosen else max(series), math.nan)
 
     def _unknown(self, run: str, names: object) -> str:
         valid = nearest(self.metric, dict.fromkeys(names))  # type: ignore[call-overload]

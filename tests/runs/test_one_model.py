@@ -1,0 +1,182 @@
+"""One model of a run: every surface is about that of the round which validation chose, and names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyfed
+from polyfed import Experiment, open_run
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.data.samples import Samples
+from polyfed.data.views.features import FeatureComputation
+from polyfed.export.model import export_model
+from polyfed.federation.cohort import Cohort
+from polyfed.federation.server import Server
+from polyfed.models.model import Embedder
+from polyfed.reporting.compare import compare, comparison_table, paired_differences
+from polyfed.reporting.gallery import write_gallery
+from polyfed.reporting.page import html_report, write_report
+from polyfed.reporting.run_tables import evaluation_tables
+from polyfed.reporting.summary import RunSummary
+from polyfed.runs.evaluation import evaluate_model
+from polyfed.runs.opened import Run
+from polyfed.runs.records import RunRecords
+from polyfed.tasks.retrieval import PairRetrieval
+from run_folders import write_lines
+from small_federations import Config, tiny_experiment
+from tiny_networks import save
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose last round leaves a model that tells nothing apart, beside its server alone."""
+    folder, fit = tmp_path_factory.mktemp("runs"), FedAvg.round
+
+    def spoils(self: FedAvg, server: Server, cohort: Cohort) -> None:
+        fit(self, server, cohort)
+        if server.clock.round == server.clock.rounds:
+            with torch.no_grad():
+                for parameter in server.model.parameters():
+                    parameter.zero_()
+
+    config = tiny_experiment()
+    config["run"] |= {"rounds": 2, "evaluate_clients": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FedAvg, "round", spoils)
+        run = polyfed.run(Experiment.load(config), folder / "mine", quiet=True)
+    del config["run"]["evaluate_clients"]
+    alone = config | {"algorithm": {"name": "server_only"}, "clients": {}}
+    polyfed.run(Experiment.load(alone), folder / "alone", quiet=True)
+    (folder / "alone" / "report.html").touch()
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(mine: Run) -> tuple[int, float, float]:
+    """Round that is best on validation, its sum of recalls on test data, and that of the server alone."""
+
+    def judged(run: Run) -> tuple[int, float]:
+        validation = run.records.series("server", "r1_sum", "validation")
+        number = max(validation, key=validation.__getitem__)
+        return number, run.records.series("server", "r1_sum")[number]
+
+    number, value = judged(mine)
+    last = mine.records.series("server", "r1_sum")[2]
+    assert (number < 2, last < value) == (True, True)
+    return number, value, judged(open_run(mine.folder.parent / "alone"))[1]
+
+
+def at_the_end(run: Run, out: Path) -> str:
+    summary = RunSummary(run.records)
+    (row,) = (row for row in summary.table.rows if row[0] == "server: sum of R@1")
+    return f"{summary.verdict} {row[1]}, model of round {row[3]}"
+
+
+def compared(run: Run, out: Path) -> str:
+    (row,) = comparison_table(compare([run.records])).rows
+    return f"model of round {row[2]}: {row[3]}"
+
+
+def exported(run: Run, out: Path) -> str:
+    number = json.loads((export_model(run, out / "export") / "config.json").read_text())["round"]
+    return f"model of round {number}: {evaluate_model(run, 'scenes', which=str(number)).metrics['r1_sum']:.2f}"
+
+
+SURFACES: dict[str, Callable[[Run, Path], str]] = {
+    "the end of a run": at_the_end,
+    "report.md": lambda run, out: write_report(run.records).read_text(),
+    "report.html": lambda run, out: html_report(run.records, figures={}),
+    "compare": compared,
+    "evaluate": lambda run, out: str(evaluation_tables(evaluate_model(run, "scenes"))),
+    "export": exported,
+    "notebook": lambda run, out: f"{run._repr_html_()} {run.metrics()['r1_sum']:.2f}",
+}
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+def test_a_surface_names_the_chosen_round_and_has_its_figure(
+    mine: Run, expected: tuple[int, float, float], tmp_path: Path, surface: str
+) -> None:
+    number, value, _ = expected
+    text = SURFACES[surface](mine, tmp_path)
+    assert (f"model of round {number}" in text, f"{value:.2f}" in text) == (True, True)
+    assert "model of round 2" not in text
+
+
+def test_gains_are_those_of_the_chosen_rounds(mine: Run, expected: tuple[int, float, float]) -> None:
+    _, value, alone = expected
+    (gain,) = RunSummary(mine.records).gains
+    assert f"({alone:.2f}, round " in gain
+    assert f": {value - alone:+.2f}, 95 % interval" in gain
+    both = [open_run(mine.folder.parent / "alone").records, mine.records]
+    (paired,) = paired_differences(compare(both))
+    assert (paired.metric, paired.by_seed) == ("server r1_sum", {0: pytest.approx(value - alone)})
+
+
+def test_models_in_use_are_that_of_the_chosen_round(mine: Run, expected: tuple[int, float, float]) -> None:
+    assert mine.model.name == f"server of mine, round {expected[0]}"
+    page = write_gallery(mine, queries=1).read_text()
+    assert f"After: the server's model of round {expected[0]}, best on validation (r1_sum" in page
+
+
+@pytest.mark.parametrize(
+    ("validation", "expected"),
+    [
+        ([1.0, 3.0, 3.0, 2.0], (1, "model of round 1, best on validation (m 3.00)")),
+        ([float("nan"), 0.5, float("nan"), 0.0], (1, "model of round 1, best on validation (m 0.50)")),
+        ([float("nan")] * 4, (3, "model of round 3, the last")),
+        ([], (3, "model of round 3, the last")),
+    ],
+)
+def test_the_earliest_of_the_best_on_validation_is_chosen_else_the_last(
+    tmp_path: Path, validation: list[float], expected: tuple[int, str]
+) -> None:
+    lines = [
+        {"round": number, "participant": "server", "kind": kind, "metrics": {"m": value, "accuracy": -value}}
+        for kind, values in (("test", [4.0, 3.0, 2.0, 1.0]), ("validation", validation))
+        for number, value in enumerate(values)
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    records = RunRecords.load(tmp_path)
+    assert (records.chosen.number, str(records.chosen)) == expected
+    assert records.metrics("server")["m"] == 4.0 - expected[0]
+
+
+class Backwards(PairRetrieval):
+    """A task of one's own that tells what selects models last."""
+
+    def evaluate(
+        self, model: Embedder, head: torch.nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
+        """See ``Task``."""
+        return dict(reversed(super().evaluate(model, head, samples, batch_size=batch_size).items()))
+
+
+def test_what_selects_models_stands_first_in_the_records(tiny: Config, tmp_path: Path) -> None:
+    for part in (tiny["server"], tiny["clients"]["paired"]):
+        part["task"] = {"name": "test_one_model.Backwards"}
+    tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
+    records = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True).records
+    assert (records.chosen.metric, next(iter(records.metrics("server")))) == ("r1_sum", "r1_sum")
+
+
+def test_the_gallery_takes_frozen_features_from_the_cache(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("vit", tmp_path / "weights")
+    image = {"name": "projection", "view": {"name": "features", "backbone": "vit"}}
+    tiny["data"] |= {"weights_dir": str(tmp_path / "weights"), "cache_dir": str(tmp_path / "cache")}
+    for part in (tiny["server"], *tiny["clients"].values()):
+        part["model"]["encoders"]["image"] = image
+    tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
+    run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
+    computed = list[int]()
+    compute = FeatureComputation.__call__
+    monkeypatch.setattr(FeatureComputation, "__call__", lambda self, rows: computed.extend(rows) or compute(self, rows))
+    assert "<h3>server</h3>" in write_gallery(open_run(run.folder), queries=1).read_text()
+    assert computed == []
