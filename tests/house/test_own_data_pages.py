@@ -36,7 +36,7 @@ def followed(page: str, cli: Callable[..., tuple[int, str, str]]) -> str:
 
 def test_a_page_on_tables_ends_above_chance(cli: Callable[..., tuple[int, str, str]]) -> None:
     out = followed("tables", cli)
-    assert "patient (not used): " in out
+    assert "patient (not used: it numbers the rows): " in out
     assert "warning: 0" not in out
     (low, chance), *_ = re.findall(r"95 % interval ([\d.]+) to .* chance \(([\d.]+) %\)", " ".join(out.split()))
     assert float(low) > float(chance) + 10

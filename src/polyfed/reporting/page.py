@@ -90,7 +90,7 @@ def write_report(records: RunRecords) -> Path:
             title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
             summary=summary,
             baseline=Markup(plain(missing[1])) if missing else "",  # code, which knows no escapes
-            tables=[Markup(table.markdown()) for table in tables(records)],
+            tables=[Markup(table.markdown()) for table in (*tables(records), *recorded_accounts(records.folder))],
         )
     )
     path = records.folder / "report.md"
