@@ -35,6 +35,7 @@ RECORDS, MODELS = "records", "models"
 _PLACES = ("dir", "weights_dir", "cache_dir")
 # settings that came later, and what they were until then: cells of before keep their names
 _ADDED = {("public", "reserve"): 0}
+_ADDED_TO_SOURCES = {"fold_labels": False, "together": [], "draw_missing": False, "encoding": None, "decimal": None}
 _LABELS = ("name", "description", "twin")
 _OF_RUN = ("engine", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
@@ -111,6 +112,10 @@ class Cell:
         for (section, key), before in _ADDED.items():
             if content[section] and content[section].get(key) == before:
                 del content[section][key]
+        for source in content["data"]["sources"].values():
+            for part in (source, source.get("of", {})):
+                for key in [key for key, before in _ADDED_TO_SOURCES.items() if part.get(key, ...) == before]:
+                    del part[key]
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
         return content | {**self.sources}
