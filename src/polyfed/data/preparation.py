@@ -21,6 +21,7 @@ from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import innermost, is_file, is_list, is_text, lacking
+from polyfed.data.dialects import is_numeric_text
 from polyfed.data.files import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
 from polyfed.data.images import decode, mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.sounds import waveform
@@ -64,6 +65,7 @@ class ColumnRoles:
         mask = _first(name for name in pictures if name != image)
         free = [name for name in table.column_names if name not in files and name.lower() not in NO_CONTENT]
         texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
+        texts = [name for name in texts if is_list(table.schema.field(name).type) or not _is_of_numbers(table, name)]
 
         def is_of_classes(name: str) -> bool:
             values = table.column(name)
@@ -118,6 +120,12 @@ class ColumnRoles:
         columns |= {"table": f"[{', '.join(map(_as_yaml, self.table))}]"} if self.table else {}
         named = ", ".join(f"{modality}: {column}" for modality, column in columns.items())
         return f"columns: {{{named}}}" + (f", targets: {{label: {_as_yaml(self.label)}}}" if self.label else "")
+
+
+def _is_of_numbers(table: pa.Table, name: str) -> bool:
+    """Whether all texts of a column are numbers, in whatever writing."""
+    values = table.column(name).unique().drop_null().to_pylist()
+    return bool(values) and is_numeric_text(values)
 
 
 def _as_yaml(name: str) -> str:
