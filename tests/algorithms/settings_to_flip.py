@@ -71,8 +71,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("feddra", "measure_share"): 1.0,
     ("fedet", "largest_update"): 1e-3,
     ("fediot", "averaging"): "by_type",
-    ("fedmac", "averaging"): {"server_optimizer": _HALF},
-    ("mfcpl", "averaging"): {"server_optimizer": _HALF},
     ("fedprox", "mu"): 1.0,
 }
 """Values that are valid and can make a difference in a tiny federation."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polyfed.core.errors import PayloadError
 from polyfed.wire.framing import pack, tensor_bytes, wire_size
-from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
+from polyfed.wire.payload import Logits, Payload, Representations, TensorBundle, Weights
 from polyfed.wire.transport import Transport, dequantise, quantise
 
 
@@ -30,7 +30,7 @@ def test_representations_shrink_almost_four_times_framing_included() -> None:
     assert back.scalars == {"n": 3}
 
 
-@pytest.mark.parametrize("kind", [TensorBundle, Weights, Representations, Logits, Prototypes])
+@pytest.mark.parametrize("kind", [TensorBundle, Weights, Representations, Logits])
 @pytest.mark.parametrize(
     ("chosen", "of_weights", "of_rows", "of_others"),
     [

@@ -23,13 +23,14 @@ GONE: Mapping[str, Mapping[str, Any]] = {
     "engine": {"node_port": 0, "object_store": None},
     "missing": {"by": "item", "concentration": None},
     "pace": {"replay": None},
+    "reply": {"prototypes": None},
     "robust": {"kept": None, "smoothing": 1e-6},
     "secure": {"beyond": "refuse"},
     "teacher": {"judge_clients": False},
     "transport": {"topk": None, "unchanged": "send"},
     "twin": {"passes": None, "rate": None},
 }
-"""Section and key that 0.3 wrote into each run folder and that are gone -> value at which it changed nothing."""
+"""Section and key of older run folders that are gone -> value at which it changed nothing."""
 
 
 def moved_path(path: str) -> str:

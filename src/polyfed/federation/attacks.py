@@ -33,7 +33,7 @@ class FalseUpdate(Attack):
         """A reply as it leaves, before it is encoded.
 
         Of weights the update is falsified, which is what they changed from those sent under the same name, or from 0;
-        of rows and prototypes, the rows. Whole numbers and scalars stay.
+        of rows, the rows. Whole numbers and scalars stay.
         """
         fields = dict(payload.fields)
         for name, bundle in payload.bundles.items():
@@ -43,7 +43,7 @@ class FalseUpdate(Attack):
             for key, value in bundle.items():
                 if value.is_floating_point() and value.numel():
                     centre = known[key].to(value) if key in known else torch.zeros_like(value)
-                    # weights are one vector each, rows one a sample or class
+                    # weights are one vector each, rows one a sample
                     rows = (value - centre).reshape(1 if is_weights else -1, -1 if is_weights else value.shape[-1])
                     tensors[key] = centre + self.false(rows, stream).reshape(value.shape)
             fields[name] = remade(bundle, tensors)
@@ -51,7 +51,7 @@ class FalseUpdate(Attack):
 
     @abstractmethod
     def false(self, rows: Tensor, stream: torch.Generator) -> Tensor:
-        """What stands for rows [n, d]: a tensor's update as one row, or representations, logits or prototypes."""
+        """What stands for rows [n, d]: a tensor's update as one row, or representations or logits."""
 
 
 class Conspiracy(Attack):
@@ -85,7 +85,7 @@ class Conspiracy(Attack):
 
 
 def _like(value: Tensor, key: str, bundles: Sequence[TensorBundle]) -> list[Tensor]:
-    """The tensors of that name and shape, which among prototypes not all have."""
+    """The tensors of that name and shape."""
     return [bundle[key] for bundle in bundles if key in bundle and bundle[key].shape == value.shape]
 
 

@@ -15,7 +15,7 @@ from polyfed.federation.attacks import Conspiracy
 from polyfed.federation.paces import LatePace
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.settings import RunSettings
-from polyfed.wire.payload import Prototypes, TensorBundle
+from polyfed.wire.payload import TensorBundle
 from polyfed.wire.schema import Declared, steps_of
 
 
@@ -199,11 +199,7 @@ def returned_bundles(method: Algorithm) -> set[type[TensorBundle]]:
 
 
 def _is_summed(declared: Declared) -> bool:
-    # prototypes count by class
-    return all(
-        isinstance(part, type) and issubclass(part, TensorBundle) and part is not Prototypes
-        for part in _parts(declared)
-    )
+    return all(isinstance(part, type) and issubclass(part, TensorBundle) for part in _parts(declared))
 
 
 def _parts(declared: Declared) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.core.settings import Settings
 from polyfed.wire.framing import parsed_object, require_attributes
 from polyfed.wire.limits import Limits
-from polyfed.wire.payload import BUNDLE_KINDS, Coded, Payload, Prototypes, PublicRows, TensorBundle, Weights, settled
+from polyfed.wire.payload import BUNDLE_KINDS, Coded, Payload, PublicRows, TensorBundle, Weights, settled
 
 LEVELS = 127
 """Codes go from -127 to 127; -128 is not used, so that zero is exact and signs are alike."""
@@ -150,7 +150,7 @@ class Transport(Settings):
         "with a scale for each row",
     )
     representations: Encoding | None = Field(
-        default=None, description="type of representations, scores and prototypes; None: dtype"
+        default=None, description="type of representations and scores; None: dtype"
     )
     weights: Encoding | None = Field(default=None, description="type of weights; None: dtype")
 
@@ -181,7 +181,7 @@ class Transport(Settings):
         return _each(decoded)(payload)
 
     def _dtype(self, cls: type[TensorBundle]) -> torch.dtype:
-        rows = self.representations if issubclass(cls, PublicRows | Prototypes) else None
+        rows = self.representations if issubclass(cls, PublicRows) else None
         return _WIRE[(self.weights if issubclass(cls, Weights) else rows) or self.dtype]
 
 

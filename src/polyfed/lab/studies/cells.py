@@ -35,6 +35,8 @@ RECORDS, MODELS = "records", "models"
 _PLACES = ("dir", "weights_dir", "cache_dir")
 # settings that came later, and what they were until then: cells of before keep their names
 _ADDED = {("public", "reserve"): 0}
+# settings that are gone, where each changed nothing: likewise
+_GONE = {("privacy", "reply"): {"prototypes": None}}
 _LABELS = ("name", "description", "twin")
 _OF_RUN = ("engine", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
@@ -111,6 +113,9 @@ class Cell:
         for (section, key), before in _ADDED.items():
             if content[section] and content[section].get(key) == before:
                 del content[section][key]
+        for (section, key), neutral in _GONE.items():
+            if content[section] and content[section][key]:
+                content[section][key] |= neutral
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
         return content | {**self.sources}
