@@ -17,7 +17,7 @@ MOVED: Mapping[str, str] = {
 
 GONE: Mapping[str, Mapping[str, Any]] = {
     "adapter": {"dora": False},
-    "algorithm": {"variate": "path", "weighting": "uniform"},
+    "algorithm": {"first_private": None, "first_public": None, "variate": "path", "weighting": "uniform"},
     "attackers": {"knows": "all"},
     "clients": {"awake": 1.0, "period": 24.0},
     "engine": {"node_port": 0, "object_store": None},
