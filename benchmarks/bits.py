@@ -140,7 +140,7 @@ RUNS = {  # FedAvg on the data of fedcola-flickr8k, run otherwise
         f"model: {{dim: 16, encoders: {{image: {_GROUPED}}}}}, {_CLASSES}}}}}",
         *("server=null", "public=null", "privacy.samples={noise_multiplier: 1.0}", *_UNSEEN[-2:]),
     ),
-    "sent-as-int8": ("run.exchange.transport.dtype=int8",),
+    "sent-as-float16": ("run.exchange.transport.dtype=float16",),
     "pace-buffered": (f"run.pace={{name: buffered, replies: 3, {_DRAWN}}}", "run.rounds=4"),
     "pace-async": (f"run.pace={{name: async, {_DRAWN}}}", "run.rounds=8", "run.eval_every=4"),
 }

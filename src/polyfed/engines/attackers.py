@@ -109,4 +109,4 @@ class ColludingEngine:
 
     def _plain(self, answer: Answer) -> Payload:
         assert answer.payload is not None
-        return self.transport.decode(answer.payload, self.limits)
+        return self.transport.decode(answer.payload)

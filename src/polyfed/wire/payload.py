@@ -187,22 +187,8 @@ class Logits(PublicRows):
     kind: ClassVar[str] = "scores"
 
 
-@dataclass(frozen=True)
-class Coded(TensorBundle):
-    """Another bundle as ``compression`` lays it out; it exists on the wire only.
-
-    Attributes:
-        of: its kind.
-        about: its attributes, JSON.
-    """
-
-    of: str = ""
-    about: str = "{}"
-    kind: ClassVar[str] = "coded"
-
-
 BUNDLE_KINDS: dict[str, type[TensorBundle]] = {
-    cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits, Coded)
+    cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits)
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError, PayloadError, RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.randomness import isolated
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
@@ -89,9 +89,7 @@ class _WatchedCohort(Cohort):
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
         for reply in super().replies(ask, phase):
-            with contextlib.suppress(PayloadError):  # what the server cannot read it does not see
-                content = self.channel.transport.decode(reply.payload, self.channel.limits)
-                self._note((reply.sender.id,), ask, phase, content)
+            self._note((reply.sender.id,), ask, phase, self.channel.transport.decode(reply.payload))
             yield reply
 
     def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Reply]:
