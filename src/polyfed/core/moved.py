@@ -65,8 +65,8 @@ def _without_gone(content: Any, section: str) -> Any:
         return [_without_gone(entry, section) for entry in content]
     if not isinstance(content, Mapping):
         return content
-    is_ours = "." not in str(content.get("name"))  # another's component may have a key of that name
-    gone = GONE.get(section, {}) if is_ours else {}
+    # another's component may have a key of that name
+    gone = {} if "." in str(content.get("name")) else GONE.get(section, {})
     return {key: _without_gone(value, key) for key, value in content.items() if gone.get(key, ...) != value}
 
 
