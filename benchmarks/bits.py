@@ -119,7 +119,7 @@ TRANSFERS = {  # on the data of fedcola-flickr8k, with its models
 }
 _IN_STEPS = "local_steps: 2"
 ADAPTERS = {  # ranks of the two models of paired clients
-    **{name: (2, 2) for name in ("fedit", "ffa_lora", "fedsa_lora", "fedex_lora")},
+    **{name: (2, 2) for name in ("fedit", "ffa_lora", "fedex_lora")},
     **{name: (2, 3) for name in ("flora", "flexlora", "hetlora")},
 }
 NAMES = {  # adapters of pictures and of names of classes

@@ -19,7 +19,7 @@ from polyfed.runs.config_files import merged
 Config = dict[str, Any]
 
 METHODS = tuple(Algorithm.available())
-ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
+ADAPTED = ("fedit", "ffa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
 """Methods of low-rank adapters."""
 NAMED = ("promptfl", "fedclip")
 """Methods that classify pictures by the names of classes."""

@@ -46,7 +46,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedema", "byol"): {"predictor_width": 8, "weight": 0.5},
     ("fedex_lora", "averaging"): {"server_optimizer": _HALF},
     ("fedit", "averaging"): "by_type",
-    ("fedsa_lora", "averaging"): {"server_optimizer": _HALF},
     ("ffa_lora", "averaging"): {"server_optimizer": _HALF},
     ("flexlora", "averaging"): "separate",
     ("flora", "averaging"): {"server_optimizer": _HALF},

@@ -46,7 +46,7 @@ def _encoders(group: Config) -> Config:
     return dict((group.get("models") or [group["model"]])[0]["encoders"])
 
 
-ALIKE = {"fedit", "ffa_lora", "fedsa_lora", "fedex_lora", "flora", "flexlora", "hetlora", "fediot", "fedprox"}
+ALIKE = {"fedit", "ffa_lora", "fedex_lora", "flora", "flexlora", "hetlora", "fediot", "fedprox"}
 ALIKE |= {"margin_weighted", "fedgems", "fedmkd", "fedet", "fedmd", "server_only", "local", "centralised"}
 ALIKE |= {"change_distillation", "creamfl_averaged", "fed_mae", "feddra", "fedema", "fedcola", "moon", "scaffold"}
 """Slow: what clients do with their own samples is what others do."""
