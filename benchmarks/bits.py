@@ -119,7 +119,7 @@ TRANSFERS = {  # on the data of fedcola-flickr8k, with its models
 }
 _IN_STEPS = "local_steps: 2"
 ADAPTERS = {  # ranks of the two models of paired clients
-    **{name: (2, 2) for name in ("fedit", "ffa_lora", "fedsa_lora", "fedex_lora")},
+    **{name: (2, 2) for name in ("fedit", "ffa_lora", "fedex_lora")},
     **{name: (2, 3) for name in ("flora", "flexlora", "hetlora")},
 }
 NAMES = {  # adapters of pictures and of names of classes
@@ -128,13 +128,6 @@ NAMES = {  # adapters of pictures and of names of classes
 }
 _INCOMPLETE = "missing: {rates: {image: 0.3, text: 0.2}, test: true}"
 _CLASSES = "task: {name: classification, target: label}, training: {batch_size: 8, optimizer: {kind: adam, lr: 0.01}}"
-GAPS = (
-    "server=null",
-    "public=null",
-    f"clients={{image: {{count: 1, source: flickr8k, items: 24, model: {{dim: 16, encoders: {{image: {_IMAGES}}}}}, "
-    f"{_CLASSES}}}, paired: {{count: 2, source: flickr8k, items: 48, {_INCOMPLETE}, "
-    f"model: {{dim: 16, encoders: {{image: {_IMAGES}, text: {_HASHED}}}}}, {_CLASSES}}}}}",
-)
 _MANY = tuple(f"clients.{group}.{key}" for group in ("image", "text", "paired") for key in ("count=3", "items=36"))
 _UNSEEN = (*_MANY, "run.evaluate_clients=false", "privacy.secret=SECRET")
 _DRAWN = "clients: {name: drawn, skew: 20}"
@@ -147,7 +140,7 @@ RUNS = {  # FedAvg on the data of fedcola-flickr8k, run otherwise
         f"model: {{dim: 16, encoders: {{image: {_GROUPED}}}}}, {_CLASSES}}}}}",
         *("server=null", "public=null", "privacy.samples={noise_multiplier: 1.0}", *_UNSEEN[-2:]),
     ),
-    "sent-as-int8": ("run.exchange.transport.dtype=int8",),
+    "sent-as-float16": ("run.exchange.transport.dtype=float16",),
     "pace-buffered": (f"run.pace={{name: buffered, replies: 3, {_DRAWN}}}", "run.rounds=4"),
     "pace-async": (f"run.pace={{name: async, {_DRAWN}}}", "run.rounds=8", "run.eval_every=4"),
 }
@@ -226,10 +219,6 @@ CASES: Mapping[str, Case] = {
     },
     **{f"adapters-{name}": _adapted(name, ranks) for name, ranks in ADAPTERS.items()},
     **{f"names-{name}": _by_names(name, *adapters) for name, adapters in NAMES.items()},
-    **{
-        f"gaps-{name}": ("fedcola-flickr8k", (*SMALL_DATA, *GAPS, f"algorithm={{name: {name}, {_IN_STEPS}}}"))
-        for name in ("fedmac", "mfcpl")
-    },
     "segmentation-scenes": (
         "segmentation-scenes",
         tuple(f"data.sources.{n}.{key}" for n in ("pictures", "texts", "pairs") for key in ("train=72", "test=16")),

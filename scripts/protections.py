@@ -22,7 +22,7 @@ from polyfed.privacy.policy import Policy, SentField
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings, require_covered
 from polyfed.runs.config_files import merged
 from polyfed.runs.conflicts import Choice, conflicts
-from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
+from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 from reference import code, table
 
@@ -34,7 +34,6 @@ WORDS: dict[type[TensorBundle], str] = {
     Weights: "weights",
     Representations: "representations",
     Logits: "class scores",
-    Prototypes: "class means",
 }
 """Kind of tensors -> what the page calls it."""
 _SETTINGS: tuple[tuple[str, Any], ...] = (
@@ -45,7 +44,7 @@ _SETTINGS: tuple[tuple[str, Any], ...] = (
 _REPLY = PrivacySettings.model_validate(
     {
         "metrics": "clear",
-        "reply": {"noise_multiplier": 1.0} | dict.fromkeys(("weights", "representations", "logits", "prototypes"), 1.0),
+        "reply": {"noise_multiplier": 1.0} | dict.fromkeys(("weights", "representations", "logits"), 1.0),
     }
 )
 _SAMPLES = PrivacySettings.model_validate({"metrics": "clear", "samples": {"noise_multiplier": 1.0}})
@@ -77,11 +76,7 @@ def _words(sent: SentField) -> str:
     if not sent.tensors:
         return "number of samples" if sent.field == "num_examples" else f"`{sent.field}`"
     kinds = " or ".join(WORDS[kind] for kind in sent.tensors)
-    return (
-        f"{kinds} (`{sent.field}`)"
-        if sent.field not in ("weights", "representations", "prototypes", "knowledge")
-        else kinds
-    )
+    return f"{kinds} (`{sent.field}`)" if sent.field not in ("weights", "representations", "knowledge") else kinds
 
 
 Against = Callable[[Algorithm], str]

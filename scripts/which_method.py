@@ -102,7 +102,6 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
         ),
         Answer("the same, 1,000 pairs", "`creamfl`", "creamfl/regime", "creamfl", ALONE, "r1_sum", ("1000",)),
         Answer("class scores of public samples", "`fedmd` with `public.form: scores`"),
-        Answer("weights and class means (prototypes)", "`mfcpl`", "polyfed/missing", "mfcpl", "drop", "figure", SIXTY),
         Answer("adapters", "`fedit` with `lora`, rank 8", ADAPTERS, "lora 8", ZERO, "R@1 sum"),
         Answer(
             "adapters of unequal rank", "`hetlora`", "polyfed/adapters-ranks", "hetlora", "fedit, rank 2", "R@1 sum"
@@ -124,7 +123,6 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
             "samples that lack a picture or a text", "`fedavg`", "polyfed/missing", "drop", "local", "figure", SIXTY
         ),
         Answer("", "`change_distillation`", "polyfed/missing", "change distillation", "local", "figure", SIXTY),
-        Answer("", "imputation `prototypes`", "polyfed/missing", "prototypes", "drop", "figure", SIXTY),
         Answer("", "imputation `nearest`", "polyfed/missing", "nearest", "drop", "figure", SIXTY),
         Answer("pictures with questions (VQA)", "`creamfl`", "polyfed/vqa-daquar"),
         Answer("radiographs with reports", "`fedaid`"),

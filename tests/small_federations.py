@@ -19,12 +19,10 @@ from polyfed.runs.config_files import merged
 Config = dict[str, Any]
 
 METHODS = tuple(Algorithm.available())
-ADAPTED = ("fedit", "ffa_lora", "fedsa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
+ADAPTED = ("fedit", "ffa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
 """Methods of low-rank adapters."""
 NAMED = ("promptfl", "fedclip")
 """Methods that classify pictures by the names of classes."""
-GAPS = ("fedmac", "mfcpl")
-"""Methods for samples that lack a modality."""
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
 
@@ -299,23 +297,6 @@ def aligned(**algorithm: Any) -> Config:
     )
 
 
-def incompletes(name: str = "fedmac", **algorithm: Any) -> Config:
-    """One client of pictures, two of pairs many of which lack something, that tell the same classes."""
-    common = {"source": "scenes", "task": "classification", "training": plain(0.05, 12), "items": 32}
-    image, text = {"image": resnet()}, {"text": bag(words(16, 200))}
-    missing = {"rates": {"image": 0.3, "text": 0.2}, "test": True}
-    return experiment(
-        "incompletes",
-        {"scenes": scenes(48, 8, 20, columns={"image": "image", "text": "text"})},
-        _trained({"name": name} | algorithm),
-        rounds=3,
-        clients={
-            "image": common | {"count": 1, "model": {"dim": 8, "encoders": image}},
-            "paired": common | {"count": 2, "model": {"dim": 8, "encoders": image | text}, "missing": missing},
-        },
-    )
-
-
 def topics(*, server: bool = False, **algorithm: Any) -> Config:
     """Two clients that tell the topic of a text, one of six, by a bag of words: learnt in a second.
 
@@ -414,12 +395,8 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
         config["public"] = {"source": "scenes", "items": 8, "per_item": 1}
     if method == "centralised":
         config["clients"]["paired"]["count"] = 1
-    if build is incompletes:
-        config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}}  # six classes, which all clients have
-        task = {"name": "classification", "target": "topic"}
-        config["clients"] = {name: group | {"task": task} for name, group in config["clients"].items()}
-    else:  # SGD feels a factor of the loss
-        _shrink(config, {"kind": "sgd", "lr": 0.001} if build is aligned else {"kind": "adam", "lr": 0.01})
+    # SGD feels a factor of the loss
+    _shrink(config, {"kind": "sgd", "lr": 0.001} if build is aligned else {"kind": "adam", "lr": 0.01})
     if linear:
         config["clients"] = {"text": copy.deepcopy(config["clients"]["text"])}
         config["clients"]["text"]["model"]["encoders"]["text"]["freeze_embedding"] = True
@@ -427,8 +404,6 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
 
 
 def _kind(method: str) -> Any:
-    if method in GAPS:
-        return incompletes
     if method in ("fedaid", "feddra"):
         return aligned
     if method in ADAPTED:

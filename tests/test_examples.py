@@ -18,11 +18,11 @@ PARTS = [
     *(f"polyfed.models.{name}" for name in ("blocks", "decoders", "fusion", "gates", "heads", "masked", "towers")),
     "polyfed.models.adapters.adapter",
     *(f"polyfed.tasks.{name}" for name in ("metrics", "scores", "vqa")),
-    *(f"polyfed.aggregation.{name}" for name in ("distinct", "ensemble", "mean", "prototypes", "robust")),
+    *(f"polyfed.aggregation.{name}" for name in ("distinct", "ensemble", "mean", "robust")),
     *(f"polyfed.aggregation.{name}" for name in ("statistics", "weighting", "averagings.low_rank")),
     *(f"polyfed.algorithms.{name}" for name in ("fedavg", "creamfl", "fedcola", "fedafd", "fedaid")),
     *(f"polyfed.algorithms.{name}" for name in ("baselines", "change_distillation", "fed_mae", "fedema", "hetlora")),
-    *(f"polyfed.algorithms.{name}" for name in ("low_rank", "mfcpl", "prompts")),
+    *(f"polyfed.algorithms.{name}" for name in ("low_rank", "prompts")),
     "polyfed.optim.adamp",
 ]
 

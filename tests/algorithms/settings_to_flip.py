@@ -12,7 +12,6 @@ _PROCRUSTES: dict[str, Any] = {"teacher": {"alignment": {"kind": "procrustes"}}}
 _RIDGE: dict[str, Any] = {"teacher": {"alignment": {"kind": "ridge"}}}
 _SCORES = {"scores": True, "public": {"form": "scores"}}
 _SHARED = {"name": "by_slot", "layers": "blocks"}
-_UNTIL = {"patience": 1, "rise": 100.0}
 
 VALUES: dict[tuple[str, str], Any] = {
     ("", "adversarial.batch_size"): 4,
@@ -24,16 +23,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("", "digest.batch_size"): 4,
     ("", "digest.loss"): "mse",
     ("", "distiller.loss"): "mse",
-    ("", "first_private"): {"epochs": 4},
-    ("", "first_private.epochs"): 2,
-    ("", "first_private.until"): _UNTIL,
-    ("", "first_private.until.patience"): 2,
-    ("", "first_private.until.rise"): 0.0,
-    ("", "first_public"): {"epochs": 4},
-    ("", "first_public.epochs"): 2,
-    ("", "first_public.until"): _UNTIL,
-    ("", "first_public.until.patience"): 2,
-    ("", "first_public.until.rise"): 0.0,
     ("", "public.largest_score"): 1e-3,
     ("", "weights.rho"): 1e-4,
     ("", "teacher.weights.rho"): 1e-4,
@@ -57,7 +46,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("fedema", "byol"): {"predictor_width": 8, "weight": 0.5},
     ("fedex_lora", "averaging"): {"server_optimizer": _HALF},
     ("fedit", "averaging"): "by_type",
-    ("fedsa_lora", "averaging"): {"server_optimizer": _HALF},
     ("ffa_lora", "averaging"): {"server_optimizer": _HALF},
     ("flexlora", "averaging"): "separate",
     ("flora", "averaging"): {"server_optimizer": _HALF},
@@ -71,23 +59,12 @@ VALUES: dict[tuple[str, str], Any] = {
     ("feddra", "measure_share"): 1.0,
     ("fedet", "largest_update"): 1e-3,
     ("fediot", "averaging"): "by_type",
-    ("fedmac", "averaging"): {"server_optimizer": _HALF},
-    ("mfcpl", "averaging"): {"server_optimizer": _HALF},
     ("fedprox", "mu"): 1.0,
 }
 """Values that are valid and can make a difference in a tiny federation."""
 
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("", "distiller.temperature"): {"distiller": {"loss": "similarity"}},
-    ("", "first_private.epochs"): {"first_private": {"epochs": 4}},
-    ("", "first_private.until"): {"first_private": {"epochs": 4}},
-    ("", "first_private.until.patience"): {"first_private": {"epochs": 4, "until": _UNTIL}},
-    ("", "first_private.until.rise"): {"first_private": {"epochs": 4, "until": _UNTIL}},
-    ("", "first_public"): _SCORES,
-    ("", "first_public.epochs"): _SCORES | {"first_public": {"epochs": 4}},
-    ("", "first_public.until"): _SCORES | {"first_public": {"epochs": 4}},
-    ("", "first_public.until.patience"): _SCORES | {"first_public": {"epochs": 4, "until": _UNTIL}},
-    ("", "first_public.until.rise"): _SCORES | {"first_public": {"epochs": 4, "until": _UNTIL}},
     ("", "public.form"): {"scores": True},
     ("", "public.largest_score"): _SCORES,
     ("", "teacher.alignment.kind"): _PROCRUSTES,

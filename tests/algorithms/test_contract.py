@@ -49,7 +49,6 @@ ALIKE |= {
     "hetlora",
     "promptfl",
     "fedclip",
-    "fedsa_lora",
     "creamfl_averaged",
     "fed_mae",
     "fedema",
@@ -61,10 +60,8 @@ ALIKE |= {
     "fedgems",
     "fedmkd",
     "fedmd:procrustes",
-    "mfcpl",
     "server_only",
     "feddra",
-    "fedmac",
 }
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
 weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. ``flora`` runs
@@ -108,8 +105,8 @@ def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
 
 # ---- what crosses
 
-ELSEWHERE = {"fedaid", "feddra", "mfcpl"}
-"""What these send depends on the step, or on the classes that a client has: their own tests have the bytes."""
+ELSEWHERE = {"fedaid", "feddra"}
+"""What these send depends on the step: their own tests have the bytes."""
 Sizes = dict[str, list[int]]
 
 
@@ -194,7 +191,6 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedafd:few": lambda its: _told(its, its.both) | {"down weights": [its.encoders, 0]},
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
     "fedex_lora": lambda its: its.less(".offset", up_only=True),
-    "fedsa_lora": lambda its: its.less(".lora_B."),
     "ffa_lora": lambda its: its.less(".lora_A."),
     "flora": lambda its: its.less(".offset", up_only=True),
     "fedet": lambda its: its.weights() | _told(its, [0, 0]),
@@ -282,7 +278,6 @@ def test_rounds_of_one_client(form: str, tmp_path: Path) -> None:
 # ---- kin of FedAvg
 
 OFF: dict[str, Config] = {
-    "fedmac": {"between": 0.0, "fused": 0.0},
     "fedema": {"byol": None, "blending": None},
     "fedprox": {"mu": 0.0},
     "moon": {"mu": 0.0},

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from by_hand import as_left, descend, play
 from polyfed.core.randomness import isolated
-from polyfed.federation.participant import Participant
 from polyfed.models.model import Model
 from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
@@ -179,76 +178,6 @@ def test_where_nobody_counts_there_is_no_consensus(tmp_path: Path, monkeypatch: 
     seen = watched(session, monkeypatch)
     play(session, 1, 1)
     assert [len(request.payload.fields["consensus"]) for request, _ in seen if request.step == "learn"] == [0, 0]
-
-
-# ---- the first round
-
-
-def test_clients_begin_once_public_set_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = federation("scores", first_public={"epochs": 2}, first_private={"epochs": 1})
-    config["run"] |= {"sampling": {"cohort": 2}}
-    session = prepared(config, tmp_path)
-    fits: list[tuple[int, str, str, int]] = []
-    fit = Participant.fit
-
-    def noted(participant: Participant, samples: Any, *, epochs: int, purpose: str = "task", **more: Any) -> int:
-        if participant.name != "server" and purpose != "task":
-            assert len(samples) == len(participant.public_set if purpose == "first-public" else participant.train)
-            fits.append((participant.clock.round, participant.name, purpose, epochs))
-        return fit(participant, samples, epochs=epochs, purpose=purpose, **more)
-
-    monkeypatch.setattr(Participant, "fit", noted)
-    play(session, 1, 5)
-    rounds = {client: number for number, client, *_ in reversed(fits)}
-    assert fits == [
-        (rounds[client], client, purpose, epochs)
-        for client in dict.fromkeys(client for _, client, *_ in fits)
-        for purpose, epochs in (("first-public", 2), ("first-private", 1))
-    ]
-    assert set(rounds) == set(session.cohorts.accepted)
-    assert len(set(rounds.values())) > 1  # some came later
-
-
-@pytest.mark.parametrize(
-    ("values", "rise", "passes"),
-    [
-        ([10, 20, 30, 40, 50], 0.0, 5),  # rises to the end
-        ([10, 10, 10, 10, 10], 0.0, 3),
-        ([10, 20, 20, 19, 50], 0.0, 4),
-        ([10, 11, 12, 13, 14], 1.5, 5),  # 12 is a rise over 10, and 14 over 12
-        ([10, 11, 11, 30, 50], 1.5, 3),
-    ],
-)
-def test_a_first_training_ends_once_it_has_converged(
-    values: list[float], rise: float, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    until = {"patience": 2, "rise": rise}
-    session = session_of(tmp_path, "scores", first_private={"epochs": 5, "until": until})
-    client, method, told = woken(session, "image"), session.experiment.algorithm, iter(values)
-    steps: list[int] = []
-    monkeypatch.setattr(Participant, "evaluate", lambda self, samples: {client.task.primary: next(told)})
-    whole, batches = client.fit, len(list(client.batches(client.train, "count")))
-    monkeypatch.setattr(client, "fit", lambda *of, **how: steps.append(whole(*of, **how)))
-    method.first_private.train(client, client.train, "private")
-    assert steps == [passes * batches]
-
-
-def test_a_metric_is_measured_after_each_pass_on_what_is_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    until = {"patience": 9}
-    config = federation("scores", first_public={"epochs": 2, "until": until})
-    session, evaluate = prepared(config, tmp_path), Participant.evaluate
-    measured: list[tuple[str, int]] = []
-
-    def noted(participant: Participant, samples: Any) -> dict[str, float]:
-        measured.append((participant.name, len(samples)))
-        return evaluate(participant, samples)
-
-    monkeypatch.setattr(Participant, "evaluate", noted)
-    play(session, 1, 1)
-    size = len(session.server.public_set)
-    assert sorted(measured) == sorted([(client.id, size) for client in session.server.clients] * 2)
 
 
 # ---- refusals and options

@@ -118,7 +118,7 @@ def test_it_runs(method: str, tmp_path: Path) -> None:
 
 
 def suited(method: str) -> Config:
-    """The federation for a method; those that exchange class scores or prototypes have clients that classify."""
+    """The federation for a method; those that exchange class scores have clients that classify."""
     own = federation_for(method)
     config = four_modalities(name=method) | {"algorithm": own["algorithm"]}
     if method == "centralised":  # its server shows the model of one type of clients

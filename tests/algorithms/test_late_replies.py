@@ -98,42 +98,6 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(target, (fresh + own + 2**-0.5 * (late - own)) / 2, atol=1e-5)
 
 
-def test_prototypes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a late client's class means the server goes s of the way from its own; new classes it takes as they are."""
-    config = paced("mfcpl", {"name": "buffered", "replies": 2, "clients": SLOW}, 5)
-    session, tau = prepared(config, tmp_path), list[int]()
-    times = (7, 2, 3)
-    session.cohorts.timeline.times = dict(zip(session.cohorts.timeline.times, times, strict=True))
-    seen = watched(session, monkeypatch)
-    for number in range(1, 6):
-        seen.clear()
-        old = _rows(session.server.state.get("prototypes", {}))
-        play(session, number, number)
-        told: dict[tuple[str, int], list[torch.Tensor]] = {}
-        for request, answer in seen:
-            s = (1 + number - request.round) ** -0.5
-            for key, row in _rows(fields_of(answer, "prototypes")).items():
-                told.setdefault(key, []).append(old[key] + s * (row - old[key]) if key in old else row)
-        tau += [number - request.round for request, _ in seen]
-        found = _rows(session.server.state["prototypes"])
-        expected = old | {key: torch.stack(rows).mean(0) for key, rows in told.items()}
-        assert found.keys() == expected.keys()
-        for key, row in expected.items():
-            torch.testing.assert_close(found[key], row, rtol=0, atol=1e-5)
-    assert max(tau) > 1
-
-
-def _rows(tensors: Any) -> dict[tuple[str, int], torch.Tensor]:
-    spaces = {name.rpartition(".")[0] for name in tensors}
-    return {
-        (space, label): row
-        for space in spaces
-        for label, row in zip(
-            tensors[f"{space}.present"].nonzero().flatten().tolist(), tensors[f"{space}.means"], strict=True
-        )
-    }
-
-
 def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = prepared(paced("fedavg", {"name": "sync", "clients": SLOW}), tmp_path)
     gone = Answer.failed("image", Cause.LOST, "gone")

@@ -117,31 +117,6 @@ def test_ffa_lora_trains_b_alone_with_one_a_for_all(tmp_path: Path) -> None:
         torch.testing.assert_close(product, mean[layer], atol=1e-6, rtol=1e-6)  # exact, as A is one for all
 
 
-def test_fedsa_lora_shares_a_and_leaves_b_with_its_client(tmp_path: Path) -> None:
-    session = session_of(adapted(name="fedsa_lora"), tmp_path)
-    start = copies(session.server.weights)
-    trained = all_trained(session, start)  # a client's own B is zero at first, as all are
-    new = played(session)["paired"]
-    for layer, own in factor_names(new).items():
-        having = {client: tensors for client, tensors in trained.items() if own.a in tensors}
-        assert_mean({own.a: new[own.a]}, having, counts(session))
-        assert not new[own.b].any(), layer
-    kept = woken(session, "paired-0", (2, 0), (1, 0)).model.exchanged()
-    for own in factor_names(kept).values():
-        torch.testing.assert_close(kept[own.b], trained["paired-0"][own.b], atol=1e-6, rtol=1e-6)
-
-
-def test_fedsa_lora_is_judged_by_the_averaged_a_and_a_clients_own_b(tmp_path: Path) -> None:
-    session = session_of(adapted(name="fedsa_lora"), tmp_path)
-    new = copies({"paired": played(session)["paired"]})["paired"]
-    judged = session.experiment.algorithm.evaluate_clients(session.server, first_cohort(session))
-    client = woken(session, "paired-0", (2, 0), (1, 0))
-    shared = {name: value for name, value in new.items() if ".lora_B." not in name}
-    client.model.load(shared, partly=True)  # what the next round begins with
-    assert judged["paired-0"] == pytest.approx(dict(client.evaluate(client.test)))
-    assert session.experiment.algorithm.is_personal is False  # an average changes every client's figure
-
-
 def test_hetlora_keeps_factors_of_which_no_b_has_moved(tmp_path: Path) -> None:
     old = {"own": {"q.lora_A.default.weight": torch.ones(2, 3), "q.lora_B.default.weight": torch.zeros(4, 2)}}
     sent = {name: value + (2.0 if ".lora_A." in name else 0.0) for name, value in old["own"].items()}

@@ -14,7 +14,6 @@ from torch import Tensor
 import polyfed
 from grids import mostly_slow
 from misbehaving import contents
-from polyfed.core.errors import ConfigError
 from polyfed.data import samples as samples_module
 from polyfed.data.samples import Inputs
 from polyfed.runs.experiment import Experiment
@@ -47,7 +46,7 @@ def _encoders(group: Config) -> Config:
     return dict((group.get("models") or [group["model"]])[0]["encoders"])
 
 
-ALIKE = {"fedit", "ffa_lora", "fedsa_lora", "fedex_lora", "flora", "flexlora", "hetlora", "fediot", "fedprox"}
+ALIKE = {"fedit", "ffa_lora", "fedex_lora", "flora", "flexlora", "hetlora", "fediot", "fedprox"}
 ALIKE |= {"margin_weighted", "fedgems", "fedmkd", "fedet", "fedmd", "server_only", "local", "centralised"}
 ALIKE |= {"change_distillation", "creamfl_averaged", "fed_mae", "feddra", "fedema", "fedcola", "moon", "scaffold"}
 """Slow: what clients do with their own samples is what others do."""
@@ -79,7 +78,7 @@ def classifying(**task: object) -> Config:
     return config | {"server": None}
 
 
-@pytest.mark.parametrize("imputation", mostly_slow(Imputation.available(), "nearest", "prototypes"))
+@pytest.mark.parametrize("imputation", mostly_slow(Imputation.available(), "nearest"))
 def test_every_imputation_trains_and_is_averaged_alike_on_a_wire(
     imputation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,11 +106,6 @@ def test_noise_in_training_holds_for_samples_that_lack_something(imputation: str
     config = noised(imputation)
     run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not [event for event in run.records.events if "privacy" not in event.incident]
-
-
-def test_prototypes_of_samples_are_refused_with_noise_in_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="compares samples of a batch"):
-        polyfed.run(Experiment.parse(noised("prototypes")), tmp_path / "run", quiet=True)
 
 
 def test_a_modality_that_one_sample_of_a_batch_has_is_left_out(tmp_path: Path) -> None:

@@ -42,10 +42,8 @@ COSTLY = COSTLY - {"fedit"} | {
     "fedafd",
     "fedet",
     "fedgems",
-    "fedmac",
     "fedmd",
     "fedmkd",
-    "mfcpl",
     "moon",
 }
 """Slow: they step once a batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""

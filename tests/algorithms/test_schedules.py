@@ -28,7 +28,6 @@ def by_epochs(method: str, epochs: int) -> Config:
     fields = Algorithm.named(method).model_fields
     settings: Config = {name: epochs for name in fields if name.endswith("_epochs")}
     settings |= {name: None for name in fields if name == "local_steps"}
-    settings |= {name: {"epochs": epochs} for name in fields if name == "first_private"}
     for name, field in fields.items():
         if isinstance(field.default, Settings):
             settings[name] = _in_epochs(field.default, epochs)
@@ -90,7 +89,7 @@ def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, used: list[list[floa
 
 def test_loops_of_any_length_begin_where_the_local_epochs_do(tmp_path: Path, used: list[list[float]]) -> None:
     config = by_epochs("fedmd", EPOCHS)
-    config["algorithm"] |= {"first_private": None, "digest": {"epochs": 2}, "task": {"epochs": 2}}
+    config["algorithm"] |= {"digest": {"epochs": 2}, "task": {"epochs": 2}}
     config["algorithm"]["distiller"] = {"epochs": 4}
     session = prepared(config, tmp_path)
     play(session, 1, 1)
@@ -100,30 +99,6 @@ def test_loops_of_any_length_begin_where_the_local_epochs_do(tmp_path: Path, use
     of = {length: tuple(begun * 0.5**epoch for epoch in range(length)) for length in (2, 3, 4)}
     digested_and_revisited = of[2] + of[3]
     assert {_stages(factors) for factors in used if factors} == {of[2], of[4], digested_and_revisited}
-
-
-def test_what_is_done_once_is_at_the_rates_of_the_first_epochs(tmp_path: Path, used: list[list[float]]) -> None:
-    """A client that is first drawn in the second round: passes before its first round, then those of the round."""
-    config = federation_for("fedmd", **_scores_by_epoch())
-    for participant in (*config["clients"].values(), config["server"]):
-        participant["training"] = dict(participant.get("training", {})) | {"schedule": SCHEDULE}
-    session = prepared(config, tmp_path)
-    play(session, 2, 2)
-    begun, first = 0.5**EPOCHS, (1.0, 0.5)
-    told = {_stages(factors) for factors in used if factors}
-    assert (*first, *first, 0.25, 0.125) in told  # public, then private passes
-    assert (begun, begun / 2, begun / 4) * 2 in told  # digest and revisit
-
-
-def _scores_by_epoch() -> Config:
-    return {
-        "scores": True,
-        "public": {"form": "scores"},
-        "local_epochs": EPOCHS,
-        "digest": {"epochs": EPOCHS},
-        "first_public": {"epochs": 2},
-        "first_private": {"epochs": 4},
-    }
 
 
 def _stages(factors: list[float]) -> tuple[float, ...]:

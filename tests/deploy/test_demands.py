@@ -146,8 +146,6 @@ FEDAVG = {"name": "fedavg"}
             ({"name": "fedmd", "public": {"form": "scores"}},),
             r"no logits leave it \(demands.logits: never",
         ),
-        ({"prototypes": "summed"}, ({"name": "mfcpl"}, "unmasked"), "demands.prototypes: summed"),
-        ({"prototypes": "protected"}, ({"name": "mfcpl"},), "demands.prototypes: protected"),
     ],
 )
 def test_a_run_that_protects_less_is_refused(demands: Any, run: tuple[Any, ...], message: str) -> None:
@@ -210,7 +208,7 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
     found = {finding.what: finding for finding in check_site(made.path, network=False)}
     assert found["demands"].detail == (
         "epsilon 3 at most at delta 1e-05 over all runs; replies by themselves; weights protected, representations "
-        "allowed, logits allowed, prototypes allowed; test metrics never"
+        "allowed, logits allowed; test metrics never"
     )
     assert found["protection in run-1"].detail == (
         "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 "

@@ -87,7 +87,7 @@ def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [adapted(name="fedsa_lora"), named(name="promptfl")], ids=["adapters", "prompts"])
+@pytest.mark.parametrize("settings", [adapted(name="ffa_lora"), named(name="promptfl")], ids=["adapters", "prompts"])
 def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:

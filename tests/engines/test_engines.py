@@ -82,16 +82,16 @@ def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: 
 @pytest.mark.parametrize(
     ("engine", "attack"),
     [
-        *(("serialized", attack) for attack in ("noise", "little_is_enough", "label_flip")),
+        *(("serialized", attack) for attack in ("noise", "label_flip")),
         *(
-            pytest.param("ray", attack, marks=pytest.mark.slow)
-            for attack in ("noise", "little_is_enough", "label_flip")
+            pytest.param(name, attack, marks=pytest.mark.slow)
+            for name in ("ray", "flower")
+            for attack in ("noise", "label_flip")
         ),
-        *(pytest.param("flower", attack, marks=pytest.mark.slow) for attack in ("noise", "copied", "label_flip")),
     ],
 )
 def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, attack: str, engine: str) -> None:
-    """What clients falsify alone, what they agree on, and what they train on; encoded narrowly."""
+    """What clients falsify and what they train on, sent in 16 bits."""
     config = topics(name="fedavg") | {"aggregation": {"robust": None if engine == "ray" else "geometric_median"}}
     config["clients"]["text"]["count"] = 5
     config["run"]["attackers"] = {"name": attack, "clients": 2}
@@ -118,7 +118,7 @@ def test_every_engine_gives_the_same_bits_with_every_method(tmp_path: Path, form
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: Config, tmp_path: Path, dtype: str) -> None:
     config = tiny | {"algorithm": {"name": "creamfl", "local_epochs": 1}}
     assert_same_bits(config, tmp_path, exchange={"transport": {"dtype": dtype}}, precision="bfloat16", rounds=1)

@@ -23,8 +23,8 @@ from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, site_of
 from small_federations import Config, federation_for, topics
 
-CLIPS = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
-FAST = ("fedavg", "fedmd", "mfcpl")
+CLIPS = {"weights": 1.0, "representations": 1.0, "logits": 1.0}
+FAST = ("fedavg", "fedmd")
 SLOW = ["change_distillation", "creamfl", "creamfl_averaged", "fedafd", "fedcola", "fedet", "fedgems", "fediot"]
 SLOW += ["fedmkd", "fedprox", "margin_weighted", "moon"]
 
@@ -115,19 +115,6 @@ def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pyt
         assert answer.payload is not None
         for rows in answer.payload.bundles["knowledge"].values() if asked.step == "tell" else ():
             assert torch.equal(rows.sort(-1).values[:, -2:], torch.tensor([[0.0, 4.0]]).expand(len(rows), 2))
-
-
-def test_prototypes_of_a_client_without_any_class_are_those_of_others_in_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = federation("mfcpl")
-    layouts = []
-    for rate in (0.2, 0.5):  # at which no sample has both modalities
-        config["clients"]["paired"]["missing"] = {"rates": {"image": rate, "text": rate}}
-        session = prepared(config, tmp_path / str(rate))
-        layouts.append([layout(answer.payload) for _, answer in answered(session, monkeypatch, rounds=1)])
-    assert layouts[0] == layouts[1]
-    assert [bool(one["prototypes"]) for one in layouts[0]] == [False, True, True]  # of one modality, and of two
 
 
 # ---- one client, one request

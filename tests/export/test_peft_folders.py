@@ -109,7 +109,7 @@ def test_a_run_without_adapters_has_none_to_export(tiny_run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "adapter", [pytest.param("bottleneck", marks=pytest.mark.slow), {"name": "prompts", "length": 2}]
+    "adapter", [pytest.param("attention", marks=pytest.mark.slow), {"name": "prompts", "length": 2}]
 )
 def test_an_adapter_that_peft_has_no_form_for_is_not_left_out(adapter: Any, tmp_path: Path) -> None:
     config = adapted(name="fedavg", averaging="by_type")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyfed.data.source import Split
-from polyfed.federation.types import class_space, head_name
+from polyfed.federation.types import head_name
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.gloria import GLoRIA
 from polyfed.tasks.mgca import MGCA
@@ -52,7 +52,6 @@ def test_classes_are_told_by_their_names_whatever_the_source() -> None:
 def test_classes_without_names_are_those_of_their_source() -> None:
     names = [head_name(Classification(), split(source)) for source in ("a", "b.c")]
     assert names == ["classification:label:a", "classification:label:b%2Ec"]
-    assert [class_space(name) for name in names] == ["label:a", "label:b%2Ec"]
 
 
 def test_sources_of_similar_names_have_heads_of_their_own() -> None:
@@ -68,4 +67,3 @@ def test_a_task_without_classes_is_told_by_itself() -> None:
         "retrieval-info_nce-no_learn_temperature"
     )
     assert head_name(PairRetrieval(), split(), "coco") == "retrieval::coco"
-    assert class_space("retrieval") == ""

@@ -10,7 +10,6 @@ import torch
 from asking import ask_of
 
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
@@ -19,7 +18,7 @@ from polyfed.federation.robust_replies import RobustReplies, require_enough
 from polyfed.privacy.rules import RobustRule
 from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Cause, Request
-from polyfed.wire.payload import Payload, Prototypes, Representations, Weights
+from polyfed.wire.payload import Payload, Representations, Weights
 from polyfed.wire.schema import client_step
 from polyfed.wire.transport import Transport
 
@@ -117,38 +116,6 @@ def test_rows_keep_their_kind_and_order() -> None:
     assert isinstance(bundle, Representations)
     assert bundle.order == "here"
     torch.testing.assert_close(bundle["image"], rows)
-
-
-def prototypes(means: Sequence[float], labels: Sequence[int]) -> Payload:
-    present = torch.zeros(4, dtype=torch.bool)
-    present[list(labels)] = True
-    counts = torch.arange(1, len(labels) + 1, dtype=torch.int32)
-    own = ClassMeans(torch.tensor([[value, 0.0] for value in means]), counts, present)
-    return Payload({"prototypes": Prototypes(prototype_tensors("space", own))})
-
-
-def test_prototypes_are_combined_class_by_class_and_rare_classes_are_left_out() -> None:
-    sent = [
-        (info("c0"), prototypes([1.0, 5.0], [0, 2])),
-        (info("c1"), prototypes([2.0, 6.0, 3.0], [0, 2, 3])),
-        (info("c2"), prototypes([-90.0, 7.0], [0, 2])),
-        (info("c3"), prototypes([4.0], [3])),
-    ]
-    result = dict(combined("median", sent, tolerated=1))
-    first = by_space(result["c0"].bundles["prototypes"], ClassMeans)["space"]
-    assert first.means[:, 0].tolist() == [1.0, 6.0]
-    assert first.counts.tolist() == [1, 2]
-    # two clients have class 3, the median against one false client needs three
-    second = by_space(result["c1"].bundles["prototypes"], ClassMeans)["space"]
-    assert second.present.tolist() == [True, False, True, False]
-    assert second.counts.tolist() == [1, 2]
-    assert not result["c3"].bundles["prototypes"]
-
-
-def test_prototypes_without_a_class_that_enough_have_stop_the_round() -> None:
-    sent = [(info(f"c{k}"), prototypes([1.0], [k])) for k in range(3)]
-    with pytest.raises(ExchangeError, match="'median' needs 3 clients of a type with a class"):
-        combined("median", sent, tolerated=1)
 
 
 def test_clients_of_a_type_that_send_other_tensors_are_named() -> None:

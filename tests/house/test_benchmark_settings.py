@@ -34,9 +34,8 @@ def test_every_case_of_bits_loads_and_every_method_has_one(program) -> None:
 
 def test_every_cell_of_the_table_on_leakage_loads(program) -> None:
     leakage = program("leakage")
-    for method in leakage.KINDS:
-        for changes in leakage.protected(method).values():
-            assert Experiment.parse(leakage.federation(method, 0) | changes).algorithm.component_name() == method
+    for changes in leakage.PROTECTIONS.values():
+        assert Experiment.parse(leakage.federation(0) | changes).algorithm.component_name() == "fedavg"
 
 
 def test_plans_name_benchmarks_that_exist(program) -> None:

@@ -54,5 +54,5 @@ def test_the_demands_on_the_page_are_valid_and_all_there_are() -> None:
     (block,) = re.findall(r"```yaml\n(    demands:.*?)    ```", PAGE, re.S)
     demands = yaml.safe_load(block)["demands"]
     ProtectionDemands.model_validate(demands)
-    assert set(ProtectionDemands.model_fields) - set(demands) == {"logits", "prototypes"}
+    assert set(ProtectionDemands.model_fields) - set(demands) == {"logits"}
     assert all(f" {key}" in block for key in ProtectionDemands.model_fields)

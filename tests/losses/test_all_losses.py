@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.losses.adversarial import minimax, non_saturating, separation
-from polyfed.losses.classification import class_separation, margin_cross_entropy, prototype_contrast
+from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 from polyfed.losses.distillation import DISTILLATIONS, score_kl, similarity_kl, squared_distance
 from polyfed.losses.info_nce import info_nce
@@ -44,7 +44,7 @@ class Case:
 
 
 BATCH, PAIR, LABELS = (6, 4), ((6, 4), (6, 4)), torch.tensor([0, 1, 3, 3, 2, 1])
-PRESENT, ITEMS = torch.tensor([True, False, True, True]), torch.tensor([0, 0, 1, 2, 3, 3])
+ITEMS = torch.tensor([0, 0, 1, 2, 3, 3])
 MASKS = torch.rand(6, 3, 3, generator=torch.Generator().manual_seed(0)) < 0.4
 
 CASES = {
@@ -64,9 +64,6 @@ CASES = {
     ),
     "margin_cross_entropy": Case(margin_cross_entropy, (BATCH,), (0,), other=(LABELS,)),
     "class_separation": Case(class_separation, (BATCH,), (0,)),
-    "prototype_contrast": Case(
-        lambda f, p, y: prototype_contrast(f, p, PRESENT, y), (BATCH, (4, 4)), (0,), other=(LABELS,)
-    ),
     "info_nce": Case(lambda u, v, i: info_nce(u, v, 4.0, i), PAIR, (0, 1), True, (ITEMS,)),
     "soft_contrastive": Case(
         lambda u, v, i: soft_contrastive(u, v, torch.tensor(7.0), torch.tensor(9.0), i), PAIR, (0, 1), True, (ITEMS,)

@@ -12,7 +12,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapters import layers
-from polyfed.models.adapters.adapter import Bottleneck, FeatureAttention
+from polyfed.models.adapters.adapter import FeatureAttention
 from polyfed.models.encoders.hf import HF
 from tiny_networks import ROOM, WIDTH, WORDS, network, save
 
@@ -32,7 +32,6 @@ CASES: list[tuple[str, dict[str, Any], Any]] = [
     ("vit", {"name": "lora", "rank": 4, "scaling": 8.0}, {"r": 4, "lora_alpha": 16, "use_rslora": True}),
     ("vit", {"name": "lora", "targets": "linear"}, {"target_modules": LINEAR}),
     ("vit", {"name": "lora", "targets": ["fc1"], "last": 1}, {"target_modules": ["layers.2.mlp.fc1"]}),
-    ("vit", {"name": "ia3"}, {"target_modules": ["k_proj", "v_proj", "fc2"], "feedforward_modules": ["fc2"]}),
 ]
 
 
@@ -50,10 +49,9 @@ def trunk(name: str, adapter: dict[str, Any] | str, context: DataContext) -> Any
     return made.trunk
 
 
-def plain(name: str, kind: str, options: dict[str, Any], context: DataContext) -> Any:
+def plain(name: str, options: dict[str, Any], context: DataContext) -> Any:
     """What peft makes of the network by itself."""
-    usual = {"r": 8, "lora_alpha": 16, "target_modules": QUERY_VALUE[name]} if kind == "lora" else {}
-    config = (peft.LoraConfig if kind == "lora" else peft.IA3Config)(**usual | options)
+    config = peft.LoraConfig(**{"r": 8, "lora_alpha": 16, "target_modules": QUERY_VALUE[name]} | options)
     with quiet():
         body = type(network(name)).from_pretrained(context.weights / name)
     return peft.get_peft_model(body, config)
@@ -70,12 +68,12 @@ def test_layers_compute_what_peft_computes(
     name: str, adapter: dict[str, Any], options: dict[str, Any], context: DataContext
 ) -> None:
     ours = trunk(name, adapter, context).module.backbone.body
-    theirs = plain(name, str(adapter["name"]), options, context)
+    theirs = plain(name, options, context)
     own = {key: value for key, value in ours.named_parameters() if value.requires_grad}
     found = {key: value for key, value in theirs.named_parameters() if value.requires_grad}
     assert {f"base_model.model.{key}" for key in own} == set(found)
     with torch.no_grad():
-        for key, value in own.items():  # B and factors are zero and one at first, where all are alike
+        for key, value in own.items():  # B is zero at first, where all are alike
             found[f"base_model.model.{key}"].copy_(value.normal_(0, 0.3))
     x = INPUTS[name][1]
     inputs = {"pixel_values": x} if name == "vit" else {"input_ids": x, "attention_mask": (x != 0).long()}
@@ -89,21 +87,8 @@ def test_layers_compute_what_peft_computes(
 
 def test_adapters_change_nothing_before_they_are_trained(context: DataContext) -> None:
     x = INPUTS["vit"][1]
-    before = trunk("vit", "bottleneck", context)(x).pooled  # which acts behind the network
-    for adapter in ("lora", "ia3"):
-        torch.testing.assert_close(trunk("vit", adapter, context).eval()(x).pooled, before)
-
-
-def test_a_bottleneck_is_its_formula() -> None:
-    module: Any = Bottleneck(reduction=4, ratio=0.3).behind(WIDTH)
-    first, second = module.down.weight.detach(), module.up.weight.detach()
-    assert (first.shape, second.shape) == ((4, WIDTH), (WIDTH, 4))
-    v = torch.randn(3, WIDTH)
-    for row, found in zip(v, module(v), strict=True):
-        inner = [max(0.0, float(sum(w * x for w, x in zip(weights, row, strict=True)))) for weights in first]
-        outer = [max(0.0, float(sum(w * x for w, x in zip(weights, inner, strict=True)))) for weights in second]
-        expected = [0.3 * a + 0.7 * float(x) for a, x in zip(outer, row, strict=True)]
-        torch.testing.assert_close(found, torch.tensor(expected))
+    before = trunk("vit", "attention", context)(x).pooled  # which acts behind the network
+    torch.testing.assert_close(trunk("vit", "lora", context).eval()(x).pooled, before)
 
 
 def test_attention_is_its_formula() -> None:
@@ -142,4 +127,4 @@ def test_without_peft_a_configuration_says_what_to_install(monkeypatch: pytest.M
     given: Any = {"weights": "vit", "adapter": "lora"}
     with pytest.raises(ConfigError, match=r'needs the package peft, .*pip install "polyfed\[adapters\]"'):
         HF(**given)
-    HF(**given | {"adapter": "bottleneck"})
+    HF(**given | {"adapter": "attention"})

@@ -193,7 +193,7 @@ def factors(kinds: tuple[str, ...], layers: tuple[int, ...], parts: tuple[str, .
 
 ALL = set(network("vit").state_dict())
 LAST = {name for name in ALL if name.startswith((f"layers.{LAYERS - 1}.", "layernorm."))}
-ATTENTION, SCALED = ("attention.q_proj", "attention.v_proj"), ("attention.k_proj", "attention.v_proj", "mlp.fc2")
+ATTENTION = ("attention.q_proj", "attention.v_proj")
 TWO = ("lora_A.default.weight", "lora_B.default.weight")
 CASES: dict[str, tuple[dict[str, Any], str, set[str]]] = {
     "none": ({}, BODY, set()),
@@ -201,18 +201,18 @@ CASES: dict[str, tuple[dict[str, Any], str, set[str]]] = {
     "all": ({"trainable": "all"}, LIVE, ALL),
     "lora": ({"adapter": LORA}, BODY, factors(TWO, (0, 1, 2), ATTENTION)),
     "lora, last": ({"adapter": LORA | {"last": 1}}, BODY, factors(TWO, (2,), ATTENTION)),
-    "ia3": ({"adapter": "ia3"}, BODY, factors(("ia3_l.default",), (0, 1, 2), SCALED)),
-    "bottleneck": ({"adapter": "bottleneck"}, BODY, set()),
+    "attention": ({"adapter": "attention"}, BODY, set()),
 }
-DEFAULT_VIEWS = {"none": "features", "last": "states", "lora, last": "states", "bottleneck": "features"}
+DEFAULT_VIEWS = {"none": "features", "last": "states", "lora, last": "states", "attention": "features"}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_trained_is_exchanged_and_nothing_else_changes(context: DataContext, case: str) -> None:
     settings, prefix, expected = CASES[case]
     model, other = (model_of(context, **settings) for _ in range(2))
-    project = {"project.3.weight", "project.3.bias"} if case == "bottleneck" else {"project.2.weight", "project.2.bias"}
-    project |= {"project.0.down.weight", "project.0.up.weight"} if case == "bottleneck" else set()
+    behind = case == "attention"
+    project = {f"project.{3 if behind else 2}.{part}" for part in ("weight", "bias")}
+    project |= {f"project.0.{layer}.{part}" for layer in ("first", "second") for part in ("weight", "bias") if behind}
     names = {prefix + name for name in expected} | {f"encoders.image.{name}" for name in project}
     assert set(model.exchanged()) == set(model.trained()) == names
     assert encoder("vit", None, **settings).view.component_name() == DEFAULT_VIEWS.get(case, "native")
@@ -253,7 +253,7 @@ def test_running_statistics_are_exchanged_with_what_is_trained(context: DataCont
     assert all(torch.equal(value, before[name]) for name, value in frozen_tensors(still).items())
 
 
-@pytest.mark.parametrize("case", ["none", "last", "lora", "ia3"])
+@pytest.mark.parametrize("case", ["none", "last", "lora"])
 def test_what_is_frozen_is_held_once(context: DataContext, case: str) -> None:
     settings, _, expected = CASES[case]
     models = [model_of(context, **settings), model_of(context, **settings)]
@@ -393,7 +393,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         HF(**{"weights": "vit", **settings})
 
 
-@pytest.mark.parametrize("setting", [{"standardise": False}, {"projection": "own"}, {"adapter": "bottleneck"}])
+@pytest.mark.parametrize("setting", [{"standardise": False}, {"projection": "own"}, {"adapter": "attention"}])
 def test_what_concerns_the_projection_has_no_place_beside_an_align_module(setting: dict[str, Any]) -> None:
     content = {"dim": 5, "aligner": {}, "encoders": {"image": {"name": "hf", "weights": "vit"} | setting}}
     with pytest.raises(ConfigError, match=rf"encoders\.image\.{next(iter(setting))} has no effect with aligner"):

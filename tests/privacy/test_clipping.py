@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.privacy.clipping import median_norm, scaled, update_norm
 from polyfed.privacy.settings import AggregationSettings
-from polyfed.wire.payload import Logits, Prototypes, Weights
+from polyfed.wire.payload import Logits, Weights
 
 values = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6)
 
@@ -63,10 +63,6 @@ def test_what_is_scaled_keeps_its_kind_and_types() -> None:
     assert rows.order == "here"
     assert rows["label"].dtype == torch.float16
     assert rows["label"].tolist() == [[0.5] * 3] * 2
-    means = {"a.means": torch.ones(1, 2), "a.counts": torch.tensor([4], dtype=torch.int32)}
-    found = scaled(Prototypes(means), {}, 0.5)
-    assert found["a.means"].tolist() == [[0.5, 0.5]]
-    assert found["a.counts"] is means["a.counts"]
 
 
 def test_nothing_is_clipped_unless_asked_for() -> None:

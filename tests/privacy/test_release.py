@@ -9,11 +9,10 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.privacy.release import noisy, released, require_updates, rows_within
 from polyfed.privacy.settings import ReplyProtection
-from polyfed.wire.payload import Logits, Payload, Prototypes, Representations, TensorBundle, Weights
+from polyfed.wire.payload import Logits, Payload, Representations, TensorBundle, Weights
 
 KEY = b"k" * 32
 TINY = 1e-9  # noise that leaves no mark, so that clipping can be seen
@@ -108,25 +107,6 @@ def test_votes_win_as_often_as_noise_lets_them() -> None:
     made = reply("knowledge", Logits({"y": scores}), logits=1.0, votes=True, noise_multiplier=1 / 20_000**0.5)["y"]
     # noise of deviation 1 on (0, 1): the second wins with probability Phi(1 / sqrt(2)) = 0.7602
     assert float(made[:, 1].mean()) == pytest.approx(0.7602, abs=0.01)
-
-
-# ---- prototypes
-
-
-def test_every_class_has_a_prototype_and_nobody_sees_which_are_real() -> None:
-    present = torch.tensor([True, False, True, False])
-    own = ClassMeans(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.tensor([9, 31], dtype=torch.int32), present)
-    made = by_space(reply("prototypes", Prototypes(prototype_tensors("s", own)), prototypes=1.0), ClassMeans)["s"]
-    assert made.present.all()
-    assert made.counts.tolist() == [10, 10, 10, 10]
-    made.require(40)
-    assert torch.allclose(made.means, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.3, 0.4], [0.0, 0.0]]), atol=1e-6)
-
-
-def test_more_classes_than_samples_are_refused() -> None:
-    own = ClassMeans(torch.ones(1, 2), torch.ones(1, dtype=torch.int32), torch.tensor([True, False, False]))
-    with pytest.raises(PayloadError, match="3 classes, more than the client has samples"):
-        reply("prototypes", Prototypes(prototype_tensors("s", own)), samples=2, prototypes=1.0)
 
 
 # ---- what is not covered

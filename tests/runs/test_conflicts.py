@@ -63,7 +63,6 @@ ROWS: tuple[Config, ...] = (
     {"algorithm": "fedema"} | MASKED,
     MASKED | ROBUST,
     MASKED | {"clip": {}},
-    {"run": {"attackers": "copied"}} | MASKED,
     {"algorithm": "fedprox", "privacy": {"metrics": "clear", "samples": {"noise_multiplier": 1.0}}},
     {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 1.0}}},
 )

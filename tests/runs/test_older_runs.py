@@ -10,6 +10,7 @@ import pytest
 import polyfed
 from polyfed import Experiment
 from polyfed.core.errors import RunError
+from polyfed.core.moved import with_moved
 
 
 def test_a_run_of_0_3_is_opened_measured_and_done_again_but_not_resumed(
@@ -33,3 +34,7 @@ def test_what_is_gone_and_did_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(config.replace("topk: null", "topk: 0.1"))
     with pytest.raises(polyfed.PolyfedError, match=r"unknown key 'topk'"):
         Experiment.load(str(tmp_path / "config.yaml"))
+
+
+def test_keys_of_0_4_that_are_gone_are_left_out_where_they_changed_nothing() -> None:
+    assert with_moved({"algorithm": {"first_public": None, "first_private": None}}) == {"algorithm": {}}

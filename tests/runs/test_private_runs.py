@@ -302,10 +302,10 @@ def test_what_would_not_be_protected_is_refused(tmp_path: Path, method: str, pri
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("method", ["fedcola", "creamfl_averaged", "fedmd", "mfcpl"])
+@pytest.mark.parametrize("method", ["fedcola", "creamfl_averaged", "fedmd"])
 def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None:
     config = federation_for(method)
-    clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0, "prototypes": 1.0}
+    clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0}
     config["privacy"] = {"reply": clips, "budget": {"epsilon": 8.0}, "metrics": "clear", "releases": 2}
     config["run"] |= {"rounds": 1}
     run = finished(config, tmp_path / "run")

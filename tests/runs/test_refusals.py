@@ -179,14 +179,12 @@ REFUSED: list[tuple[Config, Config, str]] = [
     ),
     (tiny(name="creamfl", distiller={"temperature": 0.2}), {}, "temperature has no effect with loss l2"),
     (fedmd(digest={"loss": "kl"}), {}, r"digest\.loss is kl, which compares class scores"),
-    (fedmd(first_public={"epochs": 1}), {}, r"algorithm\.first_public: .* needs public.form: scores and labels"),
     (
         scores(),
         {"clients.paired.task": RETRIEVAL},
         "public.form is scores, but client 'paired-0' has the task 'retrieval'",
     ),
     (scores(), {"server.task": RETRIEVAL}, "public.form is scores, but the task of 'server' is 'retrieval'"),
-    (scores_unlabelled(first_public={"epochs": 1}), {}, "it needs public.form: scores and labels"),
     (
         scores_unlabelled(teacher={"weights": "sed"}),
         {},

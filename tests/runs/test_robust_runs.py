@@ -131,7 +131,7 @@ def test_a_twin_in_which_nothing_is_combined_has_neither_rule_nor_attackers() ->
     assert twin.run.attackers == ()
 
 
-QUICK = ("mfcpl", "fedmd")  # the runs above send weights
+QUICK = ("fedmd",)  # the runs above send weights
 SILENT = ("centralised", "local", "server_only")  # whose clients send nothing, or are alone
 
 

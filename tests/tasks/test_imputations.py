@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.imputations import (
-    ClassPrototypes,
     Imputer,
     LeaveOut,
     Neighbour,
@@ -34,7 +33,7 @@ BOTH = ("image", "text")
 
 def made(imputation: object) -> Imputer:
     torch.manual_seed(0)
-    return imputation.imputer(2, BOTH, 3)  # type: ignore[attr-defined, no-any-return]
+    return imputation.imputer(2, BOTH)  # type: ignore[attr-defined, no-any-return]
 
 
 def test_left_out_is_the_mean_of_what_is_there_and_zero_halves_it() -> None:
@@ -43,7 +42,7 @@ def test_left_out_is_the_mean_of_what_is_there_and_zero_halves_it() -> None:
     assert torch.equal(made(Zero())(PARTS, 4), expected / torch.tensor([[1.0], [2.0], [2.0], [2.0]]))
 
 
-@pytest.mark.parametrize("imputation", [LeaveOut(), Zero(), Placeholder(), ClassPrototypes()])
+@pytest.mark.parametrize("imputation", [LeaveOut(), Zero(), Placeholder()])
 def test_of_samples_that_lack_nothing_it_is_the_plain_mean(imputation: object) -> None:
     complete = {
         "image": PresentEmbeddings(IMAGE[:2], torch.arange(2)),
@@ -62,24 +61,6 @@ def test_a_placeholder_is_learnt() -> None:
     mean.sum().backward()
     assert imputer.get_parameter("vectors.text").grad.tolist() == [1.0, 1.0]  # two samples, each halved
     assert imputer.get_parameter("vectors.image").grad.tolist() == [0.5, 0.5]
-
-
-def test_prototypes_are_running_means_mixed_by_nearness() -> None:
-    imputer = made(ClassPrototypes(temperature=0.5, momentum=0.5))
-    # before anything is known there is nothing to put in its place
-    assert torch.equal(imputer(PARTS, 4)[1], IMAGE[1] / 2)
-    imputer.observe(PARTS, torch.tensor([0, 1, 1, 0]))
-    imputer.observe({"image": PresentEmbeddings(IMAGE[:1], torch.tensor([0]))}, torch.tensor([0, 2, 2, 2]))
-    # class 0: the mean of pictures 1, 0 and 3, 3 at a third, 1, 0 at two thirds; class 1: picture 0, 2 and text 0, 6
-    pictures = torch.stack([((IMAGE[0] + IMAGE[2]) / 2 + 2 * IMAGE[0]) / 3, IMAGE[1]])
-    texts = torch.stack([TEXT[0], TEXT[1]])
-    near = F.cosine_similarity(IMAGE[1][None], pictures) / 0.5
-    guessed = near.softmax(0) @ texts
-    torch.testing.assert_close(imputer(PARTS, 4)[1], (IMAGE[1] + guessed) / 2)
-    near = F.cosine_similarity(TEXT[1][None], texts) / 0.5
-    torch.testing.assert_close(imputer(PARTS, 4)[2], (TEXT[1] + near.softmax(0) @ pictures) / 2)
-    assert not list(imputer.parameters())
-    assert sorted(imputer.state_dict()) == ["running_mass", "running_sums"]
 
 
 class Identity(torch.nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from crossings import crossed, model, of
 
 from polyfed import Experiment, run
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, CohortListener, ReplyPolicy
+from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Reply
 from polyfed.reporting.run_tables import traffic_table
 from polyfed.runs.records import RunRecords
 from polyfed.wire.framing import wire_size
 from polyfed.wire.ledger import Channel, Ledger
-from polyfed.wire.messages import Answer, Failure, Request
-from polyfed.wire.payload import Coded, Payload, Weights
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import client_step
 from polyfed.wire.transport import Transport
 
@@ -36,8 +36,8 @@ def fit(algorithm: object, client: object, weights: Weights) -> Reply:
 class Adding:
     """Clients that add a little to one entry of what they receive."""
 
-    def __init__(self, transport: Transport, spoil: Callable[[Payload], Payload] = lambda wire: wire) -> None:
-        self.transport, self.spoil = transport, spoil
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for number, request in enumerate(requests):
@@ -46,7 +46,7 @@ class Adding:
             new = {name: value.clone() for name, value in of(content).items()}
             new["linear"][number, 0] += 0.5
             wire = self.transport.encode(Payload({"weights": Weights(new)}))
-            yield Answer(request.client, crossed(self.spoil(wire)))
+            yield Answer(request.client, crossed(wire))
 
 
 def cohort_of(engine: Adding, **options: Any) -> Cohort:
@@ -55,14 +55,14 @@ def cohort_of(engine: Adding, **options: Any) -> Cohort:
 
 
 def test_the_ledger_has_both_sizes() -> None:
-    transport = Transport(weights="int8")
+    transport = Transport(weights="float16")
     cohort = cohort_of(Adding(transport))
     list(cohort.ask(fit, weights=Weights(model())))
     lines = [line for line in cohort.channel.ledger.records if line["client"] == "a"]
     whole = sum(value.nbytes for value in model().values())
     data = {(line["direction"], line["kind"]): (line["bytes"], line["full"], line["dtype"]) for line in lines}
-    quantised = 300 + 1200 + 4 * (4 + 40) + 4 * 40 + 8
-    assert data["down", "weights"] == data["up", "weights"] == (quantised, whole, "float32+int64+int8")
+    halved = 2 * (300 + 1200 + 40) + 8
+    assert data["down", "weights"] == data["up", "weights"] == (halved, whole, "float16+int64")
     content = Payload({"weights": Weights(model())})
     for way in ("down", "up"):
         found = [line for line in lines if line["direction"] == way]
@@ -70,29 +70,6 @@ def test_the_ledger_has_both_sizes() -> None:
     plain = Ledger()
     plain.enter(1, "a", "down", "fit", content)
     assert all(line["full"] == line["bytes"] for line in plain.records)
-
-
-def test_a_damaged_reply_excludes_its_sender_and_has_crossed() -> None:
-    def spoil(wire: Payload) -> Payload:
-        coded = of(wire)
-        assert isinstance(coded, Coded)
-        tensors = {name: -value - 1 if name.endswith(":scales") else value for name, value in coded.items()}
-        return Payload({"weights": replace(coded, tensors=tensors)})
-
-    dropped: list[str] = []
-
-    class Noting(CohortListener):
-        def excluded(self, client: ClientInfo, failure: Failure) -> None:
-            dropped.append(failure.text)
-
-    engine = Adding(Transport(dtype="int8"), spoil)
-    cohort = cohort_of(engine, reply_policy=lambda step: ReplyPolicy(0), listener=Noting())
-    assert not list(cohort.ask(fit, weights=Weights(model())))
-    assert len(dropped) == 3
-    assert "negative scales" in dropped[0]
-    entered = [line for line in cohort.channel.ledger.records if (line["direction"], line["kind"]) == ("up", "weights")]
-    assert len(entered) == 3
-    assert all(line["bytes"] == line["full"] > 0 for line in entered)
 
 
 # ---- runs
@@ -128,7 +105,7 @@ def short(tiny: dict[str, Any], runs: dict[str, RunRecords], tmp_path: Path) -> 
     )
 
 
-ALL = {"dtype": "float16", "weights": "int8"}
+ALL = {"dtype": "float16", "weights": "bfloat16"}
 
 
 def engines() -> list[Any]:
@@ -152,5 +129,5 @@ def test_the_report_says_what_was_saved(whole: RunRecords, short: RunRecords) ->
     assert list(traffic_table(whole).notes) == ["Replies: 0 clipped, 0 excluded."]
     mib = [f"{size / 2**20:,.2f}" for size in (short.total_bytes(), whole.total_bytes())]
     assert f"{mib[0]} MiB instead of {mib[1]} MiB (fp32, everything whole)." in traffic_table(short).notes
-    assert short.total_bytes() < 0.6 * whole.total_bytes()
+    assert short.total_bytes() < 0.65 * whole.total_bytes()  # framing stays
     assert (short.folder / "report.md").read_text().count(" MiB instead of ") == 1

@@ -8,14 +8,11 @@ from typing import Annotated, ClassVar
 from polyfed.aggregation.averagings.low_rank import Residual, Separate, SingularValues, Stacked, fresh, only, without
 from polyfed.algorithms.algorithm import (
     Client,
-    ClientInfo,
     Cohort,
-    Lifetime,
     Reply,
     Server,
     WeightAveraging,
     Weights,
-    client_query,
     client_step,
     each,
 )
@@ -157,53 +154,6 @@ class FedExLoRA(_WithOffsets):
     learns_by_fit: ClassVar[bool] = True
 
     averaging: Annotated[WeightAveraging, only(Residual)] = Residual()
-
-
-class FedSALoRA(FedAvg):
-    """Federated share-A low-rank adaptation (Guo et al., ICLR 2025, section 3.2).
-
-    A, which learns what is general, is averaged, as is all that has no factors; B, which learns what is a client's own,
-    stays there. A client is judged as it would go on: by the averaged A and its own B.
-    """
-
-    short_name: ClassVar[str] = "fedsa_lora"
-    keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
-    learns_by_fit: ClassVar[bool] = True
-
-    averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
-    # ---- server half
-
-    def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast all but B, train both, average."""
-        sent = without(_names(server), factor="b")
-        part = each(lambda client: self.judged(server, client))
-        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
-        self.average(server, cohort, replies)
-
-    def judged(self, server: Server, client: ClientInfo) -> Weights:
-        """See ``Algorithm``; of a client's global model all but B, as in a round."""
-        weights = server.weights_for(client)
-        return weights.part(without(weights, factor="b"))
-
-    # ---- client half
-
-    @client_step(weights=Weights, num_examples=int)
-    def fit(self, client: Client, weights: Weights) -> Reply:
-        """Train the client's own model with what was received in it."""
-        client.model.load(weights, partly=True)
-        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
-        return Reply(weights=client.weights.part(weights), num_examples=client.num_examples)
-
-    @client_query(float)
-    def assess_global(self, client: Client, weights: Weights) -> Reply:
-        """Evaluate the client's own model with what was received in it."""
-        client.model.load(weights, partly=True)
-        return self.assess(client)
 
 
 def _names(server: Server) -> set[str]:

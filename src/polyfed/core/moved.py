@@ -17,19 +17,20 @@ MOVED: Mapping[str, str] = {
 
 GONE: Mapping[str, Mapping[str, Any]] = {
     "adapter": {"dora": False},
-    "algorithm": {"variate": "path", "weighting": "uniform"},
+    "algorithm": {"first_private": None, "first_public": None, "variate": "path", "weighting": "uniform"},
     "attackers": {"knows": "all"},
     "clients": {"awake": 1.0, "period": 24.0},
     "engine": {"node_port": 0, "object_store": None},
     "missing": {"by": "item", "concentration": None},
     "pace": {"replay": None},
+    "reply": {"prototypes": None},
     "robust": {"kept": None, "smoothing": 1e-6},
     "secure": {"beyond": "refuse"},
     "teacher": {"judge_clients": False},
     "transport": {"topk": None, "unchanged": "send"},
     "twin": {"passes": None, "rate": None},
 }
-"""Section and key that 0.3 wrote into each run folder and that are gone -> value at which it changed nothing."""
+"""Section and key of older run folders that are gone -> value at which it changed nothing."""
 
 
 def moved_path(path: str) -> str:
@@ -64,8 +65,8 @@ def _without_gone(content: Any, section: str) -> Any:
         return [_without_gone(entry, section) for entry in content]
     if not isinstance(content, Mapping):
         return content
-    is_ours = "." not in str(content.get("name"))  # another's component may have a key of that name
-    gone = GONE.get(section, {}) if is_ours else {}
+    # another's component may have a key of that name
+    gone = {} if "." in str(content.get("name")) else GONE.get(section, {})
     return {key: _without_gone(value, key) for key, value in content.items() if gone.get(key, ...) != value}
 
 

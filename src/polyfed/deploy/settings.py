@@ -87,7 +87,6 @@ class ProtectionDemands(Settings):
     )
     representations: Demanded = Field(default="allowed", description="the same of representations of public samples")
     logits: Demanded = Field(default="allowed", description="the same of class scores of public samples")
-    prototypes: Demanded = Field(default="allowed", description="the same of class means")
     metrics: bool = Field(default=False, description="whether test metrics may leave, as they are")
 
 

@@ -221,7 +221,7 @@ class Site:
             raise PayloadError(f"'{request.step}' is not a client step of '{method.component_name()}'; valid: {valid}")
         if schema.kind == "query" and not self.terms.measures:
             raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
-        received = self.spec.transport.decode(request.payload, self.limits)
+        received = self.spec.transport.decode(request.payload)
         encode: Callable[[Payload], Payload] = self.spec.transport.encode
         if masks is not None and request.step in method.summed:
             received, encode = masks.prepared(request, received, method.summed[request.step])

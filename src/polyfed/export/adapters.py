@@ -23,7 +23,7 @@ from polyfed.core.version import __version__
 from polyfed.data.backbones import NO_CODE, load, locate
 from polyfed.export.cards import measured_in
 from polyfed.export.model import new_folder
-from polyfed.models.adapters.layers import PEFT_NAMES, LayerAdapter, LoRA, adapted_layers, merged_weights
+from polyfed.models.adapters.layers import PEFT_NAMES, LoRA, adapted_layers, merged_weights
 from polyfed.models.adapters.prompts import TENSOR, Prompts, plain_ids, prompts_of
 from polyfed.models.encoders.hf import HF, body_of
 from polyfed.models.frozen import Frozen
@@ -61,7 +61,7 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
     if unknown or not encoders:
         what = f"encoder '{unknown[0]}' of the server has no" if unknown else "no encoder of the server has an"
         raise RunError(
-            f"'{on_cpu.folder}': {what} adapter that peft knows (lora, ia3, or prompts of whole networks of texts with "
+            f"'{on_cpu.folder}': {what} adapter that peft knows (lora, or prompts of whole networks of texts with "
             "place: front); export the model with --format torch, onnx or huggingface"
         )
     saved.warn_if_untrained()
@@ -86,23 +86,21 @@ def _is_known(encoder: HF) -> bool:
     """Whether ``peft`` has a form for its adapter; prompts it puts in front of texts, and into no tower of several."""
     adapter = encoder.adapter
     in_front = isinstance(adapter, Prompts) and adapter.place == "front" and encoder.tower == "whole"
-    return in_front or isinstance(adapter, LayerAdapter)
+    return in_front or isinstance(adapter, LoRA)
 
 
 def _write(saved: ServerModel, modality: str, encoder: HF, folder: Path) -> None:
     from peft import get_peft_model_state_dict
 
-    assert isinstance(encoder.adapter, LayerAdapter)
+    assert isinstance(encoder.adapter, LoRA)
     tower = saved.model.encoders[modality]
     body: Any = body_of(tower)
     prefix = PEFT_NAMES[encoder.tower]
     start, config = prefix.removeprefix(_PLAIN), copy.deepcopy(body.peft_config["default"])
-    for key in ("target_modules", "feedforward_modules"):
-        if names := getattr(config, key, None):
-            setattr(config, key, sorted(f"{start}{name}" for name in names))
+    config.target_modules = sorted(f"{start}{name}" for name in config.target_modules)
     config.base_model_name_or_path, config.inference_mode = encoder.weights, True
     tensors = dict(get_peft_model_state_dict(body))
-    if isinstance(encoder.adapter, LoRA) and encoder.adapter.offset:
+    if encoder.adapter.offset:
         for name, (a, b) in _with_offsets(adapted_layers(body)).items():
             tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
             config.rank_pattern[f"{start}{name}"] = len(a)

@@ -12,7 +12,6 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Samples
-from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.membership import Member
 from polyfed.federation.types import by_architecture
@@ -32,8 +31,8 @@ class Attack(Settings):
     """What some clients of a simulation do to a run; a deployment refuses it.
 
     Attackers do it in every round in which they take part, to what they send in steps of the method; evaluations are
-    honest. Subclasses live in ``polyfed.federation.attacks``: they train on false data (``poisoned``),
-    falsify what they learnt (``false_replies.FalseUpdate``), or agree on what they send (``Conspiracy``).
+    honest. Subclasses live in ``polyfed.federation.attacks``: they train on false data (``poisoned``) or
+    falsify what they learnt (``FalseUpdate``).
     """
 
     home: ClassVar[str] = "polyfed.federation.attacks"
@@ -98,18 +97,17 @@ class Attack(Settings):
         share = self.clients * clients + 0.5 if isinstance(self.clients, float) else self.clients
         return min(int(share), clients)
 
-    def require(self, members: Sequence[Member], infos: Sequence[ClientInfo]) -> None:
+    def require(self, members: Sequence[Member]) -> None:
         """Check that the attackers can attack like this.
 
         Args:
             members: the attackers.
-            infos: all clients.
 
         Raises:
             ConfigError: one cannot.
         """
 
-    def poisoned(self, samples: Samples, member: Member, split: Split, seed: int) -> Samples:
+    def poisoned(self, samples: Samples, member: Member) -> Samples:
         return samples
 
 

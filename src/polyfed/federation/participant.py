@@ -31,10 +31,6 @@ _T = TypeVar("_T")
 _AHEAD = 1 << 20  # bytes of batches that are made before they are needed
 
 
-def never() -> bool:
-    return False
-
-
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -164,12 +160,9 @@ class Participant:
                 trainers[name].load(states[name])
         return trainers[name]
 
-    def epochs(self, number: int, *, once: bool = False) -> Iterator[int]:
-        """The epochs of a training loop, from 0; only within one do trainers step, at their rates for this epoch.
-
-        A loop that runs ``once``, before a participant's first round, has the rates of the first epochs of a schedule.
-        """
-        return self.optimizers.epochs.through(number, once=once)
+    def epochs(self, number: int) -> Iterator[int]:
+        """The epochs of a training loop, from 0; only within one do trainers step, at their rates for this epoch."""
+        return self.optimizers.epochs.through(number)
 
     def warn_if_idle(self, warned: set[str]) -> None:
         """Warn, once a run, that it has taken up optimisers in the round and made no step with any."""
@@ -214,7 +207,7 @@ class Participant:
         return lambda epoch: self._reported((parts[epoch].without_lone(),), names[epoch], 1)
 
     def _reported(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
-        epoch, epochs, _ = self.optimizers.epochs.current or Epoch(0, 1)
+        epoch, epochs = self.optimizers.epochs.current or Epoch(0, 1)
         return passed(self.name, _unnumbered(purpose), batches, epochs * a_pass, before=epoch * a_pass)
 
     def exchanged_index(self, count: int | None = None) -> Tensor:
@@ -287,13 +280,11 @@ class Participant:
         *,
         epochs: int,
         steps: int | None = None,
-        once: bool = False,
         purpose: str = "task",
         task_weight: float = 1.0,
         regulariser: Regulariser | None = None,
         correct: Correction | None = None,
         after_step: Callable[[], None] = lambda: None,
-        until: Callable[[], bool] = never,
     ) -> int:
         """Train on the task, and on what a method adds to it.
 
@@ -301,13 +292,11 @@ class Participant:
             samples: to train on.
             epochs: passes over them.
             steps: so many batches instead, in as many passes as that takes; a schedule by epochs counts them as one.
-            once: the training runs once in a run, see ``epochs``.
             purpose: names the random stream.
             task_weight: factor of the task's loss; with 0 it is not even computed.
             regulariser: gives a loss to add, from the model (which embeds a batch only once) and the batch.
             correct: changes gradients before each step, as ``Trainer.step``.
             after_step: called after each step.
-            until: asked after each epoch; true ends the training.
 
         Returns:
             Number of optimiser steps; 0 if there is nothing to train for.
@@ -317,7 +306,7 @@ class Participant:
         self.model.train()
         trainer, done = self.trainer(), 0
         passes = self._passes(samples, purpose, 1 if steps is not None else epochs)
-        for epoch in self.epochs(epochs, once=once) if steps is None else self.optimizers.epochs.as_one():
+        for epoch in self.epochs(epochs) if steps is None else self.optimizers.epochs.as_one():
             before = done
             wanted = None if steps is None else steps - done
             for batch in islice(passes(epoch), wanted):
@@ -327,7 +316,7 @@ class Participant:
                 trainer.step(loss, correct)
                 after_step()
                 done += 1
-            if done in (steps, before) or until():  # no more wanted, or there is no batch
+            if done in (steps, before):  # no more wanted, or there is no batch
                 break
         return done
 

@@ -7,20 +7,19 @@ method's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polyfed.aggregation.mean import accumulator
-from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.types import by_architecture
 from polyfed.privacy.rules import RobustRule
-from polyfed.wire.payload import Payload, Prototypes, TensorBundle
+from polyfed.wire.payload import Payload, TensorBundle
 
 
 def require_enough(rule: RobustRule, clients: Sequence[ClientInfo], when: str) -> None:
@@ -92,8 +91,6 @@ class RobustReplies:
     def _bundles(self, name: str, sent: Sequence[Reply], false: int, step: str) -> list[TensorBundle]:
         """What each sender's bundle becomes."""
         bundles = [reply.payload.bundles[name] for reply in sent]
-        if isinstance(bundles[0], Prototypes):
-            return _prototypes(self.rule, bundles, false)
         for reply, bundle in zip(sent, bundles, strict=True):
             if bundle.specs != bundles[0].specs:
                 raise ExchangeError(
@@ -117,38 +114,3 @@ def _combined(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> 
             made[name] = torch.stack([bundle[name].long() for bundle in bundles]).median(0).values
         result[name] = made[name].to(value.dtype)
     return result
-
-
-def _prototypes(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> list[TensorBundle]:
-    """Class by class: a class that too few have for the rule is left out of the round."""
-    spaces = [by_space(bundle, ClassMeans) for bundle in bundles]
-    held: dict[tuple[str, int], list[Tensor]] = {}
-    for own in spaces:
-        for name, space in own.items():
-            for label, mean in zip(_labels(space), space.means, strict=True):
-                held.setdefault((name, label), []).append(mean)
-    robust: dict[tuple[str, int], Tensor] = {}
-    for key, means in sorted(held.items()):
-        if len(means) >= rule.required(false):
-            (robust[key],) = rule.combined([[mean] for mean in means], false)
-    if any(spaces) and not robust:
-        raise ExchangeError(
-            f"aggregation.robust '{rule.component_name()}' needs {rule.required(false)} clients of a type with a "
-            "class, and no class has so many; lower aggregation.robust.tolerated, or leave the rule out"
-        )
-    return [Prototypes(_robust_tensors(own, robust)) for own in spaces]
-
-
-def _labels(means: ClassMeans) -> list[int]:
-    return means.present.nonzero().flatten().tolist()
-
-
-def _robust_tensors(spaces: Mapping[str, ClassMeans], robust: Mapping[tuple[str, int], Tensor]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name, own in spaces.items():
-        if kept := [label for label in _labels(own) if (name, label) in robust]:
-            present = torch.zeros_like(own.present)
-            present[kept] = True
-            means = torch.stack([robust[name, label] for label in kept])
-            tensors |= prototype_tensors(name, ClassMeans(means, own.counts[present[own.present]], present))
-    return tensors

@@ -42,8 +42,6 @@ class Epoch(NamedTuple):
     """From 0."""
     of: int
     """How many passes the loop has."""
-    once: bool = False
-    """Whether the loop runs once in a run, before a participant's first round, at the initial rates of schedules."""
 
 
 class Epochs:
@@ -56,9 +54,9 @@ class Epochs:
         self.current: Epoch | None = None
         """None outside of loops."""
 
-    def through(self, epochs: int, *, once: bool = False) -> Iterator[int]:
+    def through(self, epochs: int) -> Iterator[int]:
         """The passes of one loop, from 0; every loop counts its own."""
-        return self._counted(Epoch(epoch, epochs, once) for epoch in range(epochs))
+        return self._counted(Epoch(epoch, epochs) for epoch in range(epochs))
 
     def as_one(self) -> Iterator[int]:
         """Passes without end, from 0, of a loop over a number of batches: a schedule counts them as one epoch."""
@@ -135,8 +133,7 @@ class Trainer:
     @property
     def rates(self) -> list[float]:
         epoch, clock = self._epochs.now, self._clock
-        round_number = 0 if epoch.once else clock.round - 1
-        factor = self.training.schedule.factor(round_number, clock.rounds, epoch.number, clock.epochs)
+        factor = self.training.schedule.factor(clock.round - 1, clock.rounds, epoch.number, clock.epochs)
         return [base * factor for base in self._base]
 
     @property

@@ -183,11 +183,6 @@ def type_classes(target: str, split: Split) -> str:
     return f"{len(names)}x{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}" if names else split.source
 
 
-def class_space(head: str) -> str:
-    """Which classes a head tells apart, by its name; empty for a task without classes."""
-    return head.partition(":")[2]
-
-
 def _escaped(part: str) -> str:
     """A part of a name without what separates parts (``:``) or names of modules (``.``); of two parts two names."""
     return part.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")

@@ -1,11 +1,9 @@
-"""Losses of classes: with a margin, between class weights, and against class prototypes."""
+"""Losses of classes: with a margin, and between class weights."""
 
 from __future__ import annotations
 
-import math
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,35 +37,3 @@ def class_separation(weight: Float[Tensor, "classes d"]) -> Float[Tensor, ""]:
     """
     positive = weight.relu()
     return F.cross_entropy(positive @ positive.T, torch.arange(len(weight), device=weight.device))
-
-
-@in_full_precision
-def prototype_contrast(
-    features: Float[Tensor, "b d"],
-    prototypes: Float[Tensor, "c d"],
-    present: Bool[Tensor, " c"],
-    labels: Int[Tensor, " b"],
-    tau: float = 0.5,
-) -> Float[Tensor, ""]:
-    """-log exp(cos(z, p_y) / tau) / sum_c exp(cos(z, p_c) / tau), mean over samples whose class has a prototype.
-
-    Args:
-        features: of the samples; gradient to these only.
-        prototypes: one row a class, whatever in those that are absent.
-        present: classes that have a prototype, one at least.
-        labels: classes of the samples.
-        tau: temperature; a higher one softens the choice between prototypes.
-
-    Returns:
-        0 if no sample's class has a prototype.
-
-    >>> prototypes, present = torch.eye(2), torch.tensor([True, True])
-    >>> labels = torch.arange(2)
-    >>> [round(float(prototype_contrast(prototypes, prototypes, present, labels, tau)), 3) for tau in (0.1, 0.5)]
-    [0.0, 0.127]
-    """
-    known = present[labels]
-    cosines = F.normalize(features, dim=1) @ F.normalize(prototypes.detach(), dim=1).T
-    logits = (cosines / tau).masked_fill(~present, -math.inf)
-    losses = F.cross_entropy(logits, labels, reduction="none")
-    return losses.where(known, 0).sum() / known.sum().clamp(min=1)

@@ -10,11 +10,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from polyfed.aggregation.prototypes import ClassMeans, by_space, prototype_tensors
 from polyfed.core.errors import PayloadError
 from polyfed.privacy.secret import keyed_digest, normal_draws
 from polyfed.privacy.settings import EXAMPLES, ReplyProtection
-from polyfed.wire.payload import Logits, Payload, Prototypes, PublicRows, TensorBundle, Weights
+from polyfed.wire.payload import Logits, Payload, PublicRows, TensorBundle, Weights
 
 _VARIANCE = "running_var"  # torch's own name; noise must not make one negative
 _GRID = 4096.0  # steps of a released value in a standard deviation of its noise
@@ -44,8 +43,6 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
         own = keyed_digest(key, name.encode())
         if isinstance(bundle, Weights):
             fields[name] = _update(bundle, received.bundles.get(name, {}), clip, protection, own)
-        elif isinstance(bundle, Prototypes):
-            fields[name] = _prototypes(bundle, clip, protection, samples, own)
         elif isinstance(bundle, PublicRows):
             fields[name] = _rows(bundle, clip, protection, own)
     return Payload(fields)
@@ -130,23 +127,3 @@ def _rows(bundle: PublicRows, clip: float, protection: ReplyProtection, key: byt
 
 def _one_hot(scores: Tensor) -> Float64[Tensor, "n c"]:
     return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
-
-
-def _prototypes(bundle: Prototypes, clip: float, protection: ReplyProtection, samples: int, key: bytes) -> Prototypes:
-    """A prototype for every class, of noise alone where the client has none, and equal counts."""
-    # which classes a client has, and how often, is private
-    spaces = by_space(bundle, ClassMeans)
-    deviation = _deviation(protection, clip * sum(len(own.present) for own in spaces.values()) ** 0.5)
-    tensors: dict[str, Tensor] = {}
-    for name, own in spaces.items():
-        classes = len(own.present)
-        if classes > samples:
-            raise PayloadError(
-                f"'{name}' has {classes} classes, more than the client has samples: counts would tell which"
-            )
-        rows = torch.zeros(classes, own.means.shape[1], dtype=torch.float64, device=own.means.device)
-        rows[own.present] = rows_within(own.means, clip)
-        means = noisy(rows, deviation, keyed_digest(key, name.encode())).to(own.means.dtype)
-        counts = torch.full((classes,), samples // classes, dtype=own.counts.dtype, device=own.counts.device)
-        tensors |= prototype_tensors(name, ClassMeans(means, counts, torch.ones_like(own.present)))
-    return Prototypes(tensors)

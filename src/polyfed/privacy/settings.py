@@ -17,7 +17,7 @@ from polyfed.privacy.accounting import Neighbours, PrivacyCost, noise_for
 from polyfed.privacy.clipping import Clipping
 from polyfed.privacy.rules import RobustRule
 from polyfed.privacy.secure_sum import SecureSum
-from polyfed.wire.payload import Logits, Prototypes, Representations, TensorBundle, Weights
+from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema
 
 EXAMPLES = "num_examples"
@@ -31,7 +31,6 @@ KIND_KEYS: dict[type[TensorBundle], str] = {
     Weights: "weights",
     Representations: "representations",
     Logits: "logits",
-    Prototypes: "prototypes",
 }
 """Kind of tensors -> what settings of its protection call it."""
 
@@ -66,7 +65,6 @@ class ReplyProtection(Settings):
     logits: ClippingNorm = Field(
         default=None, description="largest L2 norm of the logits of a public sample; of votes, the winner's logit"
     )
-    prototypes: ClippingNorm = Field(default=None, description="largest L2 norm of the prototype of a class")
     votes: bool = Field(
         default=False, description="logits: send the class alone that wins once there is noise on the client's vote"
     )
@@ -130,9 +128,7 @@ class PrivacySettings(Settings):
         if self.reply.noise_multiplier is None and self.budget.epsilon is None:
             raise ValueError("how much noise? give reply.noise_multiplier, or budget.epsilon from which it follows")
         if not self.reply.clips:
-            raise ValueError(
-                "reply covers nothing: give a clipping norm for weights, representations, logits or prototypes"
-            )
+            raise ValueError("reply covers nothing: give a clipping norm for weights, representations or logits")
         return self
 
     def resolved(self, steps: Mapping[str, StepSchema], rounds: int) -> PrivacySettings:

@@ -11,11 +11,10 @@ from typing import Any
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.attack import Attack
-from polyfed.federation.attacks import Conspiracy
 from polyfed.federation.paces import LatePace
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.settings import RunSettings
-from polyfed.wire.payload import Prototypes, TensorBundle
+from polyfed.wire.payload import TensorBundle
 from polyfed.wire.schema import Declared, steps_of
 
 
@@ -94,7 +93,6 @@ def attackers(are: Callable[[Attack], bool]) -> Feature:
 
 any_attack = attackers(lambda attack: True)
 falsified_replies = attackers(lambda attack: attack.falsifies)
-conspiracy = attackers(lambda attack: isinstance(attack, Conspiracy))
 
 
 def late_replies(choice: Choice) -> str:
@@ -162,7 +160,6 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (masked_sums, single_values, "only sums are seen; choose a method that only averages"),
     (masked_sums, robust_rule, "a rule compares single replies; choose one of the two"),
     (masked_sums, clipping, "it looks at each reply; set it to null"),
-    (masked_sums, conspiracy, "it changes what was sent; choose an attack of single clients"),
     (
         sample_noise,
         unseen_learning,
@@ -199,11 +196,7 @@ def returned_bundles(method: Algorithm) -> set[type[TensorBundle]]:
 
 
 def _is_summed(declared: Declared) -> bool:
-    # prototypes count by class
-    return all(
-        isinstance(part, type) and issubclass(part, TensorBundle) and part is not Prototypes
-        for part in _parts(declared)
-    )
+    return all(isinstance(part, type) and issubclass(part, TensorBundle) for part in _parts(declared))
 
 
 def _parts(declared: Declared) -> tuple[object, ...]:

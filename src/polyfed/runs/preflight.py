@@ -12,11 +12,8 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
-from polyfed.engines.attackers import ColludingEngine
 from polyfed.federation.attack import attacks_by_client
-from polyfed.federation.attacks import Conspiracy
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Engine
 from polyfed.federation.plan import FederationPlan, planned_clients
 from polyfed.federation.population import Population
 from polyfed.federation.robust_replies import require_enough
@@ -173,20 +170,9 @@ def _require_attackers(experiment: ExperimentSettings, federation: Population) -
     attacks = attacks_by_client(run.attackers, federation.infos, run.seed)
     for attack in run.attackers:
         own = [member for name, member in federation.members.items() if attacks.get(name) is attack]
-        attack.require(own, federation.infos)
+        attack.require(own)
         for member in () if attack.falsifies else own:
-            split = federation.data.split(member.settings.source, member.settings.split)
-            attack.poisoned(federation.train(member), member, split, run.seed)  # what is not there fails here
-
-
-def with_conspirators(engine: Engine, experiment: ExperimentSettings) -> Engine:
-    """The engine, with the attackers who agree on what they send."""
-    run = experiment.run
-    attacks = attacks_by_client(run.attackers, engine.clients(), run.seed)
-    agreed = {name: attack for name, attack in attacks.items() if isinstance(attack, Conspiracy)}
-    if not agreed:
-        return engine
-    return ColludingEngine(engine, agreed, steps_of(experiment.algorithm), run.exchange.transport, run.exchange.limits)
+            attack.poisoned(federation.train(member), member)  # what is not there fails here
 
 
 # ---- differential privacy

@@ -43,7 +43,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import KEPT, RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.opened import Run
-from polyfed.runs.preflight import preflight, preflight_clients, with_conspirators
+from polyfed.runs.preflight import preflight, preflight_clients
 from polyfed.runs.records import SERVER
 from polyfed.runs.saved import save_model
 from polyfed.runs.server_side import build_federation, build_server, collected_blueprints
@@ -167,7 +167,7 @@ class Session:
 
     def attach(self, engine: Engine) -> None:
         """Work with an engine: learn who is there, and build the server."""
-        self.engine = engine = with_conspirators(engine, self.experiment) if self.experiment.run.attackers else engine
+        self.engine = engine
 
         def measured(metrics: Metrics) -> None:
             self.events.handle(Measured(self.server.clock.round, SERVER, "train", metrics))

@@ -124,7 +124,7 @@ class RunSettings(Settings):
     attackers: tuple[SerializeAsAny[Attack], ...] = Field(
         default=(),
         description="simulated clients that attack, for measuring what protects from them: sign_flip, scaled, noise, "
-        "constant, copied, little_is_enough, label_flip, targeted_pairs; one, or a list",
+        "constant, label_flip; one, or a list",
     )
     eval_every: int = Field(default=1, ge=1, description="evaluate every so many rounds, and after the last")
     evaluate_clients: bool | Annotated[int, Field(ge=1)] = Field(

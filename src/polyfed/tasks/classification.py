@@ -141,7 +141,7 @@ class Classification(Task):
     @property
     def is_per_sample(self) -> bool:
         # which sample loses a modality is drawn for the batch
-        return not self.separation and self.imputation.is_per_sample and not self.imputation.dropout
+        return not self.separation and not self.imputation.dropout
 
     @property
     def looks_in_public(self) -> bool:
@@ -178,7 +178,7 @@ class Classification(Task):
         else:
             head = LinearHead(dim, classes, bias=self.bias)
         if len(modalities) > 1:
-            head.add_module(_IMPUTER, self.imputation.imputer(dim, modalities, classes))
+            head.add_module(_IMPUTER, self.imputation.imputer(dim, modalities))
         return head
 
     def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
@@ -200,9 +200,7 @@ class Classification(Task):
         own = self.classified(model, head, batch)
         if not own.parts:
             return own.batch.no_loss
-        labels, imputer = own.batch.targets[self.target].long(), _imputer(head)
-        if imputer is not None and imputer.training:
-            imputer.observe(own.parts, labels)
+        labels = own.batch.targets[self.target].long()
         loss = margin_cross_entropy(_classified(model, head, own.feature), labels, self.margin)
         if self.separation:
             assert head is not None

@@ -41,9 +41,6 @@ class Imputation(Settings):
     """A way to fill in for what samples lack. Subclasses live in this module."""
 
     home: ClassVar[str] = "polyfed.tasks.imputations"
-    is_per_sample: ClassVar[bool] = True
-    """Whether what stands for a sample's modality depends on no other private sample."""
-
     looks_in_public: ClassVar[bool] = False
     """Whether what stands for it is of public samples, as the participant's own model sees them."""
 
@@ -60,13 +57,12 @@ class Imputation(Settings):
         return "-".join([self.component_name(), *own])
 
     @abstractmethod
-    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+    def imputer(self, dim: int, modalities: Sequence[str]) -> Imputer:
         """The module that fills in; its parameters are trained with the classifier, and averaged with it.
 
         Args:
             dim: width of embeddings.
             modalities: all that are averaged.
-            classes: number of classes that samples have.
         """
 
 
@@ -112,10 +108,6 @@ class Imputer(nn.Module):
     def share(self, parts: Embeddings, count: int) -> Float[Tensor, "b 1"] | int:
         """What the sum of embeddings is divided by."""
         return len(self.modalities)
-
-    @torch.no_grad()
-    def observe(self, parts: Embeddings, labels: Int64[Tensor, " b"]) -> None:
-        """See a batch of training; only some imputers learn from it."""
 
     def prepare(self, model: Embedder, public: Samples | None, batch_size: int) -> None:
         """Compute what the imputer takes from the model's present weights, before training or evaluation.
@@ -166,14 +158,6 @@ def absent(parts: Embeddings, modality: str, count: int, device: torch.device) -
     return lacking.nonzero()[:, 0]
 
 
-def of_both(one: PresentEmbeddings, other: PresentEmbeddings, count: int) -> tuple[Tensor, Tensor, Int64[Tensor, " k"]]:
-    """Embeddings of those of ``count`` samples that have both modalities, and their index."""
-    if len(one.index) == len(other.index) == count:
-        return one.values, other.values, one.index
-    shared = torch.isin(one.index, other.index)
-    return one.values[shared], other.values[torch.isin(other.index, one.index)], one.index[shared]
-
-
 def mean_of(made: Embeddings, parts: Embeddings, count: int) -> Float[Tensor, "b w"]:
     """Means of what was made for each of ``count`` samples, of the modalities that it has; zero where nothing was."""
     like = next(iter((*made.values(), *parts.values()))).values
@@ -189,7 +173,7 @@ class LeaveOut(Imputation):
 
     short_name: ClassVar[str] = "drop"
 
-    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+    def imputer(self, dim: int, modalities: Sequence[str]) -> Imputer:
         return _LeftOut(modalities, self.dropout)
 
 
@@ -204,7 +188,7 @@ class Zero(Imputation):
 
     short_name: ClassVar[str] = "zero"
 
-    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+    def imputer(self, dim: int, modalities: Sequence[str]) -> Imputer:
         return Imputer(modalities, self.dropout)
 
 
@@ -213,7 +197,7 @@ class Placeholder(Imputation):
 
     short_name: ClassVar[str] = "placeholder"
 
-    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+    def imputer(self, dim: int, modalities: Sequence[str]) -> Imputer:
         return _Placeholders(dim, modalities, self.dropout)
 
 
@@ -241,7 +225,7 @@ class Neighbour(Imputation):
                 "source, or choose another imputation"
             )
 
-    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
+    def imputer(self, dim: int, modalities: Sequence[str]) -> Imputer:
         return _Nearest(modalities, self.dropout)
 
 
@@ -276,61 +260,3 @@ class _Nearest(Imputer):
             for name, part in parts.items()
         }
         return self._bank[modality][mean_of(near, near, count)[index].argmax(1)]
-
-
-_LEAST = 1e-3  # mass of a running mean below which it is none
-
-
-class ClassPrototypes(Imputation):
-    """The mean embeddings of the classes in the lacking modality, by how near the sample is to them in others.
-
-    sum_c softmax_c(cos(z_a, m_a,c) / tau) m_b,c for what a sample has, a, and lacks, b; the mean over all that it has.
-    Means are running ones of training samples, and are averaged among clients as other weights are.
-    """
-
-    short_name: ClassVar[str] = "prototypes"
-    is_per_sample: ClassVar[bool] = False
-
-    temperature: float = Field(default=0.1, gt=0, description="tau, of the cosines")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of the running means, a batch")
-
-    def imputer(self, dim: int, modalities: Sequence[str], classes: int) -> Imputer:
-        return _PrototypeMix(self, dim, modalities, classes)
-
-
-class _PrototypeMix(Imputer):
-    running_sums: Tensor
-    running_mass: Tensor
-
-    def __init__(self, settings: ClassPrototypes, dim: int, modalities: Sequence[str], classes: int) -> None:
-        super().__init__(modalities, settings.dropout)
-        self.settings = settings
-        # a running mean is sums / mass: as both are bounded and average among clients, so does it
-        self.register_buffer("running_sums", torch.zeros(len(modalities), classes, dim))
-        self.register_buffer("running_mass", torch.zeros(len(modalities), classes))
-
-    @torch.no_grad()
-    def observe(self, parts: Embeddings, labels: Int64[Tensor, " b"]) -> None:
-        for name, part in parts.items():
-            row, classes = self.modalities.index(name), labels[part.index]
-            shown = torch.zeros_like(self.running_mass[row]).index_add(
-                0, classes, torch.ones_like(classes, dtype=torch.float32)
-            )
-            added = torch.zeros_like(self.running_sums[row]).index_add(0, classes, part.values.detach().float())
-            keep = torch.where(shown > 0, self.settings.momentum, 1.0)  # a class that is not present stays as it is
-            self.running_mass[row] = keep * self.running_mass[row] + (1 - keep)
-            mean = added / shown.clamp(min=1)[:, None]
-            self.running_sums[row] = keep[:, None] * self.running_sums[row] + (1 - keep)[:, None] * mean
-
-    def fill(self, modality: str, index: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
-        target, mixed = self.modalities.index(modality), {}
-        for name, part in parts.items():
-            row = self.modalities.index(name)
-            # noise and rules may leave a trace of a class that nobody has
-            known = ((self.running_mass[row] > _LEAST) & (self.running_mass[target] > _LEAST)).nonzero()[:, 0]
-            if name == modality or not len(known):
-                continue
-            means = self.running_sums[:, known] / self.running_mass[:, known, None]
-            near = F.normalize(part.values.float(), dim=-1) @ F.normalize(means[row], dim=-1).T
-            mixed[name] = PresentEmbeddings((near / self.settings.temperature).softmax(-1) @ means[target], part.index)
-        return mean_of(mixed, parts, count)[index]

@@ -11,7 +11,7 @@ from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
-from polyfed.wire.transport import Transport, bundle_kind
+from polyfed.wire.transport import Transport
 
 Direction = Literal["down", "up"]
 
@@ -52,7 +52,7 @@ class Ledger:
             full, full_framing = _sizes(plain)
         for name, item in payload.bundles.items():
             dtypes = sorted({str(dtype).removeprefix("torch.") for _, dtype, _ in item.specs})
-            line = {"bundle": name, "kind": bundle_kind(item), "dtype": "+".join(dtypes), "bytes": sizes[name]}
+            line = {"bundle": name, "kind": item.kind, "dtype": "+".join(dtypes), "bytes": sizes[name]}
             self.records.append(common | line | {"full": full[name]})
         line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
         self.records.append(common | line)
@@ -100,16 +100,10 @@ class Channel:
         Args:
             request: that it answers.
             wire: the reply as it crossed.
-
-        Raises:
-            PayloadError: the reply is damaged, or too large.
         """
-        plain = None
-        try:
-            plain = self.transport.decode(wire, self.limits)
-            return plain
-        finally:  # what is refused has crossed too
-            self._enter(request, "up", wire, plain)
+        plain = self.transport.decode(wire)
+        self._enter(request, "up", wire, plain)
+        return plain
 
     def dropped(self, request: Request, wire: Payload) -> None:
         """Enter a reply that nobody reads."""

@@ -187,30 +187,8 @@ class Logits(PublicRows):
     kind: ClassVar[str] = "scores"
 
 
-@dataclass(frozen=True)
-class Prototypes(TensorBundle):
-    """Class means and how many samples each stands for: ``<space>.means`` [c, d], ``<space>.counts`` [c] and
-    ``<space>.present`` [classes], true for the c classes that follow; a space is a set of classes."""
-
-    kind: ClassVar[str] = "prototypes"
-
-
-@dataclass(frozen=True)
-class Coded(TensorBundle):
-    """Another bundle as ``compression`` lays it out; it exists on the wire only.
-
-    Attributes:
-        of: its kind.
-        about: its attributes, JSON.
-    """
-
-    of: str = ""
-    about: str = "{}"
-    kind: ClassVar[str] = "coded"
-
-
 BUNDLE_KINDS: dict[str, type[TensorBundle]] = {
-    cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits, Prototypes, Coded)
+    cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits)
 }
 
 

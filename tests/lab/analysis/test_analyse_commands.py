@@ -189,7 +189,7 @@ def test_a_name_has_the_settings_that_differ() -> None:
     assert Centres(split="test", model="last").stem == "centres"
     assert Centres(samples=5, model="best").stem == "centres-samples5-modelbest"
     assert Centres(data=["a", "b"]).stem == "centres-dataa,b"
-    assert Leakage(passes=7).stem == "leakage"  # which the run's own reports show
+    assert Leakage(clients=7).stem == "leakage"  # which the run's own reports show
 
 
 def test_settings_that_no_file_name_can_have_stand_there_as_digests() -> None:

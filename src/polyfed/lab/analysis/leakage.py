@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.algorithms.shared.digest import Digest
-from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import cpu_threads
-from polyfed.core.randomness import generator, isolated
+from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples, union
 from polyfed.federation.membership import Member
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
@@ -41,7 +39,7 @@ from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.pairing import PairTask
 from polyfed.tasks.task import Task
-from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
+from polyfed.wire.payload import TensorBundle, Weights
 
 LEVEL = 0.95
 FALSE_POSITIVES = 0.01
@@ -156,7 +154,6 @@ class Finding:
 
 MEMBERSHIP = "membership"
 _FEWEST = 10  # candidates of each kind: below, no interval says anything
-_SURROGATE_BATCH = 32
 
 
 class Leakage(Analysis):
@@ -166,7 +163,6 @@ class Leakage(Analysis):
 
     clients: int = Field(default=3, ge=1, description="attacked at most, of each architecture in turn")
     samples: int = Field(default=200, ge=10, description="members at most, and as many others")
-    passes: int = Field(default=60, ge=1, description="over public samples, of a surrogate of what crossed")
     seed: int = Field(default=0, ge=0, description="of all that attacks draw")
     model: ModelName = "last"
 
@@ -217,32 +213,7 @@ class Situation:
                 return "these are no weights of a model"
             missing = sorted(self.fresh(member).exchanged().keys() - bundle.keys())
             return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
-        if isinstance(bundle, Representations) and isinstance(task, Classification):
-            return "the classifier does not cross, and representations alone do not say how well a sample is known"
-        if isinstance(bundle, Representations | Logits):
-            return "" if self._public else "the method does not say of which public samples rows are"
         return f"no attack on {bundle_name(name, bundle)} is known to us"
-
-    @property
-    def _public(self) -> PublicExchange | None:
-        public = getattr(self.opened.experiment.algorithm, "public", None)
-        return public if isinstance(public, PublicExchange) else None
-
-    def sent_model(self, seen: SeenReply, bundle: TensorBundle) -> Model:
-        """The model that crossed, or one trained from the client's initial weights to give the rows that crossed."""
-        member = self.member(seen.clients[0])
-        if isinstance(bundle, Weights):
-            model = self.fresh(member)
-            model.load(bundle)
-            return model
-        assert self._public is not None
-        assert isinstance(bundle, Representations | Logits)
-        site = replace(self.seen.site, guard=None)
-        with isolated(site.spec.seed, "surrogate", member.id):  # Yang et al. 2022
-            who = site.build_client(member, seen.version)
-            digest = Digest(epochs=self.plan.passes, loss="l2", batch_size=_SURROGATE_BATCH)
-            digest.fit(who, self._public, self._public.from_wire(who, bundle))
-        return who.model.eval()
 
 
 def bundle_name(name: str, bundle: TensorBundle) -> str:
@@ -399,8 +370,9 @@ def _in_bundle(situation: Situation, seen: SeenReply, name: str, bundle: TensorB
         yield Finding(on, MEMBERSHIP, candidates)
         return
     target = _Target(on, member, candidates, member.head)
-    attack = "loss threshold" if isinstance(bundle, Weights) else "surrogate, loss"
-    yield target.finding(situation, attack, situation.sent_model(seen, bundle))
+    model = situation.fresh(member)
+    model.load(bundle)
+    yield target.finding(situation, model)
 
 
 def _on_final(situation: Situation, trained: TrainedModel) -> Finding:
@@ -415,7 +387,7 @@ def _on_final(situation: Situation, trained: TrainedModel) -> Finding:
     if isinstance(candidates, str):
         return Finding(on, MEMBERSHIP, candidates)
     target = _Target(on, members[0], candidates, trained.head)
-    return target.finding(situation, "loss threshold", trained.model)
+    return target.finding(situation, trained.model)
 
 
 @dataclass(frozen=True)
@@ -434,13 +406,13 @@ class _Target:
     candidates: Candidates
     head: str
 
-    def finding(self, situation: Situation, attack: str, model: Model) -> Finding:
+    def finding(self, situation: Situation, model: Model) -> Finding:
         head = model.heads[self.head] if self.head in model.heads else None
         scores = sample_scores(model, self.member.settings.task, head, self.candidates.samples)
         member, values = self.candidates.is_member, scores.double().cpu()
         told = Discrimination.of(values[member].numpy(), values[~member].numpy(), situation.plan.seed)
         says = leak_verdict(told.auc, is_protected=situation.is_protected)
-        return Finding(self.on, attack, says, told.to_json())
+        return Finding(self.on, "loss threshold", says, told.to_json())
 
 
 _COLUMNS = {

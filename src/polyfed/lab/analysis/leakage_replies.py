@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError, PayloadError, RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.randomness import isolated
 from polyfed.engines.local import LocalEngine
-from polyfed.engines.site import Site
 from polyfed.federation.cohort import Cohort, Sums
 from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.state import flatten, unflatten
@@ -28,7 +27,6 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import StateVersion
 from polyfed.wire.payload import Payload, TensorBundle
 
 _LEFT_BEHIND = ("models", "plots", "analysis", "arrays", "report.*", "*.png")
@@ -41,13 +39,11 @@ class SeenReply:
     Attributes:
         clients: who made it: one client, or all of a type whose sum it is.
         step: that was asked for.
-        version: round, and number of the request in it.
         content: the reply as it left, or the mean of a type.
     """
 
     clients: tuple[str, ...]
     step: str
-    version: StateVersion
     content: Payload
 
     @property
@@ -72,13 +68,11 @@ class SeenRound:
         number: of the round.
         replies: in the order of requests; only those with tensors.
         is_exact: whether the server ends in the run's own bits.
-        site: where the clients live, with what they kept before that round.
     """
 
     number: int
     replies: tuple[SeenReply, ...]
     is_exact: bool
-    site: Site
 
 
 @dataclass
@@ -89,9 +83,7 @@ class _WatchedCohort(Cohort):
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
         for reply in super().replies(ask, phase):
-            with contextlib.suppress(PayloadError):  # what the server cannot read it does not see
-                content = self.channel.transport.decode(reply.payload, self.channel.limits)
-                self._note((reply.sender.id,), ask, phase, content)
+            self._note((reply.sender.id,), ask, self.channel.transport.decode(reply.payload))
             yield reply
 
     def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Reply]:
@@ -101,12 +93,12 @@ class _WatchedCohort(Cohort):
             if kind not in seen:  # each of the type gets the same mean
                 seen.add(kind)
                 clients = tuple(info.id for info in self.clients if info.architecture == kind)
-                self._note(clients, ask, phase, reply.payload)
+                self._note(clients, ask, reply.payload)
             yield reply
 
-    def _note(self, clients: tuple[str, ...], ask: Ask, phase: int, content: Payload) -> None:
+    def _note(self, clients: tuple[str, ...], ask: Ask, content: Payload) -> None:
         if any(len(bundle) for bundle in content.bundles.values()):
-            self.seen.append(SeenReply(clients, ask.step, (self.round, phase), content))
+            self.seen.append(SeenReply(clients, ask.step, content))
 
 
 @contextlib.contextmanager
@@ -123,10 +115,10 @@ def seen_round(opened: Simulated) -> Iterator[SeenRound]:
     with tempfile.TemporaryDirectory(prefix="polyfed-leakage-") as name:
         copy = Path(name) / "run"
         shutil.copytree(opened.run.folder, copy, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
-        session, site = _attached(opened, RunFolder.existing(copy))
+        session = _attached(opened, RunFolder.existing(copy))
         _restore_before(session, last.round, opened.run.folder)
         replies = _asked(session, last.round)
-        yield SeenRound(last.round, replies, _is_equal(flatten(session.server.snapshot()), last.tensors), site)
+        yield SeenRound(last.round, replies, _is_equal(flatten(session.server.snapshot()), last.tensors))
 
 
 def _restore_before(session: Session, number: int, folder: Path) -> None:
@@ -147,15 +139,14 @@ def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
     )
 
 
-def _attached(opened: Simulated, folder: RunFolder) -> tuple[Session, Site]:
+def _attached(opened: Simulated, folder: RunFolder) -> Session:
     """A session over the copy with its clients in this process, which tells nobody of what it does."""
     run = opened.experiment.run.model_copy(update={"device": str(opened.run.place)})
     session = Session(opened.experiment.model_copy(update={"run": run}), folder, folder.identity)
     session.events = Callbacks([session.recorder])
     session.federation = opened.federation
-    site = session.hosting.here()
-    session.attach(LocalEngine(site))
-    return session, site
+    session.attach(LocalEngine(session.hosting.here()))
+    return session
 
 
 def _asked(session: Session, number: int) -> tuple[SeenReply, ...]:

@@ -36,6 +36,9 @@ _PLACES = ("dir", "weights_dir", "cache_dir")
 # settings that came later, and what they were until then: cells of before keep their names
 _ADDED = {("public", "reserve"): 0}
 _ADDED_TO_SOURCES = {"fold_labels": False, "together": [], "draw_missing": False, "encoding": None, "decimal": None}
+# sections, of a component by its name, with settings that are gone, where each changed nothing: likewise
+_FIRST = {"first_private": None, "first_public": None}
+_GONE = {"reply": {"prototypes": None}, "algorithm fedmd": _FIRST, "algorithm margin_weighted": _FIRST}
 _LABELS = ("name", "description", "twin")
 _OF_RUN = ("engine", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
@@ -118,7 +121,7 @@ class Cell:
                     del part[key]
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
-        return content | {**self.sources}
+        return {key: _with_gone(value, key) for key, value in content.items()} | {**self.sources}
 
     def folder(self, store: Path) -> Path:
         return store / self.digest
@@ -126,6 +129,15 @@ class Cell:
     @property
     def label(self) -> str:
         return cell_label(self.row, self.point, self.seed, self.purpose)
+
+
+def _with_gone(content: Any, section: str) -> Any:
+    if isinstance(content, list):
+        return [_with_gone(entry, section) for entry in content]
+    if not isinstance(content, Mapping):
+        return content
+    gone = _GONE.get(section, {}) | _GONE.get(f"{section} {content.get('name')}", {})
+    return gone | {key: _with_gone(value, key) for key, value in content.items()}
 
 
 def cell_label(row: str, point: Point, seed: int, purpose: str = "") -> str:

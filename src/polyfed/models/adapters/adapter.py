@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.settings import Settings
@@ -59,36 +58,6 @@ class FeatureAdapter(Adapter):
     @abstractmethod
     def behind(self, width: int) -> nn.Module:
         """A module on pooled vectors [b, width], which gives vectors of that width."""
-
-
-class Bottleneck(FeatureAdapter):
-    """CLIP-Adapter (Gao et al., IJCV 2024, Equations 5 to 7): ratio * A(v) + (1 - ratio) * v on pooled features v.
-
-    A(v) = relu(relu(v W1) W2) with ``reduction`` times fewer features inside.
-
-    >>> adapter = Bottleneck(reduction=4, ratio=0.2).behind(width=8)
-    >>> adapter.down.out_features, adapter(torch.zeros(2, 8)).shape
-    (2, torch.Size([2, 8]))
-    """
-
-    short_name: ClassVar[str] = "bottleneck"
-
-    reduction: int = Field(default=4, ge=1, description="features over those of the hidden layer")
-    ratio: float = Field(default=0.2, gt=0, le=1, description="share of what is learnt")
-
-    def behind(self, width: int) -> nn.Module:
-        return _Bottleneck(width, max(1, width // self.reduction), self.ratio)
-
-
-class _Bottleneck(nn.Module):
-    def __init__(self, width: int, hidden: int, ratio: float) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        self.ratio = ratio
-
-    def forward(self, x: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
-        learnt = torch.relu(self.up(torch.relu(self.down(x))))
-        return self.ratio * learnt + (1 - self.ratio) * x
 
 
 class FeatureAttention(FeatureAdapter):

@@ -1,13 +1,12 @@
-"""Adapters within a network's layers, which are ``peft``'s."""
+"""Low-rank adapters within a network's layers, by ``peft``."""
 
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -21,9 +20,6 @@ from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.adapters.adapter import Adapter
 from polyfed.models.trunks import NetworkTrunk, linear_roles
 
-if TYPE_CHECKING:
-    import peft
-
 _ROLES: dict[str, tuple[str, ...]] = {
     "query_value": ("query", "value", "fused"),
     "attention": ("query", "key", "value", "fused", "output"),
@@ -31,43 +27,7 @@ _ROLES: dict[str, tuple[str, ...]] = {
 }
 
 
-class LayerAdapter(Adapter):
-    """Adapters within a network's layers, by ``peft``."""
-
-    last: int | None = Field(
-        default=None, ge=1, description="adapt the last so many layers alone, on cached states of the others; null: all"
-    )
-    start: str | None = Field(
-        default=None, min_length=1, description="peft folder to start from, absolute or below data.weights_dir"
-    )
-
-    @model_validator(mode="after")
-    def _can_be_had(self) -> Self:
-        if find_spec("peft") is None:
-            name, remedy = self.component_name(), how_to_install("adapters")
-            raise ValueError(f"adapter '{name}' needs the package peft, which is not there; {remedy}")
-        return self
-
-    @abstractmethod
-    def config(self, body: nn.Module) -> peft.PeftConfig:
-        """What ``peft`` is to do with the network.
-
-        Raises:
-            ConfigError: it has no layers of the kind that is to be adapted.
-        """
-
-    def attach(
-        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
-    ) -> None:
-        from peft import inject_adapter_in_model
-
-        body = trunk.backbone.body
-        inject_adapter_in_model(self.config(body), body)
-        if self.start is not None:
-            _load_start(body, start_folder(self.start, context), tower)
-
-
-class LoRA(LayerAdapter):
+class LoRA(Adapter):
     """Low-rank adaptation (Hu et al., ICLR 2022): W + s B A, with B [out, r] zero at first and A [r, in].
 
     s is alpha / r, or alpha / sqrt(r) (Kalajdzievski, 2023); it must be equal for all whose adapters are averaged.
@@ -76,6 +36,12 @@ class LoRA(LayerAdapter):
     short_name: ClassVar[str] = "lora"
     pip_extra: ClassVar[str] = "adapters"
 
+    last: int | None = Field(
+        default=None, ge=1, description="adapt the last so many layers alone, on cached states of the others; null: all"
+    )
+    start: str | None = Field(
+        default=None, min_length=1, description="peft folder to start from, absolute or below data.weights_dir"
+    )
     rank: int = Field(default=8, ge=1, description="r")
     scaling: float = Field(default=2.0, gt=0, description="s, alpha over r")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the input of A dropped in training")
@@ -85,45 +51,30 @@ class LoRA(LayerAdapter):
     )
     offset: bool = Field(default=False, description="exchange too what FLoRA and FedEx-LoRA add to a layer for good")
 
+    @model_validator(mode="after")
+    def _can_be_had(self) -> Self:
+        if find_spec("peft") is None:
+            raise ValueError(f"adapter 'lora' needs the package peft, which is not there; {how_to_install('adapters')}")
+        return self
+
     def attach(
         self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
     ) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+
         body = trunk.backbone.body
-        if self.offset:
-            for name in targets_of(body, self.targets, self.last):
-                body.set_submodule(name, OffsetLinear.of(body.get_submodule(name), self.scaling))
-        super().attach(trunk, tower, spec, folder, context)
-
-    def config(self, body: nn.Module) -> peft.PeftConfig:
-        from peft import LoraConfig
-
-        return LoraConfig(
+        targets = targets_of(body, self.targets, self.last)
+        for name in targets if self.offset else ():
+            body.set_submodule(name, OffsetLinear.of(body.get_submodule(name), self.scaling))
+        config = LoraConfig(
             r=self.rank,
             lora_alpha=self.scaling * self.rank,  # type: ignore[arg-type]  # peft says int and takes any number
             lora_dropout=self.dropout,
-            target_modules=targets_of(body, self.targets, self.last),
+            target_modules=targets,
         )
-
-
-class IA3(LayerAdapter):
-    """Learnt factors of keys, values and the inner features of each MLP (Liu et al., NeurIPS 2022), 1 at first.
-
-    Where one layer gives queries, keys and values (ModernBERT), of all three.
-    """
-
-    short_name: ClassVar[str] = "ia3"
-    pip_extra: ClassVar[str] = "adapters"
-
-    def config(self, body: nn.Module) -> peft.PeftConfig:
-        from peft import IA3Config
-
-        roles = linear_roles(body, self.last)
-        layers: dict[str, Any] = {name: body.get_submodule(name) for name, role in roles.items() if role == "mlp"}
-        inner = [name for name, layer in layers.items() if layer.in_features > layer.out_features]
-        scaled = [name for name, role in roles.items() if role in ("key", "value", "fused")]
-        if not scaled:
-            raise _no_layers(roles, "keys and values")
-        return IA3Config(target_modules=[*scaled, *inner], feedforward_modules=inner)
+        inject_adapter_in_model(config, body)
+        if self.start is not None:
+            _load_start(body, start_folder(self.start, context), tower)
 
 
 class OffsetLinear(nn.Linear):

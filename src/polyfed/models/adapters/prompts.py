@@ -138,7 +138,7 @@ def _require_places_among_patches(trunk: NetworkTrunk, body: Any) -> None:
     if any("relative_position" in key or "rel_pos" in key for key, _ in body.named_parameters()):
         raise ConfigError(
             f"adapter prompts: attention of network '{name}' has a bias for each pair of patches, and none for "
-            "prompts; choose adapter lora, ia3, bottleneck or attention"
+            "prompts; choose adapter lora or attention"
         )
     if trunk.backbone.pool == "pooled" and getattr(body.config, "use_mean_pooling", False):
         raise ConfigError(

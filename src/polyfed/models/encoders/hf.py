@@ -28,7 +28,7 @@ from polyfed.data.backbones import (
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features, Native, States
 from polyfed.models.adapters.adapter import Adapter, FeatureAdapter
-from polyfed.models.adapters.layers import LayerAdapter
+from polyfed.models.adapters.layers import LoRA
 from polyfed.models.encoder import Encoder, check_channels, image_shape, token_length
 from polyfed.models.frozen import Frozen
 from polyfed.models.towers import EncoderTower
@@ -137,7 +137,7 @@ class HF(Encoder):
     @property
     def _last(self) -> int | None:
         """How many last layers train; None: all, or none."""
-        if isinstance(self.adapter, LayerAdapter):
+        if isinstance(self.adapter, LoRA):
             return self.adapter.last
         return self.trainable if isinstance(self.trainable, int) else None
 
