@@ -36,7 +36,7 @@ _PLACES = ("dir", "weights_dir", "cache_dir")
 # settings that came later, and what they were until then: cells of before keep their names
 _ADDED = {("public", "reserve"): 0}
 _LABELS = ("name", "description", "twin")
-_OF_RUN = ("engine", "plots", "sinks", "state_memory")
+_OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
 _CELL = {"run.threads": 1, "run.output.plots": False}
 
