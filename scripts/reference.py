@@ -25,7 +25,7 @@ _GROUPS = {
     "Settings of an experiment": ("ConfigError",),
     "Data": ("DataError", "CacheFullError"),
     "Runs": ("RunError",),
-    "Exchange": ("ExchangeError", "PayloadError", "RefusedError", "BudgetError"),
+    "Exchange": ("ExchangeError", "StepError", "PayloadError", "RefusedError", "BudgetError"),
     "The command line": ("fail", "BadParameter", "ClickException", "UsageError"),
     "Wrong arguments": OF_ARGUMENTS,
 }

@@ -111,7 +111,10 @@ class Fails(CreamFL):
 
 def failing(config: Config, how: str) -> Config:
     algorithm = config["algorithm"] | {"name": f"{Fails.__module__}.Fails", "how": how}
-    return config | {"algorithm": algorithm, "run": config["run"] | {"sampling": {"cohort": None}}}
+    return config | {
+        "algorithm": algorithm,
+        "run": config["run"] | {"sampling": {"cohort": None}, "on_error": "exclude"},
+    }
 
 
 class Lies(FedAvg):
@@ -148,7 +151,7 @@ LIES: dict[str, Any] = {
 def lying(config: Config, how: str, liars: tuple[str, ...], count: int = 6, since: int = 1) -> Config:
     """Image clients of FedAvg, with batch normalisation and norm clipping, of which some lie from a round on."""
     method = {"name": f"{Lies.__module__}.Lies", "how": how, "liars": list(liars), "since": since}
-    config["aggregation"] = {"clip": {"weight": 6}}
+    config["aggregation"], config["run"] = {"clip": {"weight": 6}}, config["run"] | {"on_error": "exclude"}
     algorithm = method | {"local_epochs": 1}
     clients = {"image": config["clients"]["image"] | {"count": count}}
     config["data"]["sources"]["private"]["train"] = 16 * count

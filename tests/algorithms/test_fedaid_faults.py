@@ -18,6 +18,7 @@ from misbehaving import contents
 from polyfed.data.samples import Samples
 from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.settings import RunSettings
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
@@ -54,6 +55,7 @@ def test_replies_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
         content = {name: Weights(value) if isinstance(value, dict) else value for name, value in found.items()}
         return Answer("hospital-0", Payload(content))
 
+    monkeypatch.setattr(RunSettings, "stopped_by", frozenset())  # as on_error: exclude
     session = session_of(tmp_path)
     heard(session, monkeypatch, spoil)
     play(session, 1, 1)

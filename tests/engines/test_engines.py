@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import failing
 import pytest
 
 import polyfed
 from misbehaving import contents
 from polyfed import Experiment
-from polyfed.core.errors import ExchangeError
+from polyfed.core.errors import ExchangeError, StepError
 from polyfed.runs.records import RunRecords
 from small_federations import METHODS, Config, federation_for, topics
 
@@ -126,13 +127,32 @@ def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: Config, tm
 
 @pytest.mark.usefixtures("where_it_runs")
 @pytest.mark.parametrize(
-    "engine", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "flower"))]
+    ("engine", "on_error"),
+    [
+        ("local", None),
+        ("local", "exclude"),
+        pytest.param("ray", None, marks=pytest.mark.slow),
+        pytest.param("flower", None, marks=pytest.mark.slow),
+        pytest.param("flower", "stop", marks=pytest.mark.slow),
+    ],
 )
-def test_a_clients_traceback_reaches_the_user(tiny: Config, tmp_path: Path, engine: str) -> None:
+def test_an_error_in_a_step_stops_the_run_at_its_authors_line_or_excludes_the_client(
+    tiny: Config, tmp_path: Path, engine: str, on_error: str | None
+) -> None:
+    """On Flower, whose clients are another program's, it excludes unless the run says otherwise."""
     config = tiny | {"algorithm": {"name": "failing.Failing"}, "run": tiny["run"] | {"exchange": {"min_clients": 3}}}
-    with pytest.raises(ExchangeError, match=r"2 of 3 clients .* ZeroDivisionError: division by zero"):
-        finished(config, tmp_path / "run", engine=engine)
-    text = (tmp_path / "run" / "tracebacks.log").read_text()
+    out, stops = tmp_path / "run", (on_error or {"flower": "exclude"}.get(engine)) != "exclude"
+    with pytest.raises(StepError if stops else ExchangeError, match="ZeroDivisionError: division by zero") as caught:
+        finished(config, out, engine=engine, on_error=on_error)
+    said, text = str(caught.value), (out / "tracebacks.log").read_text()
+    line = next(n for n, line in enumerate(Path(failing.__file__).read_text().splitlines(), 1) if "1 / 0" in line)
+    if stops:
+        assert said.startswith("round 1: client 'image', step 'fit' of Failing: ZeroDivisionError: division by zero")
+        assert f"({failing.__file__}:{line}; " in said
+        assert isinstance(caught.value.__cause__, ZeroDivisionError) == (engine == "local")
+    else:
+        assert "2 of 3 clients" in said
+    assert said.endswith(f"; clients' tracebacks: {out / 'tracebacks.log'}")
     assert "client image" in text
     assert "1 / 0" in text
     assert not RunRecords.load(tmp_path / "run").seconds  # the round was not complete

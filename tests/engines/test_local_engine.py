@@ -82,7 +82,7 @@ def test_an_answer_after_the_deadline_is_none() -> None:
 
 @pytest.fixture
 def odd(tiny: Config, tmp_path: Path) -> Session:
-    tiny["algorithm"] = f"{Odd.__module__}.Odd"
+    tiny["algorithm"], tiny["run"]["on_error"] = f"{Odd.__module__}.Odd", "exclude"
     return prepared(tiny, tmp_path / "run")
 
 

@@ -56,6 +56,7 @@ def break_data(site: Site) -> None:
 
 def federation(method: str, **reply: Any) -> Config:
     config = federation_for(method)
+    config["run"] = config["run"] | {"on_error": "exclude"}
     config["privacy"] = {"reply": CLIPS | {"noise_multiplier": 3.0} | reply, "metrics": "clear"}
     return config
 
@@ -108,6 +109,7 @@ def test_a_step_that_fails_is_answered_as_one_that_does_not(
 
 def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = federation_for("fedmd", scores=True, public={"form": "scores"})
+    config["run"] = config["run"] | {"on_error": "exclude"}
     config["privacy"] = {"reply": {"logits": 4.0, "votes": True, "noise_multiplier": 1.0}, "metrics": "clear"}
     session = prepared(config, tmp_path / "run")
     break_data(site_of(session))
@@ -124,6 +126,7 @@ def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pyt
 def site(tmp_path: Path) -> Site:
     config = topics(name="fedavg")
     config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
+    config["run"]["on_error"] = "exclude"
     config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
     config["run"]["rounds"] = 3
     return site_of(prepared(config, tmp_path / "run"))
@@ -306,6 +309,7 @@ def sampled(tmp_path: Path) -> Site:
     pytest.importorskip("opacus", reason="opacus is not installed")
     config = topics(name="fedavg")
     config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
+    config["run"]["on_error"] = "exclude"
     config["privacy"] = {"samples": {"noise_multiplier": 1.2, "clip": 0.5}, "metrics": "clear"}
     return site_of(prepared(config, tmp_path / "run"))
 

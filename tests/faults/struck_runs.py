@@ -19,7 +19,10 @@ def ready(config: dict[str, Any], folder: Path, engine: str, *, how: str, times:
     folder.mkdir(parents=True, exist_ok=True)
     method = {"name": "faulty.Struck", "how": how, "times": times, "counter": str(folder / "counter")}
     algorithm = config["algorithm"] | method
-    return config | {"algorithm": algorithm, "run": config["run"] | run | {"engine": ENGINES[engine]}}
+    return config | {
+        "algorithm": algorithm,
+        "run": config["run"] | run | {"engine": ENGINES[engine], "on_error": "exclude"},
+    }
 
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")

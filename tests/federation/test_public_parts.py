@@ -23,6 +23,7 @@ from polyfed.algorithms.shared.public_exchange import PublicExchange, modality_o
 from polyfed.algorithms.shared.teacher import Ensembles
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.data.samples import Samples
+from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.data import PublicSet
 from polyfed.federation.population import Population
 from polyfed.models.model import Model
@@ -223,7 +224,7 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
     with pytest.raises(PayloadError, match=message):
         method.public.from_wire(server, told)  # type: ignore[attr-defined]
     cohort, refused = session.cohort(1, Ledger()), Excluded()
-    cohort.listener = refused
+    cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
     check = method.public.check(server, known, "representations")  # type: ignore[attr-defined]
     answer = Payload({"representations": told, "num_examples": 1})
 

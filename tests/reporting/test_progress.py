@@ -207,10 +207,11 @@ def play(progress: Callback, *, done: int = 0) -> None:
                 progress.handle(ClientDone(client, step, 1.5))
         if number == 2:
             progress.handle(Incident(number, "b", "client_excluded", "loss [nan]"))
+            progress.handle(ClientDone("b", "assess", 1.0))  # it is back to be measured, which is no reply to average
         progress.handle(Measured(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0}))
         progress.handle(Measured(number, "a", "test", {"accuracy": 20.0}))
         progress.handle(Measured(number, "b", "test", {"accuracy": 30.0}))
-        progress.handle(RoundComplete(number, 10.0 * number))
+        progress.handle(RoundComplete(number, 10.0 * number, replies=1 if number == 2 else 2))
     progress.handle(RunComplete(Path("the report")))
     progress.close()
 
@@ -317,19 +318,18 @@ def test_means_are_over_the_clients_that_have_a_metric_and_say_over_how_many(of_
 
 
 @pytest.mark.parametrize(
-    ("begun", "clients", "measured", "said"),
+    ("begun", "clients", "replies", "said"),
     [
-        (RunStarted("run", 2, 5, done=1), ["a"], {}, "run: 2 rounds, 5 clients, resumed after round 1\nround 2/2"),
-        (RunStarted("run", 2, 5), [], {}, "no client is asked"),
-        (RunStarted("run", 2, 5), [*"abcde"], {"replies": 1.0}, "1/5 clients"),  # the others are still at work
+        (RunStarted("run", 2, 5, done=1), ["a"], 1, "run: 2 rounds, 5 clients, resumed after round 1\nround 2/2"),
+        (RunStarted("run", 2, 5), [], 0, "no client is asked"),
+        (RunStarted("run", 2, 5), [*"abcde"], 1, "1/5 clients"),  # the others are still at work
     ],
 )
-def test_a_line_says_how_many_were_asked_and_answered(begun, clients, measured, said):
+def test_a_line_says_how_many_were_asked_and_answered(begun, clients, replies, said):
     target, stream = console(terminal=False)
     progress, number = PlainProgress(target), begun.done + 1
-    for event in (begun, RoundStarted(number, clients), Measured(number, "server", "pace", measured)):
+    for event in (begun, RoundStarted(number, clients), RoundComplete(number, 2.0, replies=replies)):
         progress.handle(event)
-    progress.handle(RoundComplete(number, 2.0))
     assert said in stream.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,40 @@ def test_overrides_reach_any_key(tiny: Config) -> None:
     assert experiment.public is None
 
 
-def test_overriding_the_name_of_a_component_drops_the_old_ones_settings() -> None:
-    experiment = Experiment.load("creamfl-flickr8k", ["algorithm.name=local"])
-    assert experiment.algorithm.component_name() == "local"
-    assert experiment.algorithm.local_epochs == 5
+def test_a_component_of_another_name_keeps_what_both_have_and_says_what_it_drops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    method = {"name": "creamfl", "local_epochs": 3, "contrast": None, "distiller": {"epochs": 2}}
+    source = {**read_config("creamfl-paper"), "algorithm": method}
+    constant = ["server.training.schedule.kind=constant", "run.rounds=1"]  # which leaves another setting idle
+    local = Experiment.load(source, [*constant, "algorithm.name=local"]).algorithm
+    assert (local.component_name(), local.local_epochs) == ("local", 3)
+    said = "algorithm: 'local' does not take, and drops, of the one before: {contrast: null, distiller: {epochs: 2}}"
+    assert caplog.messages[-1] == said
+    fedmd = Experiment.load(source, ["algorithm.name=fedmd", "algorithm.distiller.weight=0.5"]).algorithm
+    assert (fedmd.distiller.epochs, fedmd.distiller.weight) == (2, 0.5)
+    assert caplog.messages[-1].endswith("of the one before: {contrast: null}")
+    with pytest.raises(ConfigError, match="algorithm: unknown key 'distiller'"):  # the override sets it itself
+        Experiment.load(source, ["algorithm.name=local", "algorithm.distiller.weight=0.5"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("server.model.encoders.image.name=vit", "'vit' does not take, and drops, of the one before: {depths: ["),
+        ("clients.image.partition.name=iid", "'iid' does not take, and drops, of the one before: {alpha: 0.1}"),
+        ("algorithm.name=local algorithm=fedavg", "settings of the component before are dropped: {contrast: {"),
+        (
+            "algorithm={name: creamfl, contrast: {}, teacher: {}, task: {}}",
+            "before are dropped: {local_epochs: 1}; '--s",
+        ),
+    ],
+)
+def test_no_component_loses_settings_in_silence(override: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    Experiment.load("creamfl-flickr8k", re.split(r" (?=algorithm=)", override))
+    (line,) = caplog.messages
+    assert line.startswith(override.partition("=")[0].removesuffix(".name") + ": ")
+    assert said in line
 
 
 def test_a_file_extends_a_preset(tmp_path: Path) -> None:

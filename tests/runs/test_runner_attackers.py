@@ -144,7 +144,7 @@ def test_what_a_client_did_not_join_with_is_refused_for_every_method(
             yield replace(answer, payload=replace(answer.payload, fields=fields))
 
     monkeypatch.setattr(LocalEngine, "exchange", exchanged)
-    session = prepared(tiny, tmp_path)
+    session = prepared(tiny | {"run": tiny["run"] | {"on_error": "exclude"}}, tmp_path)
     assert set(examples(session)) == {"paired-0", "paired-1"}
 
 

@@ -135,6 +135,10 @@ def test_a_reply_has_exactly_what_is_declared() -> None:
     schema.require_reply(reply(weights=WEIGHTS, num_examples=3))
     for fields, message in [
         ({"weights": WEIGHTS}, r"reply lacks 'num_examples' \(int\)"),
+        (
+            {"weights": WEIGHTS, "num_example": 3},
+            r"reply lacks 'num_examples' \(int\); did you mean 'num_example', which it has\?",
+        ),
         ({"weights": WEIGHTS, "num_examples": 3, "gradients": WEIGHTS}, r"undeclared field 'gradients' \(weights\)"),
         ({"weights": WEIGHTS, "num_examples": 3, "name": "x"}, "declared: weights, num_examples"),
     ]:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+_ROOTS = "|".join(re.escape(str(root)) for root in (Path(__file__).parents[1], sysconfig.get_path("stdlib")))
+_LIBRARY = re.compile(rf"^(?:{_ROOTS}|<frozen )|[/\\](?:site|dist)-packages[/\\]")
 
 
 class PolyfedError(Exception):
@@ -30,6 +37,10 @@ class ExchangeError(PolyfedError):
     """Too few clients answered a step of a round with a usable reply."""
 
 
+class StepError(PolyfedError):
+    """A client's step raised an error in a process of the run itself, or made a reply that cannot be used."""
+
+
 class PayloadError(PolyfedError):
     """A message does not have the declared names, shapes, types or finite values."""
 
@@ -40,6 +51,12 @@ class RefusedError(PayloadError):
 
 class BudgetError(PolyfedError):
     """A client has given away as much as its privacy budget allows."""
+
+
+def author_line(error: BaseException) -> str:
+    """``file:line`` of the innermost code on the way to an error that is of no library; empty if there is none."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _LIBRARY.search(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, cast
 
 import yaml
@@ -70,7 +70,7 @@ class Settings(BaseModel):
         if isinstance(data, Mapping):
             odd = [key for key in data if key not in cls.model_fields]
             if odd:
-                raise ValueError(unknown("key", str(odd[0]), cls.model_fields))
+                raise UnknownKeyError(str(odd[0]), cls.model_fields)
         return data
 
     # ---- components
@@ -212,6 +212,14 @@ def innermost_problem(error: ValidationError, prefix: tuple[str, ...] = ()) -> t
     path = (*prefix, *map(str, problem["loc"]))
     inner = problem.get("ctx", {}).get("error")
     return innermost_problem(inner, path) if isinstance(inner, ValidationError) else (path, problem)
+
+
+class UnknownKeyError(ValueError):
+    """Settings have no key of that ``name``."""
+
+    def __init__(self, name: str, valid: Iterable[str]) -> None:
+        super().__init__(unknown("key", name, valid))
+        self.name = name
 
 
 class NoEffectError(ValueError):

@@ -11,6 +11,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from polyfed.core.settings import Settings
+from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Engine
@@ -28,19 +29,22 @@ class PortableSite:
     Attributes:
         settings, limits: JSON of the clients with their data, and of the limits on what is received.
         states, vocabulary: folders of what clients keep, and of what is learnt from the public set.
+        stops: whether a step that fails ends the run.
     """
 
     settings: str
     limits: str
     states: str
     vocabulary: str
+    stops: bool = False
 
     def open(self, spec: RunSpec) -> Site:
         """The site, in this process, which from now on computes with as many threads as the run has."""
         settings = SiteSettings.model_validate_json(self.settings)
         torch.set_num_threads(settings.run.threads)
         limits = Limits.model_validate_json(self.limits)
-        return _kind_of(spec).open(settings, spec, Path(self.states), vocabulary=Path(self.vocabulary), limits=limits)
+        folders, terms = (Path(self.states), Path(self.vocabulary)), SiteTerms(stops=self.stops)
+        return _kind_of(spec).open(settings, spec, folders[0], vocabulary=folders[1], limits=limits, terms=terms)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Hosting:
         folder: the run folder; a cluster needs to see it under one path on all machines.
         federation: data and models, opened in this process.
         limits: on what is received.
+        stops: whether a step that fails ends the run.
         has_begun: whether the run was begun at an earlier start.
         noticed: told of what happens beside the clients' answers: to whom, the event, and the reason.
     """
@@ -62,6 +67,7 @@ class Hosting:
     folder: Path
     federation: Population
     limits: Limits = field(default_factory=Limits)
+    stops: bool = False
     has_begun: bool = False
     noticed: Callable[[str, str, str], None] = lambda participant, event, reason: None
 
@@ -72,7 +78,7 @@ class Hosting:
     @property
     def portable(self) -> PortableSite:
         settings, limits = self.settings.model_dump_json(), self.limits.model_dump_json()
-        return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"))
+        return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"), self.stops)
 
     def here(self) -> Site:
         return _kind_of(self.spec).open(
@@ -82,6 +88,7 @@ class Hosting:
             vocabulary=self.folder / "vocabulary",
             federation=self.federation,
             limits=self.limits,
+            terms=SiteTerms(stops=self.stops),
         )
 
 
@@ -98,6 +105,9 @@ class EngineSettings(Settings):
     """Where client steps execute."""
 
     home: ClassVar[str] = "polyfed.engines"
+
+    crosses_wire: ClassVar[bool] = False
+    """Whether client steps are another program's, which may fail as sites do, also where it is simulated here."""
 
     @property
     def is_deployed(self) -> bool:

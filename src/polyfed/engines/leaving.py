@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import BudgetError, PayloadError, RefusedError
+from polyfed.core.errors import BudgetError, PayloadError, RefusedError, author_line
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.membership import Member
@@ -47,6 +47,7 @@ class SiteTerms:
         measures: whether test metrics may leave.
         is_bounded: whether no round beyond the run's is answered.
         identity: signs keys of masked sums, where sites have keys.
+        stops: whether a step that fails ends the run, so that no failure is hidden from its author.
     """
 
     private: Path | None = None
@@ -55,6 +56,7 @@ class SiteTerms:
     measures: bool = True
     is_bounded: bool = False
     identity: SiteIdentity | None = None
+    stops: bool = False
 
     @property
     def sums(self) -> Path | None:
@@ -123,8 +125,10 @@ def failure_of(error: Exception, *, in_full: bool, refused: bool = False) -> Fai
         _log.error("error %s", number, exc_info=error)
         text = f"error {number} in the site's log"
     details = "".join(traceback.format_exception(error)) if in_full else ""
-    cause = Cause.REFUSED if refused or isinstance(error, BudgetError) else Cause.FAILED
-    return Failure(cause, f"{type(error).__name__}: {text}", details)
+    cause = Cause.INVALID if isinstance(error, PayloadError) else Cause.FAILED
+    cause = Cause.REFUSED if refused or isinstance(error, BudgetError) else cause
+    own = (author_line(error), error) if in_full else ()
+    return Failure(cause, f"{type(error).__name__}: {text}", details, *own)
 
 
 def detach_reply(payload: Payload, model: Model | None) -> Payload:
@@ -190,10 +194,12 @@ class ProtectedSteps:
     Attributes:
         site: where the clients live.
         guard: clips, adds noise, and keeps account.
+        stops: whether a step that fails ends the run, as it tells its own author alone.
     """
 
     site: Performer
     guard: PrivacyGuard
+    stops: bool = False
 
     def perform(self, step: Performing) -> Payload:
         """What a step returns, charged; it may leave once it has noise.
@@ -212,6 +218,8 @@ class ProtectedSteps:
             if schema.kind == "step":
                 require_updates(content, step.received)
         except Exception:
+            if self.stops:
+                raise
             _log.exception("client %s failed in step %s", request.client, request.step)
             if schema.kind != "step":
                 raise _untold(request) from None

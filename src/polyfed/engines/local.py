@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -17,7 +18,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire.framing import pack, unpack
 from polyfed.wire.limits import Frame
-from polyfed.wire.messages import Answer, Cause, Request
+from polyfed.wire.messages import Answer, Cause, Failure, Request
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", Request, Answer)
@@ -55,7 +56,9 @@ class LocalEngine:
             try:
                 answer = self._crossed(self.site.answer(self._crossed(request)))
             except PayloadError as error:
-                answer = Answer.failed(request.client, Cause.INVALID, str(error))
+                answer = Answer(request.client, failure=Failure(Cause.INVALID, str(error), error=error))
+            if answer.failure is not None and isinstance(answer.failure.error, BdbQuit):
+                raise KeyboardInterrupt from None  # who leaves the debugger leaves the run
             late = deadline is not None and time.monotonic() - started > deadline
             yield Answer.late(answer.client, deadline) if late else answer
 

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -146,8 +146,8 @@ class Worker:
             return " ".join(str(error).split())
         return ""
 
-    def run(self, client: str, text: str, *frames: Portable) -> tuple[str, list[Portable], float]:
-        """Perform a client's request; returns the answer and the seconds it took."""
+    def run(self, client: str, text: str, *frames: Portable) -> tuple[str, list[Portable], float, list[float]]:
+        """Perform a client's request; returns the answer, the seconds it took, and the losses of its steps."""
         started = time.monotonic()
         try:
             request = request_of(text, [_frame(frame) for frame in frames], self.site.limits)
@@ -155,7 +155,9 @@ class Worker:
         except PayloadError as error:
             answer = Answer.failed(client, Cause.INVALID, str(error))
         reply, made = envelope_answer(answer)
-        return reply, [_portable(frame) for frame in made], time.monotonic() - started
+        # the reply was waited for: these are there
+        losses = [float(loss) for loss in answer.step_losses]
+        return reply, [_portable(frame) for frame in made], time.monotonic() - started, losses
 
 
 def _living() -> list[dict[str, float]]:
@@ -404,17 +406,20 @@ class _RoundTrip:
         if self.deadline is not None:
             patience = max(self._free_since[pending.worker] + self.deadline - time.monotonic(), 0.0)
         try:
-            text, frames, seconds = get(pending.reply, timeout=patience)
+            text, frames, seconds, losses = get(pending.reply, timeout=patience)
         except exceptions.GetTimeoutError:
             self._restart(pending.worker, skip=pending)  # it hangs, or is so slow that others would wait for it
             return Answer.late(client, self.deadline)
         except exceptions.RayActorError as error:
             return self._died(pending, str(error))
         except exceptions.RayError as error:
-            return Answer.failed(client, Cause.FAILED, f"{type(error).__name__} in its worker", str(error))
+            # what a worker raised, or what Ray could not keep of its reply
+            cause = Cause.FAILED if isinstance(error, exceptions.RayTaskError) else Cause.LOST
+            return Answer.failed(client, cause, f"{type(error).__name__} in its worker", str(error))
         if self.deadline is not None and seconds > self.deadline:
             return Answer.late(client, self.deadline)
-        return answer_of(client, text, [_frame(frame) for frame in frames], self.pool.limits)
+        answer = answer_of(client, text, [_frame(frame) for frame in frames], self.pool.limits)
+        return replace(answer, step_losses=losses)
 
     def _died(self, pending: _Pending, details: str) -> Answer | None:
         pending.deaths += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -28,12 +28,13 @@ from polyfed.engines.leaving import (
 )
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import Client, ClientInfo, Protection
+from polyfed.federation.filters import Reply
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import PublicSamples, TrainingSetup
 from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
-from polyfed.federation.trainer import Clock, Optimizers
+from polyfed.federation.trainer import Clock, Optimizers, first_not_finite
 from polyfed.models.model import Model, ModelSettings
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.privacy.masking.mask_keeper import MASKING, MaskKeeper
@@ -93,6 +94,7 @@ class Site:
         limits: on what is received.
         terms: what the place allows.
         guard: protects replies and accounts for them, in runs with ``privacy``.
+        step_losses: of the last client step, in order.
     """
 
     federation: Population
@@ -105,6 +107,7 @@ class Site:
     guard: PrivacyGuard | None = None
     may_attack: ClassVar[bool] = False
     """Whether clients here attack if the run says so; no institution's do."""
+    step_losses: list[Tensor] = field(default_factory=list)
     _idle: set[str] = field(default_factory=set)  # clients that were told to have made no step
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
@@ -177,15 +180,17 @@ class Site:
 
     def answer(self, request: Request, *, tracebacks: bool = True) -> Answer:
         """``handle``, with what it raises as an answer; see ``failure_of`` for what is told without ``tracebacks``."""
-        refused = True
+        refused, self.step_losses = True, []
         try:
             self._require_planned(request)
             performed = self._accepted(request)
             refused = False
-            return Answer(request.client, performed())
+            return Answer(request.client, performed(), step_losses=self.step_losses)
         except Exception as error:
             _log.debug("client %s failed in step %s", request.client, request.step, exc_info=True)
-            return Answer(request.client, failure=failure_of(error, in_full=tracebacks, refused=refused))
+            failure = failure_of(error, in_full=tracebacks, refused=refused)
+            told = first_not_finite(self.step_losses) if tracebacks else ""
+            return Answer(request.client, failure=replace(failure, text=failure.text + told))
 
     def _require_planned(self, request: Request) -> None:
         name, method = f"'{request.step}' of round {request.round}", self.spec.algorithm
@@ -227,7 +232,7 @@ class Site:
             received, encode = masks.prepared(request, received, method.summed[request.step])
         schema.require_request(received)
         received.require_sound(self.limits)
-        perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard).perform
+        perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard, self.terms.stops).perform
         step = Performing(request, received, schema, member)
 
         def performed() -> Payload:
@@ -258,6 +263,7 @@ class Site:
             client = self.build_client(
                 step.member, version, None if step.schema.kind == "fresh" else request.after, blank=blank
             )
+            self.step_losses = client.optimizers.epochs.losses
             if self.guard is not None:
                 client.protection = Protection(training)
             try:
@@ -266,6 +272,9 @@ class Site:
                 # gradients are private, and their memory is wanted for the next client
                 if (model := self._models.get(client.info.architecture)) is not None:
                     model.zero_grad(set_to_none=True)
+            if not isinstance(reply, Reply):
+                returned = "None" if reply is None else f"a {type(reply).__name__}"
+                raise TypeError(f"{step.schema.title} returned {returned}; return a Reply")
             if step.schema.kind == "step" and self.keeps_states and not blank:
                 reply.payload.require_sound(self.limits)  # the server checks every reply; this guards what is kept
                 self._keep(client, version, request.after, step.digest)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from polyfed.core.errors import ExchangeError
+from polyfed.core.errors import ExchangeError, StepError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import CHECKS, Ask, Filter, Reply, ReplyCheck, each
 from polyfed.wire.ledger import Channel
-from polyfed.wire.messages import NO_ANSWER, Answer, Failure, Request, StateVersion
+from polyfed.wire.messages import NO_ANSWER, Answer, Cause, Failure, Request, StateVersion
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import schema_of
 
@@ -47,10 +47,12 @@ class ReplyPolicy:
     Attributes:
         min_clients: quorum; fewer usable replies stop the run; a fraction is a share of those asked.
         deadline: seconds that clients have for an answer, or None.
+        stopped_by: causes of a client's failure that stop the run.
     """
 
     min_clients: int | float = 1
     deadline: float | None = None
+    stopped_by: Collection[Cause] = ()
 
     def quorum(self, asked: int) -> int:
         """Usable replies that are needed of so many clients."""
@@ -70,13 +72,16 @@ class CohortListener:
     def clipped(self, client: ClientInfo, reason: str) -> None:
         """A client's update was scaled down."""
 
+    def failed(self, client: ClientInfo, failure: Failure) -> None:
+        """A client gave no usable reply."""
+
     def excluded(self, client: ClientInfo, failure: Failure) -> None:
-        """A client is out of the round."""
+        """It is out of the round for that."""
 
 
 @dataclass
 class Cohort:
-    """The clients of one round; a client that fails is out of it until the next round.
+    """The clients of one round; a client that fails is out of it until the next round, or stops the run.
 
     Attributes:
         clients: who is still in, in client order.
@@ -122,15 +127,23 @@ class Cohort:
             fields: bundles and scalars to send, the same for all or ``each(function of ClientInfo)``.
 
         Raises:
+            StepError: a client's failure is of a cause that stops the run.
             ExchangeError: once all have answered, if fewer replies were usable than the quorum, or of a type than a
                 robust rule needs.
         """
         schema, name = schema_of(step), step.__name__
         phase, self.phase = self.phase, self.phase + 1
-        reasons = list[str]()
+        reasons: dict[str, list[str]] = {}  # of clients that failed alike, once
 
         def drop(client: ClientInfo, failure: Failure) -> None:
-            reasons.append(f"{client.id}: {failure.text}")
+            self.listener.failed(client, failure)
+            if failure.cause in self.reply_policy(name).stopped_by:
+                step = "" if schema.title in failure.text else f", {schema.title}"
+                raise StepError(
+                    f"round {self.round}: client '{client.id}'{step}: {failure.text} "
+                    f"({failure.place or schema.place}; run.on_error: exclude would go on without the client)"
+                ) from failure.error
+            reasons.setdefault(failure.text, []).append(client.id)
             self.drop(client, failure)
 
         ask = Ask(
@@ -153,9 +166,10 @@ class Cohort:
                 replies = passing(replies, ask)
             yield from replies
         asked = len(ask.sent)
-        usable, needed = asked - len(reasons), self.reply_policy(name).quorum(asked)
+        usable, needed = asked - sum(map(len, reasons.values())), self.reply_policy(name).quorum(asked)
         if usable < needed:
-            causes = "; ".join(reasons) or ("no more were waited for" if asked else "nobody was asked")
+            told = "; ".join(f"{', '.join(who)}: {text}" for text, who in reasons.items())
+            causes = told or ("no more were waited for" if asked else "nobody was asked")
             raise ExchangeError(
                 f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}', "
                 f"the quorum (run.exchange.min_clients) is {needed} ({causes})"
@@ -179,7 +193,7 @@ class Cohort:
     def received(self, ask: Ask, client: ClientInfo, answer: Answer) -> Reply | None:
         """A client's reply; one that gave none is out of the round."""
         if answer.payload is not None:
-            return Reply.received(answer.payload, client)
+            return Reply.received(answer.payload, client, answer.step_losses)
         ask.drop(client, answer.failure or NO_ANSWER)
         return None
 
@@ -211,6 +225,11 @@ class Cohort:
     @property
     def awaited(self) -> set[str]:
         """Clients whose replies may come."""
+        return {client.id for client in self.clients}
+
+    @property
+    def heard(self) -> set[str]:
+        """Clients whose replies the round has used."""
         return {client.id for client in self.clients}
 
     def may_have_changed(self, asked: set[str]) -> set[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.trainer import first_not_finite
 from polyfed.privacy.clipping import ENOUGH, Clipping, median_norm, scaled, update_norm
 from polyfed.wire.ledger import Channel
 from polyfed.wire.messages import Cause, Failure, Request
@@ -31,18 +32,20 @@ class Reply:
         mixing: how far the server follows it, in (0, 1]; less than 1 for one that is late. Its ``weights`` are as if it
             were not.
         staleness: server steps since its sender was asked.
+        step_losses: of the optimiser steps behind it, where its sender works in a process of the run itself.
     """
 
     def __init__(self, **fields: TensorBundle | Scalar) -> None:
         self.payload = Payload(fields)
         self.client: ClientInfo | None = None
         self.mixing, self.staleness = 1.0, 0
+        self.step_losses: Sequence[Tensor | float] = ()
 
     @classmethod
-    def received(cls, payload: Payload, client: ClientInfo) -> Reply:
+    def received(cls, payload: Payload, client: ClientInfo, step_losses: Sequence[Tensor | float] = ()) -> Reply:
         """A reply as the server gets it."""
         reply = cls()
-        reply.payload, reply.client = payload, client
+        reply.payload, reply.client, reply.step_losses = payload, client, step_losses
         return reply
 
     @property
@@ -230,8 +233,10 @@ class Checks:
             for check in self.checks:
                 check(reply, ask)
         except PayloadError as error:
-            ask.drop(reply.sender, Failure(Cause.INVALID, str(error)))
+            text = f"{error}{first_not_finite(reply.step_losses)}"
+            ask.drop(reply.sender, Failure(Cause.INVALID, text, error=error))
             return None
+        reply.step_losses = ()  # a rule may hold many replies
         ask.accept(reply.sender)
         return reply
 

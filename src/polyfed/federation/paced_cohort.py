@@ -62,8 +62,12 @@ class PacedCohort(Cohort):
     def awaited(self) -> set[str]:
         return super().awaited | self.timeline.at_work.keys()
 
-    def may_have_changed(self, asked: set[str]) -> set[str]:
+    @property
+    def heard(self) -> set[str]:
         return {client.id for client in self.replied}
+
+    def may_have_changed(self, asked: set[str]) -> set[str]:
+        return self.heard
 
     def version(self, client: ClientInfo, phase: int) -> StateVersion:
         return self.versions[client.id]

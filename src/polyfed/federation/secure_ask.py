@@ -292,7 +292,7 @@ class SecureAsk:
                 request = Request(client.id, step, self.cohort.round, self.phase, None, Payload({}))
                 content = read(self.cohort.channel.decoded(request, answer.payload))
             except PayloadError as error:
-                lost(client, _invalid(str(error)))
+                lost(client, Failure(Cause.INVALID, str(error), error=error))
             else:
                 yield client, content
 

@@ -70,6 +70,7 @@ class Server(Participant):
         """Enter a round."""
         self.clock = replace(self.clock, round=round_number)
         self.optimizers.states = self.optimizers.kept()
+        self.optimizers.epochs.losses.clear()
         self.optimizers.trainers = {}  # they hold the clock of the round before; their states go on
         self.diagnostics.arrays, self._broadcast = {}, {}
 
@@ -208,7 +209,8 @@ class Server(Participant):
             if received != expected:
                 first = min(name for name, _ in set(received.items()) ^ set(expected.items()))
                 fault = "do not match the architecture" if part is None else "are not the part that was asked for"
-                raise PayloadError(f"weights {fault}, first at '{first}'")
+                came, wanted = (_outlined(tensors.get(first)) for tensors in (received, expected))
+                raise PayloadError(f"weights {fault}, first at '{first}': {came}, expected {wanted}")
 
         return check
 
@@ -220,6 +222,10 @@ class Server(Participant):
             # the type may have tensors that the server has not, such as modules that a method adds
             shown = self.weights[self.own_type]
             self.model.load({name: shown[name] for name in self.model.exchanged()})
+
+
+def _outlined(tensor: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "no such tensor" if tensor is None else f"{str(tensor[1]).removeprefix('torch.')} {list(tensor[0])}"
 
 
 def no_model(weights: Mapping[str, Tensor] | None) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -53,6 +54,8 @@ class Epochs:
     def __init__(self) -> None:
         self.current: Epoch | None = None
         """None outside of loops."""
+        self.losses: list[Tensor] = []
+        """Of the optimiser steps, in order, on their device: looked at only where what was trained is not finite."""
 
     def through(self, epochs: int) -> Iterator[int]:
         """The passes of one loop, from 0; every loop counts its own."""
@@ -112,6 +115,7 @@ class Trainer:
         if not loss.requires_grad and not float(loss):  # any other loss without gradient is a mistake, and fails below
             return
         self.zero_grad()
+        self._epochs.losses.append(loss.data)  # no operator, and without the graph
         loss.backward()  # type: ignore[no-untyped-call]
         self.apply(correct)
 
@@ -178,8 +182,16 @@ def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[s
 
 def step_together(loss: Tensor, *trainers: Trainer) -> None:
     """One step of several optimisers, of different parameters, on one scalar loss."""
+    trainers[0]._epochs.losses.append(loss.data)
     for trainer in trainers:
         trainer.zero_grad()  # all at first: the loss may reach parameters of each
     loss.backward()  # type: ignore[no-untyped-call]
     for trainer in trainers:
         trainer.apply()
+
+
+def first_not_finite(losses: Sequence[Tensor | float]) -> str:
+    """Continues the line about a failure with the first step whose loss is NaN or infinite; empty if none is."""
+    values = (float(loss) for loss in losses)
+    bad = next(((number, value) for number, value in enumerate(values, 1) if not math.isfinite(value)), None)
+    return f"; the loss was {bad[1]:g} in optimisation step {bad[0]} of {len(losses)}" if bad else ""

@@ -28,7 +28,7 @@ from polyfed.reporting.tables import count, duration, format_number, mib
 from polyfed.runs import events
 from polyfed.runs.events import Callback, Event, Incident, Metrics, Working
 from polyfed.runs.opened import open_run
-from polyfed.runs.records import PACE, SERVER
+from polyfed.runs.records import SERVER
 
 _WINDOW = 5  # rounds that the estimate of the remaining time looks back
 _KINDS = ("test", "validation", "train")
@@ -350,8 +350,8 @@ class PlainProgress(Callback):
                 self._metrics, self._cohort = {}, len(cohort)
             case events.Measured(_, participant, kind, metrics):
                 self._metrics[participant, kind] = metrics
-            case events.RoundComplete(number, seconds) if seconds is not None:
-                self._print("  ".join(self._round_parts(number, seconds)))
+            case events.RoundComplete() if event.seconds is not None:
+                self._print("  ".join(self._round_parts(event)))
             case events.RunComplete(folder):
                 self._part = ""
                 self._console.print(summary_of(folder))
@@ -366,13 +366,11 @@ class PlainProgress(Callback):
         self._due = self._now() + _SILENCE
         _print_line(self._console, line)
 
-    def _round_parts(self, number: int, seconds: float) -> Iterator[str]:
-        yield f"round {number}/{self._state.rounds}"
-        yield duration(seconds)
-        replies = self._metrics.get((SERVER, PACE), {}).get("replies", math.inf)  # of all steps, where time is kept
-        excluded = sum(status == "excluded" for status in self._state.clients.values())
-        answered = min(self._cohort - excluded, replies)
-        yield f"{answered:g}/{self._cohort} clients" if self._cohort else "no client is asked"
+    def _round_parts(self, complete: events.RoundComplete) -> Iterator[str]:
+        yield f"round {complete.round}/{self._state.rounds}"
+        yield duration(complete.seconds or 0.0)
+        replies = self._cohort if complete.replies is None else complete.replies
+        yield f"{replies}/{self._cohort} clients" if self._cohort else "no client is asked"
         yield from (f"{participant}: {text}" for participant, text in brief_metrics(self._metrics).items())
         if self._state.left:
             yield f"{duration(self._state.left)} left"

@@ -143,7 +143,7 @@ class Cohorts:
             clients=clients,
             round=number,
             channel=Channel(exchange, run.exchange.transport, ledger, run.exchange.limits, purpose),
-            reply_policy=reply_policy,
+            reply_policy=lambda step: replace(reply_policy(step), stopped_by=run.stopped_by),
             filters=self._filters,
             # a method's sums only: whoever evaluates learns of each client
             secure=None if secure is None else SecureSums(secure, self.fingerprint, experiment.algorithm.summed),
@@ -239,13 +239,15 @@ class CohortEvents(CohortListener):
     def clipped(self, client: ClientInfo, reason: str) -> None:
         self.cohorts.record_incident(self.round, client.id, "update_clipped", reason)
 
+    def failed(self, client: ClientInfo, failure: Failure) -> None:
+        if failure.details:
+            self.cohorts.folder.add_traceback(self.round, client.id, failure.details)
+
     def excluded(self, client: ClientInfo, failure: Failure) -> None:
         log.warning("round %d: client %s is excluded: %s: %s", self.round, client.id, failure.cause, failure.text)
         self._note(LOST, client, failure.text)
         self.cohorts.record_incident(self.round, client.id, "client_excluded", failure.text, failure.cause)
         self.cohorts.away.add(client.id)
-        if failure.details:
-            self.cohorts.folder.add_traceback(self.round, client.id, failure.details)
 
     def _note(self, event: str, client: ClientInfo, error: str | None = None) -> None:
         """What became, in virtual time, of what a client was waited for."""

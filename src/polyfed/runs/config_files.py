@@ -100,13 +100,17 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def overridden(content: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """A configuration with ``path.to.key=value`` overrides, and the paths that they set.
+Replaced = dict[str, dict[str, Any]]
+"""Path of a component that an override puts in the place of another -> settings of that one that it has not."""
+
+
+def overridden(content: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str], Replaced]:
+    """A configuration with ``path.to.key=value`` overrides, the paths that they set, and what that took away.
 
     Raises:
         ConfigError: an override is not of that form, or below what is no section.
     """
-    named = []
+    named, replaced = list[str](), Replaced()
     for override in overrides:
         path, sign, text = override.partition("=")
         if not sign or not path:
@@ -115,8 +119,22 @@ def overridden(content: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[
         value: Any = text
         with contextlib.suppress(ValueError):  # "a: b: c" is no YAML; whether a text is valid here, its type decides
             value = yaml_content(text)
-        content = with_value(content, named[-1].split("."), value, named[-1])
-    return content, named
+        keys = named[-1].split(".")
+        place = keys[:-1] if len(keys) > 1 and keys[-1] == "name" else keys
+        old, content = value_at(content, place), with_value(content, keys, value, named[-1])
+        new = value_at(content, place)
+        kept = new if isinstance(new, Mapping) else {"name": new}
+        if isinstance(old, Mapping) and "name" in old and (left := {key: old[key] for key in old if key not in kept}):
+            replaced[".".join(place)] = {**replaced.get(".".join(place), {}), **left}
+    return content, named, replaced
+
+
+def value_at(content: Any, keys: Sequence[str], absent: Any = None) -> Any:
+    """What stands at the keys of a configuration; ``absent`` if nothing does."""
+    for key in keys:
+        section = {str(k): item for k, item in enumerate(content)} if isinstance(content, list) else content
+        content = section.get(key, absent) if isinstance(section, Mapping) else absent
+    return content
 
 
 def with_value(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:

@@ -132,7 +132,8 @@ class Measured(Event):
 
 @dataclass(frozen=True)
 class RoundComplete(Event):
-    """A round is complete and on disk; ``up`` and ``down`` are bytes that crossed.
+    """A round is complete and on disk; ``up`` and ``down`` are bytes that crossed, ``replies`` how many clients' were
+    used (None: of a version that did not say).
 
     Round 0 is the state before training: nobody measures how long that takes.
     """
@@ -141,6 +142,7 @@ class RoundComplete(Event):
     seconds: float | None
     up: int = 0
     down: int = 0
+    replies: int | None = None
 
 
 @dataclass(frozen=True)

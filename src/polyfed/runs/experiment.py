@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import paths_from
-from polyfed.core.settings import NoEffectError, S, first_problem, innermost_problem, parse_settings
-from polyfed.runs.config_files import layers_of, merged, overridden, read_layers, start_of
+from polyfed.core.settings import NoEffectError, S, first_problem, innermost_problem, parse_settings, shown
+from polyfed.runs.config_files import layers_of, merged, overridden, read_layers, start_of, value_at, with_value
 from polyfed.runs.preflight import require_settings
 from polyfed.runs.settings import ExperimentSettings
 from polyfed.runs.twins import twin_content
@@ -30,36 +30,51 @@ class Experiment(ExperimentSettings):
         """Load a preset by name, a YAML file, or such a file's mapping, and apply ``path.to.key=value`` overrides.
 
         What an override, or a file, leaves without effect in what it builds on goes back to its default, and a warning
-        says so; what it sets itself must have an effect. An experiment with ``twin`` becomes that twin.
+        says so; what it sets itself must have an effect. A component whose ``name`` an override changes keeps the
+        settings that both have, and a warning says which it drops. An experiment with ``twin`` becomes that twin.
 
         Raises:
             ConfigError: unknown preset or key, a value out of range or without effect, a file that is not YAML, an
                 experiment that has no such twin, or settings that do not fit each other or the method.
             DataError: a source has no such split.
         """
-        experiment = cls.read(source, overrides)
+        experiment = cls.read(source, overrides, told=True)
         require_settings(experiment)
         for sink in experiment.run.output.sinks:
             sink.require()
         return experiment
 
     @classmethod
-    def read(cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
-        """As ``load``, of what need not fit together yet, as it is built on or was fitted when it ran."""
+    def read(
+        cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, told: bool = False
+    ) -> Experiment:
+        """As ``load``, of what need not fit together yet, as it is built on or was fitted when it ran.
+
+        Whole components that overrides replace are ``told`` of too, or not: a study replaces them row by row.
+        """
         if isinstance(source, Mapping):
-            return cls._read(layers_of(source, Path()), overrides)
+            return cls._read(layers_of(source, Path()), overrides, told)
         folder = Path(source).absolute().parent
         start = start_of(folder)  # of a run's configuration
         with paths_from(start, start or folder):
-            return cls._read(read_layers(source), overrides)
+            return cls._read(read_layers(source), overrides, told)
 
     @classmethod
-    def _read(cls, layers: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> Experiment:
-        content, named = overridden(reduce(merged, layers, {}), overrides)
+    def _read(cls, layers: Sequence[Mapping[str, Any]], overrides: Sequence[str], told: bool) -> Experiment:
+        content, named, replaced = overridden(reduce(merged, layers, {}), overrides)
+        swapped = dict[str, Any]()
+        for path, left in replaced.items():
+            own = value_at(content, path.split("."))
+            if f"{path}.name" in named and isinstance(own, Mapping):
+                swapped[path] = own
+                content = with_value(content, path.split("."), merged(left, own), path)
+            elif told:
+                keep = f"'--set {path}.name=...' keeps what both have"
+                log.warning("%s: settings of the component before are dropped: %s; %s", path, shown(left), keep)
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
         if made.get("of") and any(name.split(".")[0] == "twin" for name in named):
             raise ConfigError(f"twin: this is a twin of '{made['of']}' already; give that experiment itself")
-        experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named))
+        experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named), swapped)
         if experiment.twin is None or experiment.twin.of:
             return experiment
         return cls.parse(twin_content(experiment.model_dump(mode="json"), experiment.algorithm))
@@ -74,36 +89,47 @@ class Experiment(ExperimentSettings):
         return parse_settings(cls, content)
 
 
-def _without_idle(kind: type[S], content: dict[str, Any], is_own: Callable[[str], bool]) -> S:
-    """Settings of the content without what was inherited and has no effect beside what was set on top of it."""
+def _without_idle(
+    kind: type[S], content: dict[str, Any], is_own: Callable[[str], bool], swapped: Mapping[str, Any]
+) -> S:
+    """Settings of the content without what was inherited and has no effect beside what was set on top of it.
+
+    Nor with what components that were ``swapped`` for others (path -> what was set of them) do not take of these.
+    """
+    dropped: dict[str, dict[str, Any]] = {}
     # one at a time: with one back at its default, another may have an effect again
     while True:
         try:
-            return kind.model_validate(content)
+            settings = kind.model_validate(content)
         except ValidationError as error:
             section, problem = innermost_problem(error)
             refusal = problem.get("ctx", {}).get("error")
-            if not isinstance(refusal, NoEffectError):
+            # whose name may be a path itself; of a key that is unknown, too
+            path = ".".join(filter(None, (*section, getattr(refusal, "name", ""))))
+            value = value_at(content, path.split("."), _ABSENT)
+            place = next((place for place in swapped if path.startswith(f"{place}.")), "")
+            below = path.removeprefix(f"{place}.")
+            is_left = place and value is not _ABSENT and value_at(swapped[place], below.split("."), _ABSENT) is _ABSENT
+            if is_left:
+                dropped.setdefault(place, {})[below] = value
+            elif is_own(path) or not isinstance(refusal, NoEffectError):
                 raise ConfigError(first_problem(error)) from error
-            path = ".".join((*section, refusal.name))  # whose name may be a path itself
-            if is_own(path):
-                raise ConfigError(first_problem(error)) from error
-            message = "%s: %s has no effect %s; left at its default, %s"
-            log.warning(message, path, refusal.value, refusal.obstacle, refusal.default)
+            else:
+                message = "%s: %s has no effect %s; left at its default, %s"
+                log.warning(message, path, refusal.value, refusal.obstacle, refusal.default)
             content = _removed(content, path.split("."))
+        else:
+            for place, left in dropped.items():
+                name = value_at(content, [*place.split("."), "name"])
+                log.warning("%s: '%s' does not take, and drops, of the one before: %s", place, name, shown(left))
+            return settings
 
 
 def _is_set(path: str, top: Mapping[str, Any], overrides: Sequence[str]) -> bool:
     """Whether a setting is set by an override or, where there are none, by the topmost file."""
     if overrides:
         return any(f"{path}.".startswith(f"{name}.") for name in overrides)
-    value: Any = top
-    for key in path.split("."):
-        if isinstance(value, list) and key.isdigit():
-            value = dict(enumerate(value)).get(int(key))
-        else:
-            value = value.get(key, _ABSENT) if isinstance(value, Mapping) else _ABSENT
-    return value is not _ABSENT
+    return value_at(top, path.split("."), _ABSENT) is not _ABSENT
 
 
 def _removed(content: Any, keys: Sequence[str]) -> Any:

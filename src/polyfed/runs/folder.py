@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from polyfed.core.errors import ExchangeError, RunError
+from polyfed.core.errors import ExchangeError, RunError, StepError
 from polyfed.core.files import cut_last_line, sync_file, sync_folder, write_atomically
 from polyfed.core.untrusted import file_json, lines, plain, typed
 from polyfed.runs.config_files import START, way_from
@@ -357,8 +357,9 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
     """A disk that is full or gone ends the run with what to do about it."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+    except (OSError, StepError) as caught:
+        error = caught.__cause__ if isinstance(caught, StepError) else caught  # clients keep their states there too
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
             raise  # such as a data file that is not there: not the run folder's fault
         remedy = (
             f"all complete rounds are safe: make room and continue with 'polyfed resume {folder.path}'"
@@ -370,13 +371,13 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
-    """A run that ends for want of clients says where they told what happened to them."""
+    """A run that ends for want of clients, or by one, says where they told what happened to them."""
     try:
         yield
-    except ExchangeError as error:
+    except (ExchangeError, StepError) as error:
         if not folder.tracebacks.is_file():
             raise
-        raise ExchangeError(f"{error}; clients' tracebacks: {folder.tracebacks}") from error
+        raise type(error)(f"{error}; clients' tracebacks: {folder.tracebacks}") from error.__cause__ or error
 
 
 def _locked(stream: IO[str], kind: int, seconds: float) -> bool:

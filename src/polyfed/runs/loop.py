@@ -70,7 +70,7 @@ class Loop:
             reason = f"is made to attack: {attack.component_name()} (run.attackers)"
             self.cohorts.record_incident(0, name, ATTACKER, reason)
         self.measure_server()
-        self._complete(0, Ledger(), None)
+        self._complete(0, Ledger(), None, 0)
         self._rounds(1)
 
     def resume(self) -> None:
@@ -105,6 +105,7 @@ class Loop:
         with isolated(cfg.run.seed, number, SERVER):
             cfg.algorithm.round(self.server, cohort)
         self._cpu = time.process_time() - began
+        replies = len(cohort.heard & asked)  # before clients are asked for metrics, as all are
         self.server.warn_if_idle(self._idle)
         # a personal model changes only where its client took part; a shared one changes everywhere
         self.changed(cohort.may_have_changed(asked) if cfg.algorithm.is_personal else None)
@@ -113,12 +114,12 @@ class Loop:
             self.measure_clients(number, ledger)
         self.cohorts.tell_costs(number)
         at_work(SERVER, "saving the round")
-        self._complete(number, ledger, time.monotonic() - started)
+        self._complete(number, ledger, time.monotonic() - started, replies)
 
-    def _complete(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+    def _complete(self, number: int, ledger: Ledger, seconds: float | None, replies: int) -> None:
         self.cohorts.tell_notices(number)
         self.save(number, ledger, seconds)
-        self.events.handle(RoundComplete(number, seconds, ledger.total("up"), ledger.total("down")))
+        self.events.handle(RoundComplete(number, seconds, ledger.total("up"), ledger.total("down"), replies))
 
     # ---- who is measured, and which model is the best so far
 

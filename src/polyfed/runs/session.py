@@ -136,6 +136,7 @@ class Session:
             self.folder.path.resolve(),
             self.federation,
             limits=self.experiment.run.exchange.limits,
+            stops=bool(self.experiment.run.stopped_by),
             has_begun=self.folder.has_begun(),
             noticed=self._noticed,
         )

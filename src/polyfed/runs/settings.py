@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
@@ -37,6 +37,7 @@ from polyfed.runs.config_files import portable_content
 from polyfed.runs.sink import Sink
 from polyfed.runs.twins import TwinSettings
 from polyfed.wire.limits import Limits
+from polyfed.wire.messages import Cause
 from polyfed.wire.schema import steps_of
 from polyfed.wire.transport import Transport
 
@@ -69,6 +70,12 @@ class ExchangeSettings(Settings):
     deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
     phases: dict[str, PhaseSettings] = Field(
         default_factory=dict, description="client step -> quorum and deadline of its own"
+    )
+    on_error: Literal["stop", "exclude"] | None = Field(
+        default=None,
+        description="an error in a client's step, or a reply that cannot be used: stop the run, or exclude the client "
+        "from the round; null: stop, but exclude on flower, and where run.attackers may falsify replies exclude for "
+        "these. Who is lost, late or refuses is excluded always. Short: run.on_error",
     )
     transport: Transport = Field(default_factory=Transport)
     limits: Limits = Field(default_factory=Limits)
@@ -111,7 +118,9 @@ class OutputSettings(Settings):
 
 
 class RunSettings(Settings):
-    """How a run is carried out."""
+    """How a run is carried out; ``on_error`` is short for that of ``exchange``."""
+
+    short_form: ClassVar[str] = "on_error"
 
     rounds: int = Field(default=30, ge=1, description="T, communication rounds")
     seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
@@ -143,6 +152,28 @@ class RunSettings(Settings):
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
     output: OutputSettings = Field(default_factory=OutputSettings)
+
+    @property
+    def on_error(self) -> Literal["stop", "exclude"]:
+        """What an error in a client's step, or a reply that cannot be used, does."""
+        return self.exchange.on_error or ("exclude" if self.engine.crosses_wire else "stop")
+
+    @property
+    def stopped_by(self) -> frozenset[Cause]:
+        """Causes of a client's failure that stop the run, as they are its author's to mend."""
+        if self.on_error == "exclude":
+            return frozenset()
+        # what attacks do to replies, and to models from which others go on, is what such a run measures
+        is_tolerant = self.exchange.on_error is None and self.attackers
+        return frozenset({Cause.FAILED} if is_tolerant else {Cause.FAILED, Cause.INVALID})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_on_error(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or cls.short_form not in data:
+            return data
+        exchange = {**dict(data.get("exchange") or {}), cls.short_form: data[cls.short_form]}
+        return {key: value for key, value in data.items() if key != cls.short_form} | {"exchange": exchange}
 
     @field_validator("attackers", mode="before")
     @classmethod

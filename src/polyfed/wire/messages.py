@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
@@ -58,11 +60,21 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client gave no usable reply: its cause, a line, and in detail (a traceback)."""
+    """Why a client gave no usable reply.
+
+    Attributes:
+        cause: its kind.
+        text: a line.
+        details: a traceback.
+        place: ``file:line`` of the author's code, where an error was raised in it.
+        error: that was raised, in this process alone.
+    """
 
     cause: Cause
     text: str
     details: str = ""
+    place: str = ""
+    error: Exception | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return self.text
@@ -73,15 +85,23 @@ NO_ANSWER = Failure(Cause.LOST, "no answer")
 
 @dataclass(frozen=True)
 class Answer:
-    """An engine's answer for one client: a payload, or why there is none."""
+    """An engine's answer for one client: a payload, or why there is none.
+
+    Attributes:
+        client: its id.
+        payload: of its reply.
+        failure: why there is none.
+        step_losses: of the optimiser steps behind it, in order; they cross no wire.
+    """
 
     client: str
     payload: Payload | None = None
     failure: Failure | None = None
+    step_losses: Sequence[Tensor | float] = field(default=(), compare=False)
 
     @classmethod
-    def failed(cls, client: str, cause: Cause, text: str, details: str = "") -> Answer:
-        return cls(client, failure=Failure(cause, text, details))
+    def failed(cls, client: str, cause: Cause, text: str, details: str = "", place: str = "") -> Answer:
+        return cls(client, failure=Failure(cause, text, details, place))
 
     @classmethod
     def late(cls, client: str, deadline: float | None) -> Answer:
@@ -134,7 +154,8 @@ def envelope_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, li
     """An answer ready to be carried."""
     if answer.payload is None:
         failure = answer.failure or NO_ANSWER
-        return json.dumps({"client": answer.client, "failure": asdict(failure)}), []
+        told = {name: getattr(failure, name) for name in ("cause", "text", "details", "place")}
+        return json.dumps({"client": answer.client, "failure": told}), []
     messages, frames = pack({"": answer.payload}, checksums=checksums)
     return _envelope({"client": answer.client}, messages[""]).text, frames
 
@@ -150,7 +171,8 @@ def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -
         if failure is None:
             return Answer(client, _payload(content, frames, limits))
         cause, text, details = Cause(failure["cause"]), str(failure["text"]), str(failure["details"])
-        return Answer.failed(client, cause, plain(text[:_ERROR]), details[-_DETAILS:])
+        place = plain(str(failure.get("place", ""))[:_ERROR])
+        return Answer.failed(client, cause, plain(text[:_ERROR]), details[-_DETAILS:], place)
     except PayloadError as error:
         return Answer.failed(client, Cause.INVALID, str(error))
     except (KeyError, TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -50,6 +51,18 @@ class StepSchema:
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
         return dict(list(parameters.items())[2:])  # without self and client
+
+    @property
+    def title(self) -> str:
+        """The step as messages name it, with the class that defines it."""
+        *_, kind, name = ("", *self.function.__qualname__.split("."))
+        return f"step '{name}'" + (f" of {kind}" if kind else "")
+
+    @property
+    def place(self) -> str:
+        """``file:line`` of its definition."""
+        code = self.function.__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
 
     def require_request(self, payload: Payload) -> None:
         """Raise PayloadError unless the payload is what the step receives."""
@@ -134,7 +147,9 @@ def _require(
 ) -> None:
     missing = [name for name in declared if name not in payload.fields and name not in optional]
     if missing:
-        raise PayloadError(f"{what} lacks '{missing[0]}' ({_name(declared[missing[0]])})")
+        close = difflib.get_close_matches(missing[0], payload.fields.keys() - declared.keys(), n=1)
+        hint = f"; did you mean '{close[0]}', which it has?" if close else ""
+        raise PayloadError(f"{what} lacks '{missing[0]}' ({_name(declared[missing[0]])}){hint}")
     for name, value in payload.fields.items():
         wanted = declared.get(name, others)
         if wanted is None:

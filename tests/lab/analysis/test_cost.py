@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import polyfed
-from polyfed.core.errors import ExchangeError
+from polyfed.core.errors import StepError
 from polyfed.data.scenery.wording import TOPICS
 from polyfed.lab.analysis.cost import ModelSize, PeakMemory, RoundCosts, round_costs
 from polyfed.runs.experiment import Experiment
@@ -103,5 +103,5 @@ def test_a_client_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ValueError("no more")
 
     monkeypatch.setattr("polyfed.tasks.classification.Classification.loss", fail)
-    with pytest.raises(ExchangeError, match="client 'image' failed in 'fit': ValueError: no more"):
+    with pytest.raises(StepError, match="client 'image', step 'fit' of FedAvg: ValueError: no more"):
         round_costs(Experiment.parse(weights_alone(1)))

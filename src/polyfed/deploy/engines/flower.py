@@ -66,6 +66,8 @@ class Flower(EngineSettings):
     )
     poll: float = Field(default=0.1, gt=0, description="seconds between looks for replies")
 
+    crosses_wire: ClassVar[bool] = True
+
     def require(self) -> None:
         """Check that Flower is installed, and that a deployment names its sites."""
         for package in ("flwr",) if self.superlink else ("flwr", "ray"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,7 +31,7 @@ from polyfed.runs.records import SERVER
 from polyfed.runs.session import Session
 from polyfed.runs.settings import OutputSettings
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.messages import Answer, Request
+from polyfed.wire.messages import Answer, Cause, Request
 
 
 class Cost(Analysis):
@@ -48,7 +49,8 @@ def without_deadlines(experiment: Experiment) -> Experiment:
 
     Nor is it in a masked sum, whose bytes are those of replies in the clear.
     """
-    exchange = experiment.run.exchange.model_copy(update={"min_clients": 1, "deadline": None, "phases": {}})
+    free: dict[str, Any] = {"min_clients": 1, "deadline": None, "phases": {}, "on_error": "stop"}
+    exchange = experiment.run.exchange.model_copy(update=free)
     alone = {"engine": InProcess(), "output": OutputSettings(), "pace": Sync(), "exchange": exchange}
     together = {"clip": None, "secure": None, "robust": None}
     run, aggregation = experiment.run.model_copy(update=alone), experiment.aggregation.model_copy(update=together)
@@ -183,7 +185,7 @@ class StrictEngine(LocalEngine):
 
     def answer(self, request: Request) -> Answer:
         answer = next(iter(super().exchange([request], None)))
-        if answer.failure is not None:
+        if answer.failure is not None and answer.failure.cause is Cause.REFUSED:
             raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.failure.text}")
         return answer
 

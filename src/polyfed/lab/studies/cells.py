@@ -40,7 +40,7 @@ _ADDED_TO_SOURCES = {"fold_labels": False, "together": [], "draw_missing": False
 _FIRST = {"first_private": None, "first_public": None}
 _GONE = {"reply": {"prototypes": None}, "algorithm fedmd": _FIRST, "algorithm margin_weighted": _FIRST}
 _LABELS = ("name", "description", "twin")
-_OF_RUN = ("engine", "plots", "sinks", "state_memory")
+_OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds
 _CELL = {"run.threads": 1, "run.output.plots": False}
 
