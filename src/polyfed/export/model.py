@@ -1,5 +1,6 @@
 """Export of a saved server model for use without polyfed: weights, configuration and one program a modality.
 
+run.py                  runs it on pictures and texts
 model.safetensors       weights by name, heads included
 config.json             architecture, widths, and how inputs are prepared
 tokenizer.json          of the library ``tokenizers``, where a modality has tokens
@@ -7,6 +8,8 @@ tokenizer.json          of the library ``tokenizers``, where a modality has toke
 <modality>-classes.pt2  prepared inputs -> logits, where the server classifies pictures, texts or pixels
 <modality>.onnx         either of them as ONNX, if asked for
 README.md               what this is, with an example that runs
+
+Programs hold the pretrained networks of the run too, also those of which it cached the features.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
-from polyfed.export.cards import readme
+from polyfed.export.cards import readme, run_file
 from polyfed.export.inputs import Recipe, recipe
+from polyfed.export.networks import with_network
 from polyfed.export.programs import Program, require_onnx, write_onnx, write_program
 from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
@@ -71,6 +75,7 @@ def export_model(
         save_file(dict(exported.saved.weights), draft / "model.safetensors", {"format": "pt"})
         (draft / "config.json").write_text(json.dumps(exported.config, indent=1, ensure_ascii=False) + "\n", "utf-8")
         (draft / "README.md").write_text(readme(exported.config, exported.recipes, files), "utf-8")
+        (draft / "run.py").write_text(run_file(exported.config, exported.recipes), "utf-8")
     return out
 
 
@@ -107,13 +112,15 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
     model, context = saved.model, saved.context
     saved.warn_if_untrained()
     encoders = saved.settings.encoders
-    specs = {name: encoder.view.spec(name, context) for name, encoder in encoders.items()}
-    programs = {name: _encoder(name, saved, model, spec, folder) for name, spec in specs.items()}
-    classes = _classifiers(saved, model, specs, folder)
+    raw = {name: with_network(encoder.view, name, context) for name, encoder in encoders.items()}
+    views, networks = {name: view for name, (view, _) in raw.items()}, {name: first for name, (_, first) in raw.items()}
+    specs = {name: view.spec(name, context) for name, view in views.items()}
+    programs = {name: _encoder(name, saved, model, spec, networks[name], folder) for name, spec in specs.items()}
+    classes = _classifiers(saved, model, specs, networks, folder)
     several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
     recipes = {
         name: recipe(
-            encoder.view.resolved(name, context),
+            view,
             specs[name],
             modality=name,
             context=context,
@@ -121,7 +128,7 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
             suffix=f"-{_file(name)}" if several else "",
             fixed_length=programs[name].fixed_length,
         )
-        for name, encoder in encoders.items()
+        for name, view in views.items()
     }
     config = {"experiment": run.conditions.name, "model": saved.which}
     return Exported(saved, specs, programs, classes, recipes, config | _config(saved, programs, classes, recipes))
@@ -146,33 +153,37 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-class _Representation(nn.Module):
-    """``Model.represent`` of one modality, without the rest of the model."""
+class _Normalised(nn.Module):
+    """Unit norm, as ``Model.represent`` gives it."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
-        return F.normalize(self.encoder(x).float(), dim=-1)
+    def forward(self, x: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+        return F.normalize(x.float(), dim=-1)
 
 
-def _encoder(modality: str, saved: ServerModel, model: Model, spec: InputSpec, folder: Path) -> Program:
+def _encoder(
+    modality: str, saved: ServerModel, model: Model, spec: InputSpec, network: nn.Module, folder: Path
+) -> Program:
     what = f"encoder '{modality}' ({saved.settings.encoders[modality].component_name()})"
-    module, path = _Representation(model.tower(modality)), folder / f"{_file(modality)}.pt2"
-    return write_program(module, lambda x: model.represent(modality, x), spec, path, what)
+    module, path = nn.Sequential(network, model.tower(modality), _Normalised()), folder / f"{_file(modality)}.pt2"
+    return write_program(module, lambda x: model.represent(modality, network(x)), spec, path, what)
 
 
-def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec], folder: Path) -> dict[str, Program]:
+def _classifiers(
+    saved: ServerModel,
+    model: Model,
+    specs: Mapping[str, InputSpec],
+    networks: Mapping[str, nn.Module],
+    folder: Path,
+) -> dict[str, Program]:
     """One program for each modality that the server's classifier reads, giving logits; else none."""
     # other heads, such as those of retrieval, give no logits
     head = saved.head
     if isinstance(head, MaskHead):
-        name = head.modality
-        module, path = _Masks(model.encoders[name], head), folder / f"{_file(name)}-classes.pt2"
+        name, network = head.modality, networks[head.modality]
+        module, path = nn.Sequential(network, _Masks(model.encoders[name], head)), folder / f"{_file(name)}-classes.pt2"
 
         def masks(x: Tensor) -> Tensor:
-            logits: Tensor = head(model.positions(name, x)[0])
+            logits: Tensor = head(model.positions(name, network(x))[0])
             return logits
 
         return {name: write_program(module, masks, specs[name], path, f"decoder of '{name}'")}
@@ -188,8 +199,9 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
     programs = {}
     for modality, spec in specs.items():
         if only in (None, modality):
-            classifier, path = nn.Sequential(model.tower(modality), head), folder / f"{_file(modality)}-classes.pt2"
-            live = partial(lambda name, x: head(model.embed(name, x)), modality)
+            network, path = networks[modality], folder / f"{_file(modality)}-classes.pt2"
+            classifier = nn.Sequential(network, model.tower(modality), head)
+            live = partial(lambda name, first, x: head(model.embed(name, first(x))), modality, network)
             programs[modality] = write_program(classifier, live, spec, path, f"classifier of '{modality}'")
     return programs
 
@@ -213,7 +225,8 @@ def _file(modality: str) -> str:
 def _config(
     saved: ServerModel, programs: Mapping[str, Program], classes: Mapping[str, Program], recipes: Mapping[str, Recipe]
 ) -> dict[str, Any]:
-    encoders = saved.config["model"]["encoders"]
+    encoders, needs = saved.config["model"]["encoders"], [name for one in recipes.values() for name in one.packages]
+    pretrained = [each.get("weights") or each["view"].get("backbone") for each in encoders.values()]
     task, named = saved.task, (saved.config["samples"] or {}).get("classes", {})
     names = (
         list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0]) if classes else None
@@ -223,11 +236,16 @@ def _config(
         "dim": saved.settings.dim,
         "task": saved.config["task"],
         "classes": names if classes else None,
+        "needs": ["torch", *dict.fromkeys(needs)],
+        "networks": [
+            *dict.fromkeys(Path(name).name if Path(name).is_absolute() else name for name in pretrained if name)
+        ],
         "modalities": {
             modality: {
                 "program": program.path.name,
                 "classes_program": classes[modality].path.name if modality in classes else None,
                 "input": {"shape": list(program.shape), "dtype": "int64" if program.tokens else "float32"},
+                "takes": recipes[modality].takes,
                 "preparation": recipes[modality].facts,
                 "encoder": encoders[modality],
             }
