@@ -137,7 +137,9 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Seque
 def _example(recipes: Mapping[str, Recipe]) -> str:
     """Code that encodes an example of every modality, and compares the first two."""
     names = {identifier(modality): modality for modality in recipes}
-    calls = [f"{name} = encode({modality!r}, {recipes[modality].example})" for name, modality in names.items()]
+    calls = [
+        f"{name} = encode({json.dumps(modality)}, {recipes[modality].example})" for name, modality in names.items()
+    ]
     calls += [f'print("{name}", tuple({name}.shape))' for name in names]
     first, *others = names
     calls += [f'print("similarity", ({first} @ {others[0]}.T).tolist())'] if others else []
