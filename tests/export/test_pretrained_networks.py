@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from item_tables import noise
 from polyfed import Experiment, load_model, run
@@ -22,7 +23,8 @@ from polyfed.data.view import DataContext
 from polyfed.data.views.features import Features, States
 from polyfed.export.inputs import recipe
 from polyfed.export.model import export_model
-from polyfed.export.networks import network_of
+from polyfed.export.networks import on_raw_inputs
+from polyfed.models.model import Model
 from polyfed.runs.opened import Run
 from tiny_networks import ROOM, save
 
@@ -107,7 +109,8 @@ def test_pictures_and_texts_become_the_features_of_a_view(
 ) -> None:
     save(view.backbone, tmp_path / "weights")
     context = DataContext(tmp_path / "cache", tmp_path / "weights")
-    raw, network = network_of(view, "x", context)
+    model = Model({"x": nn.Identity()}, {}, 1)
+    raw = on_raw_inputs(model, {"x": view}, context)["x"]
     how = recipe(raw, raw.spec("x", context), modality="x", context=context, folder=tmp_path)
     monkeypatch.chdir(tmp_path)
     values: Any = TEXTS if how.takes == "texts" else pictures(tmp_path)
@@ -118,7 +121,7 @@ def test_pictures_and_texts_become_the_features_of_a_view(
     exec("\n".join([*how.imports, "import torch", how.functions, how.code]), names)
     given = values if how.takes == "texts" else [Image.open(name) for name in values]
     with torch.no_grad():
-        torch.testing.assert_close(network(names["PREPARE"](given)), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.encoders["x"](names["PREPARE"](given)), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow  # a process that starts
