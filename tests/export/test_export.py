@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import safetensors.torch
 import tokenizers
 import torch
+from PIL import Image
 
 import polyfed
 from polyfed import load_model
@@ -36,7 +39,8 @@ def example_of(folder: Path) -> str:
 
 def test_everything_is_there_and_nothing_else(exported: Path) -> None:
     names = {path.name for path in exported.iterdir()}
-    assert names == {"README.md", "config.json", "image.pt2", "model.safetensors", "text.pt2", "tokenizer.json"}
+    programs = {"image.pt2", "text.pt2"}
+    assert names == {"README.md", "config.json", "model.safetensors", "run.py", "tokenizer.json"} | programs
     assert [path.name for path in exported.parent.iterdir()] == ["tiny"]
 
 
@@ -85,7 +89,8 @@ def test_the_weights_of_an_export_give_the_same_vectors_in_the_architecture(expo
 def test_the_example_runs_as_it_stands(
     exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(exported)
+    monkeypatch.syspath_prepend(exported)
+    monkeypatch.delitem(sys.modules, "run", raising=False)
     names: dict[str, torch.Tensor] = {}
     assert "polyfed" not in example_of(exported)
     exec(example_of(exported), names)
@@ -108,6 +113,14 @@ def test_a_classifier_gives_logits_and_the_names_of_its_classes(classifier_run: 
     assert torch.allclose(found, wanted, atol=1e-5)
     assert not (folder / "tokenizer.json").exists()
     assert "image-classes.pt2" in (folder / "README.md").read_text()
+    picture = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
+    classes = open_run(classifier_run).model_of(which="last").classify(picture)
+    again = load_model(folder, allow_code=True).classify(picture)
+    assert (again.names, again.labels) == (classes.names, classes.labels)
+    np.testing.assert_allclose(again.probabilities, classes.probabilities, atol=1e-5)
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    done = subprocess.run([sys.executable, folder / "run.py", "--images", tmp_path / "a.png"], capture_output=True)
+    assert f"a.png: {classes.labels[0]} {classes.probabilities.max():.3f}, " in done.stdout.decode()
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from polyfed.data.images import normalised
 from polyfed.data.source import Column
 from polyfed.data.tokenizers import Glove, Hashing, PretrainedTokenizer, Tokenizer, Wordpiece, Words
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.table import Series, Table
 from polyfed.data.views.tokens import Tokens
@@ -37,7 +36,7 @@ TEXTS = [
 
 def prepare(found: Recipe) -> Any:
     names: dict[str, Any] = {}
-    exec("\n".join([*found.imports, "import torch", found.code]), names)
+    exec("\n".join([*found.imports, "import torch", found.functions, found.code]), names)
     return names["PREPARE"]
 
 
@@ -109,15 +108,6 @@ def test_pictures_become_what_the_view_makes_of_them(fit: Any, mode: str, contex
     pixels = decode(file.getvalue(), 16, fit, "bilinear")
     wanted = normalised(torch.from_numpy(pixels.copy())[None], "imagenet")
     assert torch.allclose(prepare(found)([picture]), wanted, atol=1e-5)
-
-
-def test_features_name_the_backbone_that_feeds_them(context: DataContext, tmp_path: Path) -> None:
-    view, spec = Features(backbone="some/backbone", pool="tokens"), InputSpec((7, 5))
-    found = recipe(view, spec, modality="image", context=context, folder=tmp_path)
-    assert found.facts["backbone"] == "some/backbone"
-    assert "frozen backbone `some/backbone`" in found.words
-    assert "not part of this export" in found.words
-    assert prepare(found)(eval(found.example)).shape == (1, 7, 5)
 
 
 @pytest.mark.parametrize(

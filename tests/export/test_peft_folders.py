@@ -39,7 +39,7 @@ def plain(weights: str, adapter: Path) -> Any:
 
 
 @pytest.mark.parametrize("method", [pytest.param("fedit", marks=pytest.mark.slow), "fedex_lora"])  # with offsets
-def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path) -> None:
+def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path / "run", name=method)
     folder = export_adapters(run, which="last")
     model = run.server_model("last").model
@@ -50,7 +50,16 @@ def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path) -> N
         torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
         bare = AutoModel.from_pretrained(pretrained_folder() / NETWORKS[modality]).eval()
         assert not torch.allclose(bare(x).last_hidden_state[:, 0], own, atol=1e-5)
-    assert method in (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
+    assert method in readme
+    monkeypatch.chdir(folder)
+    for name in NETWORKS.values():
+        readme = readme.replace(f'("{name}")', f'("{pretrained_folder() / name}")')
+    exec(readme.partition("```python\n")[2].partition("```")[0], names := dict[str, Any]())
+    for modality, key in (("image", "pixel_values"), ("text", "input_ids")):
+        with torch.no_grad():
+            own = model.represent(modality, X[modality])
+        torch.testing.assert_close(names[f"encode_{modality}"](**{key: X[modality]}), own, atol=1e-5, rtol=1e-5)
     assert (folder / "image" / "projection.safetensors").is_file()
 
 

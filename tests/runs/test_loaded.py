@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from polyfed import load_model, open_run
 from polyfed.core.errors import ConfigError, DataError, RunError
@@ -18,9 +21,14 @@ from polyfed.data.sounds import wav
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
 from polyfed.export.model import export_model
+from polyfed.models.heads import LinearHead
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.gallery import Retrieval, Shelf, Viewer
 from polyfed.runs.loaded import LoadedModel, loaded_model
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.imputations import LeaveOut
+from polyfed.tasks.joint import Joint
+from polyfed.tasks.task import Task
 from tiny_networks import save
 
 
@@ -171,11 +179,19 @@ def test_modalities_of_any_name_are_told_by_what_their_networks_take(tmp_path: P
     assert loaded.encode(texts=["w1", "w2 w3"]).shape == (2, 5)
 
 
-def untrained(folder: Path, **encoders: dict[str, object]) -> LoadedModel:
+def untrained(
+    folder: Path,
+    *,
+    task: Task | None = None,
+    head: nn.Module | None = None,
+    classes: Mapping[str, list[str]] = MappingProxyType({}),
+    **encoders: dict[str, object],
+) -> LoadedModel:
     context = DataContext(folder / "cache")
     model = ModelSettings.model_validate({"dim": 5, "encoders": encoders})
     views = {name: encoder.view for name, encoder in model.encoders.items()}
-    return loaded_model("mine", model.build({}, context).eval(), views, context)
+    built = model.build({} if head is None else {"own": head}, context).eval()
+    return loaded_model("mine", built, views, context, task, head, classes)
 
 
 def test_sounds_of_more_than_a_block_are_encoded_and_retrieved(tmp_path: Path) -> None:
@@ -196,3 +212,62 @@ def test_a_row_of_a_table_is_one_value(tmp_path: Path) -> None:
     model = untrained(tmp_path, table={"name": "projection", "view": view})
     row = {"age": 12.0, "sex": "M"}
     np.testing.assert_array_equal(model.encode_modality("table", row), model.encode_modality("table", [row]))
+
+
+@pytest.mark.parametrize("participant", ["server", "image"])
+def test_a_classifying_model_gives_names_and_probabilities(classifier_run: Path, participant: str) -> None:
+    opened = open_run(classifier_run)
+    samples = opened.federation.server_samples("test")
+    pictures = [
+        entry["bytes"] for entry in opened.federation.data.split("private", "test").modality("image").values.to_pylist()
+    ]
+    classes = opened.model_of(participant).classify(pictures, batch=3)
+    model = opened.server_model().model if participant == "server" else opened.global_model(next(iter(opened.types)))
+    (head,) = model.heads.values()
+    with torch.no_grad():
+        expected = head(model.embed("image", samples.inputs["image"](torch.arange(len(pictures))))).softmax(1).numpy()
+    np.testing.assert_allclose(classes.probabilities, expected, atol=1e-6)
+    assert classes.names == samples.classes["label"]
+    assert classes.labels == [classes.names[number] for number in expected.argmax(1)]
+    assert opened.model_of(participant).classify([]).probabilities.shape == (0, 18)
+
+
+TABLE = {"name": "projection", "view": {"name": "table", "cells": {"age": {"mean": 10}}}}
+BAG = {"name": "bag", "width": 4, "view": {"name": "tokens", "tokenizer": {"name": "hashing", "size": 50}}}
+
+
+def test_samples_of_several_modalities_are_classified_together_with_what_they_have(tmp_path: Path) -> None:
+    head = LinearHead(5, 3)
+    head.add_module("imputer", LeaveOut().imputer(5, ["table", "text"], 3))
+    task, names = Classification(), {"label": ["a", "b", "c"]}
+    model = untrained(tmp_path, task=task, head=head, classes=names, table=TABLE, text=BAG)
+    texts, rows = ["one two", None, "three"], [{"age": 12.0}, {"age": 3.0}, None]
+    found = model.classify(texts=texts, table=rows, batch=2).probabilities
+    alone = model.classify(texts=["one two", "three"]).probabilities, model.classify(table=rows[:2]).probabilities
+    np.testing.assert_allclose(found[1:], [alone[1][1], alone[0][1]], atol=1e-6)
+    together = np.log(alone[0][0]) + np.log(alone[1][0])  # the mean of embeddings gives the mean of logits
+    np.testing.assert_allclose(np.log(found[0]) - np.log(found[0, 0]), (together - together[0]) / 2, atol=1e-5)
+    for call, message in (
+        (lambda: model.classify(), "classifies by some of table, text; given are: none"),
+        (lambda: model.classify(texts=["x"], table=rows), "as many values as there are samples"),
+        (lambda: model.classify(texts=[None], table=[None]), "a sample is None in all modalities"),
+        (lambda: model.classify(texts=["x"], target="sex"), "tells no 'sex'.*label"),
+        (lambda: model.classify(np.zeros((4, 4), np.uint8)), "no encoder of images"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            call()
+
+
+def test_a_model_of_several_tasks_tells_the_classes_of_each(tmp_path: Path) -> None:
+    tasks = Joint(tasks=(Classification(), Classification(target="topic", modality="text")))
+    heads = nn.ModuleDict({name: LinearHead(5, number) for name, number in zip(tasks.by_name, (3, 2), strict=True)})
+    model = untrained(tmp_path, task=tasks, head=heads, classes={"topic": ["x", "y"]}, table=TABLE, text=BAG)
+    assert model.classify(texts="one").names == ("0", "1", "2")
+    assert model.classify(texts="one", target="topic").names == ("x", "y")
+    with pytest.raises(ConfigError, match="classifies by some of text; given are: table"):
+        model.classify(table={"age": 1.0}, target="topic")
+
+
+def test_a_model_that_tells_no_classes_says_what_it_does(tiny_run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"was not trained to classify.*it has encode, similarity, search"):
+        load_model(tiny_run).classify(texts="a red square")

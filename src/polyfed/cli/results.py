@@ -147,17 +147,18 @@ def export_command(
         Literal["torch", "onnx", "huggingface", "peft"],
         typer.Option(
             "--format",
-            help="torch.export programs; these and ONNX; a folder for AutoModel, with a card; or adapters for peft",
+            help="programs and run.py; these and ONNX; a folder for AutoModel, with a card; or adapters for peft alone",
         ),
     ] = "torch",
     allow_code: AllowCode = False,
 ) -> None:
-    """Export a run's server model for use without polyfed.
+    """Export a run's server model for use without polyfed, its pretrained networks and tokenizers included.
 
     Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format onnx; polyfed
     export runs/shop-seed0 --format huggingface
     """
     from polyfed.export.adapters import export_adapters
+    from polyfed.export.cards import usage
     from polyfed.export.hugging_face import export_hugging_face
     from polyfed.export.model import export_model
 
@@ -168,4 +169,4 @@ def export_command(
         path = export_adapters(opened, out, which=which)
     else:
         path = export_model(opened, out, which=which, onnx=form == "onnx")
-    typer.echo(f"exported and checked: {path}")
+    typer.echo("\n".join([f"exported and checked: {path}", *usage(path, form)]))

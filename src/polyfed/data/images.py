@@ -148,7 +148,7 @@ def decode(
     with opened_picture(data, pixels) as image:
         # JPEG: decode at a half, quarter or eighth if that is at least twice the size, and looks the same
         image.draft(None, (2 * size, 2 * size))
-        upright = (_numbers if is_numbered else _rgb)(ImageOps.exif_transpose(image))
+        upright = (_numbers if is_numbered else as_rgb)(ImageOps.exif_transpose(image))
         resized = ImageOps.fit(upright, side, method) if fit == "crop" else upright.resize(side, method)
     return np.asarray(resized).transpose(2, 0, 1)
 
@@ -160,7 +160,7 @@ def mask_levels(data: bytes, resampling: MaskResampling) -> Int[np.ndarray, " 25
         Exception: as ``decode``.
     """
     with opened_picture(data) as image:
-        values = np.asarray((_numbers if resampling == "numbers" else _rgb)(image))[..., 0]
+        values = np.asarray((_numbers if resampling == "numbers" else as_rgb)(image))[..., 0]
     return np.bincount(values.ravel(), minlength=256)
 
 
@@ -197,9 +197,10 @@ def scaling_of(image: Image.Image) -> PixelScale | None:
     return PixelScale(0, 1, "0 to 1") if high <= 1 else PixelScale(0, 255, "0 to 255")
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The picture in 8 bits a channel, on white where it is transparent."""
     if (scaling := scaling_of(image)) is not None:
-        return Image.fromarray(_eight_bits(np.asarray(image), scaling)).convert("RGB")
+        return Image.fromarray(eight_bits(np.asarray(image), scaling)).convert("RGB")
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
@@ -214,7 +215,7 @@ def _numbers(image: Image.Image) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
-def _eight_bits(values: np.ndarray, scaling: PixelScale) -> UInt8[np.ndarray, "h w"]:
+def eight_bits(values: np.ndarray, scaling: PixelScale) -> UInt8[np.ndarray, "h w"]:
     """Values of a scale from 0 to 255; what is no number is dark."""
     low, high, words = scaling
     if words.endswith("bits"):

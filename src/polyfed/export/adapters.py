@@ -9,19 +9,22 @@ README.md                              model card
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from markupsafe import Markup
 from safetensors.torch import save_file
 from torch import Tensor
 
 from polyfed.core.errors import RunError
 from polyfed.core.version import __version__
-from polyfed.data.backbones import NO_CODE, load, locate
+from polyfed.data.backbones import NO_CODE, load, locate, pool_of
 from polyfed.export.cards import measured_in
+from polyfed.export.inputs import identifier
 from polyfed.export.model import new_folder
 from polyfed.models.adapters.layers import PEFT_NAMES, LoRA, adapted_layers, merged_weights
 from polyfed.models.adapters.prompts import TENSOR, Prompts, plain_ids, prompts_of
@@ -77,9 +80,27 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
             rounds=saved.round,
             version=__version__,
             metrics=measured_in(on_cpu.records, saved.round),
+            encoders=[_steps(saved, modality, encoder) for modality, encoder in encoders.items()],
         )
         (draft / "README.md").write_text(card, "utf-8")
     return out
+
+
+def _steps(saved: ServerModel, modality: str, encoder: HF) -> dict[str, Any]:
+    """What is made of the states of a network, for the code of the model card."""
+    tower: Any = saved.model.encoders[modality]
+    return {
+        "name": identifier(modality),
+        "folder": Markup(json.dumps(modality)),
+        "weights": Markup(json.dumps(encoder.weights)),
+        "tower": "" if encoder.tower == "whole" else encoder.tower,
+        "pool": pool_of(encoder.pooling, encoder.tower),
+        "masked": bool(encoder.view.spec(modality, saved.context).vocabulary),
+        "prompts": encoder.adapter.length if isinstance(encoder.adapter, Prompts) else 0,
+        "standardise": encoder.standardise,
+        "layer": "" if encoder.projection == "own" else len(tower.project) - 1,
+        "partial": encoder.pie or saved.settings.final_norm,
+    }
 
 
 def _is_known(encoder: HF) -> bool:

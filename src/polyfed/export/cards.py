@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 from markupsafe import Markup
 
+from polyfed.core.untrusted import file_json
 from polyfed.core.version import __version__
 from polyfed.export.inputs import Recipe, identifier, import_lines
-from polyfed.reporting.markup import markdown_templates
+from polyfed.reporting.markup import markdown_templates, resource
 from polyfed.reporting.summary import component_name, setting
 from polyfed.reporting.tables import byte_size, format_number
 from polyfed.runs.records import SERVER, RunRecords
@@ -111,9 +117,11 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Seque
     parts = {
         "rows": "\n".join(rows),
         "notes": "\n".join(f"* **{name}**: {item.words}" for name, item in recipes.items()),
-        "example": _example(config["modalities"], recipes),
+        "command": example_command(config["modalities"]),
+        "example": _example(recipes),
         "onnx": ", ".join(f"`{file}`" for file in onnx),
         "first": onnx[0] if onnx else "",
+        "prepare": f"prepare_{identifier(modality)}",
         "prepared": f"prepare_{identifier(modality)}({recipe.example})",
     }
     template = markdown_templates().get_template("export.md.j2")
@@ -121,20 +129,72 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Seque
         name=config["experiment"],
         model=config["model"],
         round=config["round"],
+        needs=", ".join(config["needs"]),
+        networks=config["networks"],
         **{name: Markup(part) for name, part in parts.items()},
     )
 
 
-def _example(modalities: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
-    """Code that prepares an example of every modality, encodes it, and compares the first two."""
-    names = {modality: identifier(modality) for modality in modalities}
-    functions, loads, calls = [], [], []
-    for modality, name in names.items():
-        functions.append(recipes[modality].code.strip().replace("PREPARE", f"prepare_{name}"))
-        loads.append(f'encode_{name} = torch.export.load("{modalities[modality]["program"]}").module()')
-        calls.append(f"    {name} = encode_{name}(prepare_{name}({recipes[modality].example}))")
-        calls.append(f'    print("{name}", tuple({name}.shape))')
-    first, *others = names.values()
-    compare = [f'    print("similarity", ({first} @ {others[0]}.T).tolist())'] if others else []
-    body = "\n".join([*loads, "", "with torch.inference_mode():", *calls, *compare])
-    return "\n\n\n".join(["\n".join(import_lines(recipes, "import torch")), *functions, body])
+def _example(recipes: Mapping[str, Recipe]) -> str:
+    """Code that encodes an example of every modality, and compares the first two."""
+    names = {identifier(modality): modality for modality in recipes}
+    calls = [
+        f"{name} = encode({json.dumps(modality)}, {recipes[modality].example})" for name, modality in names.items()
+    ]
+    calls += [f'print("{name}", tuple({name}.shape))' for name in names]
+    first, *others = names
+    calls += [f'print("similarity", ({first} @ {others[0]}.T).tolist())'] if others else []
+    own = [line for line in ("import torch", "from PIL import Image") if f"{line.split()[-1]}." in "".join(calls)]
+    return "\n".join([*own, "from run import encode", "", *calls])
+
+
+# ---- the file that runs an export
+
+_OWN_IMPORTS = ("import argparse", "import functools", "import json", "import sys", "import torch")
+_VALUES = {"pictures": "a.jpg b.jpg", "texts": '"a text" "another text"', "numbers": "values.json"}
+
+
+def example_command(modalities: Mapping[str, Any], file: str = "run.py") -> str:
+    """A command that runs an export."""
+    return " ".join(
+        [f"python {file}", *(f"{entry['option']} {_VALUES[entry['takes']]}" for entry in modalities.values())]
+    )
+
+
+def run_file(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
+    """A Python file that encodes, compares and classifies with the programs beside it, and does without polyfed.
+
+    Of a run's own words its code has names of modalities alone: what it shows it reads from ``config.json``.
+    """
+    names = {modality: f"prepare_{identifier(modality)}" for modality in recipes}
+    code = [
+        *dict.fromkeys(recipe.functions.strip() for recipe in recipes.values() if recipe.functions),
+        *(recipe.code.strip().replace("PREPARE", names[modality]) for modality, recipe in recipes.items()),
+        "PREPARATIONS = {" + ", ".join(f"{json.dumps(modality)}: {name}" for modality, name in names.items()) + "}",
+    ]
+    # files lie beside this one
+    own = re.sub(r'Tokenizer\.from_file\(("[^"]+")\)', r"Tokenizer.from_file(str(HERE / \1))", "\n\n\n".join(code))
+    own = re.sub(r'from_pretrained\(("[^"]+"),', r"from_pretrained(HERE / \1,", own)
+    parts = {
+        "COMMAND": example_command(config["modalities"]),
+        "NEEDS": ", ".join(config["needs"]),
+        "# ---- imports\n": "\n".join(import_lines(recipes, *_OWN_IMPORTS, "from pathlib import Path")) + "\n",
+        "# ---- functions\n": f"\n\n{own}\n\n\n",
+    }
+    return functools.reduce(lambda text, part: text.replace(*part, 1), parts.items(), resource("run.txt"))
+
+
+def usage(folder: Path, form: str) -> Iterator[str]:
+    """What an export of a format holds, how it is used and what that takes, a line each."""
+    yield f"it has {byte_size(sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()))}"
+    if form == "peft":
+        yield "it needs the networks that README.md names, which are not in it, and peft and transformers"
+        return
+    config = file_json((folder / "config.json").read_text("utf-8"))
+    if config["networks"]:
+        yield f"pretrained networks are in it, whose licences go with them: {', '.join(config['networks'])}"
+    if form != "huggingface":
+        yield f"run it from anywhere: {example_command(config['modalities'], shlex.quote(str(folder / 'run.py')))}"
+    yield f"it needs {', '.join(config['needs'])}, and no polyfed"
+    if numbers := [modality for modality, entry in config["modalities"].items() if entry["takes"] == "numbers"]:
+        yield f"inputs of {', '.join(numbers)} it takes as numbers, which README.md describes"

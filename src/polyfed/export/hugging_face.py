@@ -76,9 +76,10 @@ def _write(exported: Exported, programs: Path, draft: Path) -> None:
         "model_type": "polyfed",
         "dtype": "float32",
         "tensors": kinds,
-        **{key: exported.config[key] for key in ("experiment", "model", "round", "dim")},
+        "needs": ["transformers", *exported.config["needs"]],
+        **{key: exported.config[key] for key in ("experiment", "model", "round", "dim", "networks")},
         "modalities": {
-            identifier(name): {key: entry[key] for key in ("input", "preparation")}
+            identifier(name): {key: entry[key] for key in ("input", "takes", "preparation")}
             for name, entry in exported.config["modalities"].items()
         },
     }
@@ -125,7 +126,7 @@ def _rewritten(line: str, targets: Mapping[str, str]) -> str:
 
 def _modeling(recipes: Mapping[str, Recipe], functions: list[str]) -> str:
     """The file of code: how inputs are prepared, the networks, and the model around them."""
-    prepares = []
+    prepares = [*dict.fromkeys(recipe.functions.strip() for recipe in recipes.values() if recipe.functions)]
     for modality, recipe in recipes.items():
         code = (
             recipe.code.strip()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from polyfed.data.images import mean_std
+from polyfed.data.images import PixelScale, as_rgb, eight_bits, mean_std, scaling_of
 from polyfed.data.tokenizers import Hashing, PretrainedTokenizer, Vocabulary, word_splitter
 from polyfed.data.view import DataContext, InputSpec, View
-from polyfed.data.views.features import Features
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 
@@ -26,14 +27,27 @@ class Recipe:
         words: one sentence for people.
         code: a Python function called ``PREPARE`` from a list of raw values to a batch.
         example: an argument for it.
+        takes: what these values are.
         imports: what it needs.
+        functions: code that it calls.
     """
 
     facts: Mapping[str, Any]
     words: str
     code: str
     example: str
+    takes: Literal["pictures", "texts", "numbers"] = "numbers"
     imports: tuple[str, ...] = ()
+    functions: str = ""
+
+    @property
+    def packages(self) -> list[str]:
+        """What has to be installed for it beside torch."""
+        modules = {line.split()[1] for line in self.imports}
+        return [package for module, package in _PACKAGES.items() if module in modules]
+
+
+_PACKAGES = {"numpy": "numpy", "PIL": "pillow", "tokenizers": "tokenizers", "transformers": "transformers"}
 
 
 def identifier(modality: str) -> str:
@@ -71,23 +85,12 @@ def recipe(
         return _of_pixels(view)
     if isinstance(view, Tokens):
         return _of_tokens(view, view.tokenizer.ready(modality, context), context, folder, suffix, fixed_length)
-    if isinstance(view, Features):
-        shape = " by position, zero where there is padding" if len(spec.shape) > 1 else ""
-        settings = view.model_dump(mode="json", exclude={"batch_size", "precision"})
-        facts = {"view": settings, "backbone": view.backbone, "shape": list(spec.shape)}
-        words = (
-            f"features {list(spec.shape)}{shape} of the frozen backbone `{view.backbone}` "
-            f"(pool `{view.pool}`, tower `{view.tower}`), which is not part of this export: only what was "
-            "trained on top of it is."
-        )
-        comment = f"# features of the frozen backbone {view.backbone}, pool {view.pool}"
-    else:  # a view from outside of polyfed: its inputs are taken as they are
-        name = view.component_name()
-        facts = {"view": view.model_dump(mode="json")}
-        words = f"float32 {list(spec.shape)} as polyfed's view `{name}` makes it, see `config.json`."
-        comment = f"# made by the view {name}"
+    # a view whose preparation is polyfed's alone, or from outside of it: its inputs are taken as they are
+    name = view.component_name()
+    words = f"float32 {list(spec.shape)} as polyfed's view `{name}` makes it, see `config.json`."
+    comment = f"# made by the view {name}"
     example = f"torch.zeros(1, {', '.join(map(str, spec.shape))}).tolist()"
-    return Recipe(facts, words, _AS_IS.format(comment=comment), example)
+    return Recipe({"view": view.model_dump(mode="json")}, words, _AS_IS.format(comment=comment), example)
 
 
 def _of_pixels(view: Pixels) -> Recipe:
@@ -100,16 +103,27 @@ def _of_pixels(view: Pixels) -> Recipe:
         facts={"view": view.model_dump(mode="json"), "channels": "RGB", "mean": mean, "std": std},
         words=f"upright RGB pictures of {view.size} x {view.size} pixels ({fit}, {view.resampling}), "
         f"transparency on white, 0 to 1, minus mean {list(mean)}, divided by standard deviation {list(std)}.",
-        code=_PIXELS.format(resize=resize, size=view.size, mean=list(mean), std=list(std)),
+        code=_PIXELS.format(resize=resize, draft=2 * view.size, mean=list(mean), std=list(std)),
         example='[Image.new("RGB", (80, 60), "red")]',
-        imports=("from PIL import Image, ImageOps",),
+        takes="pictures",
+        imports=("import numpy as np", "from PIL import Image, ImageOps", "from typing import NamedTuple"),
+        functions=_picture_functions(),
     )
+
+
+@functools.cache
+def _picture_functions() -> str:
+    """Source of what polyfed itself makes 8 bits a channel with: pictures of 16 bits are no exception elsewhere."""
+    code = "\n\n".join(inspect.getsource(part) for part in (PixelScale, scaling_of, as_rgb, eight_bits))
+    return re.sub(r'\w+\[np\.ndarray, "[^"]*"\]', "np.ndarray", code)
 
 
 def _of_tokens(
     view: Tokens, vocabulary: Vocabulary, context: DataContext, folder: Path, suffix: str, fixed_length: int | None
 ) -> Recipe:
-    name = view.tokenizer.component_name()
+    name, shown = view.tokenizer.component_name(), view.model_dump(mode="json")
+    if Path(path := shown["tokenizer"].get("path", "")).is_absolute():
+        shown["tokenizer"]["path"] = Path(path).name  # the tokenizer itself is in the export
     facts = {"length": view.length, "pad": vocabulary.pad, "unknown": vocabulary.unknown}
     padded = f"to {fixed_length}" if fixed_length else "to the longest of the batch"
     words = f"at most {view.length} tokens, padded {padded} with {vocabulary.pad}; a text without tokens is one "
@@ -120,17 +134,19 @@ def _of_tokens(
         texts = _written_out(vocabulary)  # before it is saved: texts must have been cut, for the side to be known
         _write_tokenizer(view.length, vocabulary, folder / file, fixed_length)
         return Recipe(
-            facts={"view": view.model_dump(mode="json"), "tokenizer": file, **facts},
+            facts={"view": shown, "tokenizer": file, **facts},
             words=f"`{file}` of the library `tokenizers` (it was `{name}`): {words}",
             code=_TOKENIZER.format(file=file, texts=texts),
             example=example,
+            takes="texts",
             imports=("from tokenizers import Tokenizer",),
         )
     # neither a hash nor a tokenizer that is written in Python has a file of that library
     file = f"vocabulary{suffix}.json"
-    content = {"tokenizer": view.tokenizer.model_dump(mode="json"), **facts, "tokens": vocabulary.tokens}
+    content = {"tokenizer": shown["tokenizer"], **facts, "tokens": vocabulary.tokens}
     (folder / file).write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
     setup, row = "", f"text[:{view.length}]"
+    takes: Literal["texts", "numbers"] = "texts"
     imports: tuple[str, ...] = ()
     if isinstance(view.tokenizer, Hashing):
         words_file = f"words{suffix}.json"
@@ -145,9 +161,9 @@ def _of_tokens(
         row = f'tokenizer(text, truncation=True, max_length={view.length})["input_ids"]'
         imports = ("from transformers import AutoTokenizer",)
     else:  # a tokenizer from outside of polyfed: ids are taken as they are
-        example = f"[[{vocabulary.unknown}]]"
+        example, takes = f"[[{vocabulary.unknown}]]", "numbers"
     return Recipe(
-        facts={"view": view.model_dump(mode="json"), "vocabulary": file, **facts},
+        facts={"view": shown, "vocabulary": file, **facts},
         words=f"ids of `{file}` by `{name}`: {words}",
         code=_ROWS.format(
             setup=setup,
@@ -156,6 +172,7 @@ def _of_tokens(
             longest=fixed_length or "max(map(len, rows))",
         ),
         example=example,
+        takes=takes,
         imports=imports,
     )
 
@@ -192,11 +209,10 @@ _PIXELS = """
 def PREPARE(pictures):
     rows = []
     for picture in pictures:  # or Image.open("picture.jpg")
-        upright = ImageOps.exif_transpose(picture).convert("RGBA")
-        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright).convert("RGB")
+        picture.draft(None, ({draft}, {draft}))  # a large JPEG is read at a half, quarter or eighth
+        upright = as_rgb(ImageOps.exif_transpose(picture))
         resized = {resize}
-        pixels = torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8)
-        rows.append(pixels.view({size}, {size}, 3).permute(2, 0, 1))
+        rows.append(torch.from_numpy(np.array(resized)).permute(2, 0, 1))
     mean, std = torch.tensor({mean}).view(3, 1, 1), torch.tensor({std}).view(3, 1, 1)
     return (torch.stack(rows) / 255 - mean) / std
 """

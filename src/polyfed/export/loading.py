@@ -15,14 +15,14 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import named_in, require_plain, whole
 from polyfed.core.untrusted import file_json
 from polyfed.data.backbones import NO_CODE
-from polyfed.data.samples import Inputs
+from polyfed.data.samples import Batch, Inputs
 from polyfed.data.source import Column
 from polyfed.data.tokenizers import Hashing, Vocabulary, encoder
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.features import Features
 from polyfed.data.views.tokens import TokenRows, Tokens, matrix_of
 from polyfed.export.programs import Live, loaded_program, padded
-from polyfed.runs.loaded import LoadedEncoder, LoadedModel, opened_apart
+from polyfed.runs.loaded import LoadedClassifier, LoadedEncoder, LoadedModel, opened_apart
 from polyfed.runs.opened import open_run
 
 
@@ -73,14 +73,26 @@ def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
     try:
         config = file_json((folder / "config.json").read_text("utf-8"))
         name, dim = f"{config['experiment']}, {config['model']}", int(config["dim"])
-        encoders = {
-            modality: _encoder(folder, modality, entry, weights_dir, config["task"])
-            for modality, entry in config["modalities"].items()
+        entries, task = config["modalities"], config["task"]
+        encoders = {name: _encoder(folder, name, entry, weights_dir, task) for name, entry in entries.items()}
+        logits = {
+            name: _program(folder, entry, "classes_program")
+            for name, entry in entries.items()
+            if entry["classes_program"] and task["name"] != "segmentation"
         }
+        decision = LoadedClassifier(tuple(config["classes"] or ()), tuple(logits), True, partial(_mean_logits, logits))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ValidationError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"'{folder}' is no complete export ({reason}); write it again with polyfed export") from error
-    return LoadedModel(name, dim, encoders)
+    return LoadedModel(name, dim, encoders, {str(task.get("target")): decision} if logits else {})
+
+
+def _mean_logits(logits: Mapping[str, Live], batch: Batch) -> Tensor:
+    """What a linear classifier makes of the mean embedding of the modalities that a sample has."""
+    every = torch.ones(len(batch), dtype=torch.bool)
+    masks = {name: batch.present.get(name, every)[:, None] for name in batch.inputs}
+    parts = [torch.where(mask, logits[name](batch.inputs[name]), 0.0) for name, mask in masks.items()]
+    return torch.stack(parts).sum(0) / torch.stack([*masks.values()]).sum(0)
 
 
 def _encoder(
@@ -90,18 +102,22 @@ def _encoder(
     if isinstance(view, Features) and weights_dir is None and not Path(view.backbone).is_absolute():
         weights_dir = named_in("POLYFED_WEIGHTS")
     context = DataContext(cache=folder, weights=weights_dir)
-    program = loaded_program(folder / entry["program"])
+    opener = _opener(folder, modality, view, entry["preparation"], context)
+    segments = task.get("name") == "segmentation" and entry["classes_program"]
+    masks = _program(folder, entry, "classes_program") if segments else None
+    return LoadedEncoder(view, opener, _program(folder, entry, "program"), masks)
+
+
+def _program(folder: Path, entry: Mapping[str, Any], key: str) -> Live:
+    program = loaded_program(folder / entry[key])
     length = entry["input"]["shape"][1] if entry["input"]["dtype"] == "int64" else None
     fixed, pad = (length if isinstance(length, int) else None), int(entry["preparation"].get("pad", 0))
 
-    def run(program: Live, x: Tensor) -> Tensor:
+    def run(x: Tensor) -> Tensor:
         with torch.no_grad():
             return program(padded(x, fixed, pad))
 
-    segments = task.get("name") == "segmentation" and entry["classes_program"]
-    masks = loaded_program(folder / entry["classes_program"]) if segments else None
-    opener = _opener(folder, modality, view, entry["preparation"], context)
-    return LoadedEncoder(view, opener, partial(run, program), partial(run, masks) if masks else None)
+    return run
 
 
 def _opener(

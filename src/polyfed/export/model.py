@@ -1,5 +1,6 @@
 """Export of a saved server model for use without polyfed: weights, configuration and one program a modality.
 
+run.py                  runs it on pictures and texts
 model.safetensors       weights by name, heads included
 config.json             architecture, widths, and how inputs are prepared
 tokenizer.json          of the library ``tokenizers``, where a modality has tokens
@@ -7,6 +8,8 @@ tokenizer.json          of the library ``tokenizers``, where a modality has toke
 <modality>-classes.pt2  prepared inputs -> logits, where the server classifies pictures, texts or pixels
 <modality>.onnx         either of them as ONNX, if asked for
 README.md               what this is, with an example that runs
+
+Programs hold the pretrained networks of the run too, also those of which it cached the features.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
-from polyfed.export.cards import readme
-from polyfed.export.inputs import Recipe, recipe
+from polyfed.export.cards import readme, run_file
+from polyfed.export.inputs import Recipe, identifier, recipe
+from polyfed.export.networks import on_raw_inputs
 from polyfed.export.programs import Program, require_onnx, write_onnx, write_program
 from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
@@ -71,6 +75,7 @@ def export_model(
         save_file(dict(exported.saved.weights), draft / "model.safetensors", {"format": "pt"})
         (draft / "config.json").write_text(json.dumps(exported.config, indent=1, ensure_ascii=False) + "\n", "utf-8")
         (draft / "README.md").write_text(readme(exported.config, exported.recipes, files), "utf-8")
+        (draft / "run.py").write_text(run_file(exported.config, exported.recipes), "utf-8")
     return out
 
 
@@ -106,14 +111,14 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
     saved = run.server_model(which)
     model, context = saved.model, saved.context
     saved.warn_if_untrained()
-    encoders = saved.settings.encoders
-    specs = {name: encoder.view.spec(name, context) for name, encoder in encoders.items()}
+    views = on_raw_inputs(model, saved.views, context)
+    specs = {name: view.spec(name, context) for name, view in views.items()}
     programs = {name: _encoder(name, saved, model, spec, folder) for name, spec in specs.items()}
     classes = _classifiers(saved, model, specs, folder)
     several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
     recipes = {
         name: recipe(
-            encoder.view.resolved(name, context),
+            view,
             specs[name],
             modality=name,
             context=context,
@@ -121,7 +126,7 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
             suffix=f"-{_file(name)}" if several else "",
             fixed_length=programs[name].fixed_length,
         )
-        for name, encoder in encoders.items()
+        for name, view in views.items()
     }
     config = {"experiment": run.conditions.name, "model": saved.which}
     return Exported(saved, specs, programs, classes, recipes, config | _config(saved, programs, classes, recipes))
@@ -210,10 +215,19 @@ def _file(modality: str) -> str:
     return re.sub(r"[^\w.-]", "-", modality)
 
 
+def _option(modality: str, recipes: Mapping[str, Recipe]) -> str:
+    """Of ``run.py``: ``--images`` or ``--texts`` where no other modality takes these, else its name."""
+    takes = recipes[modality].takes
+    is_sole = takes != "numbers" and [each.takes for each in recipes.values()].count(takes) == 1
+    return {"pictures": "--images", "texts": "--texts"}[takes] if is_sole else f"--{identifier(modality)}"
+
+
 def _config(
     saved: ServerModel, programs: Mapping[str, Program], classes: Mapping[str, Program], recipes: Mapping[str, Recipe]
 ) -> dict[str, Any]:
-    encoders = saved.config["model"]["encoders"]
+    encoders, needs = saved.config["model"]["encoders"], [name for one in recipes.values() for name in one.packages]
+    named_networks = filter(None, (each.get("weights") or each["view"].get("backbone") for each in encoders.values()))
+    networks = [Path(name).name if Path(name).is_absolute() else name for name in named_networks]
     task, named = saved.task, (saved.config["samples"] or {}).get("classes", {})
     names = (
         list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0]) if classes else None
@@ -223,11 +237,15 @@ def _config(
         "dim": saved.settings.dim,
         "task": saved.config["task"],
         "classes": names if classes else None,
+        "needs": ["torch", *dict.fromkeys(needs)],
+        "networks": [*dict.fromkeys(networks)],
         "modalities": {
             modality: {
                 "program": program.path.name,
                 "classes_program": classes[modality].path.name if modality in classes else None,
                 "input": {"shape": list(program.shape), "dtype": "int64" if program.tokens else "float32"},
+                "takes": recipes[modality].takes,
+                "option": _option(modality, recipes),
                 "preparation": recipes[modality].facts,
                 "encoder": encoders[modality],
             }

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from torch import Tensor
 
 from polyfed.core.device import Threads
-from polyfed.core.files import Place, PlaceBeside, folder_of_file, named_in
+from polyfed.core.files import Place, PlaceBeside, folder_of_file, named_in, user_cache
 from polyfed.core.settings import Settings
 from polyfed.data.images import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
@@ -110,7 +110,7 @@ class DataSettings(Settings):
     @property
     def cache_folder(self) -> Path:
         """Folder of caches: the setting, else POLYFED_CACHE, else ``~/.cache/polyfed``."""
-        return self.cache_dir or named_in("POLYFED_CACHE") or Path.home() / ".cache" / "polyfed"
+        return self.cache_dir or user_cache()
 
 
 class PublicSettings(Settings):

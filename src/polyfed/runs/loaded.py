@@ -8,16 +8,18 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError, DataError, nearest
-from polyfed.data.samples import Inputs
+from polyfed.data.cache import StoredRows
+from polyfed.data.samples import Batch, Inputs, Samples
 from polyfed.data.source import Column
 from polyfed.data.sources.memory import picture_struct
 from polyfed.data.view import DataContext, View
@@ -25,6 +27,9 @@ from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 from polyfed.models.decoders import MaskHead
 from polyfed.models.model import Model
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.joint import Joint
+from polyfed.tasks.task import Task
 
 Vectors = Float[np.ndarray, "n d"]
 IMAGES, TEXTS = "image", "text"
@@ -37,6 +42,41 @@ class Hit(NamedTuple):
 
     position: int
     similarity: float
+
+
+@dataclass(frozen=True)
+class ClassProbabilities:
+    """Classes of some samples.
+
+    Attributes:
+        names: of the classes.
+        probabilities: of each class, for each sample; they sum to 1.
+    """
+
+    names: tuple[str, ...]
+    probabilities: Float[np.ndarray, "n classes"]
+
+    @property
+    def labels(self) -> list[str]:
+        """The likeliest class of each sample."""
+        return [self.names[number] for number in self.probabilities.argmax(1)]
+
+
+@dataclass(frozen=True)
+class LoadedClassifier:
+    """A decision between classes.
+
+    Attributes:
+        names: of the classes; empty: they have numbers alone.
+        modalities: that it looks at.
+        takes_some: whether some of these will do.
+        scores: a batch of prepared inputs -> logits.
+    """
+
+    names: tuple[str, ...]
+    modalities: tuple[str, ...]
+    takes_some: bool
+    scores: Callable[[Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,14 +100,16 @@ class LoadedEncoder:
 
     def applied(self, function: Callable[[Tensor], Tensor], values: pa.Array, batch: int) -> np.ndarray:
         """What a function makes of raw values, batch by batch."""
-        column = Column(
-            pa.chunked_array([values]), uuid.uuid4().hex, "values to encode", nested=False, folder=Path("/")
-        )
-        inputs = self.open(column)
+        inputs = self.inputs(values)
         with torch.inference_mode():
             parts = [function(inputs(rows)).cpu() for rows in torch.split(torch.arange(len(values)), batch)]
         made: np.ndarray = torch.cat(parts).numpy()
         return made
+
+    def inputs(self, values: pa.Array) -> Inputs:
+        """Raw values as the encoder takes them."""
+        column = pa.chunked_array([values])
+        return self.open(Column(column, uuid.uuid4().hex, "values to encode", nested=False, folder=Path("/")))
 
 
 @dataclass(frozen=True)
@@ -78,12 +120,14 @@ class LoadedModel:
         name: what it is, for people.
         dim: width d of its vectors.
         encoders: modality -> encoder.
+        classifiers: target -> what tells its classes.
         remembered: vectors of the pictures that were searched, by file, date and size, or by content.
     """
 
     name: str
     dim: int
     encoders: Mapping[str, LoadedEncoder]
+    classifiers: Mapping[str, LoadedClassifier] = field(default_factory=dict, repr=False)
     remembered: dict[object, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -121,13 +165,71 @@ class LoadedModel:
         items = _several(values)
         if not items:
             return np.zeros((0, self.dim), np.float32)
+        return self.encoders[modality].encode(self._column(modality, items), batch)
+
+    def _column(self, modality: str, items: Sequence[Any]) -> pa.Array:
         if modality == self._place_of(TEXTS):
-            column = _texts(items)
-        elif modality == self._place_of(IMAGES):
-            column = _pictures(items)
-        else:
-            column = pa.array(items)
-        return self.encoders[modality].encode(column, batch)
+            return _texts(items)
+        return _pictures(items) if modality == self._place_of(IMAGES) else pa.array(items)
+
+    def classify(
+        self, images: Any = None, texts: Any = None, *, target: str | None = None, batch: int = 64, **others: Any
+    ) -> ClassProbabilities:
+        """Names and probabilities of the classes of samples, each of a picture, a text, or what else the model reads.
+
+        Where values of several modalities are given, those at one place are of one sample, and None stands for what a
+        sample lacks. Probabilities are a softmax: a sample has one class.
+
+        Args:
+            images: as for ``encode``.
+            texts: likewise.
+            target: which classes, of a model that tells several kinds; by default the first.
+            batch: samples at a time.
+            others: values of other modalities by name, as for ``encode_modality``.
+
+        Raises:
+            ConfigError: the model tells no classes, or not by these modalities.
+            DataError: a value cannot be presented to it, or a sample has none.
+        """
+        classifier = self._classifier(target)
+        kinds = {IMAGES: images, TEXTS: texts}
+        others |= {self.modality_of(kind): values for kind, values in kinds.items() if values is not None}
+        given = {name: _several(values) for name, values in others.items()}
+        some, known = "some" if classifier.takes_some else "all", set(classifier.modalities)
+        if not given or not given.keys() <= known or (some == "all" and given.keys() != known):
+            raise ConfigError(
+                f"model '{self.name}' classifies by {some} of {', '.join(classifier.modalities)}; given are: "
+                f"{', '.join(given) or 'none'}"
+            )
+        if len({len(items) for items in given.values()}) > 1:
+            raise DataError("of each modality give as many values as there are samples, None where a sample lacks it")
+        samples = self._samples(given)
+        if len(samples.having_any(*given)) < len(samples):
+            raise DataError("a sample is None in all modalities, so that it has nothing to be classified by")
+        with torch.inference_mode():
+            scores = [classifier.scores(part).float().softmax(1).cpu() for part in samples.batches(batch)]
+        made = torch.cat(scores or [torch.zeros(0, len(classifier.names))]).numpy()
+        names = classifier.names or tuple(map(str, range(made.shape[1])))
+        return ClassProbabilities(names[: made.shape[1]], made)
+
+    def _samples(self, given: Mapping[str, Sequence[Any]]) -> Samples:
+        rows, inputs = dict[str, Tensor](), dict[str, Inputs]()
+        for name, items in given.items():
+            there = torch.tensor([item is not None for item in items], dtype=torch.bool)
+            rows[name] = torch.where(there, there.cumsum(0) - 1, -1)
+            if own := [item for item in items if item is not None]:
+                inputs[name] = self.encoders[name].inputs(self._column(name, own))
+        return Samples(inputs, rows, torch.arange(len(items)), targets={}, ids=(), classes={})
+
+    def _classifier(self, target: str | None) -> LoadedClassifier:
+        if not self.classifiers:
+            raise ConfigError(
+                f"model '{self.name}' was not trained to classify samples; it has encode, similarity, search and "
+                "segment, and its similarity to texts that name classes classifies without training"
+            )
+        if target is not None and target not in self.classifiers:
+            raise ConfigError(f"model '{self.name}' tells no '{target}'; {nearest(target, self.classifiers)}")
+        return self.classifiers[target or next(iter(self.classifiers))]
 
     def segment(self, images: Any, *, batch: int = 64) -> UInt8[np.ndarray, "n h w"]:
         """Masks of pictures: the number of the likeliest class of every pixel.
@@ -219,7 +321,15 @@ class LoadedModel:
         return self.encode_modality(self.modality_of(kind), values)
 
 
-def loaded_model(name: str, model: Model, views: Mapping[str, View], context: DataContext) -> LoadedModel:
+def loaded_model(
+    name: str,
+    model: Model,
+    views: Mapping[str, View],
+    context: DataContext,
+    task: Task | None = None,
+    head: nn.Module | None = None,
+    classes: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> LoadedModel:
     """A live model for use, on the device where it is.
 
     Args:
@@ -227,6 +337,9 @@ def loaded_model(name: str, model: Model, views: Mapping[str, View], context: Da
         model: in evaluation mode.
         views: modality -> view of its encoder.
         context: where the views find what they learnt.
+        task: that it was trained for; None: it only encodes.
+        head: of the task.
+        classes: target -> names of its classes.
     """
 
     def encoder(modality: str, given: View) -> LoadedEncoder:
@@ -245,7 +358,21 @@ def loaded_model(name: str, model: Model, views: Mapping[str, View], context: Da
             masks if heads else None,
         )
 
-    return LoadedModel(name, model.dim, {modality: encoder(modality, view) for modality, view in views.items()})
+    def classifier(task: Task, head: nn.Module | None) -> LoadedClassifier:
+        only = getattr(task, "modality", None) or getattr(task, "use", None) or tuple(views)
+        return LoadedClassifier(
+            tuple(classes.get(task.class_targets[0], ())),
+            tuple(name for name in ((only,) if isinstance(only, str) else only) if name not in task.own_modalities),
+            isinstance(task, Classification),
+            lambda batch: task.scores(model, head, batch.to(model.device)),
+        )
+
+    encoders = {modality: encoder(modality, view) for modality, view in views.items()}
+    tasks = task.by_name if isinstance(task, Joint) else {} if task is None else {"": task}
+    heads = dict(head.items()) if isinstance(head, nn.ModuleDict) else {"": head}
+    deciding = {name: own for name, own in tasks.items() if own.class_targets and heads.get(name) is not None}
+    classifiers = {own.class_targets[0]: classifier(own, heads[name]) for name, own in deciding.items()}
+    return LoadedModel(name, model.dim, encoders, classifiers)
 
 
 def opened_apart(view: View, column: Column, modality: str, context: DataContext) -> Inputs:
@@ -253,11 +380,28 @@ def opened_apart(view: View, column: Column, modality: str, context: DataContext
     with tempfile.TemporaryDirectory(prefix="polyfed-") as folder:
         inputs = view.open(column, modality, replace(context, cache=Path(folder), fitted=dict(context.fitted)))
         rows = torch.arange(len(inputs))
+        if isinstance(inputs, StoredRows):  # what no run is to read again need not be as coarse as its cache
+            compute = inputs.compute
+            return _Computed(inputs.shape()[0], lambda rows: compute(rows.tolist()))
         if (prepare := getattr(inputs, "prepare", None)) is not None:
             prepare(rows)  # what is computed has no folder later
         else:
             inputs(rows[:1])  # some read what the folder holds at first use; maps stay readable
         return inputs
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """Inputs that are computed when they are asked for."""
+
+    count: int
+    compute: Callable[[Tensor], Tensor]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return self.compute(rows)
 
 
 def _are_vectors(values: Any) -> TypeGuard[Vectors]:

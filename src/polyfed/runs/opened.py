@@ -306,7 +306,9 @@ class Run:
         name = f"{participant} of {self.name}"
         if participant == SERVER:
             server = self.server_model(which)
-            return loaded_model(f"{name}, round {server.round}", server.model, server.views, server.context)
+            decision = server.task, server.head, server.classes
+            model_name = f"{name}, round {server.round}"
+            return loaded_model(model_name, server.model, server.views, server.context, *decision)
         if which is not None:
             raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
         members = self.federation.members
@@ -314,8 +316,11 @@ class Run:
             raise ConfigError(
                 f"no participant '{participant}' in '{self.folder}'; {nearest(participant, [SERVER, *members])}"
             )
-        views = {modality: encoder.view for modality, encoder in members[participant].model.encoders.items()}
-        return loaded_model(name, self._model_of_client(participant), views, self.federation.data.context)
+        member, model = members[participant], self._model_of_client(participant)
+        views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
+        head = dict(model.heads.items()).get(member.head)
+        decision = member.settings.task, head, self.federation.train(member).classes
+        return loaded_model(name, model, views, self.federation.data.context, *decision)
 
     def _model_of_client(self, client: str) -> Model:
         if not self.has_client_models:

