@@ -92,15 +92,14 @@ CHOICES: dict[str, list[Any]] = {
     "first": [{"train": 2}, {"train": 5}],
     "incomplete": ["leave_out", "keep"],
     "keep_first": [{"many": 1}],
-    "fractions": [{"test": 0.25}, {"test": 0.5}],
-    "together": [],
+    "fractions": [{"test": 0.25}, {"test": 0.5}, {"test": 0.25, "together": ["fold"]}],
 }
 ROLES: dict[str, list[Any]] = {
     "columns": [{"text": "other"}, {"text": ["text", "other"]}, {"text": ["other", "text"]}],
     "targets": [{"label": "code"}, {"label": "fold"}],
     "matches": ["label"],
     "max_rows": [100],
-    "fold_labels": [True],
+    "reading": [{"fold_labels": True}],
 }
 BASE = {"path": "site", "columns": {"text": "text"}, "targets": {"label": "label"}}
 SCENES = {"train": 6, "validation": 3, "test": 3, "size": 16}
@@ -140,16 +139,13 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             "annotations": ["letters.csv"],
             "file_column": ["pair"],
             "split_column": ["fold"],
-            "draw_missing": [],
-            "encoding": ["utf-16-le", "latin-1"],
-            "decimal": [","],
+            "reading": [{"encoding": "utf-16-le"}, {"encoding": "latin-1"}, {"decimal": ","}],
             "splits": [{"train": ["a"], "test": ["b", "c"]}, {"train": ["b"], "test": ["a", "c"]}],
             "keep_first": [],
             "columns": [{"image": "pair", "text": "text"}, {"text": ["text", "fold"]}],
             "targets": [{"label": "fold"}],
             "matches": ["fold"],
             "max_rows": [100],
-            "fold_labels": [True],
         },
     ),
     "mimic_cxr": (
@@ -169,7 +165,6 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             "first": [{"train": 3}],
             "incomplete": ["leave_out", "keep"],
             "keep_first": [],
-            "fold_labels": [True],
         },
     ),
     "scenes": (
@@ -180,7 +175,6 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             **{"domain": ["night"], "shift": [0.5], "keep_first": [{"captions": 2}], "first": [{"train": 2}]},
             **{"where": [{"corners": 4}], "incomplete": ["leave_out"], "matches": ["topic"]},
             **{
-                "fold_labels": [True],
                 "columns": [{"text": "text"}, {"text": ["text", "colour"]}],
                 "targets": [{"label": "topic"}],
             },

@@ -158,7 +158,7 @@ def test_western_texts_need_no_setting(text: str) -> None:
 @pytest.mark.parametrize(("encoding", "text"), OTHERS)
 def test_other_texts_are_refused_with_the_setting_that_reads_them(tmp_path: Path, encoding: str, text: str) -> None:
     content = f"id;text\n1;{text}\n".encode(encoding)
-    with pytest.raises(DataError, match=r"t.csv' is n.*; save it as UTF-8, or name its encoding \(encoding: "):
+    with pytest.raises(DataError, match=r"t.csv' is n.*; save it as UTF-8, or name its encoding in reading"):
         read(tmp_path, content)
     rows, dialect = read(tmp_path, f'id;text\n1;"{text}"\n'.encode(encoding), encoding=encoding)
     assert (rows["text"], dialect.encoding) == ([text], encoding)

@@ -658,7 +658,7 @@ def test_the_command_says_what_it_found_and_how_to_use_it(
     code, _, err = cli("prepare", photos, tmp_path / "more", "--test", "1.5")
     assert code == 2
     assert "fractions.test: " in err
-    assert "(got 1.5)" in err
+    assert "1.5 is not a share of 0 to less than 1" in err
 
 
 @pytest.mark.parametrize(

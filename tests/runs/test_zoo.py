@@ -137,9 +137,9 @@ def test_patients_stay_in_one_split_if_asked_and_are_warned_of_if_not(cli: Cli) 
 def test_equal_images_stay_in_one_split_if_asked(tmp_path: Path) -> None:
     for number in range(40):
         zoo.image(tmp_path / "ab"[number % 10 % 2] / f"{number}.png", number % 10)
-    settings = {"path": str(tmp_path), "fractions": {"validation": 0.2, "test": 0.2}}
     for together, shared in (([], True), (["contents"], False)):
-        source = Folder.model_validate(settings | ({"together": together} if together else {}))
+        shares = {"validation": 0.2, "test": 0.2} | ({"together": together} if together else {})
+        source = Folder(path=str(tmp_path), fractions=shares)
         parts = [source.open(split, name="s", data_dir=None).ids for split in SPLITS]
         held = [{int(Path(name).stem) % 10 for name in ids} for ids in parts]
         assert bool(held[0] & held[1] or held[0] & held[2] or held[1] & held[2]) == shared

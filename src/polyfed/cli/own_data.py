@@ -176,8 +176,7 @@ def prepare_command(
         "annotations": annotations,
         "file_column": file_column,
         "split_column": split_column,
-        "encoding": encoding,
-        "decimal": decimal,
+        "reading": {"encoding": encoding, "decimal": decimal},
         "fractions": {"validation": validation, "test": test},
         "incomplete": "leave_out",
     }

@@ -59,7 +59,7 @@ class Dialect:
 
 # the longer marks first: that of UTF-16 begins that of UTF-32
 _MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-_SAVE = "save it as UTF-8, or name its encoding"
+_SAVE = "save it as UTF-8, or name its encoding in reading.encoding or --encoding"
 
 _ACCENTED = "àáâãäåæçèéêëìíîïñòóôõöøùúûüßœ"
 _LETTER = f"[a-z{_ACCENTED}]"
@@ -101,26 +101,26 @@ def decoded(data: bytes, encoding: str | None = None) -> tuple[str, Dialect]:
         raise DataError(f"cannot be read with encoding '{name}'; write {codecs_of_python}") from error
     except ValueError as error:
         if encoding or mark:
-            raise DataError(f"is not text in {name} ({error}); {_SAVE} (encoding)") from error
+            raise DataError(f"is not text in {name} ({error}); {_SAVE}") from error
         return _western(data)
     if "\0" in text:
-        raise DataError(f"is no text in {name}, as it holds NUL; {_SAVE} (encoding)")
+        raise DataError(f"is no text in {name}, as it holds NUL; {_SAVE}")
     return text.removeprefix("\ufeff"), Dialect(name)
 
 
 def _other_encoding(data: bytes) -> str | None:
     if b"\x1b$" in data:
-        return f"ISO-2022; {_SAVE} (encoding: iso-2022-jp, or the like)"
+        return f"ISO-2022; {_SAVE} (iso-2022-jp, or the like)"
     if b"\0" not in data:
         return None
     if data[:1000].count(0) > len(data[:1000]) // 4:
-        return f"UTF-16 or UTF-32; {_SAVE} (encoding: utf-16-le, or the like)"
+        return f"UTF-16 or UTF-32; {_SAVE} (utf-16-le, or the like)"
     return "no text at all, or UTF-16; save it as UTF-8"
 
 
 def _western(data: bytes) -> tuple[str, Dialect]:
     """Windows-1252, where every accented letter and sign is where Western texts have it."""
-    remedy = "encoding: windows-1252, windows-1250, windows-1251, shift_jis, gbk, or the like"
+    remedy = "windows-1252, windows-1250, windows-1251, shift_jis, gbk, or the like"
     try:
         text = data.decode("windows-1252")
     except UnicodeDecodeError as error:
@@ -396,7 +396,9 @@ def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], delimiter: str | Non
         points = {name: own for name, own in points.items() if not all(map(_DAY.fullmatch, own))}
     if commas and points and delimiter != ",":
         seen = [f"'{next(iter(own))}' in '{name}'" for one in (commas, points) for name, own in [*one.items()][:1]]
-        raise DataError(f'has {" and ".join(seen)}; say which sign is before decimals (decimal: "," or decimal: ".")')
+        raise DataError(
+            f'has {" and ".join(seen)}; say which sign is before decimals (reading.decimal, --decimal: "," or ".")'
+        )
     if commas and not points:
         return ","
     both = {name: by for name, by in readings.items() if len(by) > 1 and by["."] != by[","]}
@@ -404,5 +406,5 @@ def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], delimiter: str | Non
         name, by = next(iter(both.items()))
         text = next(text for text, number in by["."].items() if number != by[","][text])
         meant = f"'{text}' in '{name}' may be {by['.'][text]:g} or {by[','][text]:g}"
-        raise DataError(f'{meant}; say which sign is before decimals (decimal: "." or decimal: ",")')
+        raise DataError(f'{meant}; say which sign is before decimals (reading.decimal, --decimal: "." or ",")')
     return "."

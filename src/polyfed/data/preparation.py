@@ -229,7 +229,7 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     findings.roles = ColumnRoles.of(content.rows)
     sieve = _Sieve(drop_duplicates, findings, content.folder)
     with _appearing(destination) as temporary:
-        drawn = () if content.is_told else [split for split, share in folder.fractions.items() if share]
+        drawn = () if content.is_told else [split for split, share in folder.shares.items() if share]
         for split in (one for one in _ORDER if one in (*content.splits, *drawn)):
             table = folder.rows(split, name="prepare", data_dir=None)
             rows = pa.table({column: table.read(column) for column in table.schema.names})

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from polyfed.core.errors import DataError, nearest
+from polyfed.core.settings import Settings
 from polyfed.data.account import Count, LeftOut
 from polyfed.data.arrow import (
     Mask,
@@ -87,9 +88,6 @@ def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
     )
     return DataError(f"{where}, row {row}: label {label} is not {valid}; {remedy}")
 
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-"""Of a whole, less than all of it."""
 
 _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
@@ -193,11 +191,6 @@ class TableSource(Source):
         description="column of lists -> how many entries of each list are kept: {captions: 5}, as recalls on COCO are "
         "of five captions a picture",
     )
-    fold_labels: bool = Field(
-        default=False,
-        description="class names that differ in case, blanks or Unicode form alone are one class, with the most "
-        "frequent spelling",
-    )
     matches: str | None = Field(
         default=None,
         description="column of texts or integers: items with equal values are right answers to each other, an item "
@@ -245,7 +238,7 @@ class TableSource(Source):
             columns |= dict.fromkeys(table.schema.names)
             opened = split_of_table(table, self, name)
             counts += [opened.count] if opened.count else []
-        named = {table.ids, self.matches, *self.targets.values(), *self.where, *self.reading, *used}
+        named = {table.ids, self.matches, *self.targets.values(), *self.where, *self.split_columns, *used}
         for parts in self.columns.values():
             named |= {parts} if isinstance(parts, str) else {*parts}
         unused = [column for column in columns if column not in named]
@@ -253,46 +246,69 @@ class TableSource(Source):
         return (*counts, Count.of("columns", len(columns), len(named & columns.keys()), left_out))
 
     @property
-    def reading(self) -> tuple[str, ...]:
+    def split_columns(self) -> tuple[str, ...]:
         """Columns that decide which rows belong to which split."""
         return ()
+
+
+class Reading(Settings):
+    """How cells of tables are read."""
+
+    fold_labels: bool = Field(
+        default=False,
+        description="class names that differ in case, blanks, Unicode form or the writing of a number alone are one "
+        "class, with the most frequent spelling",
+    )
 
 
 class StoredSource(TableSource):
     """A source of tables that somebody stored; a split that is missing may be drawn from ``train``."""
 
-    fractions: dict[str, Share] = Field(
+    fractions: dict[str, float | tuple[str, ...]] = Field(
         default_factory=dict,
         description="validation or test -> share of train that is drawn for it, where the source has no such split; "
-        "the same rows on every machine",
+        "the same rows on every machine; together -> columns whose equal values stay in one split, such as "
+        "[patient_id], or [contents] for equal pictures, or rows",
     )
-    together: tuple[str, ...] = Field(
-        default=(),
-        description="columns whose equal values stay in one drawn split, such as [patient_id]; `contents`: equal "
-        "pictures, or rows, do",
-    )
+    reading: Reading = Field(default=Reading(), description="how cells are read")
     max_rows: int = Field(default=10_000_000, ge=1, description="rows that a stored split may have")
 
     @property
-    def reading(self) -> tuple[str, ...]:
+    def shares(self) -> dict[str, float]:
+        """Split -> share of train that is drawn for it."""
+        return {split: share for split, share in self.fractions.items() if isinstance(share, float)}
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """Columns whose equal values stay in one drawn split."""
+        columns = self.fractions.get(_TOGETHER, ())
+        return columns if isinstance(columns, tuple) else ()
+
+    @property
+    def split_columns(self) -> tuple[str, ...]:
         """See ``TableSource``."""
         return self.together
 
     @model_validator(mode="after")
     def _leave_something(self) -> Self:
-        if unknown := self.fractions.keys() - {"validation", "test"}:
-            raise ValueError(f"fractions: '{min(unknown)}' is no split to be drawn; valid: validation, test")
-        if self.together and not any(self.fractions.values()):
-            raise ValueError("together has no effect without fractions; leave it out, or give shares to be drawn")
-        if sum(self.fractions.values()) >= 1:
-            raise ValueError(f"fractions add up to {sum(self.fractions.values()):g}; leave something for train")
+        for key, value in self.fractions.items():
+            if key not in ("validation", "test", _TOGETHER):
+                valid = "valid: validation, test, together"
+                raise ValueError(f"fractions: '{key}' is no split to be drawn; {valid}")
+            if isinstance(value, tuple) != (key == _TOGETHER) or (isinstance(value, float) and not 0 <= value < 1):
+                wanted = "a list of columns" if key == _TOGETHER else "a share of 0 to less than 1"
+                raise ValueError(f"fractions.{key}: {value} is not {wanted}")
+        if self.together and not any(self.shares.values()):
+            raise ValueError("fractions.together has no effect without a share; leave it out, or give one")
+        if sum(self.shares.values()) >= 1:
+            raise ValueError(f"fractions add up to {sum(self.shares.values()):g}; leave something for train")
         return self
 
     def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """See ``TableSource``."""
         shares = {}
-        if split in ("train", *self.fractions):
-            shares = {one: share for one, share in self.fractions.items() if not self.has(one, name, data_dir)}
+        if split in ("train", *self.shares):
+            shares = {one: share for one, share in self.shares.items() if not self.has(one, name, data_dir)}
         stored = self.table("train" if split in shares else split, name=name, data_dir=data_dir)
         if (count := stored.count()) > self.max_rows:
             limit = f"the limit is {self.max_rows:,}; raise max_rows of '{name}'"
@@ -300,6 +316,7 @@ class StoredSource(TableSource):
         return _drawn(stored, split, shares, self.together) if shares and stored.split == "train" else stored
 
 
+_TOGETHER = "together"
 CONTENTS = "contents"
 """In ``together``: items with equal pictures, or without pictures equal rows."""
 
@@ -477,7 +494,7 @@ def spellings(names: Iterable[str | None]) -> dict[str, list[str]]:
 def _with_folded(table: SplitTable, source: TableSource) -> SplitTable:
     """The table with one spelling of each class, where the source says so."""
     everywhere = table.everywhere
-    if not source.fold_labels or everywhere is None:
+    if not isinstance(source, StoredSource) or not source.reading.fold_labels or everywhere is None:
         return table
 
     def usual(column: str, values: pa.ChunkedArray) -> pa.ChunkedArray:

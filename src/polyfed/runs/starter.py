@@ -334,6 +334,8 @@ class StarterSource:
         given = dict(told)
         label, folds, values = (given.pop(key, None) for key in ("label", "fold_labels", "mask_values"))
         together = given.pop("together", None)
+        reading = {key: given.pop(key) for key in ("encoding", "decimal") if key in given}
+        given |= {"reading": reading} if reading else {}
         reader = _reader(path, given)
         whole = path.expanduser().absolute()
         settings: dict[str, Any] = dict(given)
@@ -342,7 +344,10 @@ class StarterSource:
         decisions = [] if is_public else _draw(settings, bare, kind, label, together, path)
         if label is not None:
             every = {split: bare.rows(split, name=kind, data_dir=None) for split in _SPLITS if bare.has(split)}
-            settings |= _of_classes(every, label, folds, f"--{kind} {path}, column '{label}'")
+            if _are_one(every, label, folds, f"--{kind} {path}, column '{label}'"):
+                settings["reading"] = {**reading, "fold_labels": True}
+            if any(lacking(table.read(label)).any() for table in every.values()):
+                settings["incomplete"] = "leave_out"
         source = reader(path=str(whole), **(settings if settings.get("fractions") else settings | {"fractions": {}}))
         tables = {"train": source.rows("train", name=kind, data_dir=None)}
         for split in _TESTED:
@@ -420,18 +425,14 @@ def _draw(
             raise DataError(f"--together {together[0]}: nothing is drawn, as '{path}' tells its splits; leave it out")
         return ["splits: as the data tell them"]
     share = _test_size(kind, bare, "train", label).share
-    settings["fractions"] = dict.fromkeys(missing, share)
-    if there and isinstance(bare, Folder):
-        settings["draw_missing"] = True
-    if together:
-        settings["together"] = list(together)
+    settings["fractions"] = dict.fromkeys(missing, share) | ({"together": [*together]} if together else {})
     by = f", {' and '.join(together)} together" if together else ""
     reason = f"as the data have {' and '.join(there)} alone" if there else "as nothing tells splits"
     return [f"splits: {share:.0%} of training items drawn for {' and for '.join(missing)}{by}, {reason}"]
 
 
-def _of_classes(tables: Mapping[str, SplitTable], label: str, folds: bool | None, where: str) -> dict[str, Any]:
-    """Settings that follow from a column of classes.
+def _are_one(tables: Mapping[str, SplitTable], label: str, folds: bool | None, where: str) -> bool:
+    """Whether classes of nearly equal names are the same.
 
     Raises:
         DataError: names of classes are nearly equal, and nobody says whether they are the same.
@@ -444,10 +445,7 @@ def _of_classes(tables: Mapping[str, SplitTable], label: str, folds: bool | None
             f"{where}: the classes {shown}{more} differ in case, blanks or the writing of a number alone; "
             "--fold-labels makes one class of them, --keep-labels leaves them apart"
         )
-    settings: dict[str, Any] = {"fold_labels": True} if groups and folds else {}
-    if any(lacking(table.read(label)).any() for table in tables.values()):
-        settings["incomplete"] = "leave_out"
-    return settings
+    return bool(groups and folds)
 
 
 @dataclass(frozen=True)

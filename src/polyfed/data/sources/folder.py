@@ -35,7 +35,7 @@ from polyfed.data.files import (
 )
 from polyfed.data.images import picture_endings, remedy_of
 from polyfed.data.source import path_of
-from polyfed.data.tables import Share, SplitTable, StoredSource
+from polyfed.data.tables import Reading, SplitTable, StoredSource
 
 IMAGE, AUDIO, LABEL, MASK = "image", "audio", "label", "mask"
 """Columns of pictures, of recordings in a folder without pictures, of names of class folders, and of masks."""
@@ -47,6 +47,17 @@ _OF_MASK = re.compile(r"[_-](mask|seg|segmentation|label|gt)s?$", re.I)  # at th
 _Stem = tuple[tuple[str, ...], tuple[str, ...], str]  # folders above and below that of masks or pictures, and a name
 _NUMBERS = re.compile(r"[-+.,\deE\s]*")
 _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
+
+
+class FolderReading(Reading):
+    """How texts and cells of files are read."""
+
+    encoding: str | None = Field(
+        default=None, description="encoding of texts, such as windows-1251; null: told by the files"
+    )
+    decimal: Literal[".", ","] | None = Field(
+        default=None, description="sign before decimals of numbers; null: told by the file"
+    )
 
 
 class Folder(StoredSource):
@@ -73,31 +84,24 @@ class Folder(StoredSource):
         default=None,
         description="column with pictures' file names; null: found by its name (file_name, image, ...) or its content",
     )
-    encoding: str | None = Field(
-        default=None, description="encoding of its texts, such as windows-1251; null: told by the files"
-    )
-    decimal: Literal[".", ","] | None = Field(
-        default=None, description="sign before decimals of its numbers; null: told by the file"
-    )
     split_column: str | None = Field(
         default=None, description="column that says the split; null: `split`, if there is one"
     )
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict, description="our split -> values of the column, or names of folders, that it is made of"
     )
-    fractions: dict[str, Share] = Field(
+    fractions: dict[str, float | tuple[str, ...]] = Field(
         default={"validation": 0.1, "test": 0.1},
-        description="share of each split where nothing tells; the rest is train",
+        description="share of each split where nothing tells, or of those that are missing where others are told, if "
+        "it names no other; the rest is train; together: as for all sources",
     )
-
-    draw_missing: bool = Field(
-        default=False, description="fractions are drawn for a split that is missing where others are told, too"
-    )
+    reading: FolderReading = Field(default=FolderReading(), description="how texts and cells are read")
 
     def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """See ``TableSource``; shares are drawn where nothing tells splits, or all but the missing ones are told."""
-        is_told = self.content(name, data_dir).is_told and not self.draw_missing
-        return (self.table if is_told else super().rows)(split, name=name, data_dir=data_dir)
+        """See ``TableSource``; shares are drawn where nothing tells splits, or for those that are missing alone."""
+        content = self.content(name, data_dir)
+        is_told = content.is_told and not self.shares.keys().isdisjoint(content.splits)
+        return (self.table if is_told or not self.shares else super().rows)(split, name=name, data_dir=data_dir)
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; lists the folder and reads its annotations."""
@@ -131,9 +135,9 @@ class Folder(StoredSource):
         return (*self.content(name, data_dir).counts, *super().account(name=name, data_dir=data_dir, used=used))
 
     @property
-    def reading(self) -> tuple[str, ...]:
+    def split_columns(self) -> tuple[str, ...]:
         """See ``TableSource``."""
-        return (*super().reading, FILE, self.split_column or SPLIT)
+        return (*super().split_columns, FILE, self.split_column or SPLIT)
 
     def split_called(self, name: str) -> str | None:
         """Our split that a name means; None if it means none."""
@@ -347,8 +351,8 @@ class _Reader:
         rows, dialect = read_annotations(
             *(file, settings.file_column, self.folder),
             files=self.pictures,
-            encoding=settings.encoding,
-            decimal=settings.decimal,
+            encoding=settings.reading.encoding,
+            decimal=settings.reading.decimal,
         )
         self.notes.append(f"{file.name}: {dialect}")
         base = file.parent.relative_to(self.folder).as_posix()
@@ -362,7 +366,7 @@ class _Reader:
         """Picture -> lines of the file of text beside it that is called alike, if half of them have one."""
         files = {_stem(name): self.folder / name for name in self.names if _ending(name) == "txt"}
         texts = {
-            name: text_of(files[stem], self.folder, self.settings.encoding)
+            name: text_of(files[stem], self.folder, self.settings.reading.encoding)
             for name in self.pictures
             if (stem := _stem(name)) in files
         }

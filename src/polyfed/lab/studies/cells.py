@@ -35,7 +35,6 @@ RECORDS, MODELS = "records", "models"
 _PLACES = ("dir", "weights_dir", "cache_dir")
 # settings that came later, and what they were until then: cells of before keep their names
 _ADDED = {("public", "reserve"): 0}
-_ADDED_TO_SOURCES = {"fold_labels": False, "together": [], "draw_missing": False, "encoding": None, "decimal": None}
 # sections, of a component by its name, with settings that are gone, where each changed nothing: likewise
 _FIRST = {"first_private": None, "first_public": None}
 _GONE = {"reply": {"prototypes": None}, "algorithm fedmd": _FIRST, "algorithm margin_weighted": _FIRST}
@@ -117,8 +116,8 @@ class Cell:
                 del content[section][key]
         for source in content["data"]["sources"].values():
             for part in (source, source.get("of", {})):
-                for key in [key for key, before in _ADDED_TO_SOURCES.items() if part.get(key, ...) == before]:
-                    del part[key]
+                if not any(part.get("reading", {}).values()):  # came later too
+                    part.pop("reading", None)
         if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
             content["run"]["engine"] = engine
         return {key: _with_gone(value, key) for key, value in content.items()} | {**self.sources}
