@@ -85,7 +85,7 @@ def test_decisions_are_printed_with_their_reasons(cli: Cli) -> None:
     zoo.two_splits(Path("data"))
     code, out, _ = cli("init", "mine.yaml", "--pictures", "data")
     assert code == 0
-    assert "splits: 10% of training items drawn for test, as the data have validation alone" in out
+    assert "splits: 10% of the training items drawn for test, as the data only have validation" in out
     assert "12 equal items of column 'image' are in two splits, such as" in out
     assert "method: fedavg, as there is no public set; --public FOLDER gives one" in out
     splits = [

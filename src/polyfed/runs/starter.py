@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -164,6 +164,7 @@ class StarterEncoders:
 
     names: Mapping[str, str]
     weights: Path | None = None
+    given: Collection[str] = ()
 
     @classmethod
     def of(cls, image: str | None, text: str | None, weights: Path | None, texts: Sequence[str]) -> StarterEncoders:
@@ -175,12 +176,13 @@ class StarterEncoders:
             ConfigError: a network that is named cannot be had.
         """
         names = dict(_found(weights, language_of(texts))) if weights is not None else {}
-        names |= {part: name for part, name in (("image", image), ("text", text)) if name is not None}
+        given = {part: name for part, name in (("image", image), ("text", text)) if name is not None}
+        names |= given
         for part, name in names.items():
             reads = _read_by(locate(name, weights, key=f"--{part}-encoder"))
             if reads and part not in reads:
                 raise ConfigError(f"--{part}-encoder {name}: this network reads no {part}s; name another")
-        return cls(names, weights)
+        return cls(names, weights, given)
 
     def languages(self, texts: Sequence[str]) -> list[str]:
         """What is to be said of the text network's language, where texts are not English, or not of one language."""
@@ -422,13 +424,13 @@ def _draw(
     missing = [split for split in _TESTED if split not in there]
     if not missing:
         if together:
-            raise DataError(f"--together {together[0]}: nothing is drawn, as '{path}' tells its splits; leave it out")
-        return ["splits: as the data tell them"]
+            raise DataError(f"--together {together[0]}: nothing is drawn, as '{path}' names its splits; leave it out")
+        return ["splits: those that the data name"]
     share = _test_size(kind, bare, "train", label).share
     settings["fractions"] = dict.fromkeys(missing, share) | ({"together": [*together]} if together else {})
     by = f", {' and '.join(together)} together" if together else ""
-    reason = f"as the data have {' and '.join(there)} alone" if there else "as nothing tells splits"
-    return [f"splits: {share:.0%} of training items drawn for {' and for '.join(missing)}{by}, {reason}"]
+    reason = f"as the data only have {' and '.join(there)}" if there else "as the data name no splits"
+    return [f"splits: {share:.0%} of the training items drawn for {' and for '.join(missing)}{by}, {reason}"]
 
 
 def _are_one(tables: Mapping[str, SplitTable], label: str, folds: bool | None, where: str) -> bool:
@@ -511,7 +513,7 @@ class _Look:
             lines.append(f"masks: {self._masks[0]}: {self._masks[1]}")
         if self.kind == "sounds":
             frames, longest = self._frames
-            cut = "; what is behind them is cut off" if 100 * longest > frames else ""
+            cut = "; the rest is cut off" if 100 * longest > frames else ""
             lines.append(f"recordings: {frames} frames of 10 ms, as the longest has {longest:.2f} s{cut}")
         return lines
 
@@ -808,18 +810,18 @@ class Starter:
             )
         if "text" in modalities_of(self.kinds):
             length, longest = self.length
-            cut = "; what is behind is cut off" if longest > length else ""
-            lines.append(
-                f"texts: {length} tokens, as the longest has {'about ' * (self.tokenizer == 'wordpiece')}{longest}{cut}"
-            )
-        for part in modalities_of(self.kinds):
-            if part in self.encoders.names:
-                lines.append(
-                    f"encoder of {part}s: {self.encoders.names[part]}, the largest of a bearable size, or named"
+            cut = "; the rest is cut off" if longest > length else ""
+            about = "about " if self.tokenizer == "wordpiece" and "text" not in self.encoders.names else ""
+            lines.append(f"text length: {length} tokens, as the longest text has {about}{longest}{cut}")
+        for part, name in self.encoders.names.items():
+            if part in modalities_of(self.kinds):
+                why = (
+                    f"by --{part}-encoder"
+                    if part in self.encoders.given
+                    else "the largest suitable one of the weights folder"
                 )
-        lines.append(
-            f"clients: {self.clients} of each kind, by --clients; batches of {self.batch}, four or more an epoch"
-        )
+                lines.append(f"{part} encoder: {name}, {why}")
+        lines.append(f"clients: {self.clients} for each kind of data (--clients), with batches of {self.batch}")
         return lines
 
     @property
