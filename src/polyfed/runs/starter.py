@@ -369,7 +369,7 @@ class StarterSource:
             settings=settings,
             sizes={split: _test_size(kind, source, split, label) for split in tables if split in _TESTED},
             tables=tables,
-            counts=_with_roles(source, roles).account(name=kind, data_dir=None),
+            counts=_with_roles(source, roles).account(name=kind, data_dir=None, used={str(roles.mask)}),
             sample=roles.sample(table, _unused(kind, table, roles)),
             warnings=[*roles.absent(tables), *looked.warnings()],
             decisions=[*(source.content().notes if isinstance(source, Folder) else ()), *decisions, *looked.reasons()],
