@@ -65,8 +65,9 @@ def test_a_dry_run_and_a_run_tell_what_was_read_and_what_is_cut(cli: Cli) -> Non
     assert view["length"] == 64, "the telling word is the 60th, the longest text has 61"
     assert content["data"]["sources"]["texts"]["path"] == "data/news.csv"
     shorter = ["--set", "clients.texts.model.encoders.text.view.length=32"]
-    code, out, _ = cli("run", "mine.yaml", "--dry-run", *shorter)
+    code, out, _ = cli("run", "mine.yaml", "--dry-run", *shorter, "--set", "clients.texts.items=20")
     assert code == 0
+    assert "27 held by no participant" in " ".join(out.split())
     assert "without label" in " ".join(out.split())
     assert "cut off" in " ".join(out.split())
     code, _, err = cli("run", "mine.yaml", "--out", "run", "--set", "run.output.plots=false", *shorter)

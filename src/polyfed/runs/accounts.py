@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from polyfed.data.account import Accounts, Count
+from polyfed.data.account import Accounts, Count, LeftOut
 from polyfed.data.source import Split
 from polyfed.data.view import View
 from polyfed.federation.population import Population
@@ -37,8 +37,23 @@ def accounts_of(experiment: Experiment, federation: Population) -> dict[str, tup
             if split.source == source and modality in split.columns and key not in seen:
                 seen.add(key)
                 counts += filter(None, [view.cut(split.modality(modality), modality, context)])
-        accounts[source] = tuple(counts)
+        accounts[source] = (*counts, *_held(federation, source))
     return accounts
+
+
+def _held(federation: Population, source: str) -> Iterator[Count]:
+    """Counts of the items of each split that is dealt out, by whether any participant has them."""
+    shares = [
+        (holding.assignment.split, holding.items) for one in federation.members.values() for holding in one.holdings
+    ]
+    shares += [] if federation.public is None else [(federation.public.split, federation.public.all_items)]
+    held: dict[str, tuple[Split, set[int]]] = {}
+    for split, items in shares:
+        if split.source == source:
+            held.setdefault(split.name, (split, set()))[1].update(items.tolist())
+    for name, (split, own) in held.items():
+        left_out = [LeftOut("held by no participant", len(split) - len(own))]
+        yield Count.of(f"items dealt ({name})", len(split), len(own), left_out)
 
 
 def _views(experiment: Experiment, federation: Population) -> Iterator[tuple[Split, dict[str, View]]]:
