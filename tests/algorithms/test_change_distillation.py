@@ -17,7 +17,7 @@ from by_hand import play, unit
 from fixed_features import frozen_bag, latent, linear, projection
 from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.public_exchange import PublicExchange
-from polyfed.core.errors import ConfigError, ExchangeError
+from polyfed.core.errors import ConfigError, StepError
 from polyfed.federation.participant import Participant
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
@@ -245,7 +245,7 @@ def test_a_reply_with_a_row_a_pair_is_refused(tmp_path: Path, monkeypatch: pytes
     """Ten pictures with two captions each have ten rows."""
     session = session_of(tmp_path, only_paired())
     answering(session, monkeypatch, lambda name, rows: rows | {"image": rows["image"].repeat(2, 1)})
-    with pytest.raises(ExchangeError, match=r"\[20, 8\], expected \[10, 8\]"):
+    with pytest.raises(StepError, match=r"\[20, 8\], expected \[10, 8\]"):
         targets_of(session)
 
 

@@ -238,7 +238,7 @@ BAG = {"name": "bag", "width": 4, "view": {"name": "tokens", "tokenizer": {"name
 
 def test_samples_of_several_modalities_are_classified_together_with_what_they_have(tmp_path: Path) -> None:
     head = LinearHead(5, 3)
-    head.add_module("imputer", LeaveOut().imputer(5, ["table", "text"], 3))
+    head.add_module("imputer", LeaveOut().imputer(5, ["table", "text"]))
     task, names = Classification(), {"label": ["a", "b", "c"]}
     model = untrained(tmp_path, task=task, head=head, classes=names, table=TABLE, text=BAG)
     texts, rows = ["one two", None, "three"], [{"age": 12.0}, {"age": 3.0}, None]

@@ -101,7 +101,7 @@ def test_every_path_of_settings_is_whole_once_it_is_read(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     read = Experiment.read("below/a.yaml", ["data.cache_dir=~/cache"])
     monkeypatch.chdir("other")
-    assert (read.data.dir, read.data.weights_dir) == (tmp_path / "photos", tmp_path / "weights")
+    assert (read.data.dir, read.data.weights_dir) == (tmp_path / "below" / "photos", tmp_path / "below" / "weights")
     assert (read.data.cache_dir, read.start) == (tmp_path / "home" / "cache", tmp_path)
     assert read.privacy is not None
     assert read.privacy.secret == read.site().secret == tmp_path.parent / "secret"

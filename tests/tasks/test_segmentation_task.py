@@ -175,6 +175,8 @@ def with_masks(method: str) -> Config:
         if "aligner" in participant["model"]:
             participant["model"]["aligner"] |= {"local": True}
     config["run"] |= {"rounds": 1, "evaluate_clients": 1}
+    if method == "fedafd":
+        config["algorithm"]["fusion"] = {"level": "maps"}  # features by position
     return config
 
 

@@ -26,7 +26,7 @@ from polyfed.data.view import DataContext, InputSpec, View
 
 _log = logging.getLogger(__name__)
 _MANY = 0.5  # share of unknown words that is more than a remark
-_FEW_CUT = 0.01  # share of tokens that is no more than a remark
+_FEW_CUT = 0.05  # share of tokens that is no more than a remark
 _WHOLE = 1 << 20  # tokens, beyond every text
 _LOOKED_AT = 1000  # texts, where not all become tokens ahead
 _VERSION = 2  # raise when the same settings give other ids
