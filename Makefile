@@ -10,12 +10,13 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-docs test-methods test-engines test-deploy test-journeys test-others test-studies test-all bench lint house docs dist clean
+.PHONY: help install demo test test-docs test-methods test-engines test-deploy test-journeys test-packages test-others test-studies test-all bench lint house docs dist clean
 
 help:
 	@echo "make demo      train a small multimodal federation on generated data, beside its server alone"
 	@echo "make test      fast tests        make test-all   all tests"
 	@echo "make test-docs tests of the documentation and of the tools"
+	@echo "make test-packages  the wheel with the newest and with the oldest packages, in environments of their own"
 	@echo "make bench     benchmarks        make lint       ruff and mypy"
 	@echo "make gpu       a GPU beside the CPU and plain PyTorch"
 	@echo "make docs      the site          make dist       wheel and source archive, tested"
@@ -54,7 +55,14 @@ test-deploy: install
 
 # from the first command to the last: real processes and packages, other folders, relative paths, kills
 test-journeys: install
-	$(BIN)/python -m pytest -q -rs tests/journeys
+	$(BIN)/python -m pytest -q -rs tests/journeys --ignore=$(PACKAGES)
+
+# the wheel with the newest and with the oldest of every package that it asks for, whatever constraints.txt says; not in test-all
+PACKAGES := tests/journeys/test_packages.py
+test-packages: install
+	rm -f dist/*.whl
+	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m pytest -q -rs $(PACKAGES)
 
 # every study in its smoke form, on the data sets and weights in POLYFED_DATA and POLYFED_WEIGHTS: hours, the first time
 test-studies: install

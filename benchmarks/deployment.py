@@ -21,7 +21,7 @@ from polyfed.deploy.init import create_federation
 from polyfed.deploy.processes import Processes, free_port
 from polyfed.runs.experiment import Experiment
 
-POLYFED = [sys.executable, "-m", "polyfed.cli"]
+POLYFED = [sys.executable, "-m", "polyfed"]
 MARK = "POLYFED_BENCHMARK"
 _GRACE = 12.0  # seconds; polyfed gives its own programs 8
 _ENDING = (signal.SIGINT, signal.SIGTERM)

@@ -33,7 +33,7 @@ STUDY = {
 
 def study(out: Path, jobs: int) -> float:
     """Wall seconds of the command."""
-    command = [sys.executable, "-m", "polyfed.cli", "study", "run", str(out.parent.parent / "study.yaml")]
+    command = [sys.executable, "-m", "polyfed", "study", "run", str(out.parent.parent / "study.yaml")]
     command += ["--out", str(out), "--jobs", str(jobs)]
     begun = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})

@@ -25,6 +25,7 @@ LAYERS = (
 
 DEPTH = {package: depth for depth, layer in enumerate(LAYERS) for package in layer}
 PUBLIC, PRESETS = "polyfed", "polyfed.presets"
+PROGRAM = "polyfed.__main__"  # of ``python -m polyfed``, and the one module outside cli that imports it
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def upward(parts: list[Module]) -> list[str]:
     found = [
         f"{name} stands at the root"
         for name, module in known.items()
-        if not module.package and name not in (PUBLIC, PRESETS)
+        if not module.package and name not in (PUBLIC, PRESETS, PROGRAM)
     ]
     for module in parts:
         for name in sorted(imports(module, known)) if module.package else ():

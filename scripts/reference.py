@@ -13,7 +13,7 @@ import polyfed
 from messages import OF_ARGUMENTS, messages
 from polyfed.cli import catalogue
 from polyfed.cli.catalogue import preset_groups
-from polyfed.cli.console import with_argument_help
+from polyfed.cli.console import prepared
 from polyfed.cli.main import app
 from polyfed.lab.studies.study import Study
 from study_records import STUDIES
@@ -93,7 +93,7 @@ def commands() -> Iterator[str]:
     """Every command with its arguments and options."""
     yield "# Commands"
     yield "\nWhat `polyfed COMMAND --help` shows. `polyfed --install-completion` completes them in your shell."
-    root = with_argument_help(typer.main.get_command(app))
+    root = prepared(typer.main.get_command(app))
     for path, command in sorted(_leaves(root, "polyfed"), key=lambda pair: pair[0]):
         context = click.Context(command, info_name=path)
         yield f"\n## `{path}`"

@@ -162,7 +162,24 @@ def test_an_interrupted_tuning_says_how_to_go_on(cli: Cli, config: Path, monkeyp
 
 def test_version_and_help(cli: Cli) -> None:
     assert cli("--version")[:2] == (0, f"polyfed {__version__}\n")
-    assert "Usage: polyfed" in "".join(cli()[1:])  # without a command
+    code, out, err = cli()
+    assert (code, "Usage: polyfed" in out, err) == (2, True, "error: 'polyfed' needs one of these commands\n")
+    code, out, err = cli("study")
+    assert (code, "show" in out, err) == (2, True, "error: 'polyfed study' needs one of these commands\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("run demo --seed 1 --set run.rounds=1 --seed 2 --set run.threads=1", "--seed"),
+        ("init own.yaml --texts a.txt --rounds 3 --rounds 5", "--rounds"),
+        ("study run mine.yaml --out a --out=b", "--out"),
+    ],
+)
+def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(
+    cli: Cli, arguments: str, option: str
+) -> None:
+    assert cli(*arguments.split()) == (2, "", f"error: {option} is given 2 times; give it once\n")
 
 
 def test_answers_do_not_wait_for_what_takes_long_to_import() -> None:

@@ -31,7 +31,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 @pytest.mark.slow  # a process that starts; the test below follows a log to its end in this one
 def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown: io.StringIO) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "output": {"plots": False}}}))
-    command = [sys.executable, "-m", "polyfed.cli", "run", "tiny.yaml", "--out", "run"]
+    command = [sys.executable, "-m", "polyfed", "run", "tiny.yaml", "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "run" / "metrics.jsonl").exists():  # measurements that the log tells anew
             assert process.poll() is None

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_modules_of_the_working_folder_are_not_imported(folder: Path) -> None:
-    command = [sys.executable, "-m", "polyfed.cli", "run", "config.yaml", "--out", "out"]
+    command = [sys.executable, "-m", "polyfed", "run", "config.yaml", "--out", "out"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2, done.stderr
     assert "cannot import 'planted.Method'" in done.stderr

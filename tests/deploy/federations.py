@@ -24,7 +24,7 @@ from polyfed.deploy.processes import free_port
 from polyfed.deploy.settings import ServerAddress, load_settings
 from polyfed.runs.experiment import Experiment
 
-COMMAND = [sys.executable, "-m", "polyfed.cli", "deploy"]
+COMMAND = [sys.executable, "-m", "polyfed", "deploy"]
 CLI = [sys.executable, "-c", "import sys; from polyfed.cli.main import main; sys.exit(main())"]
 MARK = "POLYFED_TEST"
 LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0", None, ""}

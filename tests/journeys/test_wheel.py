@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,58 +21,27 @@ from small_federations import tiny_experiment
 ROOT = Path(__file__).parents[2]
 NOISE = '{"reply":{"weights":1,"noise_multiplier":1},"metrics":"clear"}'
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def _pip(python: Path | str, *arguments: str) -> None:
-    """Run pip, or skip if it cannot: there may be neither pip nor a network nor a local index."""
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        pytest.skip(f"pip {arguments[0]} does not work here: {reason}")
-
-
 Install = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one in dist/ that ``make dist`` has just built, else one that is built now."""
-    if built := [*(ROOT / "dist").glob("polyfed-*.whl")]:
-        return built[0]
-    folder = tmp_path_factory.mktemp("wheel")
-    _pip(sys.executable, "wheel", str(ROOT), "--no-deps", "-w", str(folder))
-    return next(folder.glob("polyfed-*.whl"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
+def installed(wheel: Path, environment: Callable[..., Path]) -> Install:
     """Extra or "" -> folder with the programs of an environment that has the wheel, this extra and no other."""
 
     @cache
     def install(extra: str) -> Path:
-        folder = tmp_path_factory.mktemp(f"environment-{extra}")
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
-        wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-        _pip(folder / "bin" / "python", "install", "-c", str(ROOT / "constraints.txt"), wanted)
-        return folder / "bin"
+        return environment("-c", str(ROOT / "constraints.txt"), f"{wheel}[{extra}]" if extra else str(wheel))
 
     return install
 
 
 @pytest.fixture(scope="module")
-def polyfed(installed: Install, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def polyfed(installed: Install, workplace: Callable[[], Run]) -> Run:
     """Runs a command of the wheel, bare or with an extra, in one folder that all tests here share."""
-    folder = tmp_path_factory.mktemp("work")
-    kept: Mapping[str, str] = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment = {**kept, "POLYFED_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    environment["WANDB_MODE"] = "offline"
-    content: dict[str, Any] = tiny_experiment()
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
+    start = workplace()
 
     def call(*arguments: str, extra: str = "") -> subprocess.CompletedProcess[str]:
-        command = [str(installed(extra) / "polyfed"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+        return start([str(installed(extra) / "polyfed"), *arguments])
 
     return call
 

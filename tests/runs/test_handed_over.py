@@ -172,12 +172,12 @@ def test_what_only_shows_records_shows_them(run: Path, ran: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system", "this.Zen", "polyfed.cli.__main__.main", "polyfed.algorithms.fedprox.FedProx", "a..b", "x.y"]
+    "name", ["os.system", "this.Zen", "polyfed.__main__.main", "polyfed.algorithms.fedprox.FedProx", "a..b", "x.y"]
 )
 def test_names_that_are_no_components_of_ones_own_are_not_imported(
     run: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("this", "polyfed.cli.__main__", "polyfed.algorithms.fedprox"):
+    for module in ("this", "polyfed.__main__", "polyfed.algorithms.fedprox"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with_config(run, "algorithm", name)
     before = set(sys.modules)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -15,6 +17,7 @@ import typer
 from typer.core import TyperArgument
 from typer.models import ArgumentInfo
 
+from polyfed.core.errors import ConfigError
 from polyfed.core.untrusted import plain
 
 if TYPE_CHECKING:
@@ -63,19 +66,29 @@ def preparation_shown(console: Console) -> Iterator[None]:
         yield
 
 
-def with_argument_help(command: Any) -> Any:
-    """Give the arguments of a command, and of all below it, their help again, which click 8.5 removes.
+def prepared(command: Any) -> Any:
+    """Give a command, and all below it, the help of its arguments, which click 8.5 removes, and parsing by ``_parse``.
 
     A command is of click, or of the click that newer typers carry within.
     """
     for below in getattr(command, "commands", {}).values():
-        with_argument_help(below)
+        prepared(below)
     hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
     for parameter in command.params:
         for info in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
             if isinstance(info, ArgumentInfo) and isinstance(parameter, TyperArgument):
                 parameter.help = info.help
+    command.parse_args = functools.partial(_parse, command, command.parse_args)
     return command
+
+
+def _parse(command: Any, parse: Callable[[Any, list[str]], list[str]], context: Any, words: list[str]) -> list[str]:
+    """Parse the words after a command; an option that takes one value and is given twice is refused."""
+    _, _, given = command.make_parser(context).parse_args(args=list(words))
+    for parameter, times in Counter(given).items():
+        if times > 1 and not parameter.multiple:
+            raise ConfigError(f"{parameter.opts[0]} is given {times} times; give it once")
+    return parse(context, words)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import typer
 from polyfed.cli import results, running
 from polyfed.cli.analyse import analyse_command
 from polyfed.cli.catalogue import list_command
-from polyfed.cli.console import fail, warnings_and_signals, with_argument_help
+from polyfed.cli.console import fail, prepared, warnings_and_signals
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.downstream import downstream_command
 from polyfed.cli.options import with_shared_options
@@ -79,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(variable, value)
     with private_files(), warnings_and_signals():
         try:
-            command = with_argument_help(typer.main.get_command(app))
+            command = prepared(typer.main.get_command(app))
             return int(command(arguments, prog_name="polyfed", standalone_mode=False) or 0)
         except _NoArguments as error:
-            error.show()
-            return int(error.exit_code)
+            typer.echo(error.format_message(), nl=False)  # the help, unless rich has printed it
+            return fail(f"error: '{error.ctx.command_path}' needs one of these commands", error.exit_code)
         except _CommandError as error:
             message = _TWICE.sub(r"\1", error.format_message())  # by click, and by typer
             return fail(f"error: {message}", error.exit_code)

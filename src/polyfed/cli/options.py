@@ -113,7 +113,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [option.replace(annotation=annotations[option.name]) for option in parameters]
     )
-    call.__annotations__ = annotations  # typer and ``with_argument_help`` look here too
+    call.__annotations__ = annotations  # typer and ``prepared`` look here too
     return call
 
 

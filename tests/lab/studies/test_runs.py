@@ -195,7 +195,7 @@ def test_twelve_cells_killed_five_times_give_the_same_bytes(study_file: Callable
     draw = random.Random(0)
 
     def command(out: Path) -> list[str]:
-        return [sys.executable, "-m", "polyfed.cli", "study", "run", str(path), "--out", str(out), "--jobs", "2"]
+        return [sys.executable, "-m", "polyfed", "study", "run", str(path), "--out", str(out), "--jobs", "2"]
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command(tmp_path / "whole" / "s"), env=environment, check=True, capture_output=True)

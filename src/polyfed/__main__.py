@@ -1,4 +1,4 @@
-"""The command line as ``python -m polyfed.cli``."""
+"""The command line as ``python -m polyfed``."""
 
 import sys
 
