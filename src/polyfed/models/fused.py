@@ -164,7 +164,8 @@ class Fused(nn.Module):
         if other is None:
             return self.model.positions(modality, x)
         if not self._maps:
-            raise ConfigError("the task needs features by position, and vectors are fused; set algorithm.fusion.level: maps")
+            remedy = "set algorithm.fusion.level: maps"
+            raise ConfigError(f"the task needs features by position, and vectors are fused; {remedy}")
         own, matched = self._sides(modality, x, other)
         return self.fusion(own.values, matched, own.mask), own.mask
 
