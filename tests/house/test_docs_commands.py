@@ -122,6 +122,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
+TOLD = ("the best model by validation", "of the component before are dropped", "tokens cut off")
+
+
+def odd(err: str) -> list[str]:
+    """Lines of stderr but those that small runs and replaced components have to tell."""
+    return [line for line in err.splitlines() if not any(words in line for words in TOLD)]
+
+
 def test_the_commands_are_seen() -> None:
     places = {command.place.partition(":")[0] for command in COMMANDS}
     assert {"README.md", "compare-runs.md", "ten-minutes.md", "own-method.md", "fedcola.md", "vqa.md"} <= places
@@ -160,7 +168,7 @@ def test_what_a_page_has_one_run_on_generated_data_is_built(cli: Any, folder: Pa
     _, preset, *words = command.words
     small = [word for setting in less(preset) for word in ("--set", setting)]
     code, out, err = cli("run", preset, *small, *words, "--dry-run")
-    assert (code, err) == (0, ""), err
+    assert (code, odd(err)) == (0, []), err
     assert "nothing was written" in out
 
 
@@ -170,7 +178,7 @@ def test_a_command_on_a_run_works(cli: Any, folder: Path, tiny_run: Path, comman
     for run in {word for word in words if word.startswith("runs/")}:
         shutil.copytree(tiny_run, run)
     code, _, err = cli(*words)
-    assert (code, [line for line in err.splitlines() if "the best model by validation" not in line]) == (0, [])
+    assert (code, odd(err)) == (0, [])
 
 
 @pytest.mark.parametrize(
