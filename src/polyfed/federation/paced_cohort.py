@@ -14,8 +14,7 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.paces import Buffered
-from polyfed.federation.timeline import AtWork, Timeline
-from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Timeline
 from polyfed.wire.messages import StateVersion
 from polyfed.wire.payload import Payload, Weights
 

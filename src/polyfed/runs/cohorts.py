@@ -22,8 +22,7 @@ from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import AtWork, Exchange, RealTime, Timeline
-from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Exchange, RealTime, Timeline
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_slots, require_slots
 from polyfed.privacy.accounting import PrivacyCost, epsilon_of, releases_within
