@@ -142,7 +142,6 @@ RUNS = {  # FedAvg on the data of fedcola-flickr8k, run otherwise
     ),
     "sent-as-float16": ("run.exchange.transport.dtype=float16",),
     "pace-buffered": (f"run.pace={{name: buffered, replies: 3, {_DRAWN}}}", "run.rounds=4"),
-    "pace-async": (f"run.pace={{name: async, {_DRAWN}}}", "run.rounds=8", "run.eval_every=4"),
 }
 _ALIGNED = (*FEW_SCENES, "algorithm.local_steps=2", "algorithm.teacher.steps=2")
 _DEMO = (

@@ -250,7 +250,7 @@ def main() -> int:
     if options.home is None:
         clone = clone_of(options.commit)
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(str(clone / name) for name in ("src", "scripts")),
+            "PYTHONPATH": os.pathsep.join(str(clone / name) for name in ("src", "scripts", ".")),
             "OMP_NUM_THREADS": "1",
         }
         given = {"--data-dir": options.data_dir, "--weights-dir": options.weights_dir}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +28,8 @@ from polyfed.reporting.tables import format_number
 from polyfed.runs.tuning import choice_label
 from study_pictures import Picture, pictures_of
 
-PAPERS = Path(__file__).parents[1] / "papers"
+PAPERS = Path(__file__).resolve().parents[1] / "papers"
+sys.path.append(str(PAPERS.parent))  # studies name components of theirs by import path, papers.fedaid...
 STUDIES = study_files(PAPERS)
 """Path below papers/ without its ending -> file."""
 RECORDS = "records"

@@ -126,7 +126,7 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
         Answer("", "imputation `nearest`", "polyfed/missing", "nearest", "drop", "figure", SIXTY),
         Answer("pictures with questions (VQA)", "`creamfl`", "polyfed/vqa-daquar"),
         Answer("radiographs with reports", "`fedaid`"),
-        Answer("sounds, tables, series; masks", "`fedavg`"),
+        Answer("sounds, tables; masks", "`fedavg`"),
     ),
     "How large is the network?": (
         Answer("frozen features, small heads", "`change_distillation`", OTHER, CHANGE, BARE),

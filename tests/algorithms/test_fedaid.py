@@ -163,7 +163,13 @@ def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "reduction"), [("retrieval", "mean"), ("convirt", "mean"), ("gloria", "sum"), ("mgca", "sum")]
+    ("name", "reduction"),
+    [
+        ("retrieval", "mean"),
+        ("convirt", "mean"),
+        ("papers.fedaid.objectives.GLoRIA", "sum"),
+        ("papers.fedaid.objectives.MGCA", "sum"),
+    ],
 )
 def test_how_tasks_put_the_directions_of_a_contrast_together(name: str, reduction: str) -> None:
     assert Task.named(name)().contrast_reduction == reduction  # type: ignore[attr-defined]
@@ -195,7 +201,7 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
     config = copy.deepcopy(config_of())
     for participant in (config["server"], config["clients"]["hospital"]):
         participant["model"] = participant["model"] | {"aligner": {"hidden": 16, "local": True}}
-        participant["task"] = {"name": "gloria"}
+        participant["task"] = {"name": "papers.fedaid.objectives.GLoRIA"}
     session = prepared(config, tmp_path)
     said = heard(session, monkeypatch)
     names = {f"encoders.{side}.aligner.local.{kind}" for side in ("image", "text") for kind in ("weight", "bias")}

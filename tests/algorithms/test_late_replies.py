@@ -25,7 +25,6 @@ SLOW: Config = {"name": "drawn", "skew": 10}
 LATE = [name for name in METHODS if Algorithm.named(name).takes_late_replies]
 FAST = {"fedavg", "creamfl"}
 """Others exchange what these do."""
-RESUMED = {("creamfl", "buffered"), ("fedavg", "async")}
 
 
 def paced(method: str, pace: Config | str, rounds: int = 4, **run: Any) -> Config:
@@ -44,7 +43,7 @@ def fields_of(message: Request | Answer, name: str) -> Any:
 
 
 def test_initial_weights_are_taken_as_they_are(tmp_path: Path) -> None:
-    session = prepared(paced("fedavg", "async"), tmp_path)
+    session = prepared(paced("fedavg", "buffered"), tmp_path)
     firsts = {client.architecture: client for client in reversed(session.server.clients)}
     asked, own = session.cohorts.blueprints(tuple(firsts.values())), session.federation.blueprints()
     assert {name: one.slots for name, one in asked.items()} == {name: one.slots for name, one in own.items()}
@@ -52,17 +51,16 @@ def test_initial_weights_are_taken_as_they_are(tmp_path: Path) -> None:
         assert all(torch.equal(value, own[name].tensors[key]) for key, value in blueprint.tensors.items())
 
 
-@pytest.mark.parametrize("pace", [{"name": "buffered", "replies": 2}, {"name": "async", "alpha": 0.5}])
-def test_weights_by_hand(pace: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedBuff: W + sum n_c s_c (W_c - W_v) / sum n_c; FedAsync: W + alpha s (W_c - W), as is for
-    statistics in both; a type at a time."""
-    session, tau = prepared(paced("fedavg", pace | {"clients": SLOW}, 8), tmp_path), list[int]()
+def test_weights_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W + sum n_c s_c (W_c - W_v) / sum n_c, of statistics W + sum n_c s_c (W_c - W) / sum n_c; a type at a time."""
+    pace: Config = {"name": "buffered", "replies": 2, "clients": SLOW}
+    session, tau = prepared(paced("fedavg", pace, 8), tmp_path), list[int]()
     seen, server, infos = watched(session, monkeypatch), session.server, {c.id: c for c in session.server.clients}
     for number in range(1, 9):
         seen.clear()
         before = copies(server.weights)
         play(session, number, number)
-        assert len(seen) == (2 if pace["name"] == "buffered" else 1)
+        assert len(seen) == 2
         for kind, old in before.items():
             own = [pair for pair in seen if server.type_of(infos[pair[0].client]) == kind]
             total = sum(fields_of(answer, "num_examples") for _, answer in own)
@@ -71,9 +69,8 @@ def test_weights_by_hand(pace: Config, tmp_path: Path, monkeypatch: pytest.Monke
                 for request, answer in own:
                     s, n = (1 + number - request.round) ** -0.5, fields_of(answer, "num_examples")
                     then, trained = (fields_of(message, "weights")[name].double() for message in (request, answer))
-                    share = n / total if pace["name"] == "buffered" else 0.5
-                    start = then if pace["name"] == "buffered" and "running" not in name else value.double()
-                    expected += share * s * (trained - start)
+                    start = value.double() if "running" in name else then
+                    expected += n / total * s * (trained - start)
                 if value.is_floating_point():
                     assert torch.allclose(server.weights[kind][name].double(), expected, atol=1e-6), name
         tau += [number - request.round for request, _ in seen]
@@ -125,18 +122,10 @@ def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path
     assert contents(runs[0]) == contents(runs[1])
 
 
-@pytest.mark.parametrize(
-    ("method", "pace"),
-    [
-        pytest.param(method, pace, marks=[] if (method, pace) in RESUMED else pytest.mark.slow)
-        for method in LATE
-        for pace in ("buffered", "async")
-    ],
-)
-def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, pace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", of(LATE))
+def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, tmp_path: Path) -> None:
     """What was at work before the kill replies after it, to the model that it was sent before."""
-    own: Config = {"replies": 0.33} if pace == "buffered" else {}
-    config = paced(method, {"name": pace, "clients": SLOW} | own, 6)
+    config = paced(method, {"name": "buffered", "replies": 0.33, "clients": SLOW}, 6)
     finished = polyfed.run(Experiment.parse(config), tmp_path / "finished", quiet=True)
     assert not finished.records.excluded()
     asked = [json.loads(line) for line in (finished.folder / "pace.jsonl").read_text().splitlines()]

@@ -25,12 +25,11 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 """Methods with their defaults, and forms in which some parameters get their first gradient in a later step."""
 OPTIMIZERS: dict[str, Config] = {
     "sgd": {"kind": "sgd", "weight_decay": 0.01},
-    "sgd-nesterov": {"kind": "sgd", "nesterov": True, "clip": 1.0},
+    "sgd-clipped": {"kind": "sgd", "clip": 1.0},
     "sgd-plain": {"kind": "sgd", "momentum": 0.0},
     "adam": {"kind": "adam", "clip": 1.0},
     "adamw": {"kind": "adamw", "weight_decay": 0.01},
     "adamp": {"kind": "adamp", "weight_decay": 0.01},
-    "adamp-nesterov": {"kind": "adamp", "nesterov": True},
 }
 THROUGHOUT = {"fedavg"}
 """With every optimiser."""
@@ -52,7 +51,7 @@ COSTLY = COSTLY - {"fedit"} | {
 def cases() -> Iterator[Any]:
     """Every method with momentum; three with other optimisers."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
-        in_turn = form in IN_TURN and optimizer in ("adam", "adamp-nesterov")
+        in_turn = form in IN_TURN and optimizer in ("adam", "adamp")
         if form in THROUGHOUT or optimizer == "sgd" or in_turn:
             marks = pytest.mark.slow if form in COSTLY else ()
             yield pytest.param(form, optimizer, marks=marks, id=f"{form}-{optimizer}")

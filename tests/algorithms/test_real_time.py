@@ -19,11 +19,13 @@ from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.engines.engine import Hosting
 from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.federation.cohort import Engine
+from polyfed.federation.timeline import TimelineEvent
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Answer, Cause, Request
 from small_federations import Config, federation_for
 
 CHANCE = random.Random()
+ONE_REPLY: Config = {"name": "buffered", "replies": 1}
 
 
 class Erratic(InProcess):
@@ -86,7 +88,7 @@ def erratic(pace: Config, rounds: int = 4) -> Config:
 
 @pytest.mark.parametrize(
     ("pace", "replies"),
-    [({"name": "async"}, 1), ({"name": "buffered", "replies": 2, "concurrency": 3, "max_staleness": 0}, 2)],
+    [(ONE_REPLY, 1), ({"name": "buffered", "replies": 2, "concurrency": 3, "max_staleness": 0}, 2)],
 )
 def test_rounds_end_once_so_many_have_replied(pace: Config, replies: int, tmp_path: Path) -> None:
     run = polyfed.run(Experiment.parse(erratic(pace)), tmp_path / "real", quiet=True)
@@ -95,9 +97,13 @@ def test_rounds_end_once_so_many_have_replied(pace: Config, replies: int, tmp_pa
     assert_counted(run)
 
 
+def events_of(run: polyfed.Run) -> list[TimelineEvent]:
+    return [TimelineEvent(**json.loads(line)) for line in (run.folder / "pace.jsonl").read_text().splitlines()]
+
+
 def assert_counted(run: polyfed.Run) -> None:
     """What crossed is in the ledger, used or not; who was at work after a round was not measured then."""
-    paced = run.records.paced
+    paced = events_of(run)
     assert [event.seconds for event in paced if event.event != "started"] == sorted(
         event.seconds for event in paced if event.event != "started"
     )
@@ -120,19 +126,19 @@ def test_an_engine_that_fails_stops_the_run(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(ErraticEngine, "exchange", exchange)
     with pytest.raises(ExchangeError, match="the grid is down"):
-        polyfed.run(Experiment.parse(erratic({"name": "async"})), tmp_path / "run", quiet=True)
+        polyfed.run(Experiment.parse(erratic(ONE_REPLY)), tmp_path / "run", quiet=True)
 
 
 def test_a_killed_server_asks_again_who_was_at_work(tmp_path: Path) -> None:
-    resumed = polyfed.resume(cut_short(erratic({"name": "async"}), tmp_path / "real", at=3), quiet=True)
+    resumed = polyfed.resume(cut_short(erratic(ONE_REPLY), tmp_path / "real", at=3), quiet=True)
     assert resumed.records.rounds == 4
     assert_counted(resumed)
-    asked = [(event.client, event.asked) for event in resumed.records.paced if event.event == "started"]
+    asked = [(event.client, event.asked) for event in events_of(resumed) if event.event == "started"]
     assert len(asked) == len({*asked})  # what a client was asked before is not asked once more
-    late = [event for event in resumed.records.paced if event.event != "started" and event.asked < 3 <= event.round]
+    late = [event for event in events_of(resumed) if event.event != "started" and event.asked < 3 <= event.round]
     assert {(event.client, event.asked) for event in late} <= {*asked}
 
 
 def test_virtual_times_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.pace\.clients 'drawn': a deployment has a real clock"):
-        polyfed.run(Experiment.parse(erratic({"name": "async", "clients": "drawn"})), tmp_path / "run", quiet=True)
+        polyfed.run(Experiment.parse(erratic(ONE_REPLY | {"clients": "drawn"})), tmp_path / "run", quiet=True)

@@ -22,7 +22,7 @@ Config = dict[str, Any]
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (OptimizerSettings, {"kind": "sgd", "momentum": 0.5, "nesterov": True}),
+        (OptimizerSettings, {"kind": "sgd", "momentum": 0.5}),
         (OptimizerSettings, {"kind": "sgd", "betas": [0.9, 0.999]}),  # the default, written out
         (Schedule, {"kind": "exponential", "unit": "epoch"}),
         (PairRetrieval, {"objective": "info_nce", "learn_temperature": False}),
@@ -42,12 +42,6 @@ def test_settings_with_an_effect_are_taken(kind: Any, settings: Config) -> None:
             "eps has no effect with kind: sgd; it is 0.1: leave it at 1.0e-08",
         ),
         (OptimizerSettings, {"kind": "adam", "momentum": 0.5}, "momentum has no effect with kind: adam"),
-        (OptimizerSettings, {"kind": "adamw", "nesterov": True}, "nesterov has no effect with kind: adamw"),
-        (
-            OptimizerSettings,
-            {"kind": "sgd", "momentum": 0, "nesterov": True},
-            "nesterov has no effect with momentum: 0",
-        ),
         (Schedule, {"kind": "steps", "t_max": 3}, "t_max has no effect with kind: steps; it is 3: leave it at null"),
         (PairRetrieval, {"temperature": 0.1}, "temperature has no effect with objective: soft_contrastive"),
         (Classification, {"scale": 2.0}, "scale has no effect with non_negative: false"),

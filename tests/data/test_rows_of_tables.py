@@ -1,4 +1,4 @@
-"""Several columns as one value: rows of tables and windows of series, with statistics of the public set alone."""
+"""Several columns as one value, with statistics of the public set alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyfed.data.source import Column, Split
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.memory import Memory, register_data
 from polyfed.data.view import DataContext, View
-from polyfed.data.views.table import Cells, Series, Table, cells_of
+from polyfed.data.views.table import Cells, Table, cells_of
 
 AGE, SEX = [20.0, 40.0, None, 60.0], ["F", "M", "M", None]
 
@@ -64,19 +64,6 @@ def test_what_is_given_needs_no_public_set(tmp_path: Path) -> None:
     assert x.tolist() == [[1, 1, 1, 0, 1], [1, -1, 1, 0, 0]]
 
 
-def test_a_window_of_series(tmp_path: Path) -> None:
-    values = column(x=[[1.0, 3.0, 5.0], [7.0]], y=[[0, None, 4], [2]])
-    view, where = Series(length=2), context(tmp_path, series=values)
-    inputs = view.open(values, "series", where)
-    x = inputs(torch.arange(2))
-    assert x.shape == (2, *view.spec("series", where).shape)
-    mean, std = 4.0, 5**0.5  # of 1, 3, 5, 7
-    torch.testing.assert_close(x[:, :, 0], (torch.tensor([[1.0, 3.0], [7.0, mean]]) - mean) / std)
-    assert x[0, 1, 1] == 0
-    anywhere = torch.stack([inputs(torch.tensor([0]), torch.Generator().manual_seed(seed))[0] for seed in range(20)])
-    assert {round(float(one) * std + mean) for one in anywhere[:, 0, 0]} == {1, 3}
-
-
 @pytest.mark.parametrize(
     ("values", "learnt"),
     [
@@ -88,7 +75,7 @@ def test_a_window_of_series(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_learnt_of_a_column(values: Sequence[Any], learnt: Cells, tmp_path: Path) -> None:
-    found = cells_of({}, "table", context(tmp_path, table=column(x=values)), "table", series=False)["x"]
+    found = cells_of({}, "table", context(tmp_path, table=column(x=values)))["x"]
     assert (found.names, found.mean, found.std) == (learnt.names, pytest.approx(learnt.mean), pytest.approx(learnt.std))
 
 
@@ -105,11 +92,9 @@ def test_a_blank_name_is_not_known_and_categories_are_names(tmp_path: Path) -> N
         (Table(), None, {"age": [1]}, "view 'table' learns from the public set, which has no 'm' .*set its cells"),
         (Table(), {"age": [1]}, {"sex": ["F"]}, "knows the columns age, in this order; 'sex' does not fit"),
         (Table(), {"age": [1]}, {"age": ["old"]}, "'age' holds string, not numbers"),
-        (Table(), {"age": [[1]]}, {"age": [[1]]}, "'age' holds list.*view 'series' takes lists"),
+        (Table(), {"age": [[1]]}, {"age": [[1]]}, "'age' holds list.*a table has one value an item"),
         (Table(), {"id": [str(k) for k in range(101)]}, {"id": ["1"]}, "101 different texts are no names"),
         (Table(), {"day": [b"x"]}, {"day": [b"x"]}, "holds binary; a table has numbers"),
-        (Series(), {"x": [1]}, {"x": [1]}, "'x' holds int64; view 'series' takes lists"),
-        (Series(), {"x": [[1]], "y": [[1]]}, {"x": [[1]], "y": [[1, 2]]}, "row 0: 'x' and 'y' differ in length"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -151,12 +136,12 @@ def test_columns_in_brackets_are_one_value(tmp_path: Path) -> None:
 
 def test_of_lists_in_brackets_the_first_entries_are_kept() -> None:
     register_data("steps", [{"x": [1, 2, 3], "y": [4, 5, 6]}])
-    settings = {"data": "steps", "columns": {"series": ["x", "y"]}}
+    settings = {"data": "steps", "columns": {"steps": ["x", "y"]}}
     splits = [
         Memory.model_validate(settings | {"keep_first": first}).open("train", name="steps", data_dir=None)
         for first in ({}, {"x": 2, "y": 2}, {"x": 2})
     ]
-    whole, both, one = (split.modality("series") for split in splits)
+    whole, both, one = (split.modality("steps") for split in splits)
     assert both.values.to_pylist() == [{"x": [1, 2], "y": [4, 5]}]
     assert len({whole.fingerprint, both.fingerprint, one.fingerprint}) == 3
 

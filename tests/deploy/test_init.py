@@ -39,7 +39,7 @@ def test_there_is_a_folder_for_the_server_and_every_group(tmp_path: Path) -> Non
     ("changes", "message"),
     [
         ({"clients": {"hospital": {"missing": {"rates": {"text": 0.5}}}}}, "missing takes data away for simulations"),
-        ({"run": {"pace": {"name": "async", "clients": "drawn"}}}, "run.pace.clients: a deployment has a real clock"),
+        ({"run": {"pace": {"name": "sync", "clients": "drawn"}}}, "run.pace.clients: a deployment has a real clock"),
     ],
 )
 def test_simulations_are_not_deployed(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from papers.fedaid.objectives import MGCA, GLoRIA
 
 from polyfed.data.source import Split
 from polyfed.federation.types import head_name
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.gloria import GLoRIA
-from polyfed.tasks.mgca import MGCA
 from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.tasks.vqa import VQA
 

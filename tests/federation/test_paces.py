@@ -41,16 +41,10 @@ def test_weights_by_staleness(rule: Staleness, weights: list[float]) -> None:
         ({"name": "buffered", "replies": 0.5}, 2),
         ({"name": "buffered", "replies": 0.3}, 2),
         ({"name": "buffered", "replies": 1.0}, 4),
-        ({"name": "async"}, 1),
     ],
 )
 def test_after_how_many_replies_a_round_ends(pace: dict[str, Any], most: int) -> None:
     assert parse_settings(Pace, pace).most(CLIENTS) == most
-
-
-def test_mixing_of_asynchronous_replies() -> None:
-    pace: Any = Pace.named("async")(alpha=0.6, staleness=Polynomial())
-    assert [pace.mixing(tau) for tau in (0, 3)] == [0.6, 0.3]
 
 
 def test_what_was_learnt_is_put_upon_the_model_of_now() -> None:
@@ -86,8 +80,7 @@ def test_drawn_times_are_a_clients_own() -> None:
     [
         (Pace, {"name": "buffered", "replies": 1.5}, "K is a number of clients"),
         (Pace, {"name": "buffered", "replies": 5}, "run.pace.replies is 5, but there are 4 clients"),
-        (Pace, {"name": "async", "concurrency": 5}, "run.pace.concurrency is 5, but there are 4 clients"),
-        (Pace, {"name": "async", "alpha": 1.2}, "alpha"),
+        (Pace, {"name": "buffered", "concurrency": 5}, "run.pace.concurrency is 5, but there are 4 clients"),
         (Pace, {"name": "late"}, "unknown pace 'late'"),
         (Times, {"name": "drawn", "groups": {"x": 2}}, "no clients are called 'x'"),
     ],

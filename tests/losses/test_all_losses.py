@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from papers.fedaid.objectives import local_contrast, prototype_alignment, sinkhorn, token_alignment
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,7 +14,6 @@ from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.losses.contrast import inter_modal, intra_modal, model_contrast, queue_contrast
 from polyfed.losses.distillation import DISTILLATIONS, score_kl, similarity_kl, squared_distance
 from polyfed.losses.info_nce import info_nce
-from polyfed.losses.local_alignment import local_contrast, prototype_alignment, sinkhorn, token_alignment
 from polyfed.losses.segmentation import focal_dice
 from polyfed.losses.self_supervised import byol
 from polyfed.losses.soft_contrastive import soft_contrastive

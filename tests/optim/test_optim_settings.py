@@ -33,12 +33,6 @@ def test_builds_the_optimiser_with_its_settings(kind):
     assert group.get("momentum", group.get("betas")) == (0.8 if kind == "sgd" else (0.7, 0.9))
 
 
-def test_nesterov_reaches_those_that_have_it():
-    for kind in ("adamp", "sgd"):
-        built = OptimizerSettings(kind=kind, nesterov=True).build([torch.nn.Parameter(torch.ones(2))])
-        assert built.param_groups[0]["nesterov"] is True
-
-
 @pytest.mark.parametrize(
     ("values", "match"),
     [
@@ -124,7 +118,6 @@ def test_no_limit_no_clipping():
 
 SETTINGS = {
     "adamp": OptimizerSettings(kind="adamp", lr=0.01, weight_decay=0.1),
-    "adamp-nesterov": OptimizerSettings(kind="adamp", lr=0.01, nesterov=True),
     "adamw": OptimizerSettings(kind="adamw", lr=0.01, weight_decay=0.1),
     "adam": OptimizerSettings(kind="adam", lr=0.01),
     "sgd": OptimizerSettings(kind="sgd", lr=0.01, momentum=0.9),
@@ -235,7 +228,7 @@ def test_state_that_is_no_tensor_is_refused():
         optimizer_tensors(optimizer, model.named_parameters())
 
 
-@pytest.mark.parametrize("kind", ["adamp", "adamp-nesterov", "adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["adamp", "adamw", "sgd"])
 def test_weights_of_another_layout_go_on_bit_for_bit_after_storage(kind):
     # stored tensors are contiguous, and a fused kernel reads memory in order whatever the strides
     weight = torch.randn(6, 5, 3, 3).contiguous(memory_format=torch.channels_last)

@@ -91,7 +91,6 @@ MECHANICS: dict[str, Any] = {
     # torch's defaults, which no source changes
     "*.optimizer.betas": [0.9, 0.999],
     "*.optimizer.eps": 1e-8,
-    "*.optimizer.nesterov": False,
     "*.schedule.warmup": 0,
     # torchvision's defaults, and the boxes of random erasing as published
     "*.view.resampling": "bicubic",
@@ -111,9 +110,6 @@ MECHANICS: dict[str, Any] = {
     "clients.*.test": "all",
     "*.partition.of": [],
     "*.partition.together": None,
-    "*.partition.attempts": 1000,
-    # the routine that all the papers' released codes have caps the sizes of clients
-    "*.partition.size_cap": True,
     "*.task.between": ["image", "text"],
     "*.task.fold_seed": None,
     "*.task.cutoffs": [1, 5, 10],

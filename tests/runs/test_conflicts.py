@@ -51,7 +51,7 @@ ROWS: tuple[Config, ...] = (
     {"algorithm": {"name": "fedavg", "averaging": "residual"}} | LATE,
     {"algorithm": {"name": "creamfl", "public": {"samples": 10}}} | LATE,
     {"algorithm": SEQUENTIAL} | LATE,
-    {"run": {"pace": "async"}} | MASKED,
+    LATE | MASKED,
     LATE | ROBUST,
     {"algorithm": "local"} | ROBUST,
     {"algorithm": ALIGNED} | ROBUST,

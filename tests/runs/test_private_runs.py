@@ -388,7 +388,7 @@ def test_every_request_is_charged_whether_its_reply_is_used_or_not(tmp_path: Pat
     config = federation(secret)
     config["run"] |= {
         "rounds": 8,
-        "pace": {"name": "async", "max_staleness": 0, "clients": {"name": "drawn", "skew": 9}},
+        "pace": {"name": "buffered", "replies": 1, "max_staleness": 0, "clients": {"name": "drawn", "skew": 9}},
     }
     result = run(Experiment.parse(config), tmp_path / "run", quiet=True)
     lines = [json.loads(line) for line in (result.folder / "pace.jsonl").read_text().splitlines()]

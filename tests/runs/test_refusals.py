@@ -259,7 +259,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
                         r"is 3, but a round has 2 replies",
                     ),
                     (
-                        "async",
+                        {"name": "buffered", "replies": 1},
                         {"run.exchange": {"phases": {"fit": {"min_clients": 2}}}},
                         r"phases\.fit\.min_clients is 2",
                     ),

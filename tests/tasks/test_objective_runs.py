@@ -41,10 +41,10 @@ def of_blocks(task: Config) -> Config:
     return config
 
 
-SMALL = {"name": "mgca", "prototypes": 16, "freeze_prototypes_steps": 3}
+SMALL = {"name": "papers.fedaid.objectives.MGCA", "prototypes": 16, "freeze_prototypes_steps": 3}
 FEDERATIONS = {
     "convirt": lambda: aligned({"name": "convirt"}),
-    "gloria": lambda: aligned({"name": "gloria", "mask_siblings": True}),
+    "gloria": lambda: aligned({"name": "papers.fedaid.objectives.GLoRIA", "mask_siblings": True}),
     "mgca": lambda: aligned(SMALL),
     "mgca without aligner": lambda: of_blocks(SMALL | {"tokens": {"weights": "uniform"}}),
 }

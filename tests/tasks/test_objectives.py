@@ -8,6 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from papers.fedaid.objectives import (
+    MGCA,
+    GLoRIA,
+    PrototypeLayer,
+    local_contrast,
+    prototype_alignment,
+    token_alignment,
+    token_weights,
+    uniform_weights,
+)
 from task_samples import captioned, identity_model, make_samples
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,17 +27,8 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch, Samples
 from polyfed.losses.info_nce import info_nce
-from polyfed.losses.local_alignment import (
-    local_contrast,
-    prototype_alignment,
-    token_alignment,
-    token_weights,
-    uniform_weights,
-)
 from polyfed.models.aligner import Detail
 from polyfed.models.model import CachedModel, Model
-from polyfed.tasks.gloria import GLoRIA
-from polyfed.tasks.mgca import MGCA, PrototypeLayer
 from polyfed.tasks.retrieval import ConVIRT
 from polyfed.tasks.task import Task
 from small_federations import Config
@@ -121,7 +122,7 @@ def test_settings_that_make_no_sense_are_refused(kind: type[Task], settings: Con
 
 @pytest.mark.parametrize("kind", [ConVIRT, GLoRIA, MGCA])
 def test_a_missing_modality_is_named(kind: type[Task]) -> None:
-    with pytest.raises(ConfigError, match=f"{kind.__name__.lower()} between .* needs 'text'"):
+    with pytest.raises(ConfigError, match=f"{kind.component_name()} between .* needs 'text'"):
         kind().head(DIM, captioned(3, 1).only(["image"]))
 
 
@@ -221,17 +222,15 @@ def test_models_without_positions_are_refused(samples: Samples, task: Task) -> N
         task.loss(identity_model("image", "text"), head, whole(pairs))
 
 
-@pytest.mark.parametrize(
-    ("task", "without"), [("gloria", "aligner.local"), ("mgca", "aligner.local"), ("mgca", "aligner")]
-)
+@pytest.mark.parametrize(("task", "without"), [(GLoRIA, "aligner.local"), (MGCA, "aligner.local"), (MGCA, "aligner")])
 @pytest.mark.parametrize("participant", ["server", "hospital"])
 def test_a_model_that_cannot_be_trained_stops_a_run_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, without: str, participant: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: type[Task], without: str, participant: str
 ) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     config = copy.deepcopy(hospitals(name="local"))
     for own in (config["server"], config["clients"]["hospital"]):
-        own["task"] = {"name": task}
+        own["task"] = {"name": task.component_name()}
         own["model"] = own["model"] | {"aligner": {"hidden": 16, "local": True}}
     own = config["server"] if participant == "server" else config["clients"]["hospital"]
     own["model"] = own["model"] | {"aligner": {"hidden": 16} if without == "aligner.local" else None}

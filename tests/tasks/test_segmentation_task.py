@@ -194,8 +194,6 @@ REFUSED: list[tuple[Config, str]] = [
     ({"task": {"names": ["a", "b", "c"], "threshold": 3}}, "threshold has no effect with more than two names"),
     ({"task": {"ignore": 255}}, "ignore has no effect with two names"),
     ({"task": {"names": ["a", "b", "c"], "ignore": 2}}, "ignore is 2, the number of class 'c'"),
-    ({"task": {"cross_entropy_weight": 0, "dice_weight": 0}}, "both 0"),
-    ({"task": {"dice_weight": 0, "dice_over": "picture"}}, "dice_over has no effect"),
     ({"task": {"widths": []}}, "widths"),
     ({"task": {"modality": "scan"}}, "needs 'scan', and the model there|masks of 'scan'"),
     ({"task": {"target": "outline"}}, "outline"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -13,9 +13,8 @@ from polyfed.core.randomness import generator
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Ask, Reply
-from polyfed.federation.paces import LatePace
-from polyfed.federation.timeline import AtWork, Timeline
-from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
+from polyfed.federation.paces import Buffered
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Timeline
 from polyfed.wire.messages import StateVersion
 from polyfed.wire.payload import Payload, Weights
 
@@ -40,7 +39,7 @@ class PacedCohort(Cohort):
         versions: client whose reply has come in this round -> what its step leaves of its state.
     """
 
-    pace: LatePace
+    pace: Buffered
     timeline: Timeline
     everybody: tuple[ClientInfo, ...]
     seed: int
@@ -138,14 +137,14 @@ class PacedCohort(Cohort):
 
 @dataclass(frozen=True)
 class LateReplies:
-    """Makes of each reply what its sender would have sent had it started from the model of now; see ``LatePace``.
+    """Makes of each reply what its sender would have sent had it started from the model of now; see ``Buffered``.
 
     So every mean that a method makes of them is the pace's: with shares p_c, the mean of W + s_c (W_c - W_v) is
     W + sum p_c s_c (W_c - W_v); running statistics are mixed with those of now. What a method makes of representations
     is its own, by ``Reply.mixing``.
     """
 
-    pace: LatePace
+    pace: Buffered
 
     def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
         if ask.schema.kind == "fresh":  # initial weights are of no round
@@ -154,8 +153,8 @@ class LateReplies:
         return map(lambda reply: self._now(reply, ask), replies)
 
     def _now(self, reply: Reply, ask: Ask) -> Reply:
-        reply.mixing = self.pace.mixing(reply.staleness)
-        if reply.mixing == 1.0 and (reply.staleness == 0 or self.pace.onto_now):  # the very bits
+        reply.mixing = self.pace.staleness.weight(reply.staleness)
+        if reply.staleness == 0:  # the very bits
             return reply
         fields = dict(reply.payload.fields)
         for name, bundle in reply.payload.bundles.items():
@@ -168,7 +167,7 @@ class LateReplies:
         if name in ask.changes:
             return Weights({key: value * reply.mixing for key, value in trained.items()})
         now = ask.now(reply.sender).bundles[name]
-        then: Mapping[str, Tensor] = now if self.pace.onto_now else ask.start(reply.sender, name)
+        then = ask.start(reply.sender, name)
         # differences of running statistics do not add up: a variance would become negative
         starts = {key: now[key] if key.endswith(_STATISTICS) else then[key] for key in trained}
         return Weights({key: moved(now[key], starts[key], value, reply.mixing) for key, value in trained.items()})

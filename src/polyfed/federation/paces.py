@@ -1,4 +1,4 @@
-"""When the server takes a step: once all that it asked have replied, or before; and what late replies count for."""
+"""When the server takes a step: once all that it asked have replied, or so many; and what late replies count for."""
 
 from __future__ import annotations
 
@@ -83,16 +83,19 @@ class Sync(Pace):
         return None
 
 
-class LatePace(Pace):
-    """A round ends before all have replied; who has not counts in a later one, with less weight.
+class Buffered(Pace):
+    """FedBuff (Nguyen et al., AISTATS 2022): the server takes a step after K replies; late ones count in a later round.
 
-    A client starts a step once a round at most, with what the server has then. ``run.sampling`` says who may be started
-    in a round; who is at work already goes on.
+    W <- W + mean of s(tau_c) (W_c - W at the version that c started from), the method's own mean. A client starts a
+    step once a round at most, with what the server has then. ``run.sampling`` says who may be started in a round; who
+    is at work already goes on.
     """
 
-    onto_now: ClassVar[bool] = False
-    """Whether trained weights are mixed with the model of now, in place of adding what they changed of their own."""
+    short_name: ClassVar[str] = "buffered"
 
+    replies: int | float = Field(
+        default=0.5, gt=0, description="K: a number of clients, or a share of all (a fraction, at most 1.0)"
+    )
     staleness: SerializeAsAny[Staleness] = Field(
         default=Polynomial(), description="weight of a late reply by its staleness: polynomial, constant"
     )
@@ -101,27 +104,6 @@ class LatePace(Pace):
     )
     concurrency: int | None = Field(
         default=None, ge=1, description="clients at work at a time, at most; null: all that may be started"
-    )
-
-    def mixing(self, tau: int) -> float:
-        """How far the server follows a reply of staleness tau, in (0, 1]."""
-        return self.staleness.weight(tau)
-
-    def require(self, clients: Sequence[ClientInfo]) -> None:
-        if self.concurrency is not None and self.concurrency > len(clients):
-            raise ConfigError(f"run.pace.concurrency is {self.concurrency}, but there are {len(clients)} clients")
-
-
-class Buffered(LatePace):
-    """FedBuff (Nguyen et al., AISTATS 2022): the server takes a step after K replies.
-
-    W <- W + mean of s(tau_c) (W_c - W at the version that c started from), the method's own mean.
-    """
-
-    short_name: ClassVar[str] = "buffered"
-
-    replies: int | float = Field(
-        default=0.5, gt=0, description="K: a number of clients, or a share of all (a fraction, at most 1.0)"
     )
 
     @field_validator("replies")
@@ -137,24 +119,10 @@ class Buffered(LatePace):
         return max(1, math.ceil(share - 1e-9))
 
     def require(self, clients: Sequence[ClientInfo]) -> None:
-        super().require(clients)
+        if self.concurrency is not None and self.concurrency > len(clients):
+            raise ConfigError(f"run.pace.concurrency is {self.concurrency}, but there are {len(clients)} clients")
         if isinstance(self.replies, int) and self.replies > len(clients):
             raise ConfigError(f"run.pace.replies is {self.replies}, but there are {len(clients)} clients; lower it")
-
-
-class Asynchronous(LatePace):
-    """FedAsync (Xie, Koyejo, Gupta 2019): every reply is a server step, W <- (1 - a) W + a W_c, a = alpha s(tau)."""
-
-    short_name: ClassVar[str] = "async"
-    onto_now: ClassVar[bool] = True
-
-    alpha: float = Field(default=0.6, gt=0, le=1, description="mixing weight of a fresh reply")
-
-    def most(self, everybody: Sequence[ClientInfo]) -> int:
-        return 1
-
-    def mixing(self, tau: int) -> float:
-        return self.alpha * self.staleness.weight(tau)
 
 
 class Times(Settings):

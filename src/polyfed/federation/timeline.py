@@ -15,13 +15,37 @@ import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
-from polyfed.federation.timeline_events import STARTED, TimelineEvent
 from polyfed.wire.limits import Frame, Limits
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
 
 Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]
 _OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
 """On what is read of a checkpoint: what the server sent itself."""
+STARTED, REPLIED, DROPPED, LOST = "started", "replied", "dropped", "lost"
+"""A client was asked; its reply counts; its reply is too old; it did not reply, or what it did was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """What became, in a round, of what a client was asked in this or an earlier one: a line of ``pace.jsonl``.
+
+    Attributes:
+        round: number of the server step.
+        client: its id.
+        event: one of those above.
+        step: that it was asked to perform.
+        asked: round in which it was asked.
+        seconds: since the run began.
+        error: why it did not reply, where it did not.
+    """
+
+    round: int
+    client: str
+    event: str
+    step: str
+    asked: int
+    seconds: float
+    error: str | None = None
 
 
 @dataclass(frozen=True)

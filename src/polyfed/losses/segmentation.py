@@ -72,18 +72,17 @@ def cross_entropy_dice(
     logits: Float[Tensor, "b c h w"],
     masks: Integer[Tensor, "b h w"],
     *,
-    cross_entropy_weight: float = 1.0,
     dice_weight: float = 1.0,
     over: Literal["batch", "picture"] = "batch",
     background: bool = False,
     smooth: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """cross_entropy_weight CE + dice_weight (1 - mean soft Dice), as in nnU-Net (Isensee et al., Nature Methods 2021).
+    """CE + dice_weight (1 - mean soft Dice), as in nnU-Net (Isensee et al., Nature Methods 2021).
 
     Args:
         logits: of the classes, of which the first is the background.
-        masks: class of each pixel; a value that is no class leaves the pixel out.
-        cross_entropy_weight: of the cross-entropy: mean over a picture's pixels, then over pictures.
+        masks: class of each pixel; a value that is no class leaves the pixel out. The cross-entropy is a mean over a
+            picture's pixels, then over pictures.
         dice_weight: of the Dice loss: soft Dice of each class by itself, then the mean.
         over: what a soft Dice is over; of single pictures the loss is a mean over samples.
         background: whether the first class counts in the mean of Dice.
@@ -101,7 +100,7 @@ def cross_entropy_dice(
     by_picture = -(logits.log_softmax(1) * truth).sum((1, 2, 3)) / counted.sum((1, 2, 3)).clamp(min=1)
     shares = _shares(logits.softmax(1) * counted, truth, (0, 2, 3) if over == "batch" else (2, 3), smooth)
     kept = shares if background else shares[..., 1:]
-    return cross_entropy_weight * by_picture.mean() + dice_weight * (1 - kept.mean())
+    return by_picture.mean() + dice_weight * (1 - kept.mean())
 
 
 def _shares(chances: Tensor, truth: Tensor, over: tuple[int, ...], smooth: float) -> Tensor:

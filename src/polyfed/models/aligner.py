@@ -59,7 +59,7 @@ class AlignerSettings(Settings):
         default="batch", description="norms of an mlp head: after its hidden layer, and without affine at its end"
     )
     local: bool = Field(
-        default=False, description="a linear head for positions as well, which GLoRIA and MGCA need (gloria, mgca)"
+        default=False, description="a linear head for positions as well, which losses of words and regions need"
     )
 
     @model_validator(mode="after")

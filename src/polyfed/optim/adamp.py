@@ -46,7 +46,6 @@ class AdamP(Optimizer):
         *,
         delta: float = 0.1,
         wd_ratio: float = 0.1,
-        nesterov: bool = False,
     ) -> None:
         """Set up for ``params``.
 
@@ -58,9 +57,8 @@ class AdamP(Optimizer):
             weight_decay: decoupled, multiplied by the learning rate.
             delta: bound of the cosine test; the larger, the more weights count as scale-invariant.
             wd_ratio: share of the weight decay that a projected weight gets.
-            nesterov: look ahead by one momentum step.
         """
-        moments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "nesterov": nesterov}
+        moments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         # ``fused``: torch then restores counters onto the device, where its kernel wants them
         super().__init__(params, {**moments, "delta": delta, "wd_ratio": wd_ratio, "fused": True})
 
@@ -106,9 +104,6 @@ def _adam_updates(states: list[dict[str, Tensor]], gradients: list[Tensor], grou
     """Advance the moments by the gradients, and give Adam's changes of the weights at a learning rate of 1."""
     means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     beta1, beta2 = map(float, group["betas"])
-    if group["nesterov"]:  # the kernel advances a copy of the advanced mean once more, which is to look ahead
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        means = [mean.clone() for mean in means]
     # torch's one kernel moves what it is given: from zero, so that the change itself is left, without cancellation
     updates = [torch.zeros_like(mean) for mean in means]
     adam(

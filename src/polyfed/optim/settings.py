@@ -26,7 +26,6 @@ class OptimizerSettings(Settings):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; sgd only")
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of both moments; not for sgd")
     eps: float = Field(default=1e-8, gt=0, le=1, description="added to the root of the second moment; not for sgd")
-    nesterov: bool = Field(default=False, description="look ahead by one momentum step; adamp and sgd")
     clip: float | None = Field(default=None, gt=0, description="largest gradient norm; None: no clipping")
 
     @model_validator(mode="after")
@@ -34,10 +33,6 @@ class OptimizerSettings(Settings):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas are {list(self.betas)}; each must be at least 0 and below 1")
         require_default(self, f"with kind: {self.kind}", *(("betas", "eps") if self.kind == "sgd" else ("momentum",)))
-        if self.kind not in ("sgd", "adamp"):
-            require_default(self, f"with kind: {self.kind}", "nesterov")
-        if self.kind == "sgd" and not self.momentum:
-            require_default(self, "with momentum: 0", "nesterov")
         return self
 
     def build(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]]) -> Optimizer:
@@ -45,11 +40,11 @@ class OptimizerSettings(Settings):
         parameters = list(parameters)  # type: ignore[assignment]
         if self.kind == "sgd":
             # keys are named as torch's arguments are
-            options = self._options("lr", "momentum", "weight_decay", "nesterov")
+            options = self._options("lr", "momentum", "weight_decay")
             return _Descent(parameters, **options, fused=True)
         options = self._options("lr", "betas", "eps", "weight_decay")
         if self.kind == "adamp":
-            return AdamP(parameters, **options, nesterov=self.nesterov)
+            return AdamP(parameters, **options)
         adaptive = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
         return adaptive(parameters, **options, fused=True)
 

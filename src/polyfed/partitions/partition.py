@@ -379,6 +379,7 @@ class Shards(Partition):
         return [rng.permutation(np.concatenate([shards[shard] for shard in own])) for own in chosen]
 
 
+_DRAWS = 1000  # before giving up on min_size
 _ENOUGH, _MANY = 20, 10  # draws after which it is given up if more clients than so many are always too small
 
 
@@ -397,10 +398,6 @@ class Dirichlet(Partition):
 
     alpha: float = Field(default=0.5, gt=0, le=1e6, description="concentration; smaller is more skewed")
     min_size: int = Field(default=10, ge=1, description="items that every client has at least")
-    size_cap: bool = Field(
-        default=True, description="whether who holds a client's share of all items already gets no more classes"
-    )
-    attempts: int = Field(default=1000, ge=1, le=1_000_000, description="draws before giving up on min_size")
 
     def needs_labels(self) -> bool:
         return True
@@ -423,8 +420,8 @@ class Dirichlet(Partition):
         """Class x client table of numbers of units, redrawn until every client has ``min_size`` items."""
         best, fewest = 0, clients
         cuttable = [Units(each) for each in sizes]
-        for attempt in range(1, self.attempts + 1):
-            counts, held = _draw(cuttable, clients, self.alpha, rng, capped=self.size_cap)
+        for attempt in range(1, _DRAWS + 1):
+            counts, held = _draw(cuttable, clients, self.alpha, rng)
             best = max(best, int(held.min()))
             if best >= self.min_size:
                 return counts
@@ -438,11 +435,9 @@ class Dirichlet(Partition):
         )
 
 
-def _draw(
-    classes: list[Units], clients: int, alpha: float, rng: np.random.Generator, *, capped: bool
-) -> tuple[Indices, Indices]:
+def _draw(classes: list[Units], clients: int, alpha: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
     """One draw of the class x client table of numbers of units, and the items that each client holds then."""
-    cap = sum(units.items for units in classes) / clients if capped else np.inf
+    cap = sum(units.items for units in classes) / clients
     held = np.zeros(clients, dtype=np.int64)
     counts = np.zeros((len(classes), clients), dtype=np.int64)
     for row, units in zip(counts, classes, strict=True):

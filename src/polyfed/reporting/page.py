@@ -186,7 +186,6 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: 
         PageSection("curves", "Client curves", drawn("clients"), folded=of_clients),
         PageSection("partition", "Partition", drawn("partition"), folded=of_partition),
         PageSection("traffic", "Bytes and time", drawn("traffic", "bytes")),
-        PageSection("pace", "Clients in time", drawn("pace")),
         PageSection("leakage", "What this run gave away", folded=of_leakage),
         PageSection("clients", "Clients", tables=_filled(clients_page_table(records))),
         PageSection("inner", "Inside the method", folded=inner),

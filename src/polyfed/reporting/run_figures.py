@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from polyfed.federation.timeline_events import REPLIED, STARTED
 from polyfed.reporting.charts import (
     BarPart,
     BarRows,
@@ -17,8 +15,6 @@ from polyfed.reporting.charts import (
     ChartBand,
     ChartLine,
     FigureSheet,
-    GanttBar,
-    GanttChart,
     HeatMap,
     LegendEntry,
     RoundChart,
@@ -39,10 +35,10 @@ from polyfed.reporting.run_tables import (
     sources_of,
 )
 from polyfed.reporting.statistics import finite_mean, finite_values, values_by_round
-from polyfed.reporting.tables import MIB, byte_size, count, duration, format_number
-from polyfed.runs.records import PACE, SERVER, ClientArray, RunRecords
+from polyfed.reporting.tables import MIB, byte_size, count, duration
+from polyfed.runs.records import SERVER, ClientArray, RunRecords
 
-RUN_FIGURES = ("server", "recorded", "clients", "partition", "traffic", "bytes", "pace", "events")
+RUN_FIGURES = ("server", "recorded", "clients", "partition", "traffic", "bytes", "events")
 """Those that every run may have; others are of arrays that its method kept."""
 THIN_LINES = 20
 """Up to so many clients have a line of their own."""
@@ -50,8 +46,6 @@ THIN_LINES = 20
 _DASHES = {"test": "solid", "validation": "dashed", "chance": "dotted"}
 _FEW_EVENTS = 8  # are seen at a glance in the table
 _MOST_ROWS = 30  # of bytes by client, step or bundle
-_MOST_STEPS, _MOST_CLIENTS = 600, 60  # of the chart of clients in time
-_USES = {"fresh": 1, "late": 2, "not used": 0}  # of a reply -> its colour there
 _MOST_BARS = 60  # up to so many clients of a group have a bar each
 _WRITTEN_CELLS = 80  # up to here counts fit into the map
 _MOST_COLUMNS = 200  # of a map
@@ -70,7 +64,6 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
         "partition": partition_sheet(records),
         "traffic": sheet_of(f"{records.name}: communication and time", traffic_charts(records)),
         "bytes": sheet_of(f"{records.name}: where the bytes went", bytes_bars(records)),
-        "pace": sheet_of(f"{records.name}: clients in time", gantt_charts(records)),
         "events": sheet_of(f"{records.name}: events", events_charts(records)),
         **weight_sheets(records),
     }
@@ -305,55 +298,6 @@ def events_charts(records: RunRecords) -> list[RoundChart]:
     counts = {title: Counter(event.round for event in events if event.title == title) for title in titles}
     parts = {title: dict(sorted(by_round.items())) for title, by_round in counts.items()}
     return [stacked_chart("Events by round", "events", parts)]
-
-
-# ---- clients in time
-
-
-class Work(NamedTuple):
-    """A step of a client: when it was asked and when it had replied, in which rounds, and what came of it."""
-
-    client: str
-    begun: float
-    ended: float
-    asked: int
-    used: int
-    use: str
-
-
-def gantt_charts(records: RunRecords) -> list[GanttChart]:
-    """The clients of a run in time, none where it had none; of a long run its beginning."""
-    work, known = work_of(records), list(records.holdings)
-    names = {one.client for one in work}
-    clients = [client for client in known if client in names] + sorted(names.difference(known))
-    rows = clients[:_MOST_CLIENTS]
-    shown = [one for one in work if one.client in rows][:_MOST_STEPS]
-    if not shown:
-        return []
-    bars = []
-    for one in shown:
-        begun, ended = f"{format_number(one.begun)} s", f"{format_number(one.ended)} s"
-        text = f"{one.client}: asked in round {one.asked}, {begun}; {one.use} in round {one.used}, {ended}"
-        bars.append(GanttBar(one.client, one.begun, one.ended, _USES[one.use], text))
-    last = max(one.ended for one in shown)
-    steps = [time for time in records.series(SERVER, "virtual_seconds", PACE).values() if time <= last]
-    of_all = "" if len(shown) == len(work) else f" (the first {len(shown):,} of {len(work):,} steps)"
-    legend = (*(LegendEntry(use, colour, "area") for use, colour in _USES.items()), LegendEntry("server step", 7))
-    return [GanttChart(f"Clients at work{of_all}", rows, bars, steps, legend)]
-
-
-def work_of(records: RunRecords) -> list[Work]:
-    work = []
-    begun: dict[tuple[str, int], float] = {}  # of a round with several steps the last
-    for event in records.paced:
-        key = event.client, event.asked
-        if event.event == STARTED:
-            begun[key] = event.seconds
-        elif key in begun:
-            in_time = "fresh" if event.asked == event.round else "late"
-            use = in_time if event.event == REPLIED else "not used"
-            work.append(Work(event.client, begun[key], event.seconds, event.asked, event.round, use))
-    return work
 
 
 # ---- who holds what

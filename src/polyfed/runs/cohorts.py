@@ -17,13 +17,12 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
 from polyfed.federation.filters import Filter, NormClip, RecentNorms, checks
 from polyfed.federation.paced_cohort import LateReplies, PacedCohort
-from polyfed.federation.paces import Drawn, LatePace
+from polyfed.federation.paces import Buffered, Drawn
 from polyfed.federation.robust_replies import RobustReplies
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import AtWork, Exchange, RealTime, Timeline
-from polyfed.federation.timeline_events import DROPPED, LOST, REPLIED
+from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Exchange, RealTime, Timeline
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_slots, require_slots
 from polyfed.privacy.accounting import PrivacyCost, epsilon_of, releases_within
@@ -77,7 +76,7 @@ class Cohorts:
     def timeline(self) -> Timeline | None:
         """The clients in time, if the run keeps any: virtual, or in a deployment the real one."""
         run, clients = self.experiment.run, self.server.clients
-        if not isinstance(run.pace, LatePace) and run.pace.clients is None:
+        if not isinstance(run.pace, Buffered) and run.pace.clients is None:
             return None
         times = (run.pace.clients or Drawn()).of(clients, run.seed)
         if not run.engine.is_deployed:
@@ -134,7 +133,7 @@ class Cohorts:
         exchange: Exchange = self.engine.exchange
         make: Callable[..., Cohort] = Cohort
         timeline, pace = None if purpose else self.timeline, run.pace
-        if timeline is not None and isinstance(pace, LatePace):
+        if timeline is not None and isinstance(pace, Buffered):
             exchange = timeline.carried(exchange)
             make = partial(PacedCohort, pace=pace, timeline=timeline, everybody=self.server.clients, seed=run.seed)
             timeline = None  # which the cohort keeps itself
@@ -160,7 +159,7 @@ class Cohorts:
             checks(self.server.global_models.counted),
             # bounds are on what a client has changed, not on what that counts for; rules compare what does
             *(() if clip is None else (NormClip(clip, self.recent_norms),)),
-            *((LateReplies(pace),) if isinstance(pace, LatePace) else ()),
+            *((LateReplies(pace),) if isinstance(pace, Buffered) else ()),
             *(() if rule is None else (RobustReplies(rule),)),
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.attack import Attack
-from polyfed.federation.paces import LatePace
+from polyfed.federation.paces import Buffered
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.settings import RunSettings
 from polyfed.wire.payload import TensorBundle
@@ -96,7 +96,7 @@ falsified_replies = attackers(lambda attack: attack.falsifies)
 
 
 def late_replies(choice: Choice) -> str:
-    return f"run.pace '{choice.run.pace.component_name()}'" if isinstance(choice.run.pace, LatePace) else ""
+    return f"run.pace '{choice.run.pace.component_name()}'" if isinstance(choice.run.pace, Buffered) else ""
 
 
 def deployed(choice: Choice) -> str:

@@ -17,7 +17,6 @@ from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.core.extras import brought_by
 from polyfed.core.moved import with_moved
 from polyfed.core.untrusted import file_json, typed, yaml_content
-from polyfed.federation.timeline_events import TimelineEvent
 from polyfed.privacy.accounting import between_sets
 from polyfed.runs.events import Incident, Measured
 from polyfed.runs.folder import untrained_best
@@ -124,7 +123,6 @@ class RunRecords:
     transfers: tuple[Transfer, ...] = ()  # the ledger
     seconds: Mapping[int, float] = field(default_factory=dict)  # round -> wall time
     cpu: Mapping[int, float] = field(default_factory=dict)  # round -> CPU seconds of the method, where they are known
-    paced: tuple[TimelineEvent, ...] = ()  # who was started and replied when, of runs in virtual time
     holdings: Mapping[str, PartitionEntry] = field(default_factory=dict)  # client id -> in the order of the partition
     config: Mapping[str, Any] = field(default_factory=dict)  # resolved; empty if it was not written
     warnings: tuple[str, ...] = ()  # what could not be read, or must be known of the run, one sentence each
@@ -145,7 +143,6 @@ class RunRecords:
         measurements = _typed(Measured, measured, "measurement")
         transfers = _typed(Transfer, _lines(folder / "ledger.jsonl", warnings), "transfer")
         times = _typed(Timing, _lines(folder / "timing.jsonl", warnings), "timing")
-        paced = _typed(TimelineEvent, _lines(folder / "pace.jsonl", warnings), "event of a timeline")
         clients = _parsed(folder / "partition.json", file_json)
         entries = ((f"partition.json entry '{client}'", entry) for client, entry in clients.items())
         config = with_moved(_parsed(folder / "config.yaml", yaml_content), is_told=False)
@@ -164,7 +161,6 @@ class RunRecords:
             transfers=transfers,
             seconds={time.round: time.seconds for time in times},
             cpu={time.round: time.cpu for time in times if math.isfinite(time.cpu)},
-            paced=paced,
             holdings=dict(zip(clients, _typed(PartitionEntry, entries, "holding"), strict=True)),
             config=config,
             warnings=(*warnings, *filter(None, [untrained_best(folder), _with_attackers(events), privacy])),

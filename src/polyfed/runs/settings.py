@@ -18,7 +18,7 @@ from polyfed.engines.local import InProcess
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.attack import Attack
 from polyfed.federation.cohort import ReplyPolicy
-from polyfed.federation.paces import LatePace, Pace, Sync
+from polyfed.federation.paces import Buffered, Pace, Sync
 from polyfed.federation.participant import Precision
 from polyfed.federation.sampling import SamplingSettings
 from polyfed.federation.settings import (
@@ -125,9 +125,7 @@ class RunSettings(Settings):
     rounds: int = Field(default=30, ge=1, description="T, communication rounds")
     seed: int = Field(default=0, ge=0, description="every random draw of the run derives from it")
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
-    pace: SerializeAsAny[Pace] = Field(
-        default=Sync(), description="when the server takes a step: sync, buffered, async"
-    )
+    pace: SerializeAsAny[Pace] = Field(default=Sync(), description="when the server takes a step: sync, buffered")
     engine: SerializeAsAny[EngineSettings] = Field(default_factory=InProcess, description="where client steps execute")
     exchange: ExchangeSettings = Field(default_factory=ExchangeSettings)
     attackers: tuple[SerializeAsAny[Attack], ...] = Field(
@@ -250,7 +248,7 @@ class ExperimentSettings(Settings):
             attackers=self.run.attackers,
             privacy=self.policy.privacy,
             secure=self.aggregation.secure,
-            late_replies=isinstance(self.run.pace, LatePace),
+            late_replies=isinstance(self.run.pace, Buffered),
             evaluates=self.run.evaluate_clients is not False,
         )
 

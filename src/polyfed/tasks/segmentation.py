@@ -57,10 +57,8 @@ class Segmentation(Task):
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(64, 32), min_length=1, description="channels of the decoder's stages, each of which doubles the side"
     )
-    cross_entropy_weight: float = Field(default=1.0, ge=0, description="weight of the cross-entropy")
-    dice_weight: float = Field(default=1.0, ge=0, description="weight of 1 - mean soft Dice")
     dice_over: Literal["batch", "picture"] = Field(
-        default="batch", description="what a soft Dice is over; privacy.samples needs picture, or dice_weight: 0"
+        default="batch", description="what a soft Dice is over; privacy.samples needs picture"
     )
     background: bool = Field(default=False, description="count the first class in means, and in the soft Dice")
     ignore: int | None = Field(
@@ -76,16 +74,12 @@ class Segmentation(Task):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.cross_entropy_weight + self.dice_weight:
-            raise ValueError("cross_entropy_weight and dice_weight are both 0, so there is nothing to learn; raise one")
         if len(self.names) == 2:
             require_default(self, "with two names", "ignore")
         else:
             require_default(self, "with more than two names", "threshold")
         if self.ignore is not None and self.ignore < len(self.names):
             raise ValueError(f"ignore is {self.ignore}, the number of class '{self.names[self.ignore]}'; name another")
-        if not self.dice_weight:
-            require_default(self, "with dice_weight: 0", "dice_over")
         return self
 
     @property
@@ -98,7 +92,7 @@ class Segmentation(Task):
 
     @property
     def is_per_sample(self) -> bool:
-        return not self.dice_weight or self.dice_over == "picture"
+        return self.dice_over == "picture"
 
     @property
     def primary(self) -> str:
@@ -155,8 +149,6 @@ class Segmentation(Task):
         return cross_entropy_dice(
             self._logits(model, head, batch),
             batch.targets[self.target],
-            cross_entropy_weight=self.cross_entropy_weight,
-            dice_weight=self.dice_weight,
             over=self.dice_over,
             background=self.background,
         )

@@ -64,7 +64,7 @@ def test_bytes_and_clients_are_those_of_the_run(
         ({"run": {"exchange": {"min_clients": 4}}}, 1),
         ({"run": {"pace": {"name": "buffered", "replies": 3}}}, 0.5),
         ({"run": {"pace": {"name": "buffered", "replies": 3}}, "aggregation": {"secure": "pairwise_masks"}}, 0.5),
-        ({"run": {"pace": "async"}}, 1 / 6),
+        ({"run": {"pace": {"name": "buffered", "replies": 1}}}, 1 / 6),
     ],
 )
 def test_one_client_of_a_kind_stands_for_rounds_of_several(change: dict[str, Any], share: float) -> None:

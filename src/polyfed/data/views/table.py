@@ -1,11 +1,11 @@
-"""Columns of a table as numbers: rows, and windows of time series, standardised by the public set."""
+"""Columns of a table as numbers, standardised by the public set."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.settings import Settings
-from polyfed.data.arrow import fingerprint_of, is_list, is_text, list_lengths, unless_blank
+from polyfed.data.arrow import fingerprint_of, is_list, is_text, unless_blank
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View, learnt, public_column
@@ -47,10 +47,6 @@ class Cells(Settings):
         """Numbers that a value becomes: whether it is known, and itself or a place for each name."""
         return 1 + (len(self.names) or 1)
 
-    def numbers(self, values: pa.ChunkedArray) -> npt.NDArray[np.float32]:
-        """Standardised values [n]; NaN where one is not known."""
-        return ((_plain(values) - self.mean) / self.std).astype(np.float32)
-
     def __call__(self, values: pa.ChunkedArray) -> Values:
         """A first 1 for what is known, else zeros; a name that is none of ``names`` has no other 1.
 
@@ -62,12 +58,12 @@ class Cells(Settings):
             slots = pc.fill_null(pc.index_in(texts, pa.array(self.names)), -1).to_numpy()
             known = ~texts.is_null().to_numpy()
             return np.column_stack([known, slots[:, None] == np.arange(len(self.names))]).astype(np.float32)
-        numbers = self.numbers(values)
+        numbers = ((_plain(values) - self.mean) / self.std).astype(np.float32)
         return np.column_stack([np.isfinite(numbers), np.nan_to_num(numbers, posinf=0, neginf=0)]).astype(np.float32)
 
 
 def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
-    """Mean and standard deviation of numbers, or of lists of them; else the names that occur.
+    """Mean and standard deviation of numbers; else the names that occur.
 
     Raises:
         DataError: values are neither, or too many names.
@@ -81,8 +77,6 @@ def learnt_cells(values: pa.ChunkedArray, where: str) -> Cells:
                 raise DataError(f"{where}: {what}; leave the column out")
             return Cells(names=tuple(names))
         values = values.cast(pa.float64())
-    while is_list(values.type):
-        values = pc.list_flatten(values)
     dtype = values.type
     if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
         raise DataError(f"{where}: holds {dtype}; a table has numbers, true and false, or names")
@@ -101,17 +95,13 @@ def _plain(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     return numbers
 
 
-def cells_of(
-    given: Mapping[str, Cells], modality: str, context: DataContext, view: str, *, series: bool
-) -> dict[str, Cells]:
+def cells_of(given: Mapping[str, Cells], modality: str, context: DataContext) -> dict[str, Cells]:
     """Column -> its cells: given, or learnt from the public set, which all participants may see.
 
     Args:
         given: by the settings of the view; empty: all are learnt.
         modality: whose columns.
         context: has the public set, and keeps what was learnt.
-        view: its name.
-        series: whether the columns hold lists of numbers.
 
     Raises:
         ConfigError: nothing is given, and there is no public set with the modality.
@@ -119,12 +109,12 @@ def cells_of(
     """
     if given:
         return dict(given)
-    column = public_column(context, modality, f"view '{view}'", "set its cells")
-    key = f"cells-{view}-{fingerprint_of(modality, column.fingerprint)}"
+    column = public_column(context, modality, "view 'table'", "set its cells")
+    key = f"cells-table-{fingerprint_of(modality, column.fingerprint)}"
     if key not in context.fitted:
 
         def learn() -> dict[str, object]:
-            parts = _parts_of(column, series=series).items()
+            parts = _parts_of(column).items()
             return {name: learnt_cells(values, f"{column.where}: '{name}'").model_dump() for name, values in parts}
 
         context.fitted[key] = learnt(
@@ -135,27 +125,23 @@ def cells_of(
     return cells
 
 
-def _parts_of(
-    column: Column, wanted: Mapping[str, object] | None = None, *, series: bool
-) -> dict[str, pa.ChunkedArray]:
+def _parts_of(column: Column, wanted: Mapping[str, object] | None = None) -> dict[str, pa.ChunkedArray]:
     """The columns that are one value together, by name; those that are ``wanted``, in that order, unless it is None.
 
     Raises:
-        DataError: it is a single column, there are others, or they are lists of numbers while no series are wanted, or
-            the other way round.
+        DataError: it is a single column, there are others, or one holds lists.
     """
     values = column.flat_values()
     if not pa.types.is_struct(values.type):
-        example = "columns: {series: [NAME]}" if series else "columns: {table: [NAME, NAME]}"
+        example = "columns: {table: [NAME, NAME]}"
         raise DataError(f"{column.where}: is one column; name it, and others, in brackets: {example}")
     parts = {}
     for field in values.type:
         part = pc.struct_field(values, field.name)
         # values in place of numbers of them, as categories of pandas are stored
         parts[field.name] = part.cast(part.type.value_type) if pa.types.is_dictionary(part.type) else part
-        if is_list(part.type) != series:
-            valid = "view 'series' takes lists of numbers, 'table' one value an item"
-            raise DataError(f"{column.where}: '{field.name}' holds {part.type}; {valid}")
+        if is_list(part.type):
+            raise DataError(f"{column.where}: '{field.name}' holds {part.type}; a table has one value an item")
     if wanted is not None and [*parts] != [*wanted]:
         odd = next((name for name in [*parts, *wanted] if (name in parts) != (name in wanted)), next(iter(parts)))
         known = f"the view knows the columns {', '.join(wanted)}, in this order"
@@ -187,7 +173,7 @@ class Table(View):
             DataError: it has other columns, or values of another kind.
         """
         cells, blocks = self._cells(modality, context), []
-        for name, values in _parts_of(column, cells, series=False).items():
+        for name, values in _parts_of(column, cells).items():
             try:
                 blocks.append(torch.from_numpy(cells[name](values)))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -205,7 +191,7 @@ class Table(View):
         return self.model_copy(update={"cells": self._cells(modality, context)})
 
     def _cells(self, modality: str, context: DataContext) -> dict[str, Cells]:
-        return cells_of(self.cells, modality, context, "table", series=False)
+        return cells_of(self.cells, modality, context)
 
 
 @dataclass(frozen=True)
@@ -232,84 +218,3 @@ class TableRows:
             return chosen
         owners = torch.repeat_interleave(torch.arange(len(self.slots)), torch.tensor(self.slots))
         return chosen[:, None] * (owners == torch.arange(len(self.slots))[:, None])
-
-
-class Series(View):
-    """A window of columns that hold lists of numbers (``columns: {series: [x, y, z]}``), float32 [b, length, channels].
-
-    Values are standardised by mean and deviation of the public set, unless ``cells`` gives them; a missing one becomes
-    0, the mean. Shorter series are filled up with zeros, which encoders take for padding. In training the window of a
-    longer one begins anywhere, else at its beginning.
-    """
-
-    short_name: ClassVar[str] = "series"
-
-    length: int = Field(default=64, ge=1, le=65536, description="steps of a window")
-    cells: dict[str, Cells] = Field(
-        default_factory=dict,
-        description="column -> {mean, std}, of all columns in their order; empty: learnt from the public set",
-    )
-
-    def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        """Open series.
-
-        Raises:
-            DataError: there are other columns, or those of an item differ in length or hold no numbers.
-        """
-        cells = self._cells(modality, context)
-        parts = _parts_of(column, cells, series=True)
-        lengths = {name: list_lengths(values) for name, values in parts.items()}
-        first, *others = lengths
-        for name in others:
-            if (differing := np.flatnonzero(lengths[name] != lengths[first])).size:
-                raise DataError(f"{column.where}, row {differing[0]}: '{first}' and '{name}' differ in length")
-        channels = []
-        for name, values in parts.items():
-            try:
-                numbers = cells[name].numbers(pc.list_flatten(values))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                what = f"holds {values.type}, not lists of numbers: {error}"
-                raise DataError(f"{column.where}: '{name}' {what}") from error
-            channels.append(torch.from_numpy(np.nan_to_num(numbers, posinf=0, neginf=0)))
-        return SeriesRows(torch.stack(channels, 1), torch.from_numpy(lengths[first]), self.length)
-
-    def spec(self, modality: str, context: DataContext) -> InputSpec:
-        """Shape (length, channels)."""
-        return InputSpec((self.length, len(self._cells(modality, context))))
-
-    def resolved(self, modality: str, context: DataContext) -> Self:
-        """With its cells."""
-        return self.model_copy(update={"cells": self._cells(modality, context)})
-
-    def _cells(self, modality: str, context: DataContext) -> dict[str, Cells]:
-        return cells_of(self.cells, modality, context, "series", series=True)
-
-
-@dataclass(frozen=True)
-class SeriesRows:
-    """Opened series, one after the other.
-
-    Attributes:
-        steps: of all series.
-        lengths: steps of each.
-        window: steps that are shown.
-    """
-
-    steps: Float[Tensor, "steps c"]
-    lengths: Int64[Tensor, " n"]
-    window: int
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b l c"]:
-        """Windows from the beginning, or with a generator from anywhere."""
-        lengths, starts = self.lengths[rows], (self.lengths.cumsum(0) - self.lengths)[rows]
-        if generator is not None:
-            spare = (lengths - self.window).clamp_min(0)
-            starts = starts + (torch.rand(len(rows), generator=generator) * (spare + 1)).long()
-        steps = starts[:, None] + torch.arange(self.window)
-        there = torch.arange(self.window) < lengths[:, None]
-        if not len(self.steps):
-            return self.steps.new_zeros(*steps.shape, self.steps.shape[1])
-        return self.steps[steps.clamp(max=len(self.steps) - 1)] * there[..., None]

@@ -37,7 +37,14 @@ _PLACES = ("dir", "weights_dir", "cache_dir")
 _ADDED = {("public", "reserve"): 0}
 # sections, of a component by its name, with settings that are gone, where each changed nothing: likewise
 _FIRST = {"first_private": None, "first_public": None}
-_GONE = {"reply": {"prototypes": None}, "algorithm fedmd": _FIRST, "algorithm margin_weighted": _FIRST}
+_GONE: dict[str, dict[str, Any]] = {
+    "reply": {"prototypes": None},
+    "algorithm fedmd": _FIRST,
+    "algorithm margin_weighted": _FIRST,
+    "optimizer": {"nesterov": False},
+    "partition dirichlet": {"size_cap": True, "attempts": 1000},
+    "task segmentation": {"cross_entropy_weight": 1.0, "dice_weight": 1.0},
+}
 _LABELS = ("name", "description", "twin")
 _OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory")
 # cells share cores one each, and nobody looks at the plots of hundreds

@@ -10,7 +10,7 @@ TASK = "{{name: {name}, mask_siblings: true, in_batch: 64}}"
 LOCAL = ("server.model.aligner.local=true", "clients.hospital.model.aligner.local=true")
 
 
-@pytest.mark.parametrize("objective", ["convirt", "gloria", "mgca"])
+@pytest.mark.parametrize("objective", ["convirt", "papers.fedaid.objectives.GLoRIA", "papers.fedaid.objectives.MGCA"])
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [("fedaid-cxr", ()), ("fedaid-medpix", ()), ("fedaid-mimic", LOCAL)],

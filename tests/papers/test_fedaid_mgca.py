@@ -4,16 +4,16 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional as F
-
-from naive import dot, softmax, unit_vector
-from polyfed.losses.local_alignment import (
+from papers.fedaid.objectives import (
     prototype_alignment,
     sinkhorn,
     token_alignment,
     token_weights,
     uniform_weights,
 )
+from torch.nn import functional as F
+
+from naive import dot, softmax, unit_vector
 
 
 def tokens_by_loops(tokens, others, weights, mask, other_mask, tau):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from papers.fedaid.objectives import local_contrast, word_region_scores
 from torch.nn import functional as F
 
 from naive import dot, softmax
-from polyfed.losses.local_alignment import local_contrast, word_region_scores
 
 SETTINGS = {"attention_scale": 3.0, "word_scale": 2.0}
 
