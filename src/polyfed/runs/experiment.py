@@ -62,19 +62,21 @@ class Experiment(ExperimentSettings):
     @classmethod
     def _read(cls, layers: Sequence[Mapping[str, Any]], overrides: Sequence[str], told: bool) -> Experiment:
         content, named, replaced = overridden(reduce(merged, layers, {}), overrides)
-        swapped = dict[str, Any]()
+        swapped, whole = dict[str, Any](), dict[str, Any]()
         for path, left in replaced.items():
             own = value_at(content, path.split("."))
             if f"{path}.name" in named and isinstance(own, Mapping):
                 swapped[path] = own
                 content = with_value(content, path.split("."), merged(left, own), path)
             elif told:
-                keep = f"'--set {path}.name=...' keeps what both have"
-                log.warning("%s: settings of the component before are dropped: %s; %s", path, shown(left), keep)
+                whole[path] = left
         made = content["twin"] if isinstance(content.get("twin"), Mapping) else {}
         if made.get("of") and any(name.split(".")[0] == "twin" for name in named):
             raise ConfigError(f"twin: this is a twin of '{made['of']}' already; give that experiment itself")
         experiment = _without_idle(cls, content, lambda path: _is_set(path, layers[-1], named), swapped)
+        for path, left in whole.items():  # after all that may be refused, whose one line says more
+            keep = f"'--set {path}.name=...' keeps what both have"
+            log.warning("%s: settings of the component before are dropped: %s; %s", path, shown(left), keep)
         if experiment.twin is None or experiment.twin.of:
             return experiment
         return cls.parse(twin_content(experiment.model_dump(mode="json"), experiment.algorithm))
