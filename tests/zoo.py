@@ -51,7 +51,7 @@ def captions(top: Path) -> None:
 def beside(top: Path) -> None:
     """Files of captions beside images, one without an image."""
     for number in range(30):
-        image(top / f"{number}.jpg", number)
+        image(top / f"{number}.jpg", 500 + number)
         (top / f"{number}.txt").write_text(f"a thing {number}\nand its colour\n")
     (top / "note.txt").write_text("who took these")
 

@@ -343,4 +343,4 @@ def test_one_item_goes_through_each_view_and_network_before_anything_is_written(
     (tmp_path / "sounds" / first.read("audio").values[0].as_py()["path"]).write_bytes(b"RIFF")
     code, _, err = cli("init", "other.yaml", "--sounds", tmp_path / "sounds", "--clients", 2)
     assert (code, Path("other.yaml").exists()) == (2, False)
-    assert "not a readable recording" in err
+    assert "1 recordings cannot be read, first" in err

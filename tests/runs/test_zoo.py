@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
@@ -158,6 +161,38 @@ def test_nearly_equal_classes_are_one_or_several_as_the_user_says(cli: Cli) -> N
         assert len(source.open("train", name="s", data_dir=None).classes["label"]) == classes
 
 
+def test_what_is_public_is_not_private_too_whatever_it_is_called(cli: Cli) -> None:
+    zoo.beside(Path("data"))
+    shutil.copytree("data", "copy")
+    for number in range(30):
+        for ending in ("jpg", "txt"):
+            Path(f"copy/{number}.{ending}").rename(f"copy/z{number}.{ending}")
+        zoo.image(Path(f"other/{number}.jpg"), 100 + number)  # other images of the same names
+        shutil.copy(f"data/{number}.txt", f"other/{number}.txt")
+    code, _, err = cli("init", "leak.yaml", "--pairs", "data", "--public", "copy", "--clients", 1)
+    assert (code, "30 images of --pairs are in it as well" in err, Path("leak.yaml").exists()) == (2, True, False)
+    assert cli("init", "apart.yaml", "--pairs", "data", "--public", "other", "--clients", 1)[0] == 0
+    assert cli("run", "apart.yaml", "--dry-run")[0] == 0
+
+
+def test_what_cannot_be_read_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    zoo.classes(tmp_path / "images")
+    (tmp_path / "images" / "a" / "bad.png").write_bytes(b"x")
+    zoo.sounds(tmp_path / "sounds")
+    (tmp_path / "sounds" / "hum" / "bad.wav").write_bytes(b"RIFF")
+    for number in range(9):
+        (tmp_path / "phone").mkdir(exist_ok=True)
+        (tmp_path / "phone" / f"{number}.heic").write_bytes(b"x")
+    for kind, folder, words in (
+        ("pictures", "images", "1 images cannot be read, first a/bad.png"),
+        ("sounds", "sounds", "1 recordings cannot be read, first hum/bad.wav"),
+        ("pictures", "phone", "but 9 .heic files, such as '0.heic': "),
+    ):
+        with pytest.raises(DataError) as refused:
+            StarterSource.of(kind, tmp_path / folder)
+        assert words in str(refused.value)
+
+
 def test_languages_and_depths_of_the_whole_set_are_told(cli: Cli) -> None:
     zoo.languages(Path("news"))
     zoo.depths(Path("scans"))
@@ -166,6 +201,13 @@ def test_languages_and_depths_of_the_whole_set_are_told(cli: Cli) -> None:
     assert "several languages (German 50%, English 50%)" in out or "several languages (English 50%, German 50%)" in out
     assert "depths of pictures: 30 of 8 bits, 10 of 12 bits" in out
     assert "width / height from 0.67 to 3.33" in out
+
+
+def deep(*values: int) -> Image.Image:
+    pixels = np.zeros((12, 16), np.uint16)
+    for place, value in enumerate(values):
+        pixels[:, 1 + place : 2 + place] = value
+    return Image.fromarray(pixels)
 
 
 def halves(*values: int) -> Callable[[int], Image.Image]:
@@ -178,6 +220,9 @@ def halves(*values: int) -> Callable[[int], Image.Image]:
         (zoo.masked(halves(1, 255)), "but not the same in all: 12 with 1 ('masks/0.png'), 12 with 255"),
         (zoo.masked(lambda number: zoo.grey(*range(1, 4 + number % 10))), "numbers of objects, or of classes"),
         (zoo.masked(lambda number: zoo.grey(40 + number)), "but not the same in all"),
+        (zoo.masked(lambda number: zoo.grey(128, 128, 255)), "values 0, 128, 255, which are not numbers"),
+        (zoo.masked(lambda number: zoo.grey(*range(1, 2 + number % 4))), "numbers of objects, or of classes"),
+        (zoo.masked(lambda number: deep(1 + number, 300 + number)), "which are not numbers 0, 1, 2, ... of classes"),
         (zoo.masked(lambda number: zoo.palette(1, (255, 0, 0) if number % 2 else (0, 255, 0))), "palettes that differ"),
         (zoo.masked(lambda number: zoo.grey(1) if number % 2 else zoo.palette(1, (255, 0, 0))), "a palette in some"),
         (zoo.masked(lambda number: Image.new("RGBA", (16, 12), (0, 0, 0, 9))), "is transparent in places"),
@@ -193,10 +238,31 @@ def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "said", "words"),
+    [
+        ((1,), "names: [none, cell]", 'names: ["none", "cell"], threshold: 0'),
+        ((255,), "names: [none, cell]", 'names: ["none", "cell"], threshold: 127'),
+        ((1, 2), "names: [none, cell, wall]", 'names: ["none", "cell", "wall"]'),
+        ((1, 2, 3), "names: [none, cell, wall]", "masks have 3; say what all of them mean"),
+        ((1, 3), "threshold: 127", "masks have values 0, 1, 3, which it does not divide"),
+        ((1,), "class: 3", "write threshold: N, or names"),
+    ],
+)
+def test_what_is_said_of_masks_is_checked_against_them(
+    tmp_path: Path, values: tuple[int, ...], said: str, words: str
+) -> None:
+    zoo.masked(lambda number: zoo.grey(*values))(tmp_path)
+    refused = words.startswith(("masks have", "write"))
+    with pytest.raises(DataError) if refused else contextlib.nullcontext() as error:
+        assert StarterSource.of("masks", tmp_path, {"mask_values": said}).details == words
+    assert not refused or words in str(error.value)
+
+
 def test_the_meaning_of_masks_may_be_said(cli: Cli) -> None:
     zoo.masked(halves(1, 255))(Path("data"))
     code, out, _ = cli("init", "mine.yaml", "--masks", "data", "--clients", 1, "--mask-values", "threshold: 0")
-    assert (code, "masks: threshold: 0: as --mask-values says" in out) == (0, True)
+    assert (code, "masks: threshold: 0: by --mask-values" in out) == (0, True)
     assert yaml.safe_load(Path("mine.yaml").read_text())["server"]["task"]["threshold"] == 0
 
 

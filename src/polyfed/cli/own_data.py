@@ -101,6 +101,7 @@ def init_command(
         shared = None
         if public is not None:
             shared = starter.StarterSource.of("pairs", public, name="public", is_public="pairs" in paths)
+            starter.require_apart(sources, shared)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     every = [*sources, *([shared] if shared else [])]
     read = [text for source in every for text in source.texts]
@@ -125,7 +126,7 @@ def init_command(
     _list("decided of the experiment:", first.decisions())
     if missing := [part for part in starter.pretrained_modalities(paths) if part not in encoders.names]:
         typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
-    typer.echo(f"written: {file}; next: polyfed run {file} --dry-run, and then without --dry-run")
+    typer.echo(f"written: {file}; next: polyfed run {first.quoted} --dry-run, and then without --dry-run")
 
 
 def _list(title: str, lines: Sequence[str]) -> None:

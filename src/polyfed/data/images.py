@@ -120,12 +120,20 @@ _REMEDIES = {
 }
 
 
+def has_remedy(name: str) -> bool:
+    """Whether a command is known that makes a file that is not read one that is."""
+    return remedy_of(name) != _CONVERT
+
+
 def remedy_of(name: str) -> str:
     """A command that makes a file that is not read one that is, by its name or ending; else advice."""
     lower = f".{name.lower().lstrip('.')}"
     matches = ((re.search(rf"{ending}$", lower), remedy) for ending, remedy in _REMEDIES.items())
     remedies = (remedy.replace("{}", match[0]) for match, remedy in matches if match)
-    return next(remedies, "convert it to .png, .jpg, .wav, .csv or .txt")
+    return next(remedies, _CONVERT)
+
+
+_CONVERT = "convert it to .png, .jpg, .wav, .csv or .txt"
 
 
 def decode(

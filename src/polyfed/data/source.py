@@ -150,6 +150,7 @@ class Split:
         read: column name -> Column; raises DataError naming file and column if it is not there.
         left_out: column -> items that were left out because this column lacks them; an item that lacks two counts in
             both. Empty unless the source leaves incomplete items out.
+        scope: within which ids tell items apart, such as the folder whose file names they are; empty: everywhere.
         count: rows found, items read, and why others are left out; None: of a source that counts none.
         matches: column whose equal values make items right answers to each other; None: each item is its own only.
     """
@@ -163,10 +164,15 @@ class Split:
     read: Callable[[str], Column]
     left_out: Mapping[str, int] = field(default_factory=dict)
     count: Count | None = None
+    scope: str = ""
     matches: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def known_as(self, ids: Sequence[str]) -> list[str]:
+        """Ids that tell items of all sources apart."""
+        return [f"{self.scope}/{name}" for name in ids] if self.scope else list(ids)
 
     def modality(self, name: str) -> Column:
         """The column of a modality."""

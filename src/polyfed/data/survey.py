@@ -6,6 +6,7 @@ What may be meant in two ways is refused, with what to write for each; the rest 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,8 @@ import pyarrow.compute as pc
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
-from polyfed.data.arrow import is_list, is_text
+from polyfed.core.untrusted import yaml_content
+from polyfed.data.arrow import is_text
 from polyfed.data.images import mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
 from polyfed.data.tables import SplitTable, spellings
 
@@ -31,8 +33,9 @@ Tables = Mapping[str, SplitTable]
 _ORIENTATION = 0x0112  # of EXIF
 _TURNED = (5, 6, 7, 8)  # by a quarter
 _ASPECT = 0.02  # relative difference of two aspects that rounding to whole pixels explains
-_OBJECTS = 8  # objects in a mask above which numbers without gaps are hardly classes
+_OBJECTS = 2  # objects in a mask above which numbers without gaps are hardly classes
 _EXTREME, _BLURRED = 16, 0.2  # grey values taken for black or white, and the share of others in a blurred mask
+_LEVELS = 4  # different grey values of a blurred mask at least, where it has any
 _IGNORED = 255
 _SHOWN = 9
 
@@ -69,12 +72,14 @@ class MaskFacts(NamedTuple):
         numbers: pixels of each number of a palette, or grey value [256]; None where it has none.
         colours: number of a palette, or "" without one -> colours, where channels differ.
         is_clear: whether it is transparent somewhere.
+        is_deep: whether it has numbers above 255.
     """
 
     grey: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64] | None
     colours: Mapping[int | str, frozenset[tuple[int, ...]]]
     is_clear: bool
+    is_deep: bool
 
 
 def _rows(tables: Tables, column: str) -> Iterator[tuple[str, SplitTable, Any]]:
@@ -105,10 +110,10 @@ def pictures_of(tables: Tables, column: str) -> tuple[list[PictureFacts | None],
     return facts, broken
 
 
-def told_of_pictures(facts: Sequence[PictureFacts | None], broken: Sequence[str]) -> list[str]:
+def told_of_pictures(facts: Sequence[PictureFacts | None]) -> list[str]:
     """What pictures are like, where that matters."""
     read = [one for one in facts if one is not None]
-    lines = [f"{len(broken)} pictures cannot be read, such as {broken[0]}"] if broken else []
+    lines = list[str]()
     depths = Counter(one.depth for one in read)
     if len(depths) > 1 or (depths and "" not in depths):
         shown = ", ".join(f"{number} of {depth or '8 bits'}" for depth, number in depths.most_common())
@@ -246,6 +251,33 @@ class MaskSurvey:
         reason = f"values {_listed(self._numbers)} are taken for numbers of classes (of objects: write threshold: 0)"
         return _names_of(numbers[-1], is_ignored=_IGNORED in self._numbers), reason
 
+    def agreed(self, said: str) -> tuple[str, str]:
+        """Settings that the user gives, where masks fit them, and whose they are.
+
+        Raises:
+            DataError: they are no settings, or masks have other values.
+        """
+        self._require_plain()
+        try:
+            given = yaml_content(said if said.strip().startswith("{") else "{" + said + "}")
+        except ValueError as error:
+            raise DataError(f"--mask-values {said}: is not YAML ({error}); write 'threshold: 0', or names") from error
+        if not isinstance(given, dict) or not given.keys() <= {"threshold", "names", "ignore"}:
+            raise DataError(f"--mask-values {said}: write threshold: N, or names: [background, ...] and ignore: N")
+        names, wrong = given.get("names"), ""
+        if isinstance(names, list) and len(names) > 2:
+            over = [value for value in self._numbers if value >= len(names) and value != given.get("ignore")]
+            wrong = f"masks have {_listed(over or self._all)}" if over or not self._numbers else ""
+        else:
+            # two names are told apart by a threshold: of numbers 0 and 1 by 0
+            given.setdefault("threshold", 0 if self._all[-1] < _IGNORED else 127)
+            if not self._all[0] <= int(given["threshold"]) < self._all[-1]:
+                wrong = f"masks have values {_listed(self._all)}, which it does not divide"
+        if wrong:
+            raise DataError(f"--mask-values {said}: {wrong}; say what all of them mean")
+        settings = ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
+        return settings, "by --mask-values"
+
     @cached_property
     def _numbers(self) -> list[int]:
         """Numbers of palettes and grey values of all masks; none if one has other values."""
@@ -254,12 +286,15 @@ class MaskSurvey:
 
     @property
     def _is_blurred(self) -> bool:
-        """Whether most pixels of each mask are black or white, and both occur."""
-        others = [one.grey[_EXTREME : 256 - _EXTREME].sum() / one.grey.sum() for one in self.values.values()]
-        total = self._total
-        has_grey = total[_EXTREME : 256 - _EXTREME].any() or total[256 - _EXTREME : _IGNORED].any()
-        black, white = total[:_EXTREME].sum(), total[256 - _EXTREME :].sum()
-        return bool(has_grey and black and white and max(others) <= _BLURRED)
+        """Whether most pixels of each mask are black or white, and the others have many values, as no numbers do."""
+        if any(one.is_deep for one in self.values.values()):
+            return False
+        between = [one.grey[_EXTREME : 256 - _EXTREME] for one in self.values.values()]
+        shares = [part.sum() / one.grey.sum() for part, one in zip(between, self.values.values(), strict=True)]
+        levels = sorted(int((part > 0).sum()) for part in between if part.any())
+        black, white = self._total[:_EXTREME].sum(), self._total[256 - _EXTREME :].sum()
+        has_levels = levels[len(levels) // 2] >= _LEVELS if levels else len(self._all) > 2 * _LEVELS
+        return bool(len(self._all) > 2 and black and white and max(shares) <= _BLURRED and has_levels)
 
     def _require_plain(self) -> None:
         """Refuse masks whose colours or transparency no value stands for."""
@@ -314,6 +349,7 @@ class MaskSurvey:
 def _values_of(data: bytes) -> MaskFacts:
     with opened_picture(data) as image:
         colours: dict[int | str, frozenset[tuple[int, ...]]] = {}
+        is_deep = image.mode.startswith(("I", "F")) and len(np.unique(np.asarray(image))) > 2
         is_clear = bool(image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
         if image.mode == "P":
             palette = np.asarray(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
@@ -330,7 +366,7 @@ def _values_of(data: bytes) -> MaskFacts:
         numbers = mask_levels(data, "numbers")
     except ValueError:
         numbers = None
-    return MaskFacts(mask_levels(data, "nearest"), numbers, colours, is_clear)
+    return MaskFacts(mask_levels(data, "nearest"), numbers, colours, is_clear, is_deep and numbers is None)
 
 
 def _names_of(last: int, *, is_ignored: bool) -> str:
@@ -378,7 +414,8 @@ def nearly_equal_classes(tables: Tables, column: str) -> list[list[tuple[str, in
 
 _GROUP = re.compile(
     r"(^|[\W_])(ids?|nr|no|number|patients?|subjects?|persons?|people|cases?|stud(y|ies)|users?|authors?|speakers?|"
-    r"sessions?|visits?|mrn|participants?|groups?|sites?|hospitals?|clinics?|scanners?|series|families|family)([\W_]|$)|"
+    r"sessions?|visits?|mrn|participants?|groups?|sites?|hospitals?|clinics?|scanners?|series|families|family|fall|"
+    r"(fall|patienten?|akten?|proben?)?(nr|nummer|kennung)|proband(en)?|patienten?|klinik|paciente|dossier|sujet)([\W_]|$)|"
     r"[a-z](Id|ID)$",
     re.IGNORECASE,
 )
@@ -398,18 +435,14 @@ def repeating_ids(tables: Tables, taken: Callable[[str], bool]) -> list[tuple[st
         coded = (
             is_text(entry.type)
             and bool(len(values))
-            and pc.all(pc.match_substring_regex(values, r"^\S*\d\S*$")).as_py()
+            and pc.all(pc.match_substring_regex(values, r"^[^\s\d]*[A-Za-z]\S*\d\S*$")).as_py()
         )
         if 1 < different < len(values) and (named or (coded and 20 * different > len(values))):
             found.append((entry.name, different, len(values)))
     return found
 
 
-def longest_text(tables: Tables, column: str, lengths: Callable[[Sequence[str]], Sequence[int]]) -> int:
-    """Most units of a text of any split, as ``lengths`` counts them."""
-    longest = 0
-    for table in tables.values():
-        values = table.read(column)
-        texts = (pc.list_flatten(values) if is_list(values.type) else values).drop_null().to_pylist()
-        longest = max(longest, *lengths(texts)) if texts else longest
-    return longest
+def in_two_splits(tables: Tables, column: str) -> list[str]:
+    """Values of a column that several splits have."""
+    counts = Counter(value for table in tables.values() for value in {*table.read(column).to_pylist()} - {None})
+    return sorted(str(value) for value, count in counts.items() if count > 1)

@@ -118,6 +118,7 @@ class SplitTable:
         folder: folder in which files lie that rows may name; None: they name none.
         recipe: identifies what the table is generated from, on every machine alike; empty: it is not generated.
         take: column -> its values in some rows, where they can be had without the others.
+        scope: within which ids tell items apart; empty: everywhere.
     """
 
     read: Callable[[str], pa.ChunkedArray]
@@ -132,6 +133,7 @@ class SplitTable:
     folder: Path | None = None
     recipe: str = ""
     take: _Take | None = None
+    scope: str = ""
 
     @property
     def place(self) -> str:
@@ -468,6 +470,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         read=read,
         left_out=left_out,
         count=counted,
+        scope=table.scope,
         matches=source.matches,
     )
 
@@ -478,8 +481,9 @@ def _parts(source: TableSource) -> dict[str, tuple[str, ...]]:
 
 
 def folded(name: str) -> str:
-    """A name without what is easily overlooked: case, blanks at its ends or doubled, Unicode form."""
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    """A name without what is easily overlooked: case, blanks at its ends or doubled, Unicode form; a number's value."""
+    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    return f"{float(plain):g}" if re.fullmatch(r"[-+]?\d+(\.\d*)?", plain) else plain
 
 
 def spellings(names: Iterable[str | None]) -> dict[str, list[str]]:

@@ -174,8 +174,8 @@ class ItemShare:
 
     @property
     def ids(self) -> list[str]:
-        ids = self.assignment.split.ids
-        return [ids[item] for item in self.items.tolist()]
+        split = self.assignment.split
+        return split.known_as([split.ids[item] for item in self.items.tolist()])
 
 
 @dataclass(frozen=True)

@@ -327,9 +327,10 @@ class Population:
         splits = {(group.source, group.test_split) for group in self.groups.values()}
         if self.server is not None:
             splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
+        named = sorted((source, name) for source, name in splits if name is not None)
+        opened = [self.data.split(source, name) for source, name in named]
         judged = [
-            (f"'{source}' {name}, which participants are judged on", self.data.split(source, name).ids)
-            for source, name in sorted((source, name) for source, name in splits if name is not None)
+            (f"'{one.source}' {one.name}, which participants are judged on", one.known_as(one.ids)) for one in opened
         ]
         for member in self.members.values():
             own, *more = member.holdings
@@ -347,7 +348,9 @@ class Population:
                 for holding in member.holdings
                 if not holding.assignment.public
             ]
-            public = [self.public.split.ids[item] for item in self.public.all_items.tolist()]
+            public = self.public.split.known_as(
+                [self.public.split.ids[item] for item in self.public.all_items.tolist()]
+            )
             for where, ids in (*private, *judged):
                 require_disjoint(public, ids, where)
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,9 @@ from polyfed.data.backbones import (
     network_in_wheel,
     read_backbone_config,
 )
+from polyfed.data.dialects import is_numeric_text
 from polyfed.data.files import SAVED
+from polyfed.data.images import reason_of
 from polyfed.data.preparation import LABELS, NO_CONTENT, ColumnRoles
 from polyfed.data.sounds import waveform
 from polyfed.data.sources.arrow import Arrow
@@ -47,14 +50,14 @@ from polyfed.data.survey import (
     MaskSurvey,
     PictureFacts,
     equal_in_two_splits,
-    longest_text,
+    in_two_splits,
     nearly_equal_classes,
     pictures_of,
     repeating_ids,
     told_of_pictures,
 )
 from polyfed.data.tables import SplitTable, StoredSource
-from polyfed.data.tokenizers import PretrainedTokenizer, words_of
+from polyfed.data.tokenizers import PretrainedTokenizer, Wordpiece, words_of
 from polyfed.data.view import DataContext
 from polyfed.data.views.table import Cells, learnt_cells
 
@@ -266,7 +269,6 @@ STARTERS = (*_WITH_PUBLIC, "fedavg")
 """Methods that a first experiment may have; with a public set the first, else the last."""
 
 _MOST_TOKENS = 2048  # of a text
-_PIECES = 1.5  # pieces of a word, about
 _BATCH = 64
 _LONGEST = 2048  # frames of a hundredth of a second
 
@@ -335,7 +337,7 @@ class StarterSource:
         """
         given = dict(told)
         label, folds, values = (given.pop(key, None) for key in ("label", "fold_labels", "mask_values"))
-        together = given.pop("together", None)
+        together = tuple(given.pop("together", ()))
         reading = {key: given.pop(key) for key in ("encoding", "decimal") if key in given}
         given |= {"reading": reading} if reading else {}
         reader = _reader(path, given)
@@ -355,8 +357,9 @@ class StarterSource:
         for split in _TESTED:
             with contextlib.suppress(DataError):  # there is none
                 tables[split] = source.rows(split, name=kind, data_dir=None)
-        table, roles = tables["train"], _roles(kind, tables["train"], path, label)
-        looked = _Look(kind, tables, roles, values, is_drawn="fractions" in settings, together=together or ())
+        table, roles = tables["train"], _roles(kind, tables["train"], path, label, together)
+        looked = _Look(kind, tables, roles, values, is_drawn="fractions" in settings, together=together)
+        looked.require_readable()
         id_column = table.ids or ("file_name" if "file_name" in table.schema.names else None)
         return cls(
             kind=kind,
@@ -370,7 +373,7 @@ class StarterSource:
             sizes={split: _test_size(kind, source, split, label) for split in tables if split in _TESTED},
             tables=tables,
             counts=_with_roles(source, roles).account(name=kind, data_dir=None, used={str(roles.mask)}),
-            sample=roles.sample(table, _unused(kind, table, roles)),
+            sample=roles.sample(table, _unused(kind, table, roles, together)),
             warnings=[*roles.absent(tables), *looked.warnings()],
             decisions=[*(source.content().notes if isinstance(source, Folder) else ()), *decisions, *looked.reasons()],
             details=looked.details,
@@ -412,7 +415,7 @@ def _draw(
     bare: StoredSource,
     kind: DataKind,
     label: str | None,
-    together: Sequence[str] | None,
+    together: Sequence[str],
     path: Path,
 ) -> list[str]:
     """Put the shares of splits that are to be drawn into settings; returns what was decided.
@@ -479,15 +482,11 @@ class _Look:
         """Settings of masks, and the reason for them."""
         masks = MaskSurvey.of(self.tables, str(self.roles.image), str(self.roles.mask))
         masks.require_one_aspect()
-        if self.values is None:
-            return masks.meaning()
-        return self.values.strip().removeprefix("{").removesuffix("}"), "as --mask-values says"
+        return masks.meaning() if self.values is None else masks.agreed(self.values)
 
     @cached_property
     def details(self) -> str:
         """Settings of a task or view, as YAML."""
-        if self.values is not None and self.kind != "masks":
-            raise DataError(f"--mask-values {self.values}: there are no masks; give --masks, or leave it out")
         match self.kind:
             case "masks":
                 return self._masks[0]
@@ -498,27 +497,45 @@ class _Look:
         return ""
 
     @cached_property
-    def _frames(self) -> tuple[int, float]:
-        """Frames that every recording fits into, if a network can have so many, and the seconds of the longest."""
-        column, longest = str(self.roles.audio), 0.0
+    def _frames(self) -> tuple[int, float, list[str]]:
+        """Frames that every recording fits into, if a network can have so many, seconds of the longest, broken ones."""
+        column, longest, broken = str(self.roles.audio), 0.0, list[str]()
         for table in self.tables.values():
             for value in prepared("lengths of recordings", table.read(column).to_pylist(), table.count()):
-                with contextlib.suppress(Exception):  # decoders raise anything; a view names what it cannot read
+                try:
                     longest = max(longest, len(waveform(value, 1000, table.folder)) / 1000)
-        return min(max(32 * math.ceil(100 * longest / 32), 32), _LONGEST), longest
+                except (ConfigError, ImportError):  # a package is missing
+                    raise
+                except Exception as error:  # decoders raise anything
+                    name = value.get("path") if isinstance(value, dict) else None
+                    broken.append(f"{name or 'a row'}: {reason_of(error)}")
+        return min(max(32 * math.ceil(100 * longest / 32), 32), _LONGEST), longest, broken
 
     def reasons(self) -> list[str]:
         lines = []
         if self.kind == "masks":
             lines.append(f"masks: {self._masks[0]}: {self._masks[1]}")
         if self.kind == "sounds":
-            frames, longest = self._frames
+            frames, longest, _ = self._frames
             cut = "; the rest is cut off" if 100 * longest > frames else ""
             lines.append(f"recordings: {frames} frames of 10 ms, as the longest has {longest:.2f} s{cut}")
         return lines
 
+    def require_readable(self) -> None:
+        """Refuse images and recordings that cannot be read.
+
+        Raises:
+            DataError: how many, the first, and what to do.
+        """
+        broken = self._pictures[1] if self.kind != "sounds" else self._frames[2]
+        if broken:
+            what = (
+                f"{len(broken)} {'recordings' if self.kind == 'sounds' else 'images'} cannot be read, first {broken[0]}"
+            )
+            raise DataError(f"--{self.kind}: {what}; mend or remove them (polyfed prepare lists and leaves out images)")
+
     def warnings(self) -> list[str]:
-        lines = told_of_pictures(*self._pictures)
+        lines = told_of_pictures(self._pictures[0])
         told = self.roles.image or self.roles.audio or self.roles.text
         equal = equal_in_two_splits(self.tables, told, self._pictures[0]) if told else []
         if equal:
@@ -526,16 +543,20 @@ class _Look:
             what = f"{len(equal)} equal items of column '{told}' are in two splits"
             lines.append(f"{what}, such as {equal[0][0]} = {equal[0][1]}; {remedy}")
         taken = {*self.together, self.roles.label, self.roles.text, *NO_CONTENT}
-        for name, different, rows in repeating_ids(self.tables, taken.__contains__) if self.is_drawn else ():
+        for name, different, rows in repeating_ids(self.tables, taken.__contains__):
             what = f"column '{name}' has {different:,} values in {rows:,} rows, as patients or groups have"
-            lines.append(f"{what}; --together {name} keeps the rows of each in one split")
+            shared = in_two_splits(self.tables, name)
+            if self.is_drawn:
+                lines.append(f"{what}; --together {name} keeps the rows of each in one split")
+            elif shared:
+                lines.append(f"{what}; {len(shared)} of them are in two splits, such as {shared[0]}: name other splits")
         return lines
 
 
-def _unused(kind: DataKind, table: SplitTable, roles: ColumnRoles) -> dict[str, str]:
+def _unused(kind: DataKind, table: SplitTable, roles: ColumnRoles, together: Sequence[str]) -> dict[str, str]:
     """Column without a role -> why it has none."""
     used = {*(roles.table or ()), roles.image, roles.text, roles.label, roles.audio, roles.mask}
-    _, reasons = _cells_of(table, roles.label) if kind == "table" else ({}, {})
+    _, reasons = _cells_of(table, roles.label, together) if kind == "table" else ({}, {})
     return {
         name: reasons.get(name) or _why_unused(table, name, kind) for name in table.schema.names if name not in used
     }
@@ -561,7 +582,9 @@ def small_splits(prepared: Path, roles: ColumnRoles) -> Iterator[str]:
             yield from StarterSource.of(kind, prepared).small
 
 
-def _roles(kind: DataKind, table: SplitTable, path: Path, label: str | None) -> ColumnRoles:
+def _roles(
+    kind: DataKind, table: SplitTable, path: Path, label: str | None, together: Sequence[str] = ()
+) -> ColumnRoles:
     """The columns that the kind needs; ``label`` is that of classes, None: the likeliest.
 
     Raises:
@@ -571,7 +594,8 @@ def _roles(kind: DataKind, table: SplitTable, path: Path, label: str | None) -> 
         table.require(label, f"--label, {table.place}")
     roles = ColumnRoles.of(_columns(table), label)
     if kind == "table":
-        roles = _table_roles(table, label or (roles.label if (roles.label or "").lower() in LABELS else None))
+        label = label or (roles.label if (roles.label or "").lower() in LABELS else None)
+        roles = _table_roles(table, label, together)
     for part in _NEEDS[kind]:
         if getattr(roles, part) is None:
             names = ", ".join(table.schema.names)
@@ -581,7 +605,7 @@ def _roles(kind: DataKind, table: SplitTable, path: Path, label: str | None) -> 
     return ColumnRoles(**{part: getattr(roles, part) for part in _NEEDS[kind]})
 
 
-def _table_roles(table: SplitTable, label: str | None) -> ColumnRoles:
+def _table_roles(table: SplitTable, label: str | None, together: Sequence[str]) -> ColumnRoles:
     """The column of classes, and those that tell something about them.
 
     Raises:
@@ -595,19 +619,23 @@ def _table_roles(table: SplitTable, label: str | None) -> ColumnRoles:
     if 2 * different > len(values) or not (is_text(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)):
         what = f"column '{label}' has {different} different values ({dtype}), which are no classes"
         raise DataError(f"--table {table.where}: {what}; name another with --label: {names}")
-    return ColumnRoles(label=label, table=tuple(_cells_of(table, label)[0]) or None)
+    return ColumnRoles(label=label, table=tuple(_cells_of(table, label, together)[0]) or None)
 
 
-def _cells_of(table: SplitTable, label: str | None) -> tuple[dict[str, Cells], dict[str, str]]:
+def _cells_of(
+    table: SplitTable, label: str | None, together: Sequence[str] = ()
+) -> tuple[dict[str, Cells], dict[str, str]]:
     """Column -> how its values become numbers; and column without any -> why."""
     cells, reasons = dict[str, Cells](), dict[str, str]()
     for name in (name for name in table.schema.names if name != label and name.lower() not in NO_CONTENT):
         values = table.read(name)
         known = values.drop_null()
-        different = len(known.unique())
+        different = 0 if is_list(values.type) else len(known.unique())
         is_whole = pa.types.is_integer(values.type)
         if is_list(values.type):
             reasons[name] = "it holds lists"
+        elif name in together:
+            reasons[name] = "it says which rows stay together"
         elif different < 2:
             reasons[name] = "it is the same in all rows" if different else "it is empty"
         elif (
@@ -621,7 +649,9 @@ def _cells_of(table: SplitTable, label: str | None) -> tuple[dict[str, Cells], d
                 reasons[name] = str(error).removeprefix(f"{name}: ")
                 continue
             if 2 * len(own.names) > len(known):
-                reasons[name] = f"it has {len(own.names)} different texts in {len(known)} rows, which are no names"
+                numbers = is_text(values.type) and is_numeric_text(known.to_pylist())
+                what = "numbers in another writing: store them as numbers" if numbers else "too many for names"
+                reasons[name] = f"it has {len(own.names)} different texts in {len(known)} rows, {what}"
             else:
                 cells[name] = own
     return cells, reasons
@@ -632,6 +662,7 @@ def _cells(table: SplitTable, roles: ColumnRoles) -> str:
     shown = {
         name: {"names": own.names} if own.names else {"mean": float(f"{own.mean:.4g}"), "std": float(f"{own.std:.4g}")}
         for name, own in _cells_of(table, roles.label)[0].items()
+        if name in (roles.table or ())
     }
     return json.dumps(shown, ensure_ascii=False)
 
@@ -683,15 +714,40 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> 
     label = {"label": given.pop("label")} if "label" in given else {}
     if label and len(labelled) != 1:
         raise ConfigError(f"--label: of which of {len(labelled)} data sets? call the columns 'label' and leave it out")
-    shared = {name: given.pop(name) for name in ("fold_labels",) if name in given}
+    of_kinds: dict[str, Sequence[DataKind]] = {"label": labelled, "fold_labels": labelled, "mask_values": ["masks"]}
+    shared = {name: given.pop(name) for name in ("fold_labels", "mask_values", "together") if name in given} | label
+    if "mask_values" in shared and "masks" not in paths:
+        raise ConfigError(f"--mask-values {shared['mask_values']}: there are no masks; give --masks, or leave it out")
     if given and len(paths) > 1:
         option = f"--{next(iter(given)).replace('_', '-')}"
-        raise ConfigError(f"{option}: of which of {len(paths)} folders? `polyfed prepare` takes it for one at a time")
+        remedy = "name its file and its columns as they are called by default (file_name, label, split)"
+        raise ConfigError(f"{option}: of which of {len(paths)} folders? {remedy}")
     return [
-        StarterSource.of(kind, paths[kind], given | (label | shared if kind in labelled else {}))
+        StarterSource.of(
+            kind,
+            paths[kind],
+            given | {name: value for name, value in shared.items() if kind in of_kinds.get(name, [kind])},
+        )
         for kind in _NEEDS
         if kind in paths
     ]
+
+
+def require_apart(sources: Iterable[StarterSource], public: StarterSource) -> None:
+    """Check that no image of the public set is private too.
+
+    Raises:
+        ConfigError: how many are, and the first.
+    """
+    known = {one.digest: one.name for one in pictures_of(public.tables, str(public.roles.image))[0] if one}
+    for source in sources:
+        if source.roles.image is None:
+            continue
+        found = [one for one in pictures_of(source.tables, source.roles.image)[0] if one and one.digest in known]
+        if found:
+            first = f"'{found[0].name}' is '{known[found[0].digest]}'"
+            what = f"{len(found)} images of --{source.kind} are in it as well, such as {first}"
+            raise ConfigError(f"--public {public.path}: {what}; take them out of one of the two")
 
 
 @dataclass(frozen=True)
@@ -744,6 +800,11 @@ class Starter:
             raise ConfigError(f"--method {method}: learns from clients with pairs; give --pairs, or --method creamfl")
 
     @property
+    def quoted(self) -> str:
+        """The file, as a shell takes it."""
+        return shlex.quote(str(self.file))
+
+    @property
     def kinds(self) -> list[DataKind]:
         return [source.kind for source in self.sources]
 
@@ -771,24 +832,27 @@ class Starter:
         return "hashing" if self.public_items is None else "wordpiece"
 
     @cached_property
-    def length(self) -> tuple[int, int]:
-        """Tokens of a text that are read, and those of the longest text."""
+    def lengths(self) -> list[int]:
+        """Tokens of every text."""
         read = [*self.sources, *([self.public] if self.public else [])]
-        columns = [(source.tables, source.roles.text) for source in read if source.roles.text]
-        name, most = self.encoders.names.get("text"), _MOST_TOKENS
-        if name is not None:
+        texts = [text for source in read for text in source.texts]
+        if (name := self.encoders.names.get("text")) is not None:
             folder = locate(name, self.encoders.weights)
             vocabulary = PretrainedTokenizer(path=str(folder)).load("text", DataContext(Path()))
-            most = min(most_tokens(folder) or most, most)
-            longest = max(
-                longest_text(*one, lambda texts: [*map(len, vocabulary.encode(texts, 1 << 20))]) for one in columns
-            )
-        else:
-            # pieces of words are more than words
-            more = 1.0 if self.tokenizer == "hashing" else _PIECES
-            longest = max(longest_text(*one, lambda texts: [len(words_of(text)) for text in texts]) for one in columns)
-            longest = math.ceil(more * longest)
-        return min(max(16 * math.ceil(longest / 16), 16), most), longest
+            return [*map(len, vocabulary.encode(texts, 1 << 20))]
+        if self.tokenizer == "hashing":
+            return [len(words_of(text)) for text in texts]
+        # as it will learn them from the public texts, of which nobody knows yet which they are
+        seen = self.public.texts if self.public else self.sources[0].texts[:: round(1 / (self.public_share or 1))]
+        return [*map(len, Wordpiece().build(Wordpiece().learn(seen)).encode(texts, 1 << 20))]
+
+    @property
+    def length(self) -> int:
+        """Tokens of a text that are read."""
+        most, name = _MOST_TOKENS, self.encoders.names.get("text")
+        if name is not None:
+            most = min(most_tokens(locate(name, self.encoders.weights)) or most, most)
+        return min(max(16 * math.ceil(max(self.lengths) / 16), 16), most)
 
     @property
     def batch(self) -> int:
@@ -809,10 +873,10 @@ class Starter:
                 f"{self.public_share}; the others stay private"
             )
         if "text" in modalities_of(self.kinds):
-            length, longest = self.length
-            cut = "; the rest is cut off" if longest > length else ""
             about = "about " if self.tokenizer == "wordpiece" and "text" not in self.encoders.names else ""
-            lines.append(f"text length: {length} tokens, as the longest text has {about}{longest}{cut}")
+            cut = sum(max(0, length - self.length) for length in self.lengths)
+            lost = f"; {cut:,} of {sum(self.lengths):,} tokens are cut off" if cut else ""
+            lines.append(f"text length: {self.length} tokens, as the longest text has {about}{max(self.lengths)}{lost}")
         for part, name in self.encoders.names.items():
             if part in modalities_of(self.kinds):
                 why = (

@@ -33,7 +33,7 @@ from polyfed.data.files import (
     split_called,
     text_of,
 )
-from polyfed.data.images import picture_endings, remedy_of
+from polyfed.data.images import has_remedy, picture_endings, remedy_of
 from polyfed.data.source import path_of
 from polyfed.data.tables import Reading, SplitTable, StoredSource
 
@@ -118,6 +118,7 @@ class Folder(StoredSource):
             split=split,
             ids=FILE if content.files else None,
             folder=content.folder,
+            scope=str(content.folder.resolve()),
         )
 
     def content(self, name: str = "folder", data_dir: Path | None = None) -> FolderTable:
@@ -192,7 +193,7 @@ class _Files(NamedTuple):
 # of Synology, QNAP, Windows, macOS and Linux; hidden ones begin with a point
 _OF_SYSTEMS = re.compile(
     r"@.*|#(recycle|snapshot)|\$recycle\.bin|~\$.*|__macosx|lost\+found|system volume information|(eh)?thumbs\.db|"
-    r"desktop\.ini|thumbnails?",
+    r"desktop\.ini|_?thumb(nail)?s?",
     re.I,
 )
 
@@ -342,6 +343,11 @@ class _Reader:
             matched, missing = self._matched(rows, files[0])
             return _joined(matched), missing
         if not self.pictures:
+            if first := next((name for name in self.names if has_remedy(name)), None):
+                ending = PurePosixPath(first).suffix
+                number = sum(name.endswith(ending) for name in self.names)
+                what = f"'{self.folder}' has no image or recording that is read, but {number} {ending} files"
+                raise DataError(f"{what}, such as '{first}': {remedy_of(first)}")
             wanted = "pictures or WAV files, captions.csv, metadata.csv, train.csv, texts.txt"
             raise DataError(f"there is nothing to read in '{self.folder}'; it should hold {wanted}, or the like")
         return self._class_folders(), ()
