@@ -420,7 +420,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     Raises:
         DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
     """
-    table = _with_folded(_with_structs(table, source, name), source)
+    table = with_folded(_with_structs(table, source, name), source)
     _require_columns(table, source, name)
     names = class_names(table.schema, table.where)
     codes = {column: _codes(table, column, names) for column in source.targets.values()}
@@ -495,7 +495,7 @@ def spellings(names: Iterable[str | None]) -> dict[str, list[str]]:
     return found
 
 
-def _with_folded(table: SplitTable, source: TableSource) -> SplitTable:
+def with_folded(table: SplitTable, source: TableSource) -> SplitTable:
     """The table with one spelling of each class, where the source says so."""
     everywhere = table.everywhere
     if not isinstance(source, StoredSource) or not source.reading.fold_labels or everywhere is None:

@@ -56,7 +56,7 @@ from polyfed.data.survey import (
     repeating_ids,
     told_of_pictures,
 )
-from polyfed.data.tables import SplitTable, StoredSource
+from polyfed.data.tables import SplitTable, StoredSource, with_folded
 from polyfed.data.tokenizers import PretrainedTokenizer, Wordpiece, words_of
 from polyfed.data.view import DataContext
 from polyfed.data.views.table import Cells, learnt_cells
@@ -358,6 +358,7 @@ class StarterSource:
             with contextlib.suppress(DataError):  # there is none
                 tables[split] = source.rows(split, name=kind, data_dir=None)
         table, roles = tables["train"], _roles(kind, tables["train"], path, label, together)
+        tables = {split: with_folded(one, _with_roles(source, roles)) for split, one in tables.items()}
         looked = _Look(kind, tables, roles, values, is_drawn="fractions" in settings, together=together)
         looked.require_readable()
         id_column = table.ids or ("file_name" if "file_name" in table.schema.names else None)
