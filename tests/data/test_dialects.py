@@ -105,6 +105,7 @@ def test_a_sign_that_may_be_meant_in_two_ways_is_settled_by_the_file_or_a_settin
         assert one_column(tmp_path, ["1.234", "5.678"], beside) == numbers
     with pytest.raises(DataError, match=r"t.csv' '1.234' in 'x' may be 1.234 or 1234; say which .*decimal: "):
         one_column(tmp_path, ["1.234"], "a")
+    assert one_column(tmp_path, ["1.100", "999"], "a") == [1100, 999]
     assert one_column(tmp_path, ["1.234"], "a", decimal=",") == [1234]
     assert one_column(tmp_path, ["1.234"], "a", decimal=".") == [1.234]
     with pytest.raises(DataError, match=r"has '6,5' in 'beside' and '0.75' in 'x'; say which sign .*decimal: "):
@@ -154,6 +155,7 @@ def test_commas_and_points_before_decimals_are_refused_whatever_is_between_field
         with pytest.raises(DataError, match=f"has '{comma}' in 'x' and '0.75' in 'y'; say which sign .*decimal: "):
             read(tmp_path, f'x{delimiter}y\n3{delimiter}1\n"{comma}"{delimiter}0.75\n')
     assert read(tmp_path, 'x,y\n3,1\n"1,234",0.75\n')[0]["x"] == [3, 1234]
+    assert read(tmp_path, 'x,y\n1\'234,1\n"1,234",0.75\n')[0]["x"] == ["1'234", "1,234"]
 
 
 def test_codes_of_several_files_stay_as_they_are_written(tmp_path: Path) -> None:
