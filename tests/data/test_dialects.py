@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.dialects import Dialect, Rows, decoded, is_numeric_text
+from polyfed.data.dialects import Dialect, Rows, decoded, is_numeric_text, looks_missing
 from polyfed.data.files import read_annotations
 from polyfed.data.sources.folder import Folder
 
@@ -105,6 +105,7 @@ def test_a_sign_that_may_be_meant_in_two_ways_is_settled_by_the_file_or_a_settin
         assert one_column(tmp_path, ["1.234", "5.678"], beside) == numbers
     with pytest.raises(DataError, match=r"t.csv' '1.234' in 'x' may be 1.234 or 1234; say which .*decimal: "):
         one_column(tmp_path, ["1.234"], "a")
+    assert one_column(tmp_path, ["1.100", "999"], "a") == [1100, 999]
     assert one_column(tmp_path, ["1.234"], "a", decimal=",") == [1234]
     assert one_column(tmp_path, ["1.234"], "a", decimal=".") == [1.234]
     with pytest.raises(DataError, match=r"has '6,5' in 'beside' and '0.75' in 'x'; say which sign .*decimal: "):
@@ -119,6 +120,42 @@ def test_what_was_found_is_said(tmp_path: Path) -> None:
     parts += ["2 'k.A.' in 'CRP, mg/l' read as missing", "'Dosis' is no column of numbers, as it has '>200'"]
     assert str(dialect) == "; ".join(parts)
     assert str(read(tmp_path, "text\tlabel\na\t1\n")[1]) == "UTF-8, tab between fields, 1 row"
+
+
+@pytest.mark.parametrize(
+    ("cells", "odd"),
+    [
+        (["6,5", "7,25", "siehe Brief"], "siehe Brief"),
+        (["6,5", "7,25", "<0,5"], "<0,5"),
+        (["6.5", "7.25", "<0.5"], "<0.5"),
+        (["6,5", "7,25", "8", "0.75"], "0.75"),
+        (["65,6%", "42,7%"], "65,6%"),
+        (["1,83 €", "2,92 €"], "1,83 €"),
+        (["01.02.2024", "24.12."], None),
+        (["5a", "6b"], None),
+    ],
+)
+def test_a_column_of_numbers_that_has_an_odd_value_names_it(tmp_path: Path, cells: list[str], odd: str | None) -> None:
+    for delimiter in (";", ","):
+        rows, dialect = read(tmp_path, f"n{delimiter}x\n" + "".join(f'5{delimiter}"{cell}"\n' for cell in cells))
+        assert rows["x"] == cells
+        assert dialect.mixed == ({"x": odd} if odd else {})
+
+
+def test_a_column_with_an_odd_value_tells_the_decimal_sign_where_no_other_does(tmp_path: Path) -> None:
+    table = "x;y\n1.234;{}\n5.678;{}\n2.345;odd\n"
+    assert read(tmp_path, table.format("6,5", "7,5"))[0]["x"] == [1234, 5678, 2345]
+    assert read(tmp_path, table.format("6.5", "7.5"))[0]["x"] == [1.234, 5.678, 2.345]
+    assert read(tmp_path, 'x,y\n"1,234","6,5"\n"5,678","7,5"\n"2,345",odd\n')[0]["x"] == [1234, 5678, 2345]
+
+
+@pytest.mark.parametrize("comma", ["6,5", "1,2345"])
+def test_commas_and_points_before_decimals_are_refused_whatever_is_between_fields(tmp_path: Path, comma: str) -> None:
+    for delimiter in (";", ","):
+        with pytest.raises(DataError, match=f"has '{comma}' in 'x' and '0.75' in 'y'; say which sign .*decimal: "):
+            read(tmp_path, f'x{delimiter}y\n3{delimiter}1\n"{comma}"{delimiter}0.75\n')
+    assert read(tmp_path, 'x,y\n3,1\n"1,234",0.75\n')[0]["x"] == [3, 1234]
+    assert read(tmp_path, 'x,y\n1\'234,1\n"1,234",0.75\n')[0]["x"] == ["1'234", "1,234"]
 
 
 def test_codes_of_several_files_stay_as_they_are_written(tmp_path: Path) -> None:
@@ -199,12 +236,19 @@ FILES = ("bilder/a.png", "bilder/b.png", "masken/a.png", "masken/b.png")
         ("scan,image", ["a.png,b.png", "b.png,a.png"], "image"),
         ("image,scan", ["CT,a.png", "MR,b.png"], "scan"),
         ("nr,grad", ["1,3", "2,4"], None),
+        ("alter,datei", ["3,a.png", "4,b.png"], "datei"),
+        ("alter", [*map(str, range(9)), "> 90"], None),
+        ("nummer", [f"00{k}" for k in range(9)], None),
     ],
 )
 def test_a_column_of_file_names_is_found_by_its_content(
     tmp_path: Path, heading: str, rows: list[str], found: str | None
 ) -> None:
-    columns, _ = read(tmp_path, "\n".join((heading, *rows)), files=(*FILES, *(f"{k}.png" for k in range(9))))
+    columns, _ = read(
+        tmp_path,
+        "\n".join((heading, *rows)),
+        files=(*FILES, *(f"{k}.png" for k in range(9)), *(f"00{k}.png" for k in range(9))),
+    )
     names = [name for name in heading.split(",") if name not in columns]
     assert names == ([found] if found else [])
 
@@ -217,9 +261,12 @@ def test_two_columns_that_may_name_the_pictures_are_refused(tmp_path: Path) -> N
 def test_a_folder_needs_no_setting_for_its_table(tmp_path: Path) -> None:
     for number in (1, 2):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-    (tmp_path / "tabelle.csv").write_bytes("Nr;Größe;Befund\n1;6,5;weiß\n2;7,25;grün\n".encode("windows-1252"))
+    (tmp_path / "tabelle.csv").write_bytes(
+        "Nr;Datei;Größe;Befund\n2;1.png;6,5;weiß\n1;2.png;7,25;grün\n".encode("windows-1252")
+    )
     rows = Folder(path=str(tmp_path)).content().rows.to_pydict()
     assert (rows["file_name"], rows["Größe"], rows["Befund"]) == (["1.png", "2.png"], [6.5, 7.25], ["weiß", "grün"])
+    assert rows["Nr"] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -229,10 +276,24 @@ def test_a_folder_needs_no_setting_for_its_table(tmp_path: Path) -> None:
         (["01.02.2024", "-"], True),
         (["+49 172/123", "12:30", "5 %", "1,5e-3"], True),
         (["6,5", "ohne Befund"], False),
-        (["5 mg"], False),
+        (["0 mg/l", "5,9 mg/l", "k.A."], True),
+        (["37 °C", "< 5 %", "90 ml/min/1,73 m²"], True),
+        (["C0.0", "I21.9", "P-001"], True),
+        (["12:30 Uhr", "12 Jan 2024"], True),
+        (["5 mg", "ohne Befund"], False),
+        (["2 dogs run on grass", "3 cats sleep"], False),
+        (["C0.0", "Befund"], False),
+        (["3只狗坐在草地上"], False),
         (["男", "3"], False),
         ([None, "-"], False),
     ],
 )
 def test_numbers_and_dates_are_no_texts(cells: list[str | None], is_numeric: bool) -> None:
     assert is_numeric_text(cells) == is_numeric
+
+
+@pytest.mark.parametrize(
+    ("value", "is_missing"), [("NA", True), (" k.A. ", True), ("-", True), ("", True), ("0", False), ("nein", False)]
+)
+def test_marks_of_missing_cells_are_known(value: str, is_missing: bool) -> None:
+    assert looks_missing(value) == is_missing

@@ -32,7 +32,7 @@ class Dialect:
         rows: number of rows.
         sample: a word that shows the encoding, where it is guessed.
         missing: (column, mark) -> cells of a column of numbers that hold this mark in place of one.
-        mixed: column -> its first value that is no number, where at least half of its values are.
+        mixed: column -> its first value that is no number, where at least half of its values are, or have a unit.
     """
 
     encoding: str
@@ -262,7 +262,13 @@ _MISSING = re.compile(r"|#?n/?a|n\.[ad]\.|#nv|nan|null|--?|[–—.?]|k\.a\.", r
 _DAY = re.compile(r"(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])")
 _TELEPHONE = re.compile(r"\d{3} \d{3} \d{3}")
 _WHOLE = re.compile(r"[-+]?\d+")
-_NO_LETTERS = re.compile(r"[\W_]*\d(?:[\W\d_]|(?<=\d)[eE](?=[-+]?\d))*")
+_NUMERIC = r"[\W_]*\d(?:[\W\d_]|(?<=\d)[eE](?=[-+]?\d))*"
+_SIGN = r"[!-~¡-\u052f\u2010-\u2027\u2030-\u22ff]"  # of units and codes; scripts that need no spaces have others
+_NO_WORDS = re.compile(
+    rf"{_NUMERIC}|(?=\D*\d){_SIGN}+"  # numbers, dates and times; codes
+    rf"|{_NUMERIC}(?<=\s){_SIGN}+(?:\s{_SIGN}{{1,4}})?"  # 5 mg/l, 90 ml/min/1,73 m², 12 Jan 2024
+)
+_WITH_UNIT = re.compile(r"(?:[<>≤≥]\s*)?[-+−]?\d+(?:[.,]\d+)*(?:\s?[%‰€$£°]|\s[^\W\d_])[^\s\d]*")
 
 
 def _form(decimal: str) -> re.Pattern[str]:
@@ -305,10 +311,15 @@ def joined(columns: Sequence[list[Any]]) -> list[Any]:
     return [*chain(*columns)]
 
 
+def looks_missing(value: str) -> bool:
+    """Whether a text is empty, or one of the usual marks of missing cells: ``NA``, ``k.A.``, ``-`` and the like."""
+    return _MISSING.fullmatch(value.strip()) is not None
+
+
 def is_numeric_text(values: Iterable[str | None]) -> bool:
-    """Whether a column of texts has nothing but numbers, dates, times and the like, in whatever writing: no words."""
-    known = [value for value in values if value is not None and not _MISSING.fullmatch(value.strip())]
-    return bool(known) and all(map(_NO_LETTERS.fullmatch, known))
+    """Whether a column of texts has no words: only numbers, also with units, dates, times, codes and the like."""
+    known = [value.strip() for value in values if value is not None and not looks_missing(value)]
+    return bool(known) and all(map(_NO_WORDS.fullmatch, known))
 
 
 def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> tuple[Rows, Dialect]:
@@ -328,15 +339,17 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
         name: {sign: parsed for sign in signs if (parsed := _parsed(own, sign)) is not None}
         for name, own in known.items()
     }
-    decimal = dialect.decimal or _decimal(readings, dialect.delimiter)
+    votes = _votes(own for name, own in known.items() if not readings[name])
+    decimal = dialect.decimal or _decimal(readings, votes, dialect.delimiter)
     columns, missing, mixed, is_used = Rows(), Counter[tuple[str, str]](), dict[str, str](), False
     for name, column in rows.items():
         number_of = readings.get(name, {}).get(decimal)
         if number_of is None:
             columns[name] = column
             own = known.get(name, [])
-            odd = [text for text in own if not _FORMS[decimal].fullmatch(text)]
-            if own and 2 * len(odd) <= len(own):
+            tried = decimal if readings.get(name) else decimal + signs.replace(decimal, "")
+            odd = min((_odd(own, sign) for sign in tried), key=len)
+            if own and 2 * sum(not _WITH_UNIT.fullmatch(text) for text in odd) <= len(own):
                 mixed[name] = (odd or own)[0]
             continue
         numbers = {cell: number_of.get(cell.strip()) for cell in dict.fromkeys(column) if cell}
@@ -351,7 +364,21 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
 def _known(column: Iterable[str | None]) -> list[str]:
     """The different texts of a column, in order, without marks of missing ones."""
     texts = dict.fromkeys(cell.strip() for cell in column if cell)
-    return [text for text in texts if not _MISSING.fullmatch(text)]
+    return [text for text in texts if not looks_missing(text)]
+
+
+def _odd(texts: Iterable[str], decimal: str) -> list[str]:
+    """Texts that are no numbers with this decimal sign."""
+    return [text for text in texts if not _FORMS[decimal].fullmatch(text)]
+
+
+def _votes(columns: Iterable[Sequence[str]]) -> set[str]:
+    """The decimal signs of columns with odd cells: at least half of the texts are numbers with it, fewer without."""
+    votes = set[str]()
+    for own in columns:
+        counts = {sign: len(_odd(own, sign)) for sign in ".,"}
+        votes |= {sign for sign, odd in counts.items() if 0 < odd <= len(own) / 2 and odd < max(counts.values())}
+    return votes
 
 
 def _parsed(texts: Collection[str], decimal: str) -> _Parsed | None:
@@ -384,24 +411,31 @@ def _are_codes(plain: Mapping[str, str], numbers: _Parsed, groups: Collection[st
     return has_noughts or len({*numbers.values()}) < len(numbers)
 
 
-def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], delimiter: str | None) -> str:
+def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], votes: Collection[str], delimiter: str | None) -> str:
     """The decimal sign of a table: the only one that some of its numbers can be read with.
+
+    Where all can be read with both, columns with a few odd cells vote.
 
     Raises:
         DataError: some need one, some the other, or all could be of both.
     """
     only = {sign: {name: by[sign] for name, by in readings.items() if {*by} == {sign}} for sign in ".,"}
-    commas, points = only[","], only["."]
+    points = only["."]
+    # 1,234 may be thousands where commas are between fields too
+    commas = {name: own for name, own in only[","].items() if delimiter != "," or _odd(own, ".")}
     if commas:  # 24.12 is a day where decimals have commas
         points = {name: own for name, own in points.items() if not all(map(_DAY.fullmatch, own))}
-    if commas and points and delimiter != ",":
-        seen = [f"'{next(iter(own))}' in '{name}'" for one in (commas, points) for name, own in [*one.items()][:1]]
+    if commas and points:
+        firsts = [(other, *next(iter(one.items()))) for other, one in ((".", commas), (",", points))]
+        seen = [f"'{next(iter(_odd(own, other) or own))}' in '{name}'" for other, name, own in firsts]
         raise DataError(
             f'has {" and ".join(seen)}; say which sign is before decimals (reading.decimal, --decimal: "," or ".")'
         )
-    if commas and not points:
+    if commas:
         return ","
     both = {name: by for name, by in readings.items() if len(by) > 1 and by["."] != by[","]}
+    if not points and len(votes) == 1 and not (both and delimiter == ","):  # there it is between thousands as well
+        return next(iter(votes))
     if both and not points and delimiter != ",":
         name, by = next(iter(both.items()))
         text = next(text for text, number in by["."].items() if number != by[","][text])

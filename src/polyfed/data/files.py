@@ -300,7 +300,7 @@ def _file_column(rows: Rows, file: Path, files: Collection[str]) -> str | None:
 def _naming_columns(rows: Rows, files: Collection[str]) -> list[str]:
     """Columns of which half of the values are names of files; if there are none, names without their endings.
 
-    Numbers such as 1, 2, 3 may be anything: they name files if half of the files are called so.
+    Numbers without an ending may be anything, such as ages or patients: they name no files, whatever these are called.
     """
     called = set(map(_last_part, files))
     stems = {name.rpartition(".")[0] for name in called}
@@ -311,9 +311,7 @@ def _naming_columns(rows: Rows, files: Collection[str]) -> list[str]:
 
     def names_some(own: set[str], known: set[str]) -> bool:
         same = own & known
-        are_counted = all(name.isdecimal() and name[0] != "0" for name in same)
-        enough = min(len(known), _LOOKED_AT) if are_counted else 1
-        return 2 * len(same) >= max(len(own), enough)
+        return 2 * len(same) >= len(own) and not all(map(str.isdecimal, same))
 
     by_name = [name for name, own in values.items() if names_some(own, called)]
     return by_name or [name for name, own in values.items() if names_some(own, stems)]
