@@ -193,6 +193,13 @@ def test_what_cannot_be_read_is_refused_before_anything_is_written(tmp_path: Pat
         assert words in str(refused.value)
 
 
+def test_marks_of_missing_values_among_classes_are_told(tmp_path: Path) -> None:
+    rows = [f"a text of {number} words,{('yes', 'no', 'k.A.')[number % 3]}" for number in range(60)]
+    (tmp_path / "news.csv").write_text("\n".join(["text,label", *rows]))
+    warnings = StarterSource.of("texts", tmp_path / "news.csv").warnings
+    assert any("class 'k.A.' of column 'label' looks like a missing value (20 rows)" in line for line in warnings)
+
+
 def test_languages_and_depths_of_the_whole_set_are_told(cli: Cli) -> None:
     zoo.languages(Path("news"))
     zoo.depths(Path("scans"))

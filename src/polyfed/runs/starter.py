@@ -38,7 +38,7 @@ from polyfed.data.backbones import (
     network_in_wheel,
     read_backbone_config,
 )
-from polyfed.data.dialects import is_numeric_text
+from polyfed.data.dialects import is_numeric_text, looks_missing
 from polyfed.data.files import SAVED
 from polyfed.data.images import reason_of
 from polyfed.data.preparation import LABELS, NO_CONTENT, ColumnRoles
@@ -535,6 +535,13 @@ class _Look:
             )
             raise DataError(f"--{self.kind}: {what}; mend or remove them (polyfed prepare lists and leaves out images)")
 
+    def _missing_labels(self) -> list[tuple[str, int]]:
+        """Classes that are called as missing values usually are, and their rows."""
+        if self.roles.label is None or not is_text(self.tables["train"].type_of(self.roles.label)):
+            return []
+        names = [name for table in self.tables.values() for name in table.read(self.roles.label).to_pylist() if name]
+        return [(name, number) for name, number in Counter(names).items() if looks_missing(name)]
+
     def warnings(self) -> list[str]:
         lines = told_of_pictures(self._pictures[0])
         told = self.roles.image or self.roles.audio or self.roles.text
@@ -543,6 +550,9 @@ class _Look:
             remedy = "--together contents keeps them in one" if self.is_drawn else "polyfed prepare --drop-duplicates"
             what = f"{len(equal)} equal items of column '{told}' are in two splits"
             lines.append(f"{what}, such as {equal[0][0]} = {equal[0][1]}; {remedy}")
+        for name, number in self._missing_labels():
+            what = f"class '{name}' of column '{self.roles.label}' looks like a missing value ({number} rows)"
+            lines.append(f"{what}; empty these cells, and their rows are left out")
         taken = {*self.together, self.roles.label, self.roles.text, *NO_CONTENT}
         for name, different, rows in repeating_ids(self.tables, taken.__contains__):
             what = f"column '{name}' has {different:,} values in {rows:,} rows, as patients or groups have"
