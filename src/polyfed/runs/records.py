@@ -261,6 +261,11 @@ class RunRecords:
         record = self._measured(participant, kind, None)
         return record.metrics if record is not None else {}
 
+    def last_rounds(self, participants: Iterable[str], kind: str = "test") -> list[int]:
+        """Rounds of the last evaluations of participants, ascending, each once."""
+        measured = [self._of(participant, kind) for participant in participants]
+        return sorted({max(record.round for record in records) for records in measured if records})
+
     def _round_of_model(self, participant: str) -> int | None:
         return self.chosen.number if participant == SERVER else None
 
