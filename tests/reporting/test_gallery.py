@@ -50,6 +50,14 @@ def test_it_says_that_it_is_local_and_loads_nothing(page: str) -> None:
     assert "default-src &#39;none&#39;" in page
 
 
+def test_of_one_modality_it_shows_the_nearest_and_no_table_of_right_answers(
+    classifier_run: Path, tmp_path: Path
+) -> None:
+    page = write_gallery(open_run(classifier_run), tmp_path / "g.html", queries=2, k=3).read_text()
+    assert (page.count("<h3>server</h3>"), page.count("<h3>image</h3>"), "<table>" in page) == (2, 2, False)
+    assert [row.count("<figure") for when in ("before", "after") for row in hits(page, when)] == [3] * 8
+
+
 def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
     opened = open_run(tiny_run)
     split = opened.federation.data.split("scenes", "test")

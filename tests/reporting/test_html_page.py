@@ -300,7 +300,7 @@ def test_cards_of_a_sum_say_its_scale_and_those_of_one_client_no_disparity(tmp_p
     head = RunSummary(RunRecords.load(tmp_path))
     cards = {card.label: (card.value, card.context) for card in head.cards}
     assert cards["server: sum of R@1"] == ("22.00 of 200", "chance 10.00 · round 1")
-    assert cards["clients: accuracy"] == ("60.00 %", "chance 90.00")
+    assert cards["clients: accuracy"] == ("60.00 %", "chance 90.00 · round 1")
 
 
 def test_kinds_of_clients_come_from_the_configuration(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from markupsafe import escape
 from rich.console import Console
 
+from polyfed.reporting.compare import compare, comparison_table
 from polyfed.reporting.page import html_report, write_report
 from polyfed.reporting.summary import RunSummary, finished_twin, finished_zero_shot
 from polyfed.runs.records import RunRecords
@@ -263,6 +264,16 @@ def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path:
     assert rows[-1][0] == "... more in the report"
 
 
+def test_clients_have_the_rounds_of_their_own_last_evaluations_beside_the_servers(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    line = {"kind": "test", "metrics": {"accuracy": 60.0}}
+    measured = [("server", 0), ("server", 4), ("image-0", 3), ("image-1", 2), ("image-1", 5), ("text-0", 4)]
+    write_lines(folder / "metrics.jsonl", [line | {"participant": who, "round": at} for who, at in measured])
+    rows = RunSummary(records(folder)).table.rows
+    assert [row[3] for row in rows] == ["4", "3 to 5", "4"]
+    assert "own last evaluation (round 3 to 5)." in comparison_table(compare([records(folder)])).notes[1]
+
+
 def test_commands_can_be_typed_as_they_stand(tmp_path: Path) -> None:
     steps = dict(RunSummary(run_of(tmp_path / "my run", "creamfl")).next_steps)
     assert steps["evaluate"] == f"polyfed evaluate '{tmp_path}/my run' --data shop"
@@ -305,6 +316,7 @@ def teaching(ensemble: float, held_out: float = 50.0) -> dict[str, Any]:
     [
         ([measured_line(FEW)], "100 test items cannot tell 54.00 % from chance, about 597 could"),
         ([measured_line(MANY)], ""),
+        ([measured_line(FEW | {"accuracy": 50.0 + 1e-13})], "nothing was learnt in"),
         ([measured_line(FEW | {"accuracy": 49.0})], "nothing was learnt in"),
         ([*course(50, 54, 56, 58, 60), measured_line(MANY, 4)], "validation still rises (58.00, then 60.00): --rounds"),
         ([*course(50, 54, 60, 58, 60), measured_line(MANY, 4)], ""),

@@ -62,7 +62,7 @@ def expected(mine: Run) -> tuple[int, float, float]:
 
     def judged(run: Run) -> tuple[int, float]:
         validation = run.records.series("server", "r1_sum", "validation")
-        number = max(validation, key=validation.__getitem__)
+        number = max(validation, key=lambda number: (validation[number], number > 0, -number))
         return number, run.records.series("server", "r1_sum")[number]
 
     number, value = judged(mine)
@@ -128,12 +128,14 @@ def test_models_in_use_are_that_of_the_chosen_round(mine: Run, expected: tuple[i
     ("validation", "expected"),
     [
         ([1.0, 3.0, 3.0, 2.0], (1, "model of round 1, best on validation (m 3.00)")),
+        ([3.0, 1.0, 3.0, 3.0], (2, "model of round 2, best on validation (m 3.00)")),
+        ([3.5, 1.0, 3.0, 3.0], (0, "model of round 0, best on validation (m 3.50)")),
         ([float("nan"), 0.5, float("nan"), 0.0], (1, "model of round 1, best on validation (m 0.50)")),
         ([float("nan")] * 4, (3, "model of round 3, the last")),
         ([], (3, "model of round 3, the last")),
     ],
 )
-def test_the_earliest_of_the_best_on_validation_is_chosen_else_the_last(
+def test_the_earliest_trained_of_the_best_on_validation_is_chosen_else_the_last(
     tmp_path: Path, validation: list[float], expected: tuple[int, str]
 ) -> None:
     lines = [
@@ -155,6 +157,27 @@ class Backwards(PairRetrieval):
     ) -> dict[str, float]:
         """See ``Task``."""
         return dict(reversed(super().evaluate(model, head, samples, batch_size=batch_size).items()))
+
+
+class Level(PairRetrieval):
+    """A task on which no training shows."""
+
+    def evaluate(
+        self, model: Embedder, head: torch.nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
+        """See ``Task``."""
+        return {"r1_sum": 1.0}
+
+
+def test_of_equal_rounds_the_first_trained_model_is_saved_and_nothing_warns_of_round_0(
+    tiny: Config, tmp_path: Path
+) -> None:
+    for part in (tiny["server"], tiny["clients"]["paired"]):
+        part["task"] = {"name": "test_one_model.Level"}
+    tiny["run"] |= {"rounds": 2, "evaluate_clients": False}
+    run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
+    saved = json.loads((run.folder / "models" / "best" / "config.json").read_text())["round"]
+    assert (saved, run.records.chosen.number, run.records.warnings) == (1, 1, ())
 
 
 def test_what_selects_models_stands_first_in_the_records(tiny: Config, tmp_path: Path) -> None:

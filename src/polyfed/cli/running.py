@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import traceback
 from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
@@ -13,7 +14,8 @@ import typer
 
 from polyfed.cli.console import fail, preparation_shown
 from polyfed.cli.options import AllowCode, ExperimentArgument, ExperimentOptions, RunArgument, numbers_in
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, PolyfedError, StepError
+from polyfed.core.untrusted import lines
 from polyfed.runs.opened import open_run
 
 if TYPE_CHECKING:
@@ -74,8 +76,13 @@ def _dry_run(experiment: Experiment) -> None:
     from polyfed.lab.analysis.dry_run import DryRun
 
     console = terminal()
-    with preparation_shown(console):
-        tables = DryRun.of(experiment).tables()
+    try:
+        with preparation_shown(console):
+            tables = DryRun.of(experiment).tables()
+    except StepError as error:  # its line alone is no help to the author of a client half; a run keeps a file of this
+        if error.__cause__ is not None and not isinstance(error.__cause__, PolyfedError):
+            typer.echo(lines("".join(traceback.format_exception(error.__cause__)), indent=""), err=True)
+        raise
     console.print_tables(tables)
     typer.echo("nothing was written; the same command without --dry-run runs it")
 

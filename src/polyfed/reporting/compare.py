@@ -15,7 +15,7 @@ from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, 
 from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of, values_by_round
 from polyfed.reporting.summary import RunSummary
-from polyfed.reporting.tables import MIB, TextTable, format_number
+from polyfed.reporting.tables import MIB, TextTable, format_number, span_of
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
@@ -146,11 +146,12 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     for item in ordered:
         rounds = ", ".join(map(str, item.rounds)) or "-"
         body.append((item.label, str(len(item.runs)), rounds, *(str(item.metrics[name]) for name in names)))
+    measured = [number for item in ordered for run in item.runs for number in run.last_rounds(run.clients)]
     last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
     notes = [
         "± is the standard deviation over runs whose configurations differ only by their seed.",
         f"Round: of the server's model, the best on validation{last and f' (the last, without validation: {last})'}. "
-        "Clients: after their own last evaluation.",
+        f"Clients: after their own last evaluation{f' (round {span_of(measured)})' if measured else ''}.",
     ]
     if len(comparisons) == 1:
         run = comparisons[0].runs[0]

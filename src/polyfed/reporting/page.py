@@ -210,5 +210,5 @@ def _shortened(table: TextTable) -> TextTable:
 
 def _numeric(table: TextTable) -> list[bool]:
     """Whether each column holds numbers, which stand at the right."""
-    columns = zip(*table.rows, strict=True)
-    return [bool(index) and all(cell[:1] in _NUMBERS for cell in cells) for index, cells in enumerate(columns)]
+    columns = range(len(table.columns))
+    return [bool(index) and all(row[index][:1] in _NUMBERS for row in table.rows) for index in columns]

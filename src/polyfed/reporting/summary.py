@@ -25,7 +25,7 @@ from polyfed.reporting.metrics import (
     teaching,
 )
 from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib
+from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib, span_of
 from polyfed.runs.config_files import start_of
 from polyfed.runs.events import Metrics
 from polyfed.runs.opened import open_run
@@ -39,6 +39,7 @@ SHARES = ("accuracy", "dice")  # in percent, of items or of pixels
 MAIN = (*SHARES, "r1_sum")
 _NORMAL = 1.96  # 95 % of a normal distribution lie within so many deviations
 _MOST_ROWS = 8  # of the table, below its headings
+_MOST_ITEMS = 1_000_000  # of a test; a figure that not even these could tell from chance is at chance
 _TWINS = {SERVER: "server_only", "clients": "local"}
 _SHARED = {
     "server_only": ("data", "public", "server"),
@@ -52,7 +53,7 @@ class Card(NamedTuple):
     label: str
     value: str
     chance: str = "-"
-    round: str = "-"  # of the server's model
+    round: str = "-"  # of the server's model; of the clients' last evaluations, "2 to 5" where they differ
     more: str = ""
 
     @property
@@ -258,8 +259,8 @@ class RunSummary:
         return _few_items(best) or self._at_chance(best) or self._still_rising(best) or self._poor_teacher()
 
     def _at_chance(self, best: Headline) -> str:
-        """No better than guessing, though there are items enough."""
-        if not best.value <= best.chance:
+        """No better than guessing, as far as a test of a million items could tell."""
+        if best.is_above_chance or not _needed_items(best) > _MOST_ITEMS:
             return ""
         return (
             f"nothing was learnt in {self.records.rounds} rounds: try a pretrained encoder (hf), another learning rate "
@@ -447,23 +448,30 @@ class RunSummary:
             chance, worst = format_number(common_chance(name, measured)), format_number(spread.worst)
             apart = f"worst {worst} ({spread.worst_client}) · disparity {format_number(spread.disparity)}"
             label = f"{group}{f', mean of {len(spread.values)}' if several else ''}: {_label(name)}"
-            yield Card(label, _value(name, spread.mean, measured[0]), chance, "-", apart if spread.disparity else "")
+            rounds = span_of(self.records.last_rounds(spread.values))
+            yield Card(label, _value(name, spread.mean, measured[0]), chance, rounds, apart if spread.disparity else "")
 
 
 # ---- words
 
 
 def _few_items(best: Headline) -> str:
-    """A value above chance, by less than its items can tell."""
-    distance = (best.value - best.chance) / best.scale
-    if not best.trials > 0 or best.is_above_chance or not distance > 0:
+    """A value above chance, by less than its items can tell, though a million could."""
+    needed = _needed_items(best)
+    if not best.trials > 0 or best.is_above_chance or not needed <= _MOST_ITEMS:
         return ""
-    share = best.value / best.scale
-    needed = math.ceil((_NORMAL / distance) ** 2 * share * (1 - share))
     return (
         f"{count(round(best.trials))} test items cannot tell {format_number(best.value)}{best.unit} from chance, "
-        f"about {count(max(needed, round(best.trials) + 1))} could: give the test more data."
+        f"about {count(max(math.ceil(needed), round(best.trials) + 1))} could: give the test more data."
     )
+
+
+def _needed_items(best: Headline) -> float:
+    """Test items that could tell a value from chance: infinitely many where it is not above; NaN if it is no share."""
+    if best.value <= best.chance:
+        return math.inf
+    share, distance = best.value / best.scale, (best.value - best.chance) / best.scale
+    return (_NORMAL / distance) ** 2 * share * (1 - share)
 
 
 def _items(metrics: Metrics) -> float:

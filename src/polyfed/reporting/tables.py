@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyfed.core.untrusted import markdown
@@ -53,6 +53,14 @@ def format_number(value: float, digits: int = 2) -> str:
 
 def count(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def span_of(numbers: Collection[int]) -> str:
+    """``3``, ``2 to 5``, or a dash where there is none."""
+    if not numbers:
+        return "-"
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def mib(number: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from polyfed.runs.cohorts import Cohorts, accepted_in
 from polyfed.runs.events import Callback, Incident, Measured, Recorder, RoundComplete, RoundStarted, RunStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, Checkpoint, RunFolder
-from polyfed.runs.records import ATTACKER, SERVER
+from polyfed.runs.records import ATTACKER, SERVER, best_round
 from polyfed.tasks.scores import TaskScores
 from polyfed.wire.ledger import Ledger
 
@@ -139,9 +138,10 @@ class Loop:
             # first what chooses: whoever reads the records knows no tasks
             ordered = {name: metrics[name] for name in sorted(metrics, key=primary.__ne__)}
             self.events.handle(Measured(number, SERVER, kind, ordered, known))
-            # never for NaN; of equals the earliest
-            if kind == "validation" and metrics[primary] > self.best.get("score", -math.inf):
-                self.best = {"round": number, "score": metrics[primary]}
+            if kind == "validation":
+                before = {int(self.best["round"]): self.best["score"]} if self.best else {}
+                if best_round({**before, number: metrics[primary]}) == number:
+                    self.best = {"round": number, "score": metrics[primary]}
 
     def measure_clients(self, number: int, ledger: Ledger) -> None:
         """On their own test samples, those that may have changed and are not busy; others keep their last metrics."""

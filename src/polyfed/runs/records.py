@@ -113,6 +113,15 @@ class ChosenRound:
         return f"model of round {self.number}, {why}"
 
 
+def best_round(values: Mapping[int, float]) -> int | None:
+    """Round of the highest value, of equal ones the earliest after training began; None where all are NaN.
+
+    Round 0, the model before any training, is the best only if it is better than all others.
+    """
+    numbers = (number for number, value in values.items() if not math.isnan(value))
+    return max(numbers, key=lambda number: (values[number], number > 0, -number), default=None)
+
+
 @dataclass(frozen=True)
 class RunRecords:
     """Records of a run, in the order in which they were written."""
@@ -226,7 +235,7 @@ class RunRecords:
 
     @cached_property
     def chosen(self) -> ChosenRound:
-        """The round of the run's model, which is saved as ``best``: the earliest of the highest validation values.
+        """The round of the run's model, which is saved as ``best``: the ``best_round`` of the validation values.
 
         The metric is the first of a validation, which is the primary one of the server's task. Without validation the
         last round counts, as it always does of clients, whose newest models are kept.
@@ -252,6 +261,11 @@ class RunRecords:
         record = self._measured(participant, kind, None)
         return record.metrics if record is not None else {}
 
+    def last_rounds(self, participants: Iterable[str], kind: str = "test") -> list[int]:
+        """Rounds of the last evaluations of participants, ascending, each once."""
+        measured = [self._of(participant, kind) for participant in participants]
+        return sorted({max(record.round for record in records) for records in measured if records})
+
     def _round_of_model(self, participant: str) -> int | None:
         return self.chosen.number if participant == SERVER else None
 
@@ -261,10 +275,10 @@ class RunRecords:
         return by_round.get(max(by_round, default=0) if number is None else number)
 
     def best(self, participant: str, metric: str, kind: str = "test") -> tuple[int, float] | None:
-        """Round and value of the highest value (the first, if several), or None; NaN never is the best."""
-        series = self.series(participant, metric, kind).items()
-        # rounds ascend, and max gives the first of several
-        return max((item for item in series if not math.isnan(item[1])), key=lambda item: item[1], default=None)
+        """Round and value of the highest value, of several that of ``best_round``; None where there is none."""
+        series = self.series(participant, metric, kind)
+        number = best_round(series)
+        return None if number is None else (number, series[number])
 
     def excluded(self) -> tuple[Incident, ...]:
         return tuple(event for event in self.events if event.incident == "client_excluded")

@@ -95,6 +95,20 @@ def test_only_what_is_trained_on_is_drawn_and_nothing_is_cached(
     assert not (tmp_path / "cache").exists()
 
 
+def test_an_authors_mistake_is_shown_with_its_traceback_before_the_line(
+    cli: Cli, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("no\x1b[2J batches")
+
+    monkeypatch.setattr("polyfed.federation.client.Client.fit", mistaken)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    code, _, err = cli("run", tmp_path / "tiny.yaml", "--dry-run")
+    told, error, line = err.partition("\nerror: round 1: client '")
+    assert (code, told.startswith("Traceback (most recent call last):"), bool(error)) == (2, True, True)
+    assert ("in mistaken" in told, "\x1b" in told, line.count("\n")) == (True, False, 1)
+
+
 def test_the_command_writes_nothing(cli: Cli, tiny: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     code, out, err = cli("run", tmp_path / "tiny.yaml", "--dry-run", "--rounds", 7)
