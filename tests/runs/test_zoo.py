@@ -110,7 +110,10 @@ def test_nothing_private_becomes_public_unless_it_is_said(cli: Cli) -> None:
     assert "public" not in yaml.safe_load(Path("private.yaml").read_text())
     code, out, _ = cli("init", "open.yaml", *given, "--public", "open")
     assert (code, "method: change_distillation, as 30 pairs are public" in out) == (0, True)
-    assert yaml.safe_load(Path("open.yaml").read_text())["public"] == {"source": "public"}
+    experiment = Experiment.load("open.yaml")
+    assert experiment.public is not None
+    assert (experiment.public.source, experiment.public.items) == ("public", None)
+    assert len(experiment.data.sources["public"].open("train", name="public", data_dir=None)) == 30, "all of them"
     code, out, _ = cli("init", "share.yaml", *given, "--public-share", 0.5)
     assert (code, "12 of the pairs, which all participants see" in out) == (0, True)
     for wrong, words in (
@@ -254,6 +257,7 @@ def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words
         ((1, 2, 3), "names: [none, cell, wall]", "masks have 3; say what all of them mean"),
         ((1, 3), "threshold: 127", "masks have values 0, 1, 3, which it does not divide"),
         ((1,), "class: 3", "write threshold: N, or names"),
+        ((1,), "threshold: low", "write threshold: N, or names"),
     ],
 )
 def test_what_is_said_of_masks_is_checked_against_them(

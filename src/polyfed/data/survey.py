@@ -192,6 +192,8 @@ class MaskSurvey:
         values = {
             name: _values_of(picture_bytes(value, table.folder)) for name, table, value in rows if value is not None
         }
+        if not values:
+            raise DataError(f"{place}: no row has a mask; name the column of masks 'mask', or add them")
         return cls(place, pictures, masks, values)
 
     def require_one_aspect(self) -> None:
@@ -262,16 +264,17 @@ class MaskSurvey:
             given = yaml_content(said if said.strip().startswith("{") else "{" + said + "}")
         except ValueError as error:
             raise DataError(f"--mask-values {said}: is not YAML ({error}); write 'threshold: 0', or names") from error
-        if not isinstance(given, dict) or not given.keys() <= {"threshold", "names", "ignore"}:
+        kinds = {"threshold": int, "names": list, "ignore": int}
+        if not isinstance(given, dict) or not all(isinstance(given[key], kinds.get(key, ())) for key in given):
             raise DataError(f"--mask-values {said}: write threshold: N, or names: [background, ...] and ignore: N")
         names, wrong = given.get("names"), ""
-        if isinstance(names, list) and len(names) > 2:
+        if names is not None and len(names) > 2:
             over = [value for value in self._numbers if value >= len(names) and value != given.get("ignore")]
             wrong = f"masks have {_listed(over or self._all)}" if over or not self._numbers else ""
         else:
             # two names are told apart by a threshold: of numbers 0 and 1 by 0
             given.setdefault("threshold", 0 if self._all[-1] < _IGNORED else 127)
-            if not self._all[0] <= int(given["threshold"]) < self._all[-1]:
+            if not self._all[0] <= given["threshold"] < self._all[-1]:
                 wrong = f"masks have values {_listed(self._all)}, which it does not divide"
         if wrong:
             raise DataError(f"--mask-values {said}: {wrong}; say what all of them mean")
