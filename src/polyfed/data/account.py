@@ -1,4 +1,4 @@
-"""Accounts of sources: of everything that was found, what is read, and what is left out and why."""
+"""Accounts of sources: counts of everything that was found, read, and left out, with the reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Count:
-    """What was found of one unit, and where it went: ``found`` is ``read`` plus all that is left out.
+    """Count of one unit of a source: ``found`` is ``read`` plus all that is left out.
 
     Attributes:
         unit: files, rows, columns, items of a split, tokens, ...

@@ -229,7 +229,7 @@ class Source(Settings):
         """
 
     def account(self, *, name: str, data_dir: Path | None, used: Collection[str] = ()) -> tuple[Count, ...]:
-        """What was found of files, rows, columns and items, what is read, and why the rest is left out.
+        """Counts of files, rows, columns and items: found, read, and left out by reason.
 
         Args:
             name: what the configuration calls this source.

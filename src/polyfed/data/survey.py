@@ -1,11 +1,10 @@
-"""A look at all of a data set before anything is decided of it: pictures, masks, names of classes, texts, groups.
+"""Survey of a whole data set before anything is decided about it: images, masks, class names, texts, groups.
 
-What may be meant in two ways is refused, with what to write for each; the rest is told.
+Data with two possible meanings are refused, with the setting for each; everything else is reported.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -25,7 +24,7 @@ from polyfed.core.errors import DataError
 from polyfed.core.untrusted import yaml_content
 from polyfed.data.arrow import is_text
 from polyfed.data.images import mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
-from polyfed.data.tables import SplitTable, spellings
+from polyfed.data.tables import SplitTable, spellings, value_digest
 
 Tables = Mapping[str, SplitTable]
 """Split -> its table."""
@@ -41,7 +40,7 @@ _SHOWN = 9
 
 
 class PictureFacts(NamedTuple):
-    """What a picture's file says.
+    """Facts that an image file states.
 
     Attributes:
         name: its path, or its row.
@@ -55,7 +54,7 @@ class PictureFacts(NamedTuple):
     size: tuple[int, int]
     orientation: int
     depth: str
-    digest: bytes
+    digest: str
 
     @property
     def upright(self) -> tuple[int, int]:
@@ -103,7 +102,7 @@ def pictures_of(tables: Tables, column: str) -> tuple[list[PictureFacts | None],
                 orientation = int(image.getexif().get(_ORIENTATION, 1) or 1)
                 scaling = scaling_of(image)
                 depth = scaling.words if scaling else ""
-                facts.append(PictureFacts(name, image.size, orientation, depth, hashlib.sha256(data).digest()))
+                facts.append(PictureFacts(name, image.size, orientation, depth, value_digest(data, None)))
         except Exception as error:  # Pillow's decoders raise anything
             facts.append(None)
             broken += [] if value is None else [f"{name}: {reason_of(error)}"]
@@ -111,7 +110,7 @@ def pictures_of(tables: Tables, column: str) -> tuple[list[PictureFacts | None],
 
 
 def told_of_pictures(facts: Sequence[PictureFacts | None]) -> list[str]:
-    """What pictures are like, where that matters."""
+    """Notes on depths and aspects of images that training treats alike."""
     read = [one for one in facts if one is not None]
     lines = list[str]()
     depths = Counter(one.depth for one in read)
@@ -138,7 +137,7 @@ def equal_in_two_splits(tables: Tables, column: str, pictures: Sequence[PictureF
         _digest(table, value) for _, table, value in _rows(tables, column)
     ]
     splits = chain.from_iterable([split] * table.count() for split, table in tables.items())
-    first: dict[bytes, tuple[str, str]] = {}
+    first: dict[str, tuple[str, str]] = {}
     equal = []
     for split, (name, _, _), digest in zip(splits, _rows(tables, column), digests, strict=True):
         if digest is not None and first.setdefault(digest, (split, name))[0] != split:
@@ -146,16 +145,11 @@ def equal_in_two_splits(tables: Tables, column: str, pictures: Sequence[PictureF
     return equal
 
 
-def _digest(table: SplitTable, value: Any) -> bytes | None:
-    if value is None:
-        return None
+def _digest(table: SplitTable, value: Any) -> str | None:
     try:
-        content = (
-            picture_bytes(value, table.folder) if isinstance(value, dict) and "path" in value else repr(value).encode()
-        )
+        return None if value is None else value_digest(value, table.folder)
     except (OSError, ValueError):  # a view names what it cannot read
         return None
-    return hashlib.sha256(content).digest()
 
 
 # ---- masks

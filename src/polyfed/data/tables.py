@@ -385,6 +385,16 @@ def _groups(columns: Sequence[Sequence[Any]]) -> list[str]:
     return [keys[root(row)] for row in range(len(parent))]
 
 
+def value_digest(value: Any, folder: Path | None) -> str:
+    """Hexadecimal digest of an image's or recording's bytes, or of any other value.
+
+    Raises:
+        OSError, ValueError: as for ``picture_bytes``.
+    """
+    is_stored = isinstance(value, bytes) or (isinstance(value, dict) and "path" in value)
+    return hashlib.sha256(picture_bytes(value, folder) if is_stored else repr(value).encode()).hexdigest()
+
+
 _digests: dict[str, list[str]] = {}  # of the contents of a few tables, which every participant opens
 
 
@@ -396,12 +406,12 @@ def _contents(table: SplitTable) -> list[str]:
     if stamp not in _digests:
         rows = list(zip(*(table.read(column).to_pylist() for column in columns), strict=True))
         try:
-            contents = [picture_bytes(row[0], table.folder) if files else repr(row).encode() for row in rows]
+            digests = [value_digest(row[0] if files else row, table.folder) for row in rows]
         except (OSError, ValueError) as error:
             raise DataError(f"{table.place} (together: {CONTENTS}): {error}; mend or leave out the row") from error
         if len(_digests) > 8:
             _digests.clear()
-        _digests[stamp] = [hashlib.sha256(content).hexdigest() for content in contents]
+        _digests[stamp] = digests
     return _digests[stamp]
 
 

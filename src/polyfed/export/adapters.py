@@ -87,7 +87,7 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
 
 
 def _steps(saved: ServerModel, modality: str, encoder: HF) -> dict[str, Any]:
-    """What is made of the states of a network, for the code of the model card."""
+    """Code of the model card that turns a network's states into vectors."""
     tower: Any = saved.model.encoders[modality]
     return {
         "name": identifier(modality),

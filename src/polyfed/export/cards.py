@@ -185,7 +185,7 @@ def run_file(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
 
 
 def usage(folder: Path, form: str) -> Iterator[str]:
-    """What an export of a format holds, how it is used and what that takes, a line each."""
+    """Contents of an export, its use and its requirements, a line each."""
     yield f"it has {byte_size(sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()))}"
     if form == "peft":
         yield "it needs the networks that README.md names, which are not in it, and peft and transformers"

@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def packages(self) -> list[str]:
-        """What has to be installed for it beside torch."""
+        """Packages that it needs in addition to torch."""
         modules = {line.split()[1] for line in self.imports}
         return [package for module, package in _PACKAGES.items() if module in modules]
 

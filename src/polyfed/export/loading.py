@@ -88,7 +88,7 @@ def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
 
 
 def _mean_logits(logits: Mapping[str, Live], batch: Batch) -> Tensor:
-    """What a linear classifier makes of the mean embedding of the modalities that a sample has."""
+    """Logits of a linear classifier for the mean embedding of the modalities that a sample has."""
     every = torch.ones(len(batch), dtype=torch.bool)
     masks = {name: batch.present.get(name, every)[:, None] for name in batch.inputs}
     parts = [torch.where(mask, logits[name](batch.inputs[name]), 0.0) for name, mask in masks.items()]

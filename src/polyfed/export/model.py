@@ -216,7 +216,7 @@ def _file(modality: str) -> str:
 
 
 def _option(modality: str, recipes: Mapping[str, Recipe]) -> str:
-    """Of ``run.py``: ``--images`` or ``--texts`` where no other modality takes these, else its name."""
+    """Option of ``run.py``: ``--images`` or ``--texts`` where no other modality takes these, else its name."""
     takes = recipes[modality].takes
     is_sole = takes != "numbers" and [each.takes for each in recipes.values()].count(takes) == 1
     return {"pictures": "--images", "texts": "--texts"}[takes] if is_sole else f"--{identifier(modality)}"

@@ -55,7 +55,7 @@ class Epochs:
         self.current: Epoch | None = None
         """None outside of loops."""
         self.losses: list[Tensor] = []
-        """Of the optimiser steps, in order, on their device: looked at only where what was trained is not finite."""
+        """Losses of the optimiser steps, in order, on their device; read only where the result is not finite."""
 
     def through(self, epochs: int) -> Iterator[int]:
         """The passes of one loop, from 0; every loop counts its own."""

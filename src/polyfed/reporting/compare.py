@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def rounds(self) -> list[int]:
-        """Of each run whose server was judged, the round of its model."""
+        """Maps each run whose server was judged to the round of its model."""
         return [run.chosen.number for run in self.runs if any(run.metric_names(SERVER, kind) for kind in EVALUATIONS)]
 
 

@@ -130,7 +130,7 @@ def overridden(content: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[
 
 
 def value_at(content: Any, keys: Sequence[str], absent: Any = None) -> Any:
-    """What stands at the keys of a configuration; ``absent`` if nothing does."""
+    """Value at the keys of a configuration; ``absent`` if there is none."""
     for key in keys:
         section = {str(k): item for k, item in enumerate(content)} if isinstance(content, list) else content
         content = section.get(key, absent) if isinstance(section, Mapping) else absent

@@ -48,7 +48,7 @@ class Experiment(ExperimentSettings):
     def read(
         cls, source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, told: bool = False
     ) -> Experiment:
-        """As ``load``, of what need not fit together yet, as it is built on or was fitted when it ran.
+        """Load settings without checking that they fit together, to build on them or to reopen a run.
 
         Whole components that overrides replace are ``told`` of too, or not: a study replaces them row by row.
         """

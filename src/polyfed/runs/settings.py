@@ -153,7 +153,7 @@ class RunSettings(Settings):
 
     @property
     def on_error(self) -> Literal["stop", "exclude"]:
-        """What an error in a client's step, or a reply that cannot be used, does."""
+        """Effect of an error in a client's step, or of a reply that cannot be used."""
         return self.exchange.on_error or ("exclude" if self.engine.crosses_wire else "stop")
 
     @property

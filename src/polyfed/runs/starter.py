@@ -188,7 +188,7 @@ class StarterEncoders:
         return cls(names, weights, given)
 
     def languages(self, texts: Sequence[str]) -> list[str]:
-        """What is to be said of the text network's language, where texts are not English, or not of one language."""
+        """Notes on languages, where texts are not all English, and on whether the text network knows them."""
         language, name = language_of(texts), self.names.get("text")
         shares = Counter(language_of([text]) or "English" for text in texts)
         several = [(each, count) for each, count in shares.most_common() if count >= _SHARE * len(texts) and count > 1]
@@ -874,7 +874,7 @@ class Starter:
         return max(2, min(_BATCH, min(source.items for source in self.sources) // (4 * self.clients)))
 
     def decisions(self) -> list[str]:
-        """What was chosen, each with its reason."""
+        """Decisions on the experiment, each with its reason."""
         if self.wanted:
             why = "by --method"
         elif self.public_items is None:
