@@ -342,28 +342,24 @@ class StarterSource:
         given |= {"reading": reading} if reading else {}
         reader = _reader(path, given)
         whole = path.expanduser().absolute()
-        settings: dict[str, Any] = dict(given)
         bare = reader(path=str(whole), **given, fractions={})
         label = _roles(kind, bare.rows("train", name=kind, data_dir=None), path, label).label
-        decisions = list[str]()
-        if is_public:
-            settings["fractions"] = {}  # where a folder has splits of its own, its train is public, else all of it
-        else:
-            decisions = _draw(settings, bare, kind, label, together, path)
+        settings: dict[str, Any] = {"fractions": {}, **given}  # all of a public folder is public
+        decisions = [] if is_public else _draw(settings, bare, kind, label, together, path)
         if label is not None:
             every = {split: bare.rows(split, name=kind, data_dir=None) for split in _SPLITS if bare.has(split)}
             if _are_one(every, label, folds, f"--{kind} {path}, column '{label}'"):
                 settings["reading"] = {**reading, "fold_labels": True}
             if any(lacking(table.read(label)).any() for table in every.values()):
                 settings["incomplete"] = "leave_out"
-        source = reader(path=str(whole), **{"fractions": {}, **settings})
+        source = reader(path=str(whole), **settings)
         tables = {"train": source.rows("train", name=kind, data_dir=None)}
         for split in _TESTED:
             with contextlib.suppress(DataError):  # there is none
                 tables[split] = source.rows(split, name=kind, data_dir=None)
         table, roles = tables["train"], _roles(kind, tables["train"], path, label, together)
         tables = {split: with_folded(one, _with_roles(source, roles)) for split, one in tables.items()}
-        looked = _Look(kind, tables, roles, values, is_drawn=bool(settings.get("fractions")), together=together)
+        looked = _Look(kind, tables, roles, values, is_drawn=bool(settings["fractions"]), together=together)
         looked.require_readable()
         id_column = table.ids or ("file_name" if "file_name" in table.schema.names else None)
         return cls(
