@@ -224,12 +224,12 @@ class RunSummary:
         records, best, results = self.records, self.headline, list[SiteResult]()
         for site in records.clients if records.site_names else ():
             metric = main_metric(records, [site])
-            alone, federated = (each and each._headline_of([site], metric) for each in self._pair)
+            alone, federated = (each._headline_of([site], metric) if each else None for each in self._pair)
             if known := federated or alone:
                 results.append(SiteResult(site, known, alone, federated))
         if results and best and best.participant == SERVER:
             twin = self._twin(SERVER)
-            results.append(SiteResult(SERVER, best, twin and twin.headline, best))
+            results.append(SiteResult(SERVER, best, twin.headline if twin else None, best))
         return results
 
     @property
