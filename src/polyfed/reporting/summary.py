@@ -241,7 +241,7 @@ class RunSummary:
             more = one.gain, format_number(one.known.chance), count(round(one.known.trials, 6))
             rows.append((f"{one.site}: {one.known.label}" if len(labels) > 1 else one.site, *values, *more))
         first = "site: metric" if len(labels) > 1 else "".join(labels)
-        columns = (first, "alone", "federated", "gain (95 %)", "chance", "test items")
+        columns = (first, "alone", "federated", "gain (95 %)", "chance", "tested")
         rounds = dict.fromkeys(span_of(each.records.last_rounds(self.records.clients)) for each in self._pair if each)
         note = f"Percent, after each site's last evaluation (round {' and '.join(rounds)})."
         return TextTable("Each site alone and in the federation", columns, rows, (note,))
@@ -279,7 +279,7 @@ class RunSummary:
             times = best.value / best.chance
             clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times {chance}")
         clauses += [str(records.chosen)] if best.participant == SERVER else []
-        return ", ".join([*clauses, f"after {took}."]) + best.example
+        return ", ".join([*clauses, f"after {took}."]) + ("" if self.sites else best.example)
 
     @property
     def gains(self) -> Iterator[str]:
