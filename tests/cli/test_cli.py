@@ -263,6 +263,27 @@ def test_the_demo_runs_beside_its_server_alone_and_goes_on(
     assert cli("demo", "--out", "other")[::2] == (2, refused)
 
 
+def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
+    cli: Cli, config: Path, tiny: dict[str, Any]
+) -> None:
+    image, own = tiny["clients"]["image"], tiny["data"]["sources"]["private"]
+    sites = {"north": own, "south": own | {"seed": 5}}
+    clients = {name: image | {"source": name} for name in sites}
+    config.write_text(
+        yaml.safe_dump(tiny | {"data": {"sources": sites}, "clients": clients, "public": None, "server": None})
+    )
+    _, out, _ = cli("run", config, "--rounds", 1, "--out", "here")
+    assert "Not yet compared with each site alone: polyfed run here/config.yaml --twin local" in " ".join(out.split())
+    code, out, err = cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")
+    assert (code, err) == (0, "")
+    assert out.count("Taking part brings ") == 1
+    assert re.search(r"north +\d+\.\d\d +\d+\.\d\d +[+-]\d+\.\d \(-?[\d.]+ to ", out)
+    assert 'id="sites"' in Path("there/report.html").read_text()
+    refused = "error: --with-alone: there-local is a run of other settings; choose another --out\n"
+    assert cli("run", config, "--with-alone", "--out", "there")[::2] == (2, refused)
+    assert cli("run", config, "--with-alone", "--twin", "local")[0] == 2
+
+
 def test_an_interruption_of_the_preparation_leaves_nothing_and_a_defect_is_not_dressed_up(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

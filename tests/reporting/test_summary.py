@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from html_pages import Page
 from markupsafe import escape
 from rich.console import Console
 
@@ -219,6 +220,65 @@ def test_the_gain_over_training_alone_has_an_interval_from_both(tmp_path: Path) 
             (told,) = RunSummary(records(mine.folder)).gains
             assert told == f"{subject} over training alone (20.00): +30.00, 95 % interval +16.3 to +42.5, one seed."
     assert [*RunSummary(records(twin.folder)).gains] == []
+
+
+# ---- by site
+
+ALONE, FEDERATED = {"north": 20.0, "south": 40.0, "west": 60.0}, {"north": 50.0, "south": 45.0, "west": 30.0}
+
+
+def of_sites(folder: Path, algorithm: str, values: dict[str, float], **metrics: float) -> RunRecords:
+    """A finished run whose clients are named sites with these accuracies and 100 test items each."""
+    run_of(folder, algorithm, public=None, clients={name: {"count": 1, "source": name} for name in values})
+    more = metrics or {"accuracy_of_constant": 25.0, "n": 100.0}
+    measured = {name: more if metrics else more | {"accuracy": value} for name, value in values.items()}
+    write_measured(folder, measured, 12)
+    return records(folder)
+
+
+def test_each_site_is_told_what_it_gains_by_taking_part(tmp_path: Path) -> None:
+    mine = of_sites(tmp_path / "mine", "fedavg", FEDERATED)
+    command = "polyfed run mine/config.yaml --twin local --out mine-local"
+    assert RunSummary(mine).baseline() == ("each site alone", command)
+    assert RunSummary(mine).table.rows[0][:4] == ("north", "-", "50.00", "-")
+    twin = of_sites(tmp_path / "mine-local", "local", ALONE)
+    assert RunSummary(mine).baseline() is None
+    for one in map(RunSummary, (mine, twin)):  # whichever ended last
+        first, *others = one.sentences
+        assert first == (
+            "Taking part brings a gain to 1 of 3 sites: north +30.0 (16.3 to 42.5); a loss to 1 of 3 sites: west -30.0 "
+            "(-43.0 to -15.7); nothing that can be told from no gain to 1 of 3 sites: south +5.0 (-9.3 to 19.1) "
+            "(points with 95 % intervals, one seed)."
+        )
+        assert not any("training alone" in other for other in others)
+        assert one.table.rows[0] == ("north", "20.00", "50.00", "+30.0 (16.3 to 42.5)", "25.00", "100")
+        assert one.table.notes[0] == "Percent, after each site's last evaluation (round 12)."
+        assert first in write_report(one.records).read_text()
+    page, names = Page(html_report(mine)), [f"{site} {how}" for site in ALONE for how in ("alone", "federated")]
+    assert page.parts[0] == "sites"
+    assert [title.partition(":")[0] for title in page.titles if title.partition(":")[0] in names] == names
+    assert "card" not in {each.get("class") for each in page.of("div")}
+
+
+RECALLS = {"a_to_b_r@1": 20.0, "b_to_a_r@1": 40.0, "gallery_a": 50.0, "gallery_b": 250.0}
+RECALLS |= {"a_to_b_positives_per_query": 5.0, "b_to_a_positives_per_query": 1.0, "r1_sum": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "label", "shown"),
+    [
+        (RECALLS, "sum of R@1 (of 200)", ("60.00", "+0.0 (-38.0 to 38.0)", "4.00", "50")),  # the smaller gallery
+        # pixels of all pictures together are no items; what a task of one's own has may be no share of anything
+        ({"dice": 60.0, "dice_of_constant": 9.0, "n": 50.0}, "dice", ("60.00", "+0.0", "9.00", "50")),
+        ({"answers": 7.0, "n": 50.0}, "answers", ("7.00", "+0.0", "-", "50")),
+    ],
+)
+def test_the_interval_of_a_sites_gain_is_that_of_its_metric_and_items(
+    tmp_path: Path, metrics: dict[str, float], label: str, shown: tuple[str, ...]
+) -> None:
+    of_sites(tmp_path / "alone", "local", ALONE, **metrics)
+    table = RunSummary(of_sites(tmp_path / "mine", "fedavg", ALONE, **metrics)).table
+    assert (table.columns[0], table.rows) == (label, [(site, shown[0], *shown) for site in ALONE])
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"data": {"sources": {"shop": {}}}}])

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from polyfed.core.errors import ConfigError, RunError
@@ -129,6 +130,25 @@ def test_an_empty_folder_is_an_empty_run_and_a_missing_one_an_error(tmp_path):
 def test_clients_outside_the_partition_are_a_group_of_their_own(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [measured(1, 1.0, participant="b"), measured(1, 1.0, participant="a")])
     assert RunRecords.load(tmp_path).groups == {"clients": ("b", "a")}
+
+
+GROUP, OTHER = {"count": 1, "source": "a"}, {"count": 1, "source": "b"}
+
+
+@pytest.mark.parametrize(
+    ("config", "sites"),
+    [
+        ({"clients": {"north": GROUP, "south": OTHER}}, ("north", "south")),
+        ({"clients": {"north": GROUP, "south": GROUP}}, ()),
+        ({"clients": {"north": GROUP, "south": OTHER, "more": OTHER | {"source": "c", "count": 2}}}, ()),
+        ({"run": {"engine": {"name": "flower", "sites": ["south", "north"]}}}, ("north", "south")),
+        ({"clients": {"north": 3}, "run": {"engine": "local"}}, ()),
+    ],
+)
+def test_sites_are_clients_alone_in_their_group_with_a_source_of_their_own(tmp_path, config, sites):
+    write_lines(tmp_path / "metrics.jsonl", [measured(1, 1.0, participant=name) for name in ("north", "south")])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    assert RunRecords.load(tmp_path).site_names == sites
 
 
 # ---- test_arrays

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import traceback
 from collections.abc import Iterator
-from itertools import chain, count
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +48,9 @@ def run_command(
             help="run a twin in its place: server-only, no-private, local, pooled, zero-shot; same as --set twin.kind="
         ),
     ] = None,
+    with_alone: Annotated[
+        bool, typer.Option("--with-alone", help="first the twin local, beside it: what does each client or site gain?")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check and build all, train a batch of each kind, and say what crosses")
     ] = False,
@@ -55,7 +58,8 @@ def run_command(
     """Run an experiment and report on it.
 
     Examples: polyfed run scenes-demo; polyfed run scenes-demo --rounds 4 --set algorithm=fedmd --out runs/fedmd;
-    polyfed run scenes-demo --twin server-only; polyfed run shop.yaml --data-dir my-data --seeds 0,1,2
+    polyfed run scenes-demo --twin server-only; polyfed run shop.yaml --data-dir my-data --seeds 0,1,2;
+    polyfed run consortium.yaml --with-alone
     """
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
@@ -63,13 +67,23 @@ def run_command(
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
     experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
+    if with_alone and (twin or experiments[0].run.engine.is_deployed):
+        raise ConfigError("--with-alone has no effect on a twin, nor at the sites of a deployment; leave it out")
+    local = {**short_options, "twin.kind": "local"}
+    alone = [settings.load(source, {**local, "run.seed": number}) for number in numbers] if with_alone else []
     if dry_run:
         _dry_run(experiments[0])
         return
-    for experiment in experiments:
+    for experiment, its_twin in zip_longest(experiments, alone):
         name = f"{experiment.name}-seed{experiment.run.seed}"
         folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
-        _run_into(experiment, folder or _free_folder(Path("runs") / name))
+        folder = folder or _free_folder(Path("runs") / name)
+        if its_twin is not None:  # a federation tells what it brings over a twin that is there when it ends
+            beside = folder.with_name(f"{folder.name}-local")
+            if beside.exists() and open_run(beside).experiment != its_twin:
+                raise ConfigError(f"--with-alone: {beside} is a run of other settings; choose another --out")
+            _run_or_resume(its_twin, beside)
+        _run_into(experiment, folder)
 
 
 def _dry_run(experiment: Experiment) -> None:
@@ -139,7 +153,7 @@ def demo_command(
     typer.echo("A longer run: polyfed run scenes-demo")
 
 
-def _run_or_resume(experiment: Experiment, folder: Path, again: str) -> None:
+def _run_or_resume(experiment: Experiment, folder: Path, again: str = "") -> None:
     """Begin or continue a run, shown without what came out."""
     from polyfed.reporting.api import resume, run
     from polyfed.reporting.progress import FolderLine, WithoutSummary

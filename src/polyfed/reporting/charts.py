@@ -18,6 +18,7 @@ from polyfed.core.files import write_atomically
 from polyfed.reporting.figures import (
     COLOURS,
     GREY,
+    INK,
     SEQUENTIAL,
     empty_figure,
     hover_id,
@@ -376,12 +377,13 @@ class HeatMap(Chart):
 
 
 class BarPart(NamedTuple):
-    """A piece of a bar: how long, what it stands for, its colour, and how strong that is (0 to 1)."""
+    """A piece of a bar: how long, what it stands for, its colour, how strong that is (0 to 1), and an interval."""
 
     value: float
     label: str
     colour: int
     strength: float = 1.0
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -415,8 +417,11 @@ class BarRows(Chart):
                 (bar,) = axes.barh(index, part.value, left=left, color=chart_colour(part.colour), height=0.7)
                 bar.set(alpha=part.strength, gid=hover_id(f"{name}: {part.label}"))
                 left += part.value
+                if part.ends is not None:
+                    axes.plot(part.ends, (index, index), color=INK, linewidth=1.2, marker="|", markersize=5)
+            right = max([left, *(part.ends[1] for part in parts if part.ends)])
             behind = self.amounts[name]
-            axes.annotate(behind, (left, index), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(behind, (right, index), (4, 0), textcoords="offset points", va="center", fontsize=8)
         axes.margins(x=0.35)  # room for the amounts
         axes.set_xlim(left=0)
         axes.set_xlabel(self.unit)

@@ -83,14 +83,16 @@ def write_report(records: RunRecords) -> Path:
     took = f" in {duration(seconds)}" if seconds else ""
     summary = RunSummary(records)
     missing = summary.baseline()
+    shown = (summary.site_table, *tables(records), *recorded_accounts(records.folder))
     text = (
         markdown_templates()
         .get_template("report.md.j2")
         .render(
             title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
             summary=summary,
+            chart=(records.folder / "plots" / "sites.png").is_file(),
             baseline=Markup(plain(missing[1])) if missing else "",  # code, which knows no escapes
-            tables=[Markup(table.markdown()) for table in (*tables(records), *recorded_accounts(records.folder))],
+            tables=[Markup(table.markdown()) for table in shown if table.rows],
         )
     )
     path = records.folder / "report.md"
@@ -137,7 +139,9 @@ def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | Non
     """
     figures = run_figures(records) if figures is None else figures
     summary, sections = RunSummary(records), _sections(records, figures, samples)
-    return rendered_page("page.html.j2", title=summary.title, head=summary, sections=sections, figures=bool(figures))
+    drawn, gains = [figures[name] for name in figures if name == "sites"], _filled(summary.site_table)
+    content = {"sites": PageSection("sites", "What each site gains", drawn, gains), "sections": sections}
+    return rendered_page("page.html.j2", title=summary.title, head=summary, figures=bool(figures), **content)
 
 
 @functools.cache

@@ -35,10 +35,11 @@ from polyfed.reporting.run_tables import (
     sources_of,
 )
 from polyfed.reporting.statistics import finite_mean, finite_values, values_by_round
-from polyfed.reporting.tables import MIB, byte_size, count, duration
+from polyfed.reporting.summary import RunSummary, SiteResult
+from polyfed.reporting.tables import MIB, byte_size, count, duration, format_number
 from polyfed.runs.records import SERVER, ClientArray, RunRecords
 
-RUN_FIGURES = ("server", "recorded", "clients", "partition", "traffic", "bytes", "events")
+RUN_FIGURES = ("sites", "server", "recorded", "clients", "partition", "traffic", "bytes", "events")
 """Those that every run may have; others are of arrays that its method kept."""
 THIN_LINES = 20
 """Up to so many clients have a line of their own."""
@@ -58,6 +59,7 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
         RunError: an array of the run is damaged.
     """
     sheets = {
+        "sites": sheet_of(f"{records.name}: sites", site_bars(RunSummary(records).sites)),
         "server": sheet_of(f"{records.name}: server", _telling(server_charts(records))),
         "recorded": sheet_of(f"{records.name}: recorded by the method", _telling(recorded_charts(records))),
         "clients": sheet_of(f"{records.name}: clients, test", _telling(client_charts(records))),
@@ -77,6 +79,23 @@ def _telling(charts: Sequence[RoundChart]) -> list[RoundChart]:
         for chart in charts
         if len(chart.rounds) > 2 and any(len({*line.finite.values()}) > 1 for line in chart.lines)
     ]
+
+
+# ---- sites
+
+
+def site_bars(results: Sequence[SiteResult]) -> list[BarRows]:
+    """Each alone beside in the federation, in percent of what its metric can reach, with 95 % intervals."""
+    rows, amounts = dict[str, list[BarPart]](), dict[str, str]()
+    for one in results[: _MOST_BARS // 2]:
+        for colour, (how, figure) in enumerate({"alone": one.alone, "federated": one.federated}.items()):
+            if figure and figure.scale > 0:
+                name, share = f"{one.site} {how}", 100 / figure.scale
+                ends = figure.interval and (share * figure.interval[0], share * figure.interval[1])
+                amounts[name] = format_number(share * figure.value)
+                rows[name] = [BarPart(share * figure.value, amounts[name], colour, ends=ends)]
+    title = ", ".join(dict.fromkeys(one.known.label for one in results))
+    return [BarRows(title, rows, amounts, "% of what can be reached, 95 % intervals")] if rows else []
 
 
 # ---- learning curves

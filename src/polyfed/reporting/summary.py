@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -39,6 +39,7 @@ SHARES = ("accuracy", "dice")  # in percent, of items or of pixels
 MAIN = (*SHARES, "r1_sum")
 _NORMAL = 1.96  # 95 % of a normal distribution lie within so many deviations
 _MOST_ROWS = 8  # of the table, below its headings
+_MOST_NAMED = 6  # sites in a sentence, of those that gain, lose, or neither
 _MOST_ITEMS = 1_000_000  # of a test; a figure that not even these could tell from chance is at chance
 _TWINS = {SERVER: "server_only", "clients": "local"}
 _SHARED = {
@@ -87,13 +88,20 @@ class Headline:
     example: str = ""  # of a sum of recalls a sentence on one of them
 
     @property
+    def label(self) -> str:
+        """The metric, with what it is out of if that is more than 100."""
+        return _label(self.metric) + (f" (of {count(self.scale)})" if self.scale > 100 else "")
+
+    @property
     def unit(self) -> str:
         return " %" if self.scale == 100 else ""
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
-        if self.kept or not (self.trials > 0 and 0 <= self.value <= self.scale):
+        # Dice counts the pixels of all pictures together, and is a share of none of them
+        is_share = self.trials > 0 and 0 <= self.value <= self.scale and not self.metric.endswith("dice")
+        if self.kept or not is_share:
             return self.kept
         whole = self.scale / 100
         low, high = share_interval(self.value / whole, self.trials)
@@ -111,6 +119,28 @@ class Headline:
     def is_above_chance(self) -> bool:
         """Whether all of the interval is above chance; without one, whether the value is."""
         return (self.interval[0] if self.interval else self.value) > self.chance
+
+
+class SiteResult(NamedTuple):
+    """A metric of a site, or of the server, alone and in the federation; ``known`` is the latter where there is one."""
+
+    site: str
+    known: Headline
+    alone: Headline | None
+    federated: Headline | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % of the gain."""
+        return self.federated.gain_interval(self.alone) if self.alone and self.federated else None
+
+    @property
+    def gain(self) -> str:
+        """Points with their interval, as far as they are known."""
+        if not (self.alone and self.federated):
+            return "-"
+        interval = " ({:.1f} to {:.1f})".format(*self.interval) if self.interval else ""
+        return f"{self.federated.value - self.alone.value:+.1f}{interval}"
 
 
 @dataclass(frozen=True)
@@ -133,9 +163,8 @@ class RunSummary:
         if metric not in metrics:
             return self.clients_headline
         recall, is_sum, example = _recall_of(metric, metrics), metric.endswith("r1_sum"), ""
-        # what else a task of one's own may have is no percentage
-        whole = scale_of(metric, metrics) if recall or metric.endswith(("r1_sum", *SHARES)) else math.nan
-        unit, items = f" of {count(whole)}" if is_sum else " %" if whole == 100 else "", _items(metrics)
+        whole, items = _whole(metric, metrics), _items(metric, metrics)
+        unit = f" of {count(whole)}" if is_sum else " %" if whole == 100 else ""
         meaning = f"The server's {_label(metric)} is {{}}{unit}"
         if recall is not None:
             source, _, target = recall.direction.partition(" to ")
@@ -144,32 +173,31 @@ class RunSummary:
             meaning, example = (
                 (meaning, f" {words}.".replace("{}", format_number(recall.value))) if is_sum else (words, "")
             )
-            # an entry of the smaller gallery is an item, such as a picture with its captions
-            galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in (source, target)]
-            items = math.nan if recall.protocol else min(galleries)
         value, kept = metrics[metric], records.interval(SERVER, metric)
         return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, whole, example)
 
     @cached_property
     def clients_headline(self) -> Headline | None:
-        for metric in MAIN:
-            measured = self._measured(self.records.clients, metric)
-            if measured:
-                several, whole = len(measured) > 1, scale_of(metric, measured[0])
-                unit = " %" if whole == 100 else f" of {count(whole)} %"
-                whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
-                meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
-                value = finite_mean(metrics[metric] for metrics in measured)
-                chance = common_chance(metric, measured)
-                return Headline("clients", metric, value, chance, meaning, self._common_trials(metric), scale=whole)
-        return None
+        return next(filter(None, (self._headline_of(self.records.clients, metric) for metric in MAIN)), None)
+
+    def _headline_of(self, clients: Sequence[str], metric: str) -> Headline | None:
+        """A metric of the last evaluations of clients, or of one; None where nobody has it."""
+        if not (measured := self._measured(clients, metric)):
+            return None
+        several, whole = len(measured) > 1, _whole(metric, measured[0])
+        unit = " %" if whole == 100 else f" of {count(whole)} %"
+        whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
+        meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
+        value, chance = finite_mean(metrics[metric] for metrics in measured), common_chance(metric, measured)
+        trials = self._common_trials({*clients}, metric)
+        return Headline("clients", metric, value, chance, meaning, trials, scale=whole)
 
     def _measured(self, participants: Sequence[str], metric: str) -> list[Metrics]:
         """Last metrics of those that have a finite value of one."""
         last = map(self.records.last, participants)
         return [metrics for metrics in last if math.isfinite(metrics.get(metric, math.nan))]
 
-    def _common_trials(self, metric: str) -> float:
+    def _common_trials(self, among: Set[str], metric: str) -> float:
         """Items of one client whose share would deviate as far as the mean of the clients' shares does.
 
         Clients of a source's split that is not dealt out are tested on the same items, which are no further trials.
@@ -180,14 +208,60 @@ class RunSummary:
             is_shared = settings.get("test_split") is not None and settings.get("test") == "all"
             split = f"{settings.get('source')} {settings.get('test_split')}"
             for client in clients:
-                if self._measured([client], metric):
-                    tested.setdefault(split if is_shared else client, []).append(_items(self.records.last(client)))
+                if client in among and (measured := self._measured([client], metric)):
+                    tested.setdefault(split if is_shared else client, []).append(_items(metric, *measured))
         clients_tested = sum(map(len, tested.values()))
         if not clients_tested:
             return math.nan
         return 1 / sum((len(items) / clients_tested) ** 2 / max(items) for items in tested.values())
 
-    # ---- the sentence
+    # ---- by site
+
+    @cached_property
+    def sites(self) -> Sequence[SiteResult]:
+        """Each client alone and in the federation after its own last evaluation, then the server; empty where the
+        clients are no named sites."""
+        records, best, results = self.records, self.headline, list[SiteResult]()
+        for site in records.clients if records.site_names else ():
+            metric = main_metric(records, [site])
+            alone, federated = (each._headline_of([site], metric) if each else None for each in self._pair)
+            if known := federated or alone:
+                results.append(SiteResult(site, known, alone, federated))
+        if results and best and best.participant == SERVER:
+            twin = self._twin(SERVER)
+            results.append(SiteResult(SERVER, best, twin.headline if twin else None, best))
+        return results
+
+    @property
+    def site_table(self) -> TextTable:
+        """What each site and the server gain, one metric of all above them; without rows where no sites are named."""
+        rows, labels = [], {one.known.label for one in self.sites}
+        for one in self.sites:
+            values = [format_number(figure.value) if figure else "-" for figure in (one.alone, one.federated)]
+            more = one.gain, format_number(one.known.chance), count(round(one.known.trials, 6))
+            rows.append((f"{one.site}: {one.known.label}" if len(labels) > 1 else one.site, *values, *more))
+        first = "site: metric" if len(labels) > 1 else "".join(labels)
+        columns = (first, "alone", "federated", "gain (95 %)", "chance", "tested")
+        rounds = dict.fromkeys(span_of(each.records.last_rounds(self.records.clients)) for each in self._pair if each)
+        note = f"Percent, after each site's last evaluation (round {' and '.join(rounds)})."
+        return TextTable("Each site alone and in the federation", columns, rows, (note,))
+
+    @cached_property
+    def _pair(self) -> Sequence[RunSummary | None]:
+        """Every client alone, and the federation; one of them is this run, None if the other is not finished."""
+        pair = [self._twin("clients"), self]
+        return pair[::-1] if _algorithm(self.records) == _TWINS["clients"] else pair
+
+    def _twin(self, whose: str) -> RunSummary | None:
+        twin = finished_twin(self.records, _TWINS[whose])
+        return RunSummary(twin) if twin else None
+
+    # ---- the sentences
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """What came out: of sites first what each gains, then the verdict, and the gains over all that was alone."""
+        return [*_gains_in_words(self.sites), self.verdict, *self.gains]
 
     @property
     def verdict(self) -> str:
@@ -205,21 +279,21 @@ class RunSummary:
             times = best.value / best.chance
             clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times {chance}")
         clauses += [str(records.chosen)] if best.participant == SERVER else []
-        return ", ".join([*clauses, f"after {took}."]) + best.example
+        return ", ".join([*clauses, f"after {took}."]) + ("" if self.sites else best.example)
 
     @property
     def gains(self) -> Iterator[str]:
-        """A sentence for each twin that is finished: the gain over it, with its interval."""
+        """A sentence for each twin that is finished, of sites but for that of each alone: the gain over it."""
         best, records, clients = self.headline, self.records, self.clients_headline
         if best is None:
             return
-        server = best if best.participant == SERVER else None
-        for words, own, twin in (
-            ("its server alone", server, finished_twin(records, _TWINS[SERVER])),
-            ("the untouched encoders", server, finished_zero_shot(records)),
-            ("training alone", clients, finished_twin(records, _TWINS["clients"])),
+        server, untouched = best if best.participant == SERVER else None, finished_zero_shot(records)
+        is_alone = _algorithm(records) in _TWINS.values()
+        for words, own, summary in (
+            ("its server alone", server, None if is_alone else self._twin(SERVER)),
+            ("the untouched encoders", server, RunSummary(untouched) if untouched else None),
+            ("training alone", clients, None if is_alone or self.sites else self._pair[0]),
         ):
-            summary = RunSummary(twin) if twin else None
             other = summary and (summary.headline if own is server else summary.clients_headline)
             if own and summary and other and own.metric == other.metric:
                 subject = "Gain" if own is best else f"Its clients' {own.metric}, {format_number(own.value)}: gain"
@@ -235,11 +309,12 @@ class RunSummary:
         """
         records = self.records
         has_server_only = records.config.get("public") and records.section("server").get("validation_split")
-        twin = _TWINS[SERVER if has_server_only else "clients"]
+        by_site = bool(self.sites) and self._pair[0] is None
+        twin = _TWINS[SERVER if has_server_only and not by_site else "clients"]
         is_alone = _algorithm(records) in _TWINS.values() or records.section("twin")
         if not records.config or is_alone or self.headline is None or finished_twin(records, twin):
             return None
-        words = "its server alone" if has_server_only else "its clients alone"
+        words = "each site alone" if by_site else f"its {'server' if has_server_only else 'clients'} alone"
         return words, _twin_command(folder or self._named_folder, twin.replace("_", "-"))
 
     @property
@@ -303,8 +378,8 @@ class RunSummary:
         from polyfed.reporting.terminal import FittedTable
 
         sentences = [Text(f"warning: {warning}", style="yellow") for warning in self.records.warnings]
-        sentences.append(Text(self.verdict, style="bold"))
-        sentences += map(Text, self.gains)
+        first, *others = self.sentences
+        sentences += [Text(first, style="bold"), *map(Text, others)]
         if missing := self.baseline(self.records.folder):
             sentences.append(Text(f"Not yet compared with {missing[0]}: {missing[1]}"))
         if advice := self.advice:
@@ -316,15 +391,18 @@ class RunSummary:
 
     @property
     def table(self) -> TextTable:
-        """Main metrics of the server and of each group of clients, in at most ten lines."""
-        records = self.records
-        rows = [(card.label, card.value, card.chance, card.round) for card in self.cards]
-        if len(rows) > _MOST_ROWS:
-            rows = [*rows[: _MOST_ROWS - 1], ("... more in the report", "", "", "")]
+        """Main metrics of the server and of each group of clients, or of each site, in at most ten lines."""
+        records, table = self.records, self.site_table
+        if not table.rows:
+            rows = [(card.label, card.value, card.chance, card.round) for card in self.cards]
+            table = TextTable("", ("", "value", "chance", "round"), rows)
+        if len(table.rows) > _MOST_ROWS:
+            last = ("... more in the report", *[""] * (len(table.columns) - 1))
+            table = replace(table, rows=[*table.rows[: _MOST_ROWS - 1], last])
         seconds = sum(records.seconds.values())
         note = f"{mib(records.total_bytes())} MiB sent, {len(records.clients)} clients"
         note += (f", {duration(seconds)}" if seconds else "") + f"; {records.replies_in_words}"
-        return TextTable("", ("", "value", "chance", "round"), rows, (note,))
+        return replace(table, title="", notes=(*table.notes, note))
 
     @property
     def next_steps(self) -> Sequence[tuple[str, str]]:
@@ -474,8 +552,20 @@ def _needed_items(best: Headline) -> float:
     return (_NORMAL / distance) ** 2 * share * (1 - share)
 
 
-def _items(metrics: Metrics) -> float:
-    return metrics.get("items", metrics.get("n", math.nan))
+def _items(metric: str, metrics: Metrics) -> float:
+    """Test items that a metric is measured on; of a recall an entry of the smaller gallery is one, such as a picture
+    with its captions."""
+    if (recall := _recall_of(metric, metrics)) is None:
+        return metrics.get("items", metrics.get("n", math.nan))
+    sides = recall.direction.split(" to ")
+    galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in sides]
+    return math.nan if recall.protocol else min(galleries)
+
+
+def _whole(metric: str, metrics: Metrics) -> float:
+    """What a metric can reach; what else a task of one's own may have is no percentage, and NaN."""
+    is_known = _recall_of(metric, metrics) is not None or metric.endswith(("r1_sum", *SHARES))
+    return scale_of(metric, metrics) if is_known else math.nan
 
 
 def _recall_of(metric: str, metrics: Metrics) -> Recall | None:
@@ -495,6 +585,23 @@ def _twin_command(folder: Path, kind: str) -> str:
     return f"polyfed run {config} --twin {kind} --out {out}"
 
 
+def _gains_in_words(results: Sequence[SiteResult]) -> list[str]:
+    """A sentence on who gains by taking part, who loses, and of whom neither can be told; none without a twin."""
+    told: dict[str, list[str]] = {}
+    for one in results:
+        if one.gain != "-" and one.site != SERVER:
+            low, high = one.interval or (-math.inf, math.inf)
+            what = "a gain" if low > 0 else "a loss" if high < 0 else "nothing that can be told from no gain"
+            told.setdefault(what, []).append(f"{one.site} {one.gain}")
+    number = sum(map(len, told.values()))
+    parts = [
+        f"{what} to {'all' if len(sites) == number else f'{len(sites)} of'} {number} sites: "
+        f"{', '.join(sites[:_MOST_NAMED])}{', ...' * (len(sites) > _MOST_NAMED)}"
+        for what, sites in sorted(told.items())
+    ]
+    return [f"Taking part brings {'; '.join(parts)} (points with 95 % intervals, one seed)."] if parts else []
+
+
 def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
     """In percent; of a sum of recalls with what it can reach."""
     scale = scale_of(name, metrics)
@@ -509,20 +616,18 @@ def _label(name: str) -> str:
 
 
 def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
-    """A finished run beside this one with the same federation, seed and rounds, and this algorithm."""
-    if _algorithm(records) == algorithm or not records.config:
-        return None
+    """A finished run beside this one with the same federation, seed and rounds, and this algorithm; of a run that has
+    this algorithm itself one with another."""
 
     def conditions(each: RunRecords) -> list[Any]:
         config, run = each.untuned_config, each.section("run")
         return [*(config.get(part) for part in _SHARED[algorithm]), run.get("seed"), run.get("rounds")]
 
-    return _finished_beside(
-        records,
-        lambda twin: (
-            _algorithm(twin) == algorithm and not _is_zero_shot(twin) and conditions(twin) == conditions(records)
-        ),
-    )
+    def is_twin(other: RunRecords) -> bool:
+        is_other = (_algorithm(other) == algorithm) != (_algorithm(records) == algorithm)
+        return is_other and not _is_zero_shot(other) and conditions(other) == conditions(records)
+
+    return _finished_beside(records, is_twin) if records.config else None
 
 
 def finished_zero_shot(records: RunRecords) -> RunRecords | None:

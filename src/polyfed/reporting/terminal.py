@@ -16,7 +16,7 @@ from polyfed.core.untrusted import plain
 from polyfed.reporting.tables import TextTable
 
 _LONGEST_NUMBER = 32  # letters; longer cells are texts, which may be wrapped between words
-_NARROWEST_LABEL = 20
+_NARROWEST_LABEL = 16
 _BETWEEN, _EDGES = 3, 2  # blanks that rich's box has between columns, and at both ends
 
 

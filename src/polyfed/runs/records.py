@@ -122,6 +122,19 @@ def best_round(values: Mapping[int, float]) -> int | None:
     return max(numbers, key=lambda number: (values[number], number > 0, -number), default=None)
 
 
+def sites_among(groups: Mapping[str, tuple[Any, Any]]) -> tuple[str, ...]:
+    """Names of the groups that are sites: of one client each, with a source that no other group has.
+
+    None are unless there are two at least, and no group has more clients than one.
+
+    Args:
+        groups: name -> number of clients, and name of their source.
+    """
+    sources = Counter(str(source) for _, source in groups.values())
+    sites = tuple(name for name, (_, source) in groups.items() if sources[str(source)] == 1)
+    return sites if len(sites) > 1 and all(number == 1 for number, _ in groups.values()) else ()
+
+
 @dataclass(frozen=True)
 class RunRecords:
     """Records of a run, in the order in which they were written."""
@@ -222,6 +235,16 @@ class RunRecords:
         for client in self.clients:
             groups.setdefault(self.holdings[client].group if client in self.holdings else "clients", []).append(client)
         return {group: tuple(clients) for group, clients in groups.items()}
+
+    @cached_property
+    def site_names(self) -> tuple[str, ...]:
+        """Clients that are institutions with data of their own, by the configuration (``sites_among``); of a deployment
+        those that are called as ``run.engine.sites`` are."""
+        groups = {name: group for name, group in self.section("clients").items() if isinstance(group, Mapping)}
+        sites = sites_among({name: (group.get("count"), group.get("source")) for name, group in groups.items()})
+        engine = self.section("run").get("engine")
+        deployed = engine.get("sites") if isinstance(engine, Mapping) else ()
+        return tuple(name for name in self.clients if name in (sites or deployed or ()))
 
     def metric_names(self, participant: str, kind: str = "test") -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for record in self._of(participant, kind) for name in record.metrics))

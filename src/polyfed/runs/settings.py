@@ -34,6 +34,7 @@ from polyfed.models.model import ModelSettings
 from polyfed.privacy.policy import Policy
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import portable_content
+from polyfed.runs.records import sites_among
 from polyfed.runs.sink import Sink
 from polyfed.runs.twins import TwinSettings
 from polyfed.wire.limits import Limits
@@ -225,6 +226,11 @@ class ExperimentSettings(Settings):
         # a simulation hosts its clients as an institution hosts its own: one code path for both
         secret = self.privacy and self.privacy.secret
         return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host, secret=secret)
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """Its groups that are institutions with data of their own (``sites_among``); empty where there are none."""
+        return sites_among({name: (group.count, group.source) for name, group in self.clients.items()})
 
     @property
     def policy(self) -> Policy:
