@@ -26,8 +26,9 @@ from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.privacy.accounting import epsilon_of
+from polyfed.privacy.answered import AnsweredAsk, AnsweredAsks
 from polyfed.privacy.guard import PRIVATE
-from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST, AnsweredSum, AnsweredSums
+from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST
 from polyfed.privacy.masking.summed import TOTAL
 from polyfed.privacy.private_training import training_cost
 from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum
@@ -342,9 +343,9 @@ def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None
     one = opened(made, masked(), "a-run").site
     other = opened(made, masked(rounds=1), "another-name").site
     client = one.infos[0].id
-    assert one.terms.sums is not None
-    answered = AnsweredSums(one.terms.sums / client, one.spec.terms)
-    answered.record((1, 0), AnsweredSum("0" * 64, [client, "beyond", "yonder"]))
+    assert one.terms.private is not None
+    account = AnsweredAsks(one.terms.private / "answered", one.spec.terms)
+    account.record(Request(client, "fit", 1, 0, None, Payload()), AnsweredAsk("0" * 64, [client, "beyond", "yonder"]))
     keys = Request(client, KEYS, 1, 0, None, Payload({REQUEST: "1" * 64}))
     assert "ask 0 of round 1 was answered here for another request" in str(other.answer(keys).failure)
 
