@@ -196,15 +196,18 @@ def test_components_of_sums_are_not_imported_unless_the_site_allows_it(tmp_path:
 def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_path: Path) -> None:
     made = site(tmp_path / "f", max_epsilon=3.0, weights="protected")
     for number in (1, 2):
-        place = opened(made, experiment(NOISE), f"run-{number}").site
+        place = opened(made, experiment(NOISE, seed=number), f"run-{number}").site
         assert place.guard is not None
         client = place.infos[0].id
         model = place.federation.client_model(place.federation.members[client]).state_dict()
-        sent = Payload({"weights": Weights({name: value + number for name, value in model.items()})})
+        sent = Payload({"weights": Weights(model)})
         place.handle(Request(client, "fit", 1, 0, None, sent))
     assert len(place.guard.ledger(client).costs()) == 2
     with pytest.raises(BudgetError, match=r"2 replies gave away epsilon 2\.94 at delta 1e-05, one more"):
         place.handle(Request(client, "fit", 2, 0, None, sent))
+    spent = place.answer(Request(client, "fit", 2, 0, None, sent), tracebacks=False).failure
+    assert spent is not None
+    assert re.fullmatch(r"BudgetError: its privacy budget is spent; error \w{8} in the site's log", spent.text)
     assert (made.path / "state" / PRIVATE / "secret").is_file()
     found = {finding.what: finding for finding in check_site(made.path, network=False)}
     assert found["demands"].detail == (
@@ -215,7 +218,7 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
         "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 "
         "replies"
     )
-    assert found["protection in run-2"].detail.endswith("unlike plan.yaml in privacy")
+    assert found["protection in run-2"].detail.endswith("unlike plan.yaml in privacy, seed (2, planned 0)")
     assert found["protection in run-2"].level == "warning"
     assert found[f"given away by {client}"].detail == "epsilon 2.94 at delta 1e-05 in 2 replies, of 3"
 
@@ -334,7 +337,25 @@ def test_a_server_asks_for_no_round_beyond_the_run(tmp_path: Path) -> None:
     place = opened(site(tmp_path / "f"), experiment()).site
     answer = place.answer(Request(place.infos[0].id, "fit", 3, 0, None, Payload({})), tracebacks=False)
     assert answer.failure is not None
-    assert answer.failure.text == "PayloadError: 'fit' of round 3: the run has 2 rounds"
+    assert answer.failure.text == "RefusedError: 'fit' of round 3: the run asks for it in rounds 1 to 2"
+
+
+def test_runs_of_one_plan_have_one_folder_and_an_ask_of_it_one_request(tmp_path: Path) -> None:
+    """Of a site as it is made, without masks or noise."""
+    made = site(tmp_path / "f", experiment(evaluate_clients=True))
+    answers = []
+    for number in range(5):
+        place = opened(made, experiment(evaluate_clients=True, rounds=1 + number % 2), f"name-{number}").site
+        client = place.infos[0].id
+        model = place.federation.client_model(place.federation.members[client]).exchanged()
+        for step, phase in (("fit", 0), ("assess_global", 90)):
+            sent = Weights({name: value + max(number - 1, 0) for name, value in model.items()})
+            answers.append(place.answer(Request(client, step, 1, phase, None, Payload({"weights": sent}))))
+    assert [answer.failure is None for answer in answers] == [*[True] * 4, *[False] * 6]
+    (folder,) = (made.path / "state").glob("[!.]*")
+    assert json.loads((folder / "run.json").read_text())["run"] == "name-4"
+    opened(site(tmp_path / "other", plan="any"), experiment(seed=3), "name-4")
+    assert not (tmp_path / "other" / "hospital" / "state" / folder.name).exists()
 
 
 def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None:
