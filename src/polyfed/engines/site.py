@@ -278,7 +278,7 @@ class Site:
             try:
                 if isinstance(bundle, PublicRows):
                     bundle.require_public(self.federation.public_order)
-                elif isinstance(bundle, Weights) and bundle:
+                elif isinstance(bundle, Weights):
                     require_outline(bundle, self._expected(step.member, name, bundle))
             except PayloadError as error:
                 raise RefusedError(f"request field '{name}': {error}") from error
