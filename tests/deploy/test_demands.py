@@ -340,25 +340,7 @@ def test_a_server_asks_for_no_round_beyond_the_run(tmp_path: Path) -> None:
     assert answer.failure.text == "RefusedError: 'fit' of round 3: the run asks for it in rounds 1 to 2"
 
 
-def test_runs_of_one_plan_have_one_folder_and_an_ask_of_it_one_request(tmp_path: Path) -> None:
-    """Of a site as it is made, without masks or noise."""
-    made = site(tmp_path / "f", experiment(evaluate_clients=True))
-    answers = []
-    for number in range(5):
-        place = opened(made, experiment(evaluate_clients=True, rounds=1 + number % 2), f"name-{number}").site
-        client = place.infos[0].id
-        model = place.federation.client_model(place.federation.members[client]).exchanged()
-        for step, phase in (("fit", 0), ("assess_global", 90)):
-            sent = Weights({name: value + max(number - 1, 0) for name, value in model.items()})
-            answers.append(place.answer(Request(client, step, 1, phase, None, Payload({"weights": sent}))))
-    assert [answer.failure is None for answer in answers] == [*[True] * 4, *[False] * 6]
-    (folder,) = (made.path / "state").glob("[!.]*")
-    assert json.loads((folder / "run.json").read_text())["run"] == "name-4"
-    opened(site(tmp_path / "other", plan="any"), experiment(seed=3), "name-4")
-    assert not (tmp_path / "other" / "hospital" / "state" / folder.name).exists()
-
-
-def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None:
+def test_runs_of_one_plan_share_a_folder_and_what_a_site_has_answered(tmp_path: Path) -> None:
     """Whatever a server calls the plan, an ask of it is answered for one request and one group of clients."""
     made = site(tmp_path / "f", masked())
     one = opened(made, masked(), "a-run").site
@@ -369,6 +351,9 @@ def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None
     account.record(Request(client, "fit", 1, 0, None, Payload()), AnsweredAsk("0" * 64, [client, "beyond", "yonder"]))
     keys = Request(client, KEYS, 1, 0, None, Payload({REQUEST: "1" * 64}))
     assert "ask 0 of round 1 was answered here for another request" in str(other.answer(keys).failure)
+    (folder,) = (made.path / "state").glob("[!.]*")
+    assert json.loads((folder / "run.json").read_text())["run"] == "another-name"
+    assert opened(site(tmp_path / "g", plan="any"), experiment(seed=3)).site.store.folder.parent.name != folder.name
 
 
 def test_a_site_bounds_the_range_of_masked_sums(tmp_path: Path) -> None:
