@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import polyfed
 from by_hand import copies, play
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
+from polyfed.engines.leaving import SiteTerms
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.state import Lifetime, unflatten
 from polyfed.runs.experiment import Experiment
@@ -93,8 +95,10 @@ def finished(form: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
-    form: str, finished: Run, tmp_path: Path
+    form: str, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At an institution, which answers an ask for one request, and no weights but those of its clients' models."""
+    monkeypatch.setattr("polyfed.engines.engine.SiteTerms", partial(SiteTerms, private=tmp_path / ".privacy"))
     config = config_of(form)
     config["run"] |= {"engine": {"name": "local", "serialize": True}}
     if method_of(form).asks_clients:

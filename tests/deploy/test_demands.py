@@ -26,8 +26,9 @@ from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
 from polyfed.privacy.accounting import epsilon_of
+from polyfed.privacy.answered import AnsweredAsk, AnsweredAsks
 from polyfed.privacy.guard import PRIVATE
-from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST, AnsweredSum, AnsweredSums
+from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST
 from polyfed.privacy.masking.summed import TOTAL
 from polyfed.privacy.private_training import training_cost
 from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum
@@ -195,15 +196,18 @@ def test_components_of_sums_are_not_imported_unless_the_site_allows_it(tmp_path:
 def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_path: Path) -> None:
     made = site(tmp_path / "f", max_epsilon=3.0, weights="protected")
     for number in (1, 2):
-        place = opened(made, experiment(NOISE), f"run-{number}").site
+        place = opened(made, experiment(NOISE, seed=number), f"run-{number}").site
         assert place.guard is not None
         client = place.infos[0].id
         model = place.federation.client_model(place.federation.members[client]).state_dict()
-        sent = Payload({"weights": Weights({name: value + number for name, value in model.items()})})
+        sent = Payload({"weights": Weights(model)})
         place.handle(Request(client, "fit", 1, 0, None, sent))
     assert len(place.guard.ledger(client).costs()) == 2
     with pytest.raises(BudgetError, match=r"2 replies gave away epsilon 2\.94 at delta 1e-05, one more"):
         place.handle(Request(client, "fit", 2, 0, None, sent))
+    spent = place.answer(Request(client, "fit", 2, 0, None, sent), tracebacks=False).failure
+    assert spent is not None
+    assert re.fullmatch(r"BudgetError: its privacy budget is spent; error \w{8} in the site's log", spent.text)
     assert (made.path / "state" / PRIVATE / "secret").is_file()
     found = {finding.what: finding for finding in check_site(made.path, network=False)}
     assert found["demands"].detail == (
@@ -214,7 +218,7 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
         "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 "
         "replies"
     )
-    assert found["protection in run-2"].detail.endswith("unlike plan.yaml in privacy")
+    assert found["protection in run-2"].detail.endswith("unlike plan.yaml in privacy, seed (2, planned 0)")
     assert found["protection in run-2"].level == "warning"
     assert found[f"given away by {client}"].detail == "epsilon 2.94 at delta 1e-05 in 2 replies, of 3"
 
@@ -333,20 +337,23 @@ def test_a_server_asks_for_no_round_beyond_the_run(tmp_path: Path) -> None:
     place = opened(site(tmp_path / "f"), experiment()).site
     answer = place.answer(Request(place.infos[0].id, "fit", 3, 0, None, Payload({})), tracebacks=False)
     assert answer.failure is not None
-    assert answer.failure.text == "PayloadError: 'fit' of round 3: the run has 2 rounds"
+    assert answer.failure.text == "RefusedError: 'fit' of round 3: the run asks for it in rounds 1 to 2"
 
 
-def test_runs_of_one_plan_share_what_a_site_has_answered(tmp_path: Path) -> None:
+def test_runs_of_one_plan_share_a_folder_and_what_a_site_has_answered(tmp_path: Path) -> None:
     """Whatever a server calls the plan, an ask of it is answered for one request and one group of clients."""
     made = site(tmp_path / "f", masked())
     one = opened(made, masked(), "a-run").site
     other = opened(made, masked(rounds=1), "another-name").site
     client = one.infos[0].id
-    assert one.terms.sums is not None
-    answered = AnsweredSums(one.terms.sums / client, one.spec.terms)
-    answered.record((1, 0), AnsweredSum("0" * 64, [client, "beyond", "yonder"]))
+    assert one.terms.private is not None
+    account = AnsweredAsks(one.terms.private / "answered", one.spec.terms)
+    account.record(Request(client, "fit", 1, 0, None, Payload()), AnsweredAsk("0" * 64, [client, "beyond", "yonder"]))
     keys = Request(client, KEYS, 1, 0, None, Payload({REQUEST: "1" * 64}))
     assert "ask 0 of round 1 was answered here for another request" in str(other.answer(keys).failure)
+    (folder,) = (made.path / "state").glob("[!.]*")
+    assert json.loads((folder / "run.json").read_text())["run"] == "another-name"
+    assert opened(site(tmp_path / "g", plan="any"), experiment(seed=3)).site.store.folder.parent.name != folder.name
 
 
 def test_a_site_bounds_the_range_of_masked_sums(tmp_path: Path) -> None:

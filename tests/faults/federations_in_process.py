@@ -143,7 +143,7 @@ class Struck(CohortListener):
     @classmethod
     def made(cls, folder: Path, config: dict[str, Any]) -> Struck:
         federation = InProcess.made(folder / "federation", config)
-        experiment = Experiment.parse(federation.experiment())
+        experiment = Experiment.parse(federation.experiment(rounds=1000))  # one for each thing that happens
         (folder / "run").mkdir()
         session = Session(experiment, RunFolder(folder / "run"), "a-test")
         assert isinstance(experiment.run.engine, Flower)

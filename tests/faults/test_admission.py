@@ -20,7 +20,6 @@ from test_damaged_messages import facts
 from grids import mostly_slow
 from polyfed.core.errors import ExchangeError, PayloadError, PolyfedError
 from polyfed.core.version import __version__
-from polyfed.deploy.engines.flower_node import Node
 from polyfed.deploy.engines.flower_records import from_records, to_records
 from polyfed.deploy.host import open_host
 from polyfed.wire.framing import SCHEMA
@@ -197,17 +196,3 @@ def test_a_site_whose_file_does_not_fit_does_not_take_part(
     with pytest.raises(ExchangeError, match=rf"{site}: {error}: error \w+ in the site's log"):
         refusing.run(tmp_path / "run")
     assert re.search(logged, caplog.text)
-
-
-# ---- runs that are another's
-
-
-def test_a_foreign_run_of_the_same_name_is_refused(federation: InProcess, tmp_path: Path) -> None:
-    folder = federation.run(tmp_path / "run", rounds=1).folder
-    identity = json.loads((folder / "run.json").read_text())["run"]
-    federation.restart("paired", "image")
-    for node, (serve, config) in list(federation.grid.nodes.items()):
-        assert isinstance(serve, Node)
-        federation.grid.nodes[node] = (_changed(federation, node, spec(run=identity, seed=5)), config)
-    with pytest.raises(ExchangeError, match=rf"run '{identity}' is foreign: it was announced here before with other"):
-        federation.run(tmp_path / "another")

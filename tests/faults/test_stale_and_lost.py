@@ -94,7 +94,7 @@ def test_a_state_that_is_damaged_is_named(federation: InProcess, tmp_path: Path)
 def test_a_folder_that_was_restored_is_good_again(federation: InProcess, tmp_path: Path) -> None:
     whole = results(federation.run(tmp_path / "whole", rounds=6, exchange={"min_clients": 3}).folder)
     stopped(federation, tmp_path / "run", 3)
-    place = federation.folder / "image" / "state" / RunFolder(tmp_path / "run").identity
+    place = federation.states("image", "image").parents[1]
     shutil.move(place, tmp_path / "copy")
     with pytest.raises(ExchangeError, match="there is none of this run"):
         federation.resume(tmp_path / "run")

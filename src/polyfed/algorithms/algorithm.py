@@ -104,6 +104,9 @@ class Algorithm(Settings):
     asks: ClassVar[Mapping[str, int]] = {}
     """Client steps that a round asks for more than once -> how often at most; sites answer no more."""
 
+    sends_parts: ClassVar[bool] = False
+    """Whether ``weights`` that clients are sent may be a part of their models; institutions refuse others."""
+
     takes_late_replies: ClassVar[bool] = False
     """Whether replies may answer requests of earlier rounds, as ``run.pace`` gives them: trained ``weights`` as if they
     had started from the model of now, all else as it is, with ``Reply.mixing``."""

@@ -101,6 +101,7 @@ class Centralised(Algorithm):
     """
 
     short_name: ClassVar[str] = "centralised"
+    sends_parts: ClassVar[bool] = True
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
 
     has_global_models: ClassVar[bool] = True

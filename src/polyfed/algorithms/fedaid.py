@@ -162,6 +162,7 @@ class FedAID(RobustAlignment):
     ('l2', 'chi_square', 2.0)
     """
 
+    sends_parts: ClassVar[bool] = True
     keeps: ClassVar[Mapping[str, Lifetime]] = {
         "encoder": Lifetime.RUN,
         "aligner": Lifetime.ROUND,

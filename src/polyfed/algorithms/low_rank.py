@@ -40,6 +40,7 @@ class FFALoRA(FedAvg):
 
     short_name: ClassVar[str] = "ffa_lora"
     learns_by_fit: ClassVar[bool] = True
+    sends_parts: ClassVar[bool] = True
 
     averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfed.core.errors import ConfigError, RefusedError
+from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
 from polyfed.deploy.demands import require_affordable_here, require_allowed, require_planned, require_protection
 from polyfed.deploy.engines.flower_node import Host, read_spec
@@ -32,8 +33,8 @@ def open_host(spec: str, config: Mapping[str, Any]) -> Host:
     """The site of this node, for the run of a spec.
 
     Raises:
-        PolyfedError: the node names no readable site file, the run asks for what the site does not allow, it is
-            foreign to what is stored under its name, or data or public set do not fit.
+        PolyfedError: the node names no readable site file, the run asks for what the site does not allow, or data or
+            public set do not fit.
     """
     path = config.get("config")
     if not isinstance(path, str):
@@ -49,12 +50,9 @@ def opened_host(site_file: Path, text: str) -> Host:
     spec = read_spec(text)
     require_protection(spec, config)
     require_planned(spec, SiteFolder(site_file.parent), config)
-    folder = config.state_dir / spec.run
-    # a run keeps its settings; the same name with others is another run, whose states must not be mixed
-    path, announced = folder / "run.json", spec.model_dump_json()
-    if path.is_file() and RunSpec.model_validate_json(path.read_bytes()) != spec:
-        _log.error("run %s is foreign to %s", spec.run, path)
-        raise RefusedError(f"run '{spec.run}' is foreign: it was announced here before with other settings")
+    # of the plan, whatever a run is called: a server that begins many leaves one
+    folder = config.state_dir / f"plan-{sha256(f'{spec.terms} {spec.public_order}'.encode()).hexdigest()[:16]}"
+    path, announced = folder / "run.json", spec.model_dump_json().encode()
     _log.info("run %s: %s, %d rounds", spec.run, spec.algorithm.component_name(), spec.rounds)
     demands = config.demands
     site = Site.open(
@@ -68,13 +66,12 @@ def opened_host(site_file: Path, text: str) -> Host:
             budget=None if demands is None else Budget(epsilon=demands.max_epsilon, delta=demands.delta),
             neighbours="replace" if demands is None else demands.neighbours,
             measures=demands is None or demands.metrics,
-            is_bounded=demands is not None and demands.plan == "exact",
             identity=_identity(SiteFolder(site_file.parent), config, spec),
         ),
     )
     require_affordable_here(spec, config, site.federation)
-    if not path.is_file():
-        write_atomically(path, announced.encode())
+    if not path.is_file() or path.read_bytes() != announced:
+        write_atomically(path, announced)
     return Host(config.name, site, [info.id for info in site.infos], config.tracebacks)
 
 

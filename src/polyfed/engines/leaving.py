@@ -40,12 +40,11 @@ class SiteTerms:
     """What a place allows over all its runs; a simulation allows everything.
 
     Attributes:
-        private: folder of the secret, the ledgers of privacy and the answered sums; None: ledgers beside the run's
-            folder, sums in it.
+        private: an institution's folder of the secret, the ledgers of privacy and the accounts of what clients have
+            answered, which bound what a server may ask; None: a simulation.
         budget: of privacy.
         neighbours: between which data sets it means that.
         measures: whether test metrics may leave.
-        is_bounded: whether no round beyond the run's is answered.
         identity: signs keys of masked sums, where sites have keys.
         stops: whether a step that fails ends the run, so that no failure is hidden from its author.
     """
@@ -54,13 +53,8 @@ class SiteTerms:
     budget: Budget | None = None
     neighbours: Neighbours = "replace"
     measures: bool = True
-    is_bounded: bool = False
     identity: SiteIdentity | None = None
     stops: bool = False
-
-    @property
-    def sums(self) -> Path | None:
-        return None if self.private is None else self.private / "sums"
 
 
 @dataclass
@@ -111,7 +105,7 @@ def failure_of(error: Exception, *, in_full: bool, refused: bool = False) -> Fai
     """What a server is told of an error at a site.
 
     The line is the error's text, or its class and a number under which the log here has the text. A refusal says
-    nothing but what was asked and what the site demands, so its text is told.
+    nothing but what was asked and what the site demands, so its text is told; so is that a budget is spent.
 
     Args:
         error: that was raised.
@@ -123,7 +117,8 @@ def failure_of(error: Exception, *, in_full: bool, refused: bool = False) -> Fai
     if not in_full and not refused:
         number = secrets.token_hex(4)
         _log.error("error %s", number, exc_info=error)
-        text = f"error {number} in the site's log"
+        spent = "its privacy budget is spent; " if isinstance(error, BudgetError) else ""
+        text = f"{spent}error {number} in the site's log"
     details = "".join(traceback.format_exception(error)) if in_full else ""
     cause = Cause.INVALID if isinstance(error, PayloadError) else Cause.FAILED
     cause = Cause.REFUSED if refused or isinstance(error, BudgetError) else cause

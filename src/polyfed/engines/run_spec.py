@@ -25,9 +25,7 @@ OF_A_RUN = ("run", "public_order", "polyfed", "schema_version")
 class RunSpec(Settings):
     """What a place must know of a run to host clients in it; the same for all clients and rounds."""
 
-    run: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="identifies the run; sites name a folder after it"
-    )
+    run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="identifies the run")
     seed: int
     rounds: int
     algorithm: SerializeAsAny[Algorithm]

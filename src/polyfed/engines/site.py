@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.device import resolve_device
-from polyfed.core.errors import ConfigError, DataError, PayloadError
+from polyfed.core.errors import ConfigError, DataError, PayloadError, RefusedError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
 from polyfed.engines.leaving import (
@@ -28,6 +29,7 @@ from polyfed.engines.leaving import (
 )
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import Client, ClientInfo, Protection
+from polyfed.federation.cohort import EVALUATING
 from polyfed.federation.filters import Reply
 from polyfed.federation.membership import Member
 from polyfed.federation.participant import PublicSamples, TrainingSetup
@@ -35,13 +37,15 @@ from polyfed.federation.population import Population
 from polyfed.federation.settings import SiteSettings
 from polyfed.federation.state import ClientState, Lifetime, StateStore, flatten, unflatten
 from polyfed.federation.trainer import Clock, Optimizers, first_not_finite
+from polyfed.federation.types import Outline, outline_of, require_outline
 from polyfed.models.model import Model, ModelSettings
+from polyfed.privacy.answered import AnsweredAsk, AnsweredAsks
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
-from polyfed.privacy.masking.mask_keeper import MASKING, MaskKeeper
+from polyfed.privacy.masking.mask_keeper import MASKING, MaskKeeper, request_digest
 from polyfed.privacy.private_training import PrivateTraining
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Request, StateVersion
-from polyfed.wire.payload import Payload
+from polyfed.wire.payload import Payload, PublicRows, Weights
 from polyfed.wire.schema import StepSchema, steps_of
 
 _log = logging.getLogger(__name__)
@@ -112,6 +116,7 @@ class Site:
     _models: dict[str, Model] = field(default_factory=dict)
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, PublicSamples] = field(default_factory=dict)
+    _outlines: dict[str, Outline] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -194,13 +199,16 @@ class Site:
 
     def _require_planned(self, request: Request) -> None:
         name, method = f"'{request.step}' of round {request.round}", self.spec.algorithm
-        if self.terms.is_bounded and not 0 <= request.round <= self.spec.rounds:
-            raise PayloadError(f"{name}: the run has {self.spec.rounds} rounds")
+        kind = "step" if request.step in MASKING or request.step not in self._steps else self._steps[request.step].kind
+        first, last = (0, 0) if kind == "fresh" else (1, self.spec.rounds)
+        if self.terms.private is not None and not first <= request.round <= last:
+            when = "before its first round alone" if kind == "fresh" else f"in rounds 1 to {last}"
+            raise RefusedError(f"{name}: the run asks for it {when}")
         asked = {step: method.asks.get(step, 1) for step, schema in self._steps.items() if schema.kind != "fresh"}
-        is_step = request.step in self._steps and self._steps[request.step].kind == "step"
-        if (is_step or request.step in MASKING) and not 0 <= request.phase < sum(asked.values()):
+        starts = {"step": (0,), "query": (0, EVALUATING), "fresh": ()}[kind]
+        if starts and not any(0 <= request.phase - start < sum(asked.values()) for start in starts):
             most = f"{sum(asked.values())} asks at most ({', '.join(asked)})"
-            raise PayloadError(f"{name} as its ask {request.phase}: a round of '{method.component_name()}' has {most}")
+            raise RefusedError(f"{name} as its ask {request.phase}: a round of '{method.component_name()}' has {most}")
 
     def handle(self, request: Request) -> Payload:
         """Run a step for a client and make durable what it keeps; a step that fails changes nothing.
@@ -226,10 +234,10 @@ class Site:
             raise PayloadError(f"'{request.step}' is not a client step of '{method.component_name()}'; valid: {valid}")
         if schema.kind == "query" and not self.terms.measures:
             raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
-        received = self.spec.transport.decode(request.payload)
+        received, members = self.spec.transport.decode(request.payload), list[str]()
         encode: Callable[[Payload], Payload] = self.spec.transport.encode
         if masks is not None and request.step in method.summed:
-            received, encode = masks.prepared(request, received, method.summed[request.step])
+            received, encode, members = masks.prepared(request, received, method.summed[request.step])
         schema.require_request(received)
         received.require_sound(self.limits)
         perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard, self.terms.stops).perform
@@ -237,12 +245,57 @@ class Site:
 
         def performed() -> Payload:
             self.data_of(member)  # a place that cannot open its data says so before anything is charged
+            if self.terms.private is not None:
+                self._require_expected(step)
+            if members or self.terms.private is not None:
+                asked = request_digest(request.step, request.payload)
+                ask = AnsweredAsk(asked, members, step=request.step, start=self._start(step))
+                self._account.record(request, ask)
             content = perform(step)
             for passing in self.filters if schema.kind == "step" else ():
                 content = passing(content, step)
             return encode(content)
 
         return performed
+
+    @cached_property
+    def _account(self) -> AnsweredAsks:
+        """What clients have answered: over all runs of an institution, or in the sums of this simulation."""
+        private = self.terms.private
+        folder = self.store.folder if private is None else private / "answered"
+        return AnsweredAsks(folder, self.spec.terms, self.spec.algorithm.asks)
+
+    def _start(self, step: Performing) -> str:
+        """What decides a reply beside the plan and the request's fields: the state gone on from, the learning rate."""
+        request, schedule = step.request, step.member.settings.training.schedule
+        keeps = self.spec.algorithm.keeps and step.schema.kind != "fresh"
+        rate = schedule.factor(max(request.round, 1) - 1, self.spec.rounds)
+        return json.dumps([request.after if keeps else None, rate])
+
+    def _require_expected(self, step: Performing) -> None:
+        """Raise RefusedError for tensors that no server of this run sends to the client."""
+        for name, bundle in step.received.bundles.items():
+            try:
+                if isinstance(bundle, PublicRows):
+                    bundle.require_public(self.federation.public_order)
+                elif isinstance(bundle, Weights):
+                    require_outline(bundle, self._expected(step.member, name, bundle))
+            except PayloadError as error:
+                raise RefusedError(f"request field '{name}': {error}") from error
+
+    def _expected(self, member: Member, name: str, weights: Weights) -> Outline:
+        """Names, shapes and types of weights in a field of a request, as far as the client's model tells."""
+        key = self.info[member.id].architecture
+        if key not in self._outlines:
+            model = self._models.get(key) or self._model(member, None)
+            self._outlines[key] = outline_of(model.exchanged())
+        own, received = self._outlines[key], outline_of(weights)
+        if name == "weights" and not self.spec.algorithm.sends_parts:
+            return own
+        known = {tensor: own[tensor] for tensor in received if tensor in own}
+        if name == "weights":
+            return known
+        return received if self.spec.server_model is not None else {**received, **known}
 
     @cached_property
     def filters(self) -> tuple[LeavingFilter, ...]:
@@ -284,11 +337,10 @@ class Site:
 
     @cached_property
     def _masks(self) -> MaskKeeper | None:
-        spec, terms = self.spec, self.terms
+        spec = self.spec
         if spec.secure is None:
             return None
-        asks, folder = spec.algorithm.asks, self.store.folder
-        return MaskKeeper(spec.secure, spec.fingerprint, spec.terms, asks, folder, terms.sums, terms.identity)
+        return MaskKeeper(spec.secure, spec.fingerprint, self._account, self.store.folder, self.terms.identity)
 
     def train_of(self, member: Member) -> Samples:
         """What a client trains on."""

@@ -15,6 +15,9 @@ from polyfed.wire.messages import NO_ANSWER, Answer, Cause, Failure, Request, St
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import schema_of
 
+EVALUATING = 90
+"""Number of the first ask that measures clients after a round, beyond all that a method has."""
+
 
 class Engine(Protocol):
     """Where client steps execute."""

@@ -16,7 +16,7 @@ from polyfed.data.samples import Samples
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Reply, ReplyCheck
 from polyfed.federation.participant import Participant
-from polyfed.federation.types import ClientType, GlobalModels, Outline, differently_named, outline_of
+from polyfed.federation.types import ClientType, GlobalModels, Outline, differently_named, outline_of, require_outline
 from polyfed.models.frozen import frozen_parts
 from polyfed.models.model import Model
 from polyfed.wire.payload import Representations, Weights
@@ -203,14 +203,11 @@ class Server(Participant):
             return {name: shape for name, shape in all_tensors.items() if part is None or name in part}
 
         def check(reply: Reply) -> None:
-            expected = outline(self.type_of(reply.sender))
-            # names too: a tensor too many would be averaged into the model
-            received = outline_of(reply.weights)
-            if received != expected:
-                first = min(name for name, _ in set(received.items()) ^ set(expected.items()))
-                fault = "do not match the architecture" if part is None else "are not the part that was asked for"
-                came, wanted = (_outlined(tensors.get(first)) for tensors in (received, expected))
-                raise PayloadError(f"weights {fault}, first at '{first}': {came}, expected {wanted}")
+            fault = "do not match the architecture" if part is None else "are not the part that was asked for"
+            try:
+                require_outline(reply.weights, outline(self.type_of(reply.sender)))
+            except PayloadError as error:
+                raise PayloadError(f"weights {fault}, {error}") from error
 
         return check
 
@@ -222,10 +219,6 @@ class Server(Participant):
             # the type may have tensors that the server has not, such as modules that a method adds
             shown = self.weights[self.own_type]
             self.model.load({name: shown[name] for name in self.model.exchanged()})
-
-
-def _outlined(tensor: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "no such tensor" if tensor is None else f"{str(tensor[1]).removeprefix('torch.')} {list(tensor[0])}"
 
 
 def no_model(weights: Mapping[str, Tensor] | None) -> Model:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyfed.aggregation.averaging import GlobalModel
+from polyfed.core.errors import PayloadError
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import TensorSlots
@@ -26,6 +27,19 @@ Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 def outline_of(tensors: Mapping[str, Tensor]) -> Outline:
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def require_outline(tensors: Mapping[str, Tensor], expected: Outline) -> None:
+    """Raise PayloadError, with the first difference, unless these are all tensors of an outline, and no others."""
+    # names too: a tensor too many would be averaged into the model
+    if (received := outline_of(tensors)) != expected:
+        first = min(name for name, _ in set(received.items()) ^ set(expected.items()))
+        came, wanted = (_outlined(outline.get(first)) for outline in (received, expected))
+        raise PayloadError(f"first at '{first}': {came}, expected {wanted}")
+
+
+def _outlined(tensor: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "no such tensor" if tensor is None else f"{str(tensor[1]).removeprefix('torch.')} {list(tensor[0])}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.cohort import Cohort, CohortListener, Engine, ReplyPolicy
+from polyfed.federation.cohort import EVALUATING, Cohort, CohortListener, Engine, ReplyPolicy
 from polyfed.federation.filters import Filter, NormClip, RecentNorms, checks
 from polyfed.federation.paced_cohort import LateReplies, PacedCohort
 from polyfed.federation.paces import Buffered, Drawn
@@ -103,7 +103,7 @@ class Cohorts:
             ledger,
             lambda step: replace(policy(step), min_clients=0),  # a lost measurement must not stop a run
             purpose="evaluate:",
-            first_phase=90,  # asks of one round need numbers of their own
+            first_phase=EVALUATING,  # asks of one round need numbers of their own
         )
 
     def blueprints(self, clients: tuple[ClientInfo, ...]) -> dict[str, Blueprint]:

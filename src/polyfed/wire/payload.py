@@ -160,6 +160,14 @@ class PublicRows(TensorBundle):
                 largest[k] = torch.linalg.vector_norm(tensor, dim=dim, dtype=_sum_type(tensor)).max()
         return torch.stack([norm.to(tensors[0].device) for norm in largest]).float()
 
+    def require_public(self, order: str) -> None:
+        """Raise PayloadError unless these are floating rows of the public set ``order``, or of a draw from it."""
+        if self.order and self.order.partition("/")[0] != order:
+            raise PayloadError(f"{self.kind} of another public set or order ({self.order}, expected {order})")
+        for name, tensor in self.items():
+            if tensor.ndim != 2 or not tensor.is_floating_point():
+                raise PayloadError(f"tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, expected floating rows")
+
     def require(self, order: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise PayloadError unless these are floating rows of these names and shapes, of the public set ``order``."""
         if self.order != order:

@@ -22,8 +22,8 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import PolyfedError
 from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.local import LocalEngine
+from polyfed.privacy.answered import FILE
 from polyfed.privacy.masking.mask_keeper import (
-    FILE,
     KEYS,
     OPENING,
     REQUEST,

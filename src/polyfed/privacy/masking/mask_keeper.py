@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.files import private_files, write_atomically
+from polyfed.privacy.answered import AnsweredAsk, AnsweredAsks
 from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.wire.messages import Request
@@ -87,19 +87,15 @@ class MaskKeeper:
     Attributes:
         rule: that holds; the threshold is the site's to check.
         run: fingerprint of the run's spec.
-        terms: digest of the settings that decide replies, whatever the run is called.
-        asks: step -> how often a round asks for it, where that is not once.
+        account: of what the clients have answered.
         folder: of clients' states.
-        sums: folder of what was answered over all runs; None: beside the states of this run.
         identity: signs the clients' keys, and says whose signatures count; None: of a simulation, which has none.
     """
 
     rule: SecureSum
     run: str
-    terms: str
-    asks: Mapping[str, int]
+    account: AnsweredAsks
     folder: Path
-    sums: Path | None = None
     identity: SiteIdentity | None = None
 
     def answer(self, request: Request, received: Payload) -> Payload:
@@ -118,7 +114,7 @@ class MaskKeeper:
         asked = received.scalars.get(REQUEST)
         if not isinstance(asked, str) or len(asked) != sha256().digest_size * 2:
             raise PayloadError(f"'{KEYS}' without {REQUEST}: keys of a masked sum are for one request")
-        self._answered(request).require_same(_ask(request), AnsweredSum(asked))
+        self.account.require_same(request, AnsweredAsk(asked))
         party = Party(request.client, self._context(request, asked))
         self._save(party)
         fields = {KEYS: bytes_bundle({request.client: party.public})}
@@ -132,27 +128,30 @@ class MaskKeeper:
         if self.identity is not None:
             signatures = bytes_in(received, SIGNED) if SIGNED in received.fields else {}
             self.identity.require_signed(members, signatures, party.context)
-        self._answered(request).require_same(_ask(request), AnsweredSum(_asked(party), sorted(members)))
+        self.account.require_same(request, AnsweredAsk(_asked(party), sorted(members)))
         made = party.shares(members, self.rule.required)
         self._save(party)
         return Payload({SEALED: bytes_bundle(made)})
 
     def _opening(self, request: Request, received: Payload) -> Payload:
         party, survivors = self._party(request), bytes_in(received, OPENING)
-        answered, asked = self._answered(request), _asked(party)
-        members, arrived = sorted(party.members), sorted(survivors)
-        answered.require_same(_ask(request), AnsweredSum(asked, members, arrived))
+        members = sorted(party.members)
+        opened = AnsweredAsk(_asked(party), members, sorted(survivors))
+        self.account.require_same(request, opened)
         told = party.opened(survivors, self.rule.required)
         # before anything is told: what was told once must not be told for other survivors
         if members:
-            answered.record(_ask(request), AnsweredSum(asked, members, arrived))
+            self.account.record(request, opened)
         self._save(party)
         return Payload({OPENING: bytes_bundle(told)})
 
     def prepared(
         self, request: Request, received: Payload, by: str | None
-    ) -> tuple[Payload, Callable[[Payload], Payload]]:
-        """A request without what is about sums, and what lays out and masks the reply; ``by`` names its weight.
+    ) -> tuple[Payload, Callable[[Payload], Payload], list[str]]:
+        """A request without what is about sums, what lays out and masks the reply, and whose masks are in it.
+
+        Masks are for one vector, as a second one under them would give the difference away: the caller puts the ask on
+        the account before the step begins. ``by`` names the reply's weight.
 
         Raises:
             PayloadError: the request is for a reply in the clear, or its masks are not as they must be.
@@ -161,7 +160,7 @@ class MaskKeeper:
         if not isinstance(total, int) or total < 1:
             raise PayloadError(f"'{request.step}' without {TOTAL}: in this run no reply goes out in the clear")
         del fields[TOTAL]
-        party = None
+        party, members = None, list[str]()
         if self.rule.masks:
             party = self._party(request)
             if request_digest(request.step, request.payload) != _asked(party):
@@ -169,7 +168,8 @@ class MaskKeeper:
                     f"'{request.step}' asks something else than was announced when this client made its keys; "
                     "with clients who are asked something else its masks do not cancel"
                 )
-            self._answered(request).require_same(_ask(request), self._sum(request, party))
+            members = sorted(party.members)
+            self.account.require_same(request, AnsweredAsk(_asked(party), members, step=request.step))
             party.receive(bytes_in(received, SEALED), self.rule.required)
             del fields[SEALED]
 
@@ -178,26 +178,17 @@ class MaskKeeper:
             if party is None:
                 return reply.payload()
             words = party.masked(reply.words)
-            # masks are for one vector: a second one under them would give the difference away
-            self._answered(request).record(_ask(request), self._sum(request, party))
             self._save(party)
             return SummedReply(words, reply.layout).payload()
 
-        return Payload(fields), masked
+        return Payload(fields), masked, members
 
     # ---- between phases
 
     def _context(self, request: Request, asked: str) -> bytes:
         from polyfed.privacy.masking.party import context_of
 
-        return context_of(self.run, *_ask(request), asked)
-
-    def _answered(self, request: Request) -> AnsweredSums:
-        return AnsweredSums((self.sums or self.folder) / request.client, self.terms, self.asks)
-
-    @staticmethod
-    def _sum(request: Request, party: Party) -> AnsweredSum:
-        return AnsweredSum(_asked(party), sorted(party.members), step=request.step)
+        return context_of(self.run, request.round, request.phase, asked)
 
     def _path(self, client: str) -> Path:
         return self.folder / client / _FILE
@@ -218,121 +209,5 @@ class MaskKeeper:
             write_atomically(self._path(party.name), party.to_json().encode())
 
 
-def _ask(request: Request) -> tuple[int, int]:
-    return request.round, request.phase
-
-
 def _asked(party: Party) -> str:
     return str(json.loads(party.context)[-1])
-
-
-FILE = "answered-sums.json"
-"""Of one client, over all runs that share the folder; without it, its site answers as if nothing had been sent."""
-
-
-@dataclass(frozen=True)
-class AnsweredSum:
-    """A sum for which masked words were sent.
-
-    Attributes:
-        request: digest of what was asked.
-        members: whose keys were exchanged, sorted; empty: none were yet.
-        survivors: for whom shares were told, sorted; empty: none were told.
-        step: of the method; empty: of a record that does not say.
-    """
-
-    request: str
-    members: list[str] = field(default_factory=list)
-    survivors: list[str] = field(default_factory=list)
-    step: str = ""
-
-
-@dataclass(frozen=True)
-class AnsweredSums:
-    """The sums of one client, by settings of the run, round and ask.
-
-    Attributes:
-        folder: of the record.
-        terms: digest of the settings that decide replies, whatever the run is called.
-        asks: step -> how often a round asks for it, where that is not once.
-    """
-
-    folder: Path
-    terms: str
-    asks: Mapping[str, int] = field(default_factory=dict)
-
-    def require_same(self, ask: tuple[int, int], asked: AnsweredSum) -> None:
-        """Check that the ask was not answered before for another request, nor any ask of its round for others.
-
-        Args:
-            ask: round and ask.
-            asked: what is asked now; members, survivors and step are empty while they are not known.
-
-        Raises:
-            PayloadError: it was, in this run or in another one with these settings; the round has had all asks for this
-                step; or the record is damaged.
-        """
-        self._require_same(self._load(), ask, asked)
-
-    def record(self, ask: tuple[int, int], answered: AnsweredSum) -> None:
-        """Write a sum down; it is on the disk when this returns.
-
-        Raises:
-            PayloadError: as ``require_same``, also for what another run has recorded meanwhile.
-        """
-        with private_files():
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with FileLock(self.folder / f"{FILE}.lock"):
-                known = dict(self._load())
-                self._require_same(known, ask, answered)
-                before = known.get(self._key(ask))
-                if before is not None:
-                    survivors, step = answered.survivors or before.survivors, answered.step or before.step
-                    answered = replace(answered, survivors=survivors, step=step)
-                known[self._key(ask)] = answered
-                if answered != before:
-                    content = json.dumps({key: asdict(one) for key, one in known.items()})
-                    write_atomically(self.folder / FILE, content.encode())
-
-    def _require_same(self, known: Mapping[str, AnsweredSum], ask: tuple[int, int], asked: AnsweredSum) -> None:
-        own, same_round = self._key(ask), self._key((ask[0], 0))[:-1]
-        of_round = {key: before for key, before in known.items() if key.startswith(same_round)}  # as they were answered
-        if own in known:
-            _require_alike(ask, known[own], asked)
-        elif asked.step:
-            most, had = self.asks.get(asked.step, 1), sum(one.step in ("", asked.step) for one in of_round.values())
-            if had >= most:
-                times = "once" if most == 1 else f"{most} times"
-                raise PayloadError(
-                    f"ask {ask[1]} of round {ask[0]}: a round asks for '{asked.step}' {times}, which this client has "
-                    "answered; a method that asks more often says so in its 'asks'"
-                )
-        if of_round and own != next(iter(of_round)):
-            first = next(iter(of_round.values()))
-            left = first.survivors or first.members
-            _require_alike(ask, AnsweredSum(asked.request, left, left), asked)
-
-    def _key(self, ask: tuple[int, int]) -> str:
-        return f"{self.terms}.{ask[0]}.{ask[1]}"
-
-    def _load(self) -> Mapping[str, AnsweredSum]:
-        path = self.folder / FILE
-        if not path.is_file():
-            return {}
-        try:
-            return {key: AnsweredSum(**entry) for key, entry in json.loads(path.read_bytes()).items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise PayloadError(f"'{FILE}' is damaged, so nobody knows which sums this client has answered") from error
-
-
-def _require_alike(ask: tuple[int, int], before: AnsweredSum, now: AnsweredSum) -> None:
-    pairs = [(before.members, now.members), (before.survivors, now.survivors)]
-    others = next(((then, here) for then, here in pairs if then and here and then != here), None)
-    if before.request == now.request and others is None:
-        return
-    instead = "another request" if others is None else f"{', '.join(others[0])}, not {', '.join(others[1])}"
-    raise PayloadError(
-        f"ask {ask[1]} of round {ask[0]} was answered here for {instead}; two sums would tell what one client sent. "
-        f"a run begun anew needs another run.seed; who operates the site can allow this one: remove '{FILE}' of the "
-        "client"
-    )
