@@ -128,6 +128,6 @@ def _require_alike(request: Request, before: AnsweredAsk, now: AnsweredAsk) -> N
     instead = "another request" if others is None else f"{', '.join(others[0])}, not {', '.join(others[1])}"
     raise RefusedError(
         f"ask {request.phase} of round {request.round} was answered here for {instead}; two answers would tell more of "
-        "its data. a run begun anew needs a plan with another run.seed; who operates the site can allow this one: "
-        f"remove '{FILE}' of the client"
+        "its data; a run begun anew needs a plan with another run.seed, or whoever operates the site removes the "
+        f"client's '{FILE}'"
     )
