@@ -21,7 +21,9 @@ from sessions import prepared, site_of
 from small_federations import Config, topics
 
 INFOS = tuple(
-    ClientInfo(f"{kind}-{k}", kind, (kind,), "classification", 10, f"arch-{kind}") for kind in "ab" for k in range(10)
+    ClientInfo(f"{kind}-{k}", kind, (kind,), "classification", 10, 5, f"arch-{kind}")
+    for kind in "ab"
+    for k in range(10)
 )
 
 

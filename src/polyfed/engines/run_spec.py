@@ -61,6 +61,14 @@ class RunSpec(Settings):
         return sha256(self.model_dump_json(exclude={*OF_A_RUN, "rounds"}).encode()).hexdigest()
 
     @property
+    def salt(self) -> str:
+        """Key of the digests of class names, the same at all places of a run; none where no site can take part.
+
+        Without noise, which takes a package to resolve that readers of a run do without.
+        """
+        return "" if self.attackers else self.model_copy(update={"privacy": None}).terms
+
+    @property
     def policy(self) -> Policy:
         """What protects the replies, as far as a place knows."""
         return Policy(self.algorithm, self.rounds, self.privacy, self.secure)
