@@ -43,13 +43,8 @@ def exchanged(folder: Path) -> list[dict[str, Any]]:
     and signatures of keys of masked sums, by which sites know each other."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     signed = {("mask_keys", "framing"), ("mask_shares", "framing")}
-    return [
-        line
-        for line in lines
-        if line["step"] != "setup:initial"
-        and line["bundle"] != "mask_signatures"
-        and (line["step"], line["bundle"]) not in signed
-    ]
+    kept = [line for line in lines if line["step"] != "setup:initial" and line["bundle"] != "mask_signatures"]
+    return [line for line in kept if (line["step"], line["bundle"]) not in signed]
 
 
 def status(folders: Folders, path: str) -> int:

@@ -50,18 +50,16 @@ def test_classes_are_told_by_their_names_whatever_the_source() -> None:
     assert first != head_name(Classification(), split("a", label=PETS), "mine")
 
 
-def test_digests_of_classes_are_keyed_with_the_plan() -> None:
-    """Not with what a run is called or how long it is; and not where attackers keep sites away."""
-    experiment, pets = Experiment.parse(topics(name="fedavg")), split(label=PETS)
-    salt = experiment.spec("a", "digest").salt
-    another_seed = experiment.model_copy(update={"run": experiment.run.model_copy(update={"seed": 1})}).spec("a", "")
-    names = [head_name(Classification(), pets, salt=own) for own in (salt, another_seed.salt, "")]
+def test_digests_of_classes_are_keyed_with_the_federation() -> None:
+    """And not where attackers keep sites away."""
+    config, pets = topics(name="fedavg"), split(label=PETS)
+    salt, another = (Experiment.parse(config | {"name": name}).spec("a", "").salt for name in ("wards", "homes"))
+    names = [head_name(Classification(), pets, salt=own) for own in (salt, another, "")]
     assert len(set(names)) == 3
-    assert len({len(name) for name in names}) == 1  # messages are as long
-    assert names[0] == head_name(Classification(), split("b", label=PETS), salt=experiment.spec("b", "").salt)
-    attacked = topics(name="fedavg")
-    attacked["run"]["attackers"] = {"name": "noise", "clients": 1}
-    assert not Experiment.parse(attacked).spec("a", "").salt
+    assert len({len(name) for name in names}) == 1, "messages are as long"
+    assert names[0] == head_name(Classification(), split("b", label=PETS), salt=salt)
+    config["run"]["attackers"] = {"name": "noise", "clients": 1}
+    assert not Experiment.parse(config).spec("a", "").salt
 
 
 def test_classes_without_names_are_those_of_their_source() -> None:

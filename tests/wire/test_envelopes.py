@@ -14,15 +14,7 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Cause, Request, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.payload import Payload
 
-INFO = {
-    "id": "a",
-    "group": "g",
-    "modalities": ["image"],
-    "task": "t",
-    "samples": 3,
-    "batch_size": 2,
-    "architecture": "x/head",
-}
+INFO = {"id": "a", "group": "g", "modalities": ["m"], "task": "t", "samples": 3, "batch_size": 2, "architecture": "x/h"}
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class RunSpec(Settings):
     seed: int
     rounds: int
     algorithm: SerializeAsAny[Algorithm]
+    salt: str = Field(default="", description="key of the digests of class names in names of heads; empty: none")
     precision: Precision = "float32"
     transport: Transport = Field(default_factory=Transport)
     server_model: ModelSettings | None = Field(
@@ -59,14 +60,6 @@ class RunSpec(Settings):
     def terms(self) -> str:
         """SHA-256 of what decides replies, in hexadecimal digits: without what a run is called, and how long it is."""
         return sha256(self.model_dump_json(exclude={*OF_A_RUN, "rounds"}).encode()).hexdigest()
-
-    @property
-    def salt(self) -> str:
-        """Key of the digests of class names, the same at all places of a run; none where no site can take part.
-
-        Without noise, which takes a package to resolve that readers of a run do without.
-        """
-        return "" if self.attackers else self.model_copy(update={"privacy": None}).terms
 
     @property
     def policy(self) -> Policy:

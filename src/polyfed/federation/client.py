@@ -45,9 +45,7 @@ class ClientInfo:
     samples: int = field(metadata={"told": "number of training samples"})
     batch_size: int = field(metadata={"told": "samples a batch"})
     architecture: str = field(
-        metadata={
-            "told": "architecture with the number of classes and a digest of their names that is keyed with the plan"
-        }
+        metadata={"told": "architecture with the number of classes and a keyed digest of their names"}
     )
 
     @classmethod
