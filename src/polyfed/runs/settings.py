@@ -235,8 +235,8 @@ class ExperimentSettings(Settings):
 
     @property
     def salt(self) -> str:
-        """Key of the digests of class names, the federation's own; empty with attackers, as no site takes part then."""
-        return "" if self.run.attackers else f"{self.name} {self.run.seed}"
+        """Key of the digests of class names: the federation's name; empty with attackers, whom no site joins."""
+        return "" if self.run.attackers else self.name
 
     def spec(self, run: str, public_order: str) -> RunSpec:
         """What a place that hosts clients must know of a run of this experiment."""
