@@ -98,12 +98,12 @@ def preflight_clients(experiment: ExperimentSettings, clients: tuple[ClientInfo,
     """Check that method and budget suit the clients of an engine, and that cohorts are large enough in every round.
 
     Raises:
-        ConfigError: it does not, or they are not.
+        ConfigError: they do not, or are not.
     """
     experiment.algorithm.require(replace(_plan(experiment), clients=clients))
     _require_drawn(experiment, clients)
     _require_cohorts(experiment, clients)
-    for client in clients:
+    for client in clients if experiment.privacy is not None and experiment.privacy.samples is not None else ():
         _require_within_budget(experiment, planned_epsilon(experiment, client), f"'{client.id}'")
 
 
