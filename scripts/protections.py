@@ -1,8 +1,8 @@
-"""The table of methods in docs/explanation/what-leaves-a-site.md: what leaves, and what may protect it.
+"""What leaves, as two pages say it: the table of methods with what may protect it, and what a site tells at joining.
 
     python scripts/protections.py    # write it
 
-A test compares the page with what this makes, and the table with the steps that methods declare.
+A test compares the pages with what this makes, and the table with the steps that methods declare.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
+from polyfed.federation.client import ClientInfo
 from polyfed.privacy.policy import Policy, SentField
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings, require_covered
 from polyfed.runs.config_files import merged
@@ -26,9 +27,12 @@ from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 from reference import code, table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "what-leaves-a-site.md"
+_DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = _DOCS / "explanation" / "what-leaves-a-site.md"
+PAGES = (PAGE, _DOCS / "how-to" / "medical-consortium.md")
 BEGIN = "<!-- made by: python scripts/protections.py -->\n"
 END = "<!-- end of what scripts/protections.py makes -->"
+JOINING = ("<!-- joining, by scripts/protections.py -->", "<!-- end of joining -->")
 HEADS = ("method", "leaves in each round", "masked sums", "noise on replies", "noise in training", "robust rules")
 WORDS: dict[type[TensorBundle], str] = {
     Weights: "weights",
@@ -135,20 +139,30 @@ def _at(key: str, value: Any) -> dict[str, Any]:
     return {section: {name: value}} if section else {name: value}
 
 
-def page() -> str:
-    """The page, with the table as the code has it.
+def joining() -> str:
+    """What a site tells of a client at joining."""
+    return ", ".join(f"**{words}**" if name == "samples" else words for name, words in ClientInfo.told().items())
+
+
+def page(path: Path = PAGE) -> str:
+    """A page, with the table and the sentence as the code has them.
 
     Raises:
-        SystemExit: the page has no place for it.
+        SystemExit: the page has no place for one.
     """
-    head, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{PAGE}: no block between {BEGIN.strip()!r} and {END.strip()!r}")
-    made = "\n".join(table(HEADS, rows()))
-    return f"{head}{BEGIN}\n{made}\n\n{END}{tail}"
+    text = _filled(path, path.read_text(encoding="utf-8"), *JOINING, joining())
+    return text if path != PAGE else _filled(path, text, BEGIN, END, "\n" + "\n".join(table(HEADS, rows())) + "\n\n")
+
+
+def _filled(path: Path, text: str, begin: str, end: str, made: str) -> str:
+    head, begun, rest = text.partition(begin)
+    _, ended, tail = rest.partition(end)
+    if not begun or not ended:
+        raise SystemExit(f"{path}: no block between {begin.strip()!r} and {end.strip()!r}")
+    return f"{head}{begin}{made}{end}{tail}"
 
 
 if __name__ == "__main__":
-    write_atomically(PAGE, page().encode())
+    for path in PAGES:
+        write_atomically(path, page(path).encode())
     sys.exit(0)

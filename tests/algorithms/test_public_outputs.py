@@ -16,8 +16,8 @@ from polyfed.wire.payload import Logits, Representations
 from sessions import prepared, woken
 from small_federations import one_classification, three_kinds
 
-IMAGE = ClientInfo("a", "a", ("image",), "classification", 10, "x")
-PAIRED = ClientInfo("b", "b", ("image", "text"), "retrieval", 10, "y")
+IMAGE = ClientInfo("a", "a", ("image",), "classification", 10, 5, "x")
+PAIRED = ClientInfo("b", "b", ("image", "text"), "retrieval", 10, 5, "y")
 REPRESENTATIONS, SCORES = PublicExchange(), EitherExchange(form="scores")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -191,6 +192,17 @@ def served(folders: Folders, logs: Path) -> Iterator[Live]:
         process.wait_for("open for sites")
         yield Live(folders, process, environment, logs)
     wait_until(lambda: not marked(mark), 10, lambda: f"left: {marked(mark)}")
+
+
+def models(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "models").rglob("*.safetensors"))}
+
+
+def spent(folder: Path) -> dict[str, list[Any]]:
+    """Client -> its account: what each reply cost."""
+    lines = {path.stem: path.read_text().splitlines() for path in folder.rglob(".privacy/*.jsonl")}
+    costs = {name: [json.loads(line)["cost"] for line in own] for name, own in lines.items()}
+    return {name: [cost for cost in own if cost is not None] for name, own in costs.items()}
 
 
 def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:

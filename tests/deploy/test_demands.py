@@ -257,7 +257,7 @@ def test_the_check_says_what_masks_hide_and_what_stays_in_the_clear(tmp_path: Pa
     assert re.search(r"fit: weights \(25 tensors .*; masked: the server gets the sum\), num_examples .*masked", found)
     assert "assess: numbers such as metrics of its test (float; in the clear)" in found
     assert all(f": {phase}: " in found for phase in ("mask_keys", "mask_shares", "mask_opening"))
-    assert "stays in the clear: test metrics, what is known at the start" in found
+    assert "stays in the clear: test metrics, what is told at joining (name, group, " in found
     assert "plan and demands: the planned run meets them" in found
 
 

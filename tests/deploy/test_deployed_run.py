@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from federations import (
     CLI,
     MARK,
@@ -24,20 +25,26 @@ from federations import (
     experiment_settings,
     make,
     marked_processes,
+    models,
     served,
+    spent,
     started,
     wait_until,
 )
 
+import polyfed
 from polyfed import Experiment, run
 from polyfed.runs.records import RunRecords
-from small_federations import adapted, named
+from small_federations import adapted, federation_for, named
 
 
 def exchanged(folder: Path) -> list[dict[str, Any]]:
-    """The ledger without the one question that a server which knows no architectures asks at the start."""
+    """The ledger without what is not of one desk: the question of a server which knows no architectures at the start,
+    and signatures of keys of masked sums, by which sites know each other."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["step"] != "setup:initial"]
+    signed = {("mask_keys", "framing"), ("mask_shares", "framing")}
+    kept = [line for line in lines if line["step"] != "setup:initial" and line["bundle"] != "mask_signatures"]
+    return [line for line in kept if (line["step"], line["bundle"]) not in signed]
 
 
 def status(folders: Folders, path: str) -> int:
@@ -100,6 +107,42 @@ def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     assert exchanged(tmp_path / "run") == exchanged(expected)
     assert not RunRecords.load(tmp_path / "run").events
+
+
+def guide() -> dict[str, Any]:
+    """The experiment of the guide to masked sums and noise, of sites that share a secret, so that noise can be told."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "masked-sums-at-sites.md").read_text(encoding="utf-8")
+    settings: dict[str, Any] = yaml.safe_load(page.partition("<<'END'\n")[2].partition("END\n")[0])
+    return settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [guide(), federation_for("creamfl")], ids=["masks and noise", "creamfl"])
+def test_sites_tell_all_that_is_told_at_one_desk(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """What privacy has cost is told as well, and models have the same names."""
+    pytest.importorskip("opacus", reason="opacus is not installed")
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    folders, secret = make(tmp_path / "federation", settings=settings), tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    for name in settings["clients"]:
+        path = folders.site(name).config
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"secret": str(secret)}))
+    with served(folders, tmp_path) as live:
+        train(live, [*settings["clients"]], tmp_path / "run")
+    if "privacy" in settings:
+        settings["privacy"]["secret"] = str(secret)
+    expected = in_one_process(settings, tmp_path / "alone")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
+    assert exchanged(tmp_path / "run") == exchanged(expected)
+    assert models(expected)
+    assert models(tmp_path / "run") == models(expected)
+    assert spent(folders.path) == spent(expected)
+    records = polyfed.open_run(tmp_path / "run").records
+    told = {name for name in ("server", *records.clients) if "epsilon" in records.last(name, "privacy")}
+    assert told == ({"server", *settings["clients"]} if "privacy" in settings else set())
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert ("no client gave away more than epsilon" in report) == ("privacy" in settings)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import MARK, completed, marked, ports, started, wait_until
+from federations import MARK, completed, marked, models, ports, spent, started, wait_until
 
 from polyfed import Experiment, run
 from polyfed.deploy.init import create_federation
@@ -42,17 +41,6 @@ def settings(secret: Path | None = None, secure: str = "pairwise_masks") -> dict
         },
         "run": {"rounds": 2, "threads": 1, "device": "cpu", "evaluate_clients": False},
     }
-
-
-def models(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "models").rglob("*.safetensors"))}
-
-
-def spent(folder: Path) -> dict[str, list[Any]]:
-    """Client -> its account: what each reply cost."""
-    lines = {path.stem: path.read_text().splitlines() for path in folder.rglob(".privacy/*.jsonl")}
-    costs = {name: [json.loads(line)["cost"] for line in own] for name, own in lines.items()}
-    return {name: [cost for cost in own if cost is not None] for name, own in costs.items()}
 
 
 @pytest.mark.slow

@@ -160,12 +160,21 @@ def test_a_site_that_is_back_under_another_node_id_is_itself(federation: InProce
 # ---- a site that takes part
 
 
+def test_a_site_that_cannot_be_opened_leaves_it_to_its_key_to_say_who_it_is() -> None:
+    def opener(spec: str, config: Any) -> Any:
+        raise OSError(f"no such file: {config['config']}")
+
+    fields, _ = Node(opener)("describe", {"spec": ""}, [], {"config": "/home/cancer-ward/site.yaml"})
+    assert fields.keys() == {"error"}
+    assert "ward" not in str(fields["error"])
+
+
 def described_as(**values: Any) -> Callable[[Reply], Any]:
     return lambda reply: reply["clients"][0].update(values)
 
 
-def failing_as(site: str, error: str) -> Callable[[Reply], Any]:
-    return lambda reply: (reply.clear(), reply.update(site=site, error=error))
+def failing(**claims: str) -> Callable[[Reply], Any]:
+    return lambda reply: (reply.clear(), reply.update(error="no GPU", **claims))
 
 
 CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
@@ -173,11 +182,8 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
         lambda reply: reply.update(site="paired"),
         "its node described itself wrongly: it says that it is site 'paired', and its key was admitted as 'image'$",
     ),
-    "an error in another's name": (
-        failing_as("paired", "I am broken"),
-        ".*it reports an error as site 'paired', and its key was admitted as",
-    ),
-    "an error, whatever it calls its folder": (failing_as("srv", "no GPU"), "no GPU$"),
+    "an error in another's name": (failing(site="paired"), ".*it says that it is site 'paired', and its key was"),
+    "an error in no name": (failing(), "no GPU$"),
     "another's client": (described_as(id="paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
     "another's group": (described_as(id="paired"), ".*client 'paired', which carries the name of site 'paired'"),
     "a client of no name": (

@@ -20,9 +20,7 @@ from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import prepared, site_of
 from small_federations import Config, topics
 
-INFOS = tuple(
-    ClientInfo(f"{kind}-{k}", kind, (kind,), "classification", 10, f"arch-{kind}") for kind in "ab" for k in range(10)
-)
+INFOS = tuple(ClientInfo(f"{kind}-{k}", kind, (kind,), "t", 10, 5, f"arch-{kind}") for kind in "ab" for k in range(10))
 
 
 def attack(name: str, **settings: Any) -> Any:

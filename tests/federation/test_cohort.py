@@ -22,7 +22,7 @@ from polyfed.wire.transport import Transport
 
 
 def info(name: str, group: str = "g") -> ClientInfo:
-    return ClientInfo(name, group, ("image",), "classification", 10, "arch")
+    return ClientInfo(name, group, ("image",), "classification", 10, 5, "arch")
 
 
 class FakeEngine:

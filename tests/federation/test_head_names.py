@@ -9,9 +9,11 @@ from papers.fedaid.objectives import MGCA, GLoRIA
 
 from polyfed.data.source import Split
 from polyfed.federation.types import head_name
+from polyfed.runs.experiment import Experiment
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.retrieval import PairRetrieval
 from polyfed.tasks.vqa import VQA
+from small_federations import topics
 
 
 def split(source: str = "a", **classes: tuple[str, ...]) -> Split:
@@ -46,6 +48,18 @@ def test_classes_are_told_by_their_names_whatever_the_source() -> None:
     assert first != head_name(Classification(), split("a", label=PETS_TURNED))
     assert first != head_name(Classification(target="kind"), split("a", kind=PETS))
     assert first != head_name(Classification(), split("a", label=PETS), "mine")
+
+
+def test_digests_of_classes_are_keyed_with_the_federation() -> None:
+    """And not where attackers keep sites away."""
+    config, pets = topics(name="fedavg"), split(label=PETS)
+    salt, another = (Experiment.parse(config | {"name": name}).spec("a", "").salt for name in ("wards", "homes"))
+    names = [head_name(Classification(), pets, salt=own) for own in (salt, another, "")]
+    assert len(set(names)) == 3
+    assert len({len(name) for name in names}) == 1, "messages are as long"
+    assert names[0] == head_name(Classification(), split("b", label=PETS), salt=salt)
+    config["run"]["attackers"] = {"name": "noise", "clients": 1}
+    assert not Experiment.parse(config).spec("a", "").salt
 
 
 def test_classes_without_names_are_those_of_their_source() -> None:

@@ -107,7 +107,7 @@ def test_types_that_differ_in_names_of_classes_alone_are_told(
     monkeypatch.setattr(
         types,
         "type_classes",
-        lambda target, split: "18x00000000" if split.source == "renamed" else classes(target, split),
+        lambda target, split, salt: "18x00000000" if split.source == "renamed" else classes(target, split, salt),
     )
     server = prepared(config, tmp_path).server
     assert list(server.types) == ["image", "text", "paired", "more"]

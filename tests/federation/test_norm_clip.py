@@ -21,7 +21,7 @@ from polyfed.wire.payload import Payload, Representations, Weights
 
 
 def info(name: str, samples: int = 10, architecture: str = "a") -> ClientInfo:
-    return ClientInfo(name, "g", ("image",), "classification", samples, architecture)
+    return ClientInfo(name, "g", ("image",), "classification", samples, 5, architecture)
 
 
 def vector(length: float, entries: int = 4) -> Tensor:

@@ -15,7 +15,7 @@ from polyfed.federation.paces import ConstantStaleness, Drawn, Pace, Polynomial,
 
 
 def info(name: str, *modalities: str) -> ClientInfo:
-    return ClientInfo(name, name[0], modalities or ("image",), "classification", 10, "arch")
+    return ClientInfo(name, name[0], modalities or ("image",), "classification", 10, 5, "arch")
 
 
 CLIENTS = (info("a0"), info("a1"), info("b0", "text"), info("c0", "image", "text"))

@@ -24,7 +24,7 @@ from polyfed.wire.transport import Transport
 
 
 def info(name: str, kind: str = "a", samples: int = 10) -> ClientInfo:
-    return ClientInfo(name, kind, ("image",), "classification", samples, f"arch-{kind}")
+    return ClientInfo(name, kind, ("image",), "classification", samples, 5, f"arch-{kind}")
 
 
 def rule(name: str, **settings: Any) -> RobustRule:

@@ -11,7 +11,7 @@ from polyfed.federation.sampling import SamplingSettings
 
 
 def info(name: str, group: str = "g") -> ClientInfo:
-    return ClientInfo(name, group, ("image",), "classification", 10, "m")
+    return ClientInfo(name, group, ("image",), "classification", 10, 5, "m")
 
 
 CLIENTS = tuple(info(f"{group}{k}", group) for group, count in (("i", 10), ("t", 10), ("p", 15)) for k in range(count))

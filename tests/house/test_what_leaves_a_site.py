@@ -1,8 +1,9 @@
-"""The page on what leaves a site: its table is what methods declare, its figures stand on the linked pages."""
+"""Pages on what leaves a site: table and sentence are what the code declares, figures stand on the linked pages."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ PAGE = protections.PAGE.read_text(encoding="utf-8")
 ROWS = {cells[0].strip("`"): cells for cells in protections.rows()}
 
 
-def test_the_table_is_that_of_the_code() -> None:
-    assert protections.page() == PAGE, "python scripts/protections.py"
+@pytest.mark.parametrize("path", protections.PAGES, ids=lambda path: path.stem)
+def test_the_table_and_what_is_told_at_joining_are_those_of_the_code(path: Path) -> None:
+    assert protections.page(path) == path.read_text(encoding="utf-8"), "python scripts/protections.py"
+    assert all(word in protections.joining() for word in ("batch", "**number of training samples**", "group", "digest"))
 
 
 @pytest.mark.parametrize("name", sorted(Algorithm.available()))

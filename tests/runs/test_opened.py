@@ -72,6 +72,14 @@ def test_a_run_and_the_same_run_opened_are_alike(tiny: dict[str, Any], tmp_path:
     )
 
 
+def test_names_of_heads_are_those_of_the_run_whatever_a_later_version_would_call_them(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Experiment, "salt", "another")
+    opened = open_run(tiny_run)
+    assert opened.global_model("image").heads.keys() == {opened.federation.members["image"].head}
+
+
 def test_data_and_device_may_be_elsewhere(tiny_run: Path, tmp_path: Path) -> None:
     opened = open_run(tiny_run, data_dir=tmp_path / "data", weights_dir=tmp_path / "weights", device="cpu")
     for settings in (opened.experiment.data, opened.conditions.data):

@@ -27,6 +27,7 @@ from polyfed.privacy.accounting import PrivacyCost, epsilon_of, noise_for
 from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.settings import protected_steps
 from polyfed.reporting.api import run
+from polyfed.runs.cohorts import Expenses
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.preflight import planned_epsilon
 from polyfed.wire.messages import Request
@@ -328,6 +329,16 @@ def test_reports_say_what_was_given_away_and_what_is_not_counted(tmp_path: Path)
     assert list(frame["value"]) == sorted(frame["value"])
 
 
+def test_epsilon_is_told_of_clients_that_are_known_by_what_they_say_alone() -> None:
+    config = federation()
+    config["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
+    experiment = Experiment.parse(config).model_copy(update={"clients": {}})
+    expenses = Expenses(experiment, [ClientInfo("ward", "ward", ("text",), "classification", 60, 12, "any")])
+    expenses.note("fit", ["ward"])
+    epsilon = epsilon_of([PrivacyCost(1.0, 12 / 60, 3 * 60 // 12)], 1e-5)
+    assert dict(expenses.told()) == {"ward": {"epsilon": epsilon, "replies": 1.0}, "server": {"epsilon": epsilon}}
+
+
 def test_runs_without_privacy_have_none_of_it(tmp_path: Path) -> None:
     bare = federation()
     del bare["privacy"]
@@ -359,7 +370,7 @@ def test_a_reply_costs_by_the_kind_that_crosses(form: str, reply: Config, length
     assert private is not None
     (cost,) = [private.cost(schema) for schema in protected_steps(private, steps_of(experiment.algorithm)).values()]
     assert cost == PrivacyCost(4.0 / length)
-    told = planned_epsilon(experiment, ClientInfo("image", "image", ("image",), "classification", 14, "any"))
+    told = planned_epsilon(experiment, ClientInfo("image", "image", ("image",), "classification", 14, 5, "any"))
     assert told == pytest.approx(epsilon_of([PrivacyCost(4.0 / length)] * 2, 1e-5))
     config["privacy"] = {"reply": reply, "metrics": "clear", "budget": {"epsilon": 3.0}}
     calibrated = Experiment.parse(config).policy.privacy

@@ -14,7 +14,7 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Cause, Request, answer_of, envelope_answer, envelope_requests, request_of
 from polyfed.wire.payload import Payload
 
-INFO = {"id": "a", "group": "g", "modalities": ["image"], "task": "t", "samples": 3, "architecture": "x/head"}
+INFO = {"id": "a", "group": "g", "modalities": ["m"], "task": "t", "samples": 3, "batch_size": 2, "architecture": "x/h"}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,9 @@ def test_what_went_wrong_is_told_in_a_bounded_line() -> None:
     [
         {"samples": 10**400},
         {"samples": 1 << 63},
-        {"samples": -1},
+        {"samples": 0},
+        {"batch_size": 0},
+        {"samples": 10**9},  # passes of more batches than epsilon is computed of
         {"group": "g\x1b[2J"},
         {"task": "t\nforged"},
         {"architecture": "\u202ex"},

@@ -50,7 +50,7 @@ class Adding:
 
 
 def cohort_of(engine: Adding, **options: Any) -> Cohort:
-    clients = tuple(ClientInfo(name, "g", ("image",), "classification", 10, "arch") for name in "abc")
+    clients = tuple(ClientInfo(name, "g", ("image",), "classification", 10, 5, "arch") for name in "abc")
     return Cohort(clients, 1, Channel(engine.exchange, engine.transport, Ledger()), **options)
 
 

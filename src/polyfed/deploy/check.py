@@ -29,6 +29,7 @@ from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.roster import check_roster
 from polyfed.deploy.settings import Connection, ProtectionDemands, SiteConfig, load_settings
 from polyfed.engines.run_spec import RunSpec
+from polyfed.federation.client import ClientInfo
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
 from polyfed.privacy.accounting import between_sets, epsilon_of, fits
@@ -76,16 +77,17 @@ def _check_config(site: SiteFolder, seed: int) -> Iterator[Finding]:
     yield from guarded("state folder", lambda: _check_state_folder(config.state_dir))
     yield from guarded("private files", lambda: _check_privacy(config))
     yield from guarded("device", lambda: _check_device(config))
-    population = Population(config.data, config.public, None, config.clients, seed)
-    yield from guarded("public set", lambda: _check_public(population, config))
-    for member in population.members.values():
-        yield from guarded(f"data of {member.id}", partial(_check_holding, population, member))
-        yield from guarded(f"model of {member.id}", partial(_check_model, population, member, config))
     plan = None
     try:
         plan = read_plan(site, config)
     except ConfigError as error:
         yield Finding("error", "plan.yaml", str(error), "ask the server's operator what is planned")
+    salt = plan.salt if plan is not None else ""
+    population = Population(config.data, config.public, None, config.clients, seed, salt=salt)
+    yield from guarded("public set", lambda: _check_public(population, config))
+    for member in population.members.values():
+        yield from guarded(f"data of {member.id}", partial(_check_holding, population, member))
+        yield from guarded(f"model of {member.id}", partial(_check_model, population, member, config))
     yield from guarded("roster", lambda: check_roster(site, config, plan))
     yield from guarded("protection", lambda: check_protection(config, population, plan))
     yield from guarded("what leaves", lambda: what_leaves(population, config, plan))
@@ -312,7 +314,7 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
             if sent.step_kind == "step" and not (sent.masked or sent.noisy)
         ]
         parts += ["test metrics"] if plan.evaluates else []
-        parts += ["what is known at the start (ids, modalities, task, number of samples)", "who replied, and when"]
+        parts += [f"what is told at joining ({', '.join(ClientInfo.told().values())})", "who replied, and when"]
         yield Finding("ok", "stays in the clear", ", ".join(parts))
     for info in population.infos:
         facts = vars(info) | {"modalities": "+".join(info.modalities)}

@@ -72,8 +72,7 @@ def planned_for_samples(
 ) -> Iterator[tuple[str, str, float]]:
     """Client, step and epsilon of all its planned replies, of a run that trains with noise: it depends on samples."""
     for info in population.infos:
-        batch = population.members[info.id].settings.training.batch_size
-        for step, epsilon in spec.policy.planned_training(info.samples, batch, delta, neighbours).items():
+        for step, epsilon in spec.policy.planned_training(info.samples, info.batch_size, delta, neighbours).items():
             yield info.id, step, epsilon
 
 

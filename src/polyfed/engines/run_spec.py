@@ -29,6 +29,7 @@ class RunSpec(Settings):
     seed: int
     rounds: int
     algorithm: SerializeAsAny[Algorithm]
+    salt: str = Field(default="", description="key of the digests of class names in names of heads; empty: none")
     precision: Precision = "float32"
     transport: Transport = Field(default_factory=Transport)
     server_model: ModelSettings | None = Field(

@@ -146,9 +146,8 @@ class Site:
         """
         if spec.attackers and not cls.may_attack:
             raise ConfigError("run.attackers is for simulations; clients of this site do not attack: leave it out")
-        opened = federation or Population(
-            settings.data, settings.public, None, settings.clients, spec.seed, vocabulary, spec.algorithm.add_modules
-        )
+        sections = settings.data, settings.public, None, settings.clients
+        opened = federation or Population(*sections, spec.seed, vocabulary, spec.algorithm.add_modules, spec.salt)
         _require_public(spec, opened.public_order)
         terms, guard = terms or SiteTerms(), None
         if spec.privacy is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from polyfed.wire.payload import Weights
 _ID = r"(?!\.)[^/\\\x00-\x1f\x7f]{1,128}"
 _LONGEST = 4096  # characters of an architecture's name, which lists what it is made of
 _MOST = 1 << 63
+_BATCHES = 100_000  # of one pass; what privacy costs is computed from it, and more would take hours
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,24 @@ class ClientInfo:
         modalities: that its samples have and its model encodes.
         task: name of its task.
         samples: number of its training samples.
+        batch_size: samples of a batch of its training.
         architecture: name of its model's architecture.
     """
 
-    id: str
-    group: str
-    modalities: tuple[str, ...]
-    task: str
-    samples: int
-    architecture: str
+    id: str = field(metadata={"told": "name"})
+    group: str = field(metadata={"told": "group"})
+    modalities: tuple[str, ...] = field(metadata={"told": "modalities"})
+    task: str = field(metadata={"told": "task"})
+    samples: int = field(metadata={"told": "number of training samples"})
+    batch_size: int = field(metadata={"told": "samples a batch"})
+    architecture: str = field(
+        metadata={"told": "architecture with the number of classes and a keyed digest of their names"}
+    )
+
+    @classmethod
+    def told(cls) -> dict[str, str]:
+        """Field -> what a site tells in it at joining, in words."""
+        return {one.name: one.metadata["told"] for one in fields(cls)}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> ClientInfo:
@@ -60,8 +70,14 @@ class ClientInfo:
             raise PayloadError(
                 f"not the description of a client: its texts are not up to {_LONGEST} printable characters"
             )
-        if type(info.samples) is not int or not 0 <= info.samples < _MOST:
-            raise PayloadError(f"not the description of a client: samples is {str(info.samples)[:40]}, not 0 to 2^63")
+        for name, number in (("samples", info.samples), ("batch_size", info.batch_size)):
+            if type(number) is not int or not 1 <= number < _MOST:
+                raise PayloadError(f"not the description of a client: {name} is {str(number)[:40]}, not 1 to 2^63")
+        if info.samples > _BATCHES * info.batch_size:
+            raise PayloadError(
+                f"not the description of a client: samples is {info.samples}, more than {_BATCHES:,} batches of "
+                f"{info.batch_size}"
+            )
         return info
 
 

@@ -185,7 +185,8 @@ def planned_clients(groups: Mapping[str, GroupSettings]) -> tuple[ClientInfo, ..
         for k, client in enumerate(member_ids(name, group.count)):
             model = group.models[k % len(group.models)]
             modalities, architecture = tuple(sample_views(model, group.task)), f"{model.architecture}/{head}"
-            clients.append(ClientInfo(client, name, modalities, group.task.component_name(), 0, architecture))
+            batch = group.training.batch_size
+            clients.append(ClientInfo(client, name, modalities, group.task.component_name(), 0, batch, architecture))
     return tuple(clients)
 
 

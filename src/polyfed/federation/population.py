@@ -48,6 +48,7 @@ class Population:
         seed: of the run.
         bundles: folder of what views have learnt from the public set; None: they learn it here.
         add_modules: adds to clients' models what the method trains besides them.
+        salt: of the digests of classes in names of heads; see ``head_name``.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class Population:
         seed: int,
         bundles: Path | None = None,
         add_modules: Callable[[Model], None] = lambda model: None,
+        salt: str = "",
     ) -> None:
         FederationPlan(data, public, server, groups).require()
         self.server, self.groups, self.seed = server, groups, seed
         self.data = OpenedData(data, seed, bundles, lambda: {} if self.public is None else self.public.columns())
         self.public = None if public is None else PublicSet(public, groups, self.data, seed)
-        self._add_modules = add_modules
+        self._add_modules, self._salt = add_modules, salt
         # of all clients once ``infos`` asks: made among the tensors of a round, each small one would keep the allocator
         # from using a freed large one again
         self._trains: dict[str, Samples] = {}
@@ -78,7 +80,7 @@ class Population:
         members: dict[str, Member] = {}
         for name, group in self.groups.items():
             split = self.data.split(group.source, group.split)
-            head = head_name(group.task, split, group.type)
+            head = head_name(group.task, split, group.type, self._salt)
             assignments = [self._assignment(name, group, group.items == "public")]
             if group.also is not None:
                 second = group.additional(None if self.public is None else self.public.settings)
@@ -113,6 +115,7 @@ class Population:
                 modalities=tuple(member.views),
                 task=member.settings.task.component_name(),
                 samples=len(self.train(member)),
+                batch_size=member.settings.training.batch_size,
                 architecture=f"{member.model.architecture_in(self.data.context)}/{member.head}",
             )
             for member in self.members.values()
@@ -258,7 +261,7 @@ class Population:
     def server_head(self) -> str:
         assert self.server is not None
         test_split = self.data.split(self.server.source, self.server.test_split)
-        return head_name(self.server.task, test_split, self.server.type)
+        return head_name(self.server.task, test_split, self.server.type, self._salt)
 
     def blueprints(self) -> dict[str, Blueprint]:
         by_architecture: dict[str, Blueprint] = {}

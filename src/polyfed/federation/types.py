@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +22,7 @@ from polyfed.models.slots import TensorSlots
 from polyfed.tasks.joint import Joint
 from polyfed.tasks.task import Task
 
-_DIGEST = re.compile(r"(?<=\d)x[0-9a-f]{8}")  # of the names of classes or of frozen values, in an architecture's
+_DIGEST = re.compile(r"(?<=\d)x[\w-]{8}")  # of the names of classes or of frozen values, in an architecture's
 Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name of a tensor -> its shape and its type of numbers."""
 
@@ -165,7 +167,7 @@ class GlobalModels:
 # ---- names of heads
 
 
-def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
+def head_name(task: Task, split: Split, kept_apart: str = "", salt: str = "") -> str:
     """Name of a task's head in ``Model.heads`` and in the name of an architecture; equal where heads mean the same.
 
     It says the task, those of its settings that shape the head (where they are not the defaults), and, for a task with
@@ -176,25 +178,31 @@ def head_name(task: Task, split: Split, kept_apart: str = "") -> str:
         task: whose head.
         split: data that the head is for.
         kept_apart: what the configuration calls the type, if it keeps it apart from others that are alike.
+        salt: key of the digests of classes, the same at all places of a run.
     """
     if isinstance(task, Joint):
-        names = "+".join(head_name(one, split) for one in task.tasks)
+        names = "+".join(head_name(one, split, salt=salt) for one in task.tasks)
         return ":".join(map(_escaped, [names, "", kept_apart])).rstrip(":")
     parts = [task.component_name()]
     for name in task.shaping_settings():
         value = getattr(task, name)
         if value != type(task).model_fields[name].get_default(call_default_factory=True):
             parts.append(_written(name, value))
-    classes = [text for target in task.class_targets for text in (target, type_classes(target, split))] or [""]
+    classes = [text for target in task.class_targets for text in (target, type_classes(target, split, salt))] or [""]
     return ":".join(map(_escaped, ["-".join(parts), *classes, *filter(None, [kept_apart])])).rstrip(":")
 
 
-def type_classes(target: str, split: Split) -> str:
+def type_classes(target: str, split: Split, salt: str = "") -> str:
     """Number and digest of the names of the classes; the source where they have none, outside of which they mean
     nothing."""
     # the order counts: class 0 of one must be class 0 of the other
-    names = list(split.classes.get(target) or ())
-    return f"{len(names)}x{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}" if names else split.source
+    if not (names := list(split.classes.get(target) or ())):
+        return split.source
+    text = json.dumps(names).encode()
+    if not salt:
+        return f"{len(names)}x{hashlib.sha256(text).hexdigest()[:8]}"
+    # 48 bits in as many characters, so that messages are as long as those of records
+    return f"{len(names)}x{urlsafe_b64encode(hmac.digest(salt.encode(), text, 'sha256'))[:8].decode()}"
 
 
 def _escaped(part: str) -> str:

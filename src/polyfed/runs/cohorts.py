@@ -267,7 +267,7 @@ class Expenses:
     """
 
     def __init__(self, experiment: Experiment, clients: Iterable[ClientInfo]) -> None:
-        self._experiment, self._clients = experiment, {client.id: client for client in clients}
+        self._clients = {client.id: client for client in clients}
         self._policy, settings = experiment.policy, experiment.policy.privacy
         assert settings is not None
         self._settings = settings
@@ -302,8 +302,5 @@ class Expenses:
         return costs
 
     def _cost(self, client: str, step: str) -> PrivacyCost | None:
-        info, schema = self._clients[client], self._policy.charged[step]
-        group = self._experiment.clients.get(info.group)
-        if group is None:  # of DP-SGD its batches are known at its site alone
-            return self._settings.cost(schema)
-        return self._policy.cost(schema, info.samples, group.training.batch_size)
+        info = self._clients[client]
+        return self._policy.cost(self._policy.charged[step], info.samples, info.batch_size)

@@ -1,7 +1,7 @@
 """Run folders: what a run leaves on disk, complete after every round.
 
 config.yaml       resolved configuration: running it again gives the same run
-run.json          identity of the run, digest of the configuration
+run.json          identity of the run, digest of the configuration, salt of the names of heads
 environment.json  versions, device, code state
 metrics.jsonl     metrics and events, one JSON object a line
 ledger.jsonl      bytes that crossed the wire
@@ -132,7 +132,12 @@ class RunFolder:
             return ""
 
     def begin(
-        self, run: str, config: str, start: Path, environment: Mapping[str, Any], partition: Mapping[str, Any]
+        self,
+        run: Mapping[str, str],
+        config: str,
+        start: Path,
+        environment: Mapping[str, Any],
+        partition: Mapping[str, Any],
     ) -> None:
         """Write what is fixed for the whole run: ``run`` identifies it, and paths of ``config`` begin at ``start``."""
         # run.json last: while it is missing, the run has not begun and its folder may be used again
@@ -140,7 +145,7 @@ class RunFolder:
         self.write(START, f"{way_from(self.path.resolve(), start)}\n")
         self.write("environment.json", json.dumps(environment, indent=1) + "\n")
         self.write("partition.json", json.dumps(partition) + "\n")
-        self.write("run.json", json.dumps({"run": run, "config": self.config_digest()}) + "\n")
+        self.write("run.json", json.dumps({**run, "config": self.config_digest()}) + "\n")
 
     def has_begun(self) -> bool:
         """Whether ``begin`` was completed."""
@@ -150,10 +155,15 @@ class RunFolder:
     def identity(self) -> str:
         return self._beginning("run")
 
+    @property
+    def salt(self) -> str:
+        """Of the names of heads; see ``ExperimentSettings.salt``. Empty of a run that was begun before they had one."""
+        return self._beginning("salt")
+
     def _beginning(self, key: str) -> str:
         path = self.path / "run.json"
         try:
-            return str(file_json(path.read_text())[key])
+            return str(({"salt": ""} | file_json(path.read_text()))[key])
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"'{path}', which identifies the run, cannot be read ({reason}); restore it") from error

@@ -73,11 +73,9 @@ def preflight(experiment: ExperimentSettings, federation: Population) -> None:
     if run.attackers:
         _require_attackers(experiment, federation)
     if experiment.privacy is not None and experiment.privacy.samples is not None:
-        # DP-SGD suits tasks and models of simulated clients, and its planned rounds are within the budget
+        # DP-SGD suits tasks and models of simulated clients
         for member in {info.architecture: federation.members[info.id] for info in federation.infos}.values():
             require_per_sample(member.settings.task, federation.client_model(member), member.id)
-        for info in federation.infos:
-            _require_within_budget(experiment, planned_epsilon(experiment, info), f"'{info.id}'")
 
 
 def require_readable(federation: Population) -> None:
@@ -97,14 +95,16 @@ def require_readable(federation: Population) -> None:
 
 
 def preflight_clients(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:
-    """Check that the method suits the clients of an engine, and that cohorts of them are large enough in every round.
+    """Check that method and budget suit the clients of an engine, and that cohorts are large enough in every round.
 
     Raises:
-        ConfigError: it does not, or they are not.
+        ConfigError: they do not, or are not.
     """
     experiment.algorithm.require(replace(_plan(experiment), clients=clients))
     _require_drawn(experiment, clients)
     _require_cohorts(experiment, clients)
+    for client in clients if experiment.privacy is not None and experiment.privacy.samples is not None else ():
+        _require_within_budget(experiment, planned_epsilon(experiment, client), f"'{client.id}'")
 
 
 def _plan(experiment: ExperimentSettings) -> FederationPlan:
@@ -207,14 +207,12 @@ def _require_within_budget(experiment: ExperimentSettings, planned: float | None
 
 
 def planned_epsilon(experiment: ExperimentSettings, client: ClientInfo) -> float | None:
-    """Planned epsilon of a client with one protected reply a round, at the budget's delta; None if nobody can tell."""
-    policy, group = experiment.policy, experiment.clients.get(client.group)
+    """Planned epsilon of a client with one protected reply a round, at the budget's delta; None without noise."""
+    policy = experiment.policy
     if policy.privacy is None:
         return None
     delta = policy.privacy.budget.delta
     if policy.privacy.samples is None:
         return policy.planned(delta)
-    if group is None:  # its batches are known at its site alone
-        return None
-    by_step = policy.planned_training(client.samples, group.training.batch_size, delta, policy.privacy.neighbours)
+    by_step = policy.planned_training(client.samples, client.batch_size, delta, policy.privacy.neighbours)
     return next(iter(by_step.values()))

@@ -40,6 +40,7 @@ def build_federation(experiment: Experiment, folder: RunFolder) -> Population:
         experiment.run.seed,
         folder.path / "vocabulary",
         experiment.algorithm.add_modules,
+        folder.salt if folder.has_begun() else experiment.salt,
     )
 
 

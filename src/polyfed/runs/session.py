@@ -216,7 +216,8 @@ class Session:
         config = self.experiment.to_yaml(start)  # so that it says nothing of this machine
         accounts = plain(accounts_of(self.experiment, self.federation))
         self.folder.write(ACCOUNTS, json.dumps(accounts, ensure_ascii=False) + "\n")
-        self.folder.begin(self.identity, config, start, environment(self.experiment), self.partition())
+        run = {"run": self.identity, "salt": self.experiment.salt}
+        self.folder.begin(run, config, start, environment(self.experiment), self.partition())
         self.loop().start()
 
     def loop(self) -> Loop:

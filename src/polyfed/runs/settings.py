@@ -239,6 +239,11 @@ class ExperimentSettings(Settings):
         privacy = self.privacy and self.privacy.resolved(steps, self.run.rounds)
         return Policy(self.algorithm, self.run.rounds, privacy, combining.secure, combining.clip, combining.robust)
 
+    @property
+    def salt(self) -> str:
+        """Key of the digests of class names: the federation's name; empty with attackers, whom no site joins."""
+        return "" if self.run.attackers else self.name
+
     def spec(self, run: str, public_order: str) -> RunSpec:
         """What a place that hosts clients must know of a run of this experiment."""
         return RunSpec(
@@ -246,6 +251,7 @@ class ExperimentSettings(Settings):
             seed=self.run.seed,
             rounds=self.run.rounds,
             algorithm=self.algorithm,
+            salt=self.salt,
             precision=self.run.precision,
             transport=self.run.exchange.transport,
             server_model=self.server.model if self.server and self.algorithm.shares_encoders else None,

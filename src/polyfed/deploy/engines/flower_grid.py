@@ -135,7 +135,7 @@ class NodeDirectory:
             return
         try:
             fields, _ = from_records(message.content, DESCRIPTION_BYTES)
-            site = self.sites.speaker(node, str(fields["site"]), fails="error" in fields)
+            site = self.sites.speaker(node, fields.get("site"))
             if "error" in fields:
                 self.problems[site] = plain(shorten(str(fields["error"]), 1000))
                 return

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -86,12 +85,7 @@ class Node:
             infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         except Exception as error:
             _log.exception("this site cannot take part")
-            path = config.get("config")  # a site that cannot be opened is called after its folder
-            name = Path(path).resolve().parent.name if isinstance(path, str) else None
-            return {
-                "site": name if name is not None else f"node-{config.get('partition-id', '?')}",
-                "error": failure_of(error, in_full=self.simulated).text,
-            }
+            return {"error": failure_of(error, in_full=self.simulated).text}  # who it is, its key tells
         return {"site": host.name, "clients": infos}
 
 

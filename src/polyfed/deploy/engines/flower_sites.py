@@ -42,13 +42,13 @@ class Sites:
     def name(self, node: int) -> str:
         return f"node {node}"
 
-    def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
-        """The site that a node speaks for, which says that it is ``claimed``, and perhaps that it cannot take part.
+    def speaker(self, node: int, claimed: object) -> str:
+        """The site that a node speaks for, which says that it is ``claimed``; one that cannot take part says nothing.
 
         Raises:
             PayloadError: it is another site.
         """
-        return claimed
+        return self.name(node) if claimed is None else str(claimed)
 
     def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
         """Take the clients that a node describes for its site's.
@@ -99,13 +99,14 @@ class RegisteredSites(Sites):
     def name(self, node: int) -> str:
         return self._keys[node][0]
 
-    def speaker(self, node: int, claimed: str, *, fails: bool) -> str:
-        """The site whose key the node has; a node that fails may be called by its folder, but not as another site."""
+    def speaker(self, node: int, claimed: object) -> str:
+        """The site whose key the node has."""
         site, _ = self._keys[node]
-        if claimed == site or (fails and claimed not in self.names):
+        if claimed is None or claimed == site:
             return site
-        deed = "reports an error as" if fails else "says that it is"
-        raise self._refusal(node, f"it {deed} site {_quoted(claimed)}, and its key was admitted as '{site}'")
+        raise self._refusal(
+            node, f"it says that it is site {_quoted(str(claimed))}, and its key was admitted as '{site}'"
+        )
 
     def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
         """Take a site's clients, which carry its name, and are those that it joined with if it has joined before."""
