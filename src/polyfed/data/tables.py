@@ -371,13 +371,16 @@ def _drawn(
         raise DataError(f"'{table.where}' has {sizes.total()} {what}, {remedy}")
     split_of = dict.fromkeys(order, "train") | dict(zip(order, parts, strict=False))
     parts_of = [split_of[key] if fits else "train" for key, fits in zip(keys, fitting, strict=True)]
-    mask = pa.array([part == split for part in parts_of])
+    return replace(_with_rows(table, np.array([part == split for part in parts_of])), split=split)
+
+
+def _with_rows(table: SplitTable, rows: Mask) -> SplitTable:
+    mask = pa.array(rows)
     return replace(
         table,
         read=lambda column: table.read(column).filter(mask),
-        count=lambda: pc.sum(mask).as_py(),
-        split=split,
-        key=lambda column: fingerprint_of(table.key(column), mask_key(np.array(mask))),
+        count=lambda: int(rows.sum()),
+        key=lambda column: fingerprint_of(table.key(column), mask_key(rows)),
         take=None,
     )
 
@@ -638,6 +641,12 @@ def _fitting(table: SplitTable, source: TableSource, names: Mapping[str, Sequenc
         asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
         raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
     return fitting
+
+
+def fitting_rows(table: SplitTable, source: TableSource) -> SplitTable:
+    """The rows of a table that are as ``where`` wants them."""
+    names = class_names(table.schema, table.where)
+    return _with_rows(table, _fitting(table, source, names)) if source.where else table
 
 
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
