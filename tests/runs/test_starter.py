@@ -376,15 +376,19 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("given", "sites", "method"),
+    ("given", "sites", "small"),
     [
-        ("--site north=north --site south=south --site west=letters.csv --public shared", "north south west", 0),
-        ("--table patients.csv --label diagnosis --by hospital", "Nord St-Anna Sud", -1),
-        ("--site a=a --site b=b --site c=c", "a b c", -1),
+        (
+            "--site north=north --site south=south --site west=letters.csv --public shared",
+            "north south west",
+            "common.model.encoders.image.widths=[8,8,8,8] algorithm.distiller.epochs=1",
+        ),
+        ("--table patients.csv --label diagnosis --by hospital", "Nord St-Anna Sud", ""),
+        ("--site a=a --site b=b --site c=c", "a b c", "common.model.encoders.image.widths=[8,8,8]"),
     ],
 )
 def test_three_hospitals_take_few_lines_that_run(
-    cli: Cli, hospitals: Path, given: str, sites: str, method: int, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, hospitals: Path, given: str, sites: str, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(shutil.copytree(hospitals, Path("mine")))
     code, out, err = cli("init", "mine.yaml", *given.split(), "--rounds", 2)
@@ -395,9 +399,10 @@ def test_three_hospitals_take_few_lines_that_run(
     assert not {"&", "*", "count"} & {*text.split()}
     experiment = Experiment.load("mine.yaml")
     assert [*experiment.clients] == sites.split()
-    assert experiment.algorithm.component_name() == STARTERS[method]
-    for options in (["--dry-run"], QUICK[2:]):
-        code, _, err = cli("run", "mine.yaml", *options)
+    assert experiment.algorithm.component_name() == ("change_distillation" if experiment.public else "fedavg")
+    options = [part for setting in small.split() for part in ("--set", setting)]
+    for last in (["--dry-run"], []):
+        code, _, err = cli("run", "mine.yaml", *options, *QUICK[2:], *last)
         assert (code, unless_of_words(err)) == (0, [])
 
 
@@ -456,8 +461,7 @@ def test_files_that_may_be_of_two_kinds_are_asked_about_and_a_lonely_site_is_war
 ) -> None:
     folder = shutil.copytree(hospitals / "north", Path("north"))
     rows = [f"{number}.png,thing {number} of it,{'ab'[number % 2]}" for number in range(24)]
-    (folder / "captions.csv").write_text("
-".join(["file_name,caption,label", *rows]))
+    (folder / "captions.csv").write_text("\n".join(["file_name,caption,label", *rows]))
     letters = f"--site=w={hospitals / 'letters.csv'}"
     _, _, err = cli("init", "mine.yaml", "--site=n=north", letters)
     assert "may be pairs or pictures (" in err

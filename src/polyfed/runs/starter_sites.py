@@ -79,10 +79,9 @@ def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, 
     texts = dict[str, str]()
     for text in given:
         name, _, path = text.partition("=")
-        if not path or not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"--site {text}: needs the form NAME=FOLDER or NAME=FILE; names have letters, digits, _, -"
-            )
+        if not path or not _NAME.fullmatch(name) or name in _TAKEN:
+            names = f"NAME of letters, digits, _ and -, not {' or '.join(_TAKEN)}"
+            raise ConfigError(f"--site {text}: needs the form NAME=FOLDER or NAME=FILE, {names}")
         if name in texts:
             raise ConfigError(f"--site {name} is given twice, {texts[name]} and {path}; give a site one folder or file")
         texts[name] = path
