@@ -176,3 +176,40 @@ def test_a_table_in_a_csv_file_has_missing_cells(tmp_path: Path) -> None:
     known = Table().open(split.modality("table"), "table", context(tmp_path, table=split.modality("table")))
     assert known(torch.arange(3))[:, [0, 2]].tolist() == [[1, 1], [0, 1], [1, 0]]
     assert split.classes == {"label": ("ill", "well")}
+
+
+def of_csv(path: Path, rows: Sequence[str], split: str = "train", **settings: Any) -> Split:
+    path.write_text("\n".join(["age,ill,place", *rows]))
+    source = Folder(path=str(path), columns={"table": ["age"]}, targets={"label": "ill"}, **settings)
+    return source.open(split, name="patients", data_dir=None)
+
+
+@pytest.mark.parametrize(
+    ("classes", "values", "numbers"),
+    [(["no", "so", "yes"], "no,yes", [0, 2]), ([0, 1, 2], "0,2", [0, 2]), ([3, 40, 7], "40,3", [1, 0])],
+)
+def test_classes_that_sites_agree_on_may_be_missing_at_one(
+    tmp_path: Path, classes: list[int | str], values: str, numbers: list[int]
+) -> None:
+    rows = [f"{20 + k},{value},x" for k, value in enumerate(values.split(","))]
+    split = of_csv(tmp_path / "t.csv", rows, fractions={}, reading={"classes": {"label": classes}})
+    assert split.classes["label"] == tuple(map(str, classes))
+    assert split.read("ill").values.to_pylist() == numbers
+    with pytest.raises(DataError, match=r"column 'ill': .* is not among reading.classes.label, .*; add it there"):
+        of_csv(tmp_path / "u.csv", [*rows, f"9,{1000 if values[0].isdigit() else 'maybe'},x"], fractions={},
+               reading={"classes": {"label": classes}})  # fmt: skip
+    with pytest.raises(ConfigError, match=r"reading.classes.lable: did you mean 'label'"):
+        Folder(path="t.csv", targets={"label": "ill"}, reading={"classes": {"lable": classes}})
+
+
+def test_of_names_that_are_one_class_the_agreed_spelling_counts(tmp_path: Path) -> None:
+    reading = {"fold_labels": True, "classes": {"label": ["No", "Yes"]}}
+    split = of_csv(tmp_path / "t.csv", ["1,no,x", "2,no,x", "3,YES,x"], fractions={}, reading=reading)
+    assert split.read("ill").values.to_pylist() == [0, 0, 1]
+
+
+def test_shares_are_drawn_of_the_rows_that_are_wanted(tmp_path: Path) -> None:
+    rows = [f"{k},{'ab'[k % 2]},{'few' if k < 10 else 'many'}" for k in range(100)]
+    settings: dict[str, Any] = {"fractions": {"validation": 0.2, "test": 0.3}, "where": {"place": "few"}}
+    sizes = [len(of_csv(tmp_path / "t.csv", rows, split, **settings)) for split in ("train", "validation", "test")]
+    assert sizes == [5, 2, 3]

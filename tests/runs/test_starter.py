@@ -20,6 +20,7 @@ from polyfed.data.backbones import quiet
 from polyfed.data.preparation import prepare_folder
 from polyfed.data.sounds import wav
 from polyfed.data.sources.folder import Folder
+from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import STARTERS, SplitSize, Starter, StarterEncoders, starter_sources
 
@@ -258,7 +259,7 @@ def test_a_file_of_other_columns_is_taken_as_prepare_takes_it(cli: Cli, data: Pa
     )
     assert (sources[0].items, sources[0].sizes["test"].items, [*sources[0].sizes]) == (28, 9, [*TESTED])
     text = Starter(Path("mine.yaml"), sources).text
-    assert ', annotations: "notes.csv", file_column: "where", split_column: "fold", ' in text
+    assert ", annotations: notes.csv, file_column: where, split_column: fold}" in text
 
 
 # ---- recordings, and pictures with masks
@@ -344,3 +345,127 @@ def test_one_item_goes_through_each_view_and_network_before_anything_is_written(
     code, _, err = cli("init", "other.yaml", "--sounds", tmp_path / "sounds", "--clients", 2)
     assert (code, Path("other.yaml").exists()) == (2, False)
     assert "1 recordings cannot be read, first" in err
+
+
+# ---- institutions by name
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of pairs ``north``, ``south``, ``shared`` and of masks ``a``, ``b``, ``c``, and two tables."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    for site, name in enumerate(("north", "south", "shared")):
+        for number in range(24):
+            picture(folder / name / f"{number}.png", 1000 * (site + 1) + number)
+        lines = [f"{number}.png,thing {number} of {name}" for number in range(24)]
+        (folder / name / "captions.csv").write_text("\n".join(["file_name,caption", *lines]))
+    letters = [f"words {number} and {number % 5},{('icu', 'er')[number % 2]}" for number in range(24)]
+    (folder / "letters.csv").write_text("\n".join(["letter,ward", *letters]))
+    places = ("Nord", "St. Anna", "Süd", "Nord")
+    rows = [
+        f"{20 + n * 7 % 60},{'mf'[n // 3 % 2]},{places[n % 4] if n % 30 else ''},{'c' if n == 2 else 'ab'[n % 3 % 2]}"
+        for n in range(120)
+    ]  # one site alone has c
+    (folder / "patients.csv").write_text("\n".join(["age,sex,hospital,diagnosis", *rows]))
+    for site, name in enumerate("abc"):
+        for number in range(10):
+            picture(folder / name / "images" / f"{number}.png", 9000 * (site + 1) + number)
+            (folder / name / "masks").mkdir(exist_ok=True)
+            levels(0, 255)(number).save(folder / name / "masks" / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("given", "sites", "small"),
+    [
+        (
+            "--site north=north --site south=south --site west=letters.csv --public shared",
+            "north south west",
+            "common.model.encoders.image.widths=[8,8,8,8] algorithm.distiller.epochs=1",
+        ),
+        ("--table patients.csv --label diagnosis --by hospital", "Nord St-Anna Sud", ""),
+        ("--site a=a --site b=b --site c=c", "a b c", "common.model.encoders.image.widths=[8,8,8]"),
+    ],
+)
+def test_three_hospitals_take_few_lines_that_run(
+    cli: Cli, hospitals: Path, given: str, sites: str, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shutil.copytree(hospitals, Path("mine")))
+    code, out, err = cli("init", "mine.yaml", *given.split(), "--rounds", 2)
+    assert (code, unless_of_words(err)) == (0, [])
+    assert "clients: the 3 sites, one each, with batches of" in out
+    text = Path("mine.yaml").read_text()
+    assert len(text.splitlines()) <= 25
+    assert not {"&", "*", "count"} & {*text.split()}
+    experiment = Experiment.load("mine.yaml")
+    assert [*experiment.clients] == sites.split()
+    assert experiment.algorithm.component_name() == ("change_distillation" if experiment.public else "fedavg")
+    options = [part for setting in small.split() for part in ("--set", setting)]
+    for last in (["--dry-run"], []):
+        code, _, err = cli("run", "mine.yaml", *options, *QUICK[2:], *last)
+        assert (code, unless_of_words(err)) == (0, [])
+
+
+def test_what_sites_have_in_common_is_of_all_their_rows(cli: Cli, hospitals: Path) -> None:
+    table = hospitals / "patients.csv"
+    code, out, _ = cli("init", "by.yaml", "--table", table, "--label", "diagnosis", "--by", "hospital")
+    assert code == 0
+    assert "sites: Nord (58 rows of 'Nord'), St-Anna (30 rows of 'St. Anna'), Sud (28 rows of 'Süd')" in out
+    assert "left out: 4 of 120 rows, which have no 'hospital'" in out
+    common = yaml.safe_load(Path("by.yaml").read_text())["common"]
+    assert common["data"]["columns"] == {"table": ["age", "sex"]}
+    assert common["data"]["reading"] == {"classes": {"label": ["a", "b", "c"]}}
+    frame = pd.read_csv(table)
+    for name, place in {"nord": "Nord", "anna": "St. Anna", "sud": "Süd"}.items():
+        frame[frame.hospital == place].drop(columns="hospital").to_csv(f"{name}.csv", index=False)
+    files = ["--site=nord=nord.csv", "--site=anna=anna.csv", "--site=sud=sud.csv", "--label", "diagnosis"]
+    assert cli("init", "files.yaml", *files)[0] == 0
+    of_files = yaml.safe_load(Path("files.yaml").read_text())["common"]
+    assert of_files["data"] == {key: value for key, value in common["data"].items() if key != "path"}
+    cells, own = (one["model"]["encoders"]["table"]["view"]["cells"] for one in (common, of_files))
+    assert (cells.keys(), cells["sex"]) == (own.keys(), own["sex"])
+    heads = {member.rpartition("/")[2] for member in architectures("files.yaml")}
+    assert len(heads) == 1, "the one class that a site lacks does not keep heads apart"
+
+
+def architectures(file: str) -> list[str]:
+    experiment = Experiment.load(file)
+    federation = Population(experiment.data, None, None, experiment.clients, 0, Path("vocabulary"))
+    return [info.architecture for info in federation.infos]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--pairs north --pairs south", "--pairs is given 2 times; give it once, or --site NAME=PATH for each"),
+        ("--pairs .", "if each folder in it is an institution's, give --site a=a --site b=b --site c=c --site north="),
+        ("--site a=north --site a=south", "--site a is given twice, north and south"),
+        ("--site server=north", "--site server=north: needs the form NAME=FOLDER or NAME=FILE"),
+        ("--site a=north --site b=patients.csv", "--site b: --table"),
+        ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has such a column"),
+        ("--site a=north --public-share 0.2", "no site's own data become public; give --public FOLDER"),
+        ("--table patients.csv --label diagnosis --by hospitl", "--by hospitl: no column 'hospitl'; did you mean"),
+        ("--texts letters.csv --by letter", "--by letter: the column has 24 different values in 24 rows"),
+    ],
+)
+def test_what_is_no_site_is_said(
+    cli: Cli, hospitals: Path, given: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hospitals)
+    code, _, err = cli("init", "mine.yaml", *given.split())
+    assert (code, message in err, Path("mine.yaml").exists()) == (2, True, False), err
+
+
+def test_files_that_may_be_of_two_kinds_are_asked_about_and_a_lonely_site_is_warned_of(
+    cli: Cli, hospitals: Path
+) -> None:
+    folder = shutil.copytree(hospitals / "north", Path("north"))
+    rows = [f"{number}.png,thing {number} of it,{'ab'[number % 2]}" for number in range(24)]
+    (folder / "captions.csv").write_text("\n".join(["file_name,caption,label", *rows]))
+    letters = f"--site=w={hospitals / 'letters.csv'}"
+    _, _, err = cli("init", "mine.yaml", "--site=n=north", letters)
+    assert "may be pairs or pictures (" in err
+    assert "say which with --site n=pairs:north or --site n=pictures:north" in err
+    code, out, _ = cli("init", "mine.yaml", "--site=n=pictures:north", letters)
+    assert code == 0
+    assert "warning: w gains nothing: no other site has data of its kind, and fedavg averages equal networks" in out

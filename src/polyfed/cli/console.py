@@ -66,6 +66,9 @@ def preparation_shown(console: Console) -> Iterator[None]:
         yield
 
 
+_OF_SITES = ("pairs", "pictures", "texts", "sounds", "masks", "table")  # options of init, which people repeat
+
+
 def prepared(command: Any) -> Any:
     """Give a command, and all below it, the help of its arguments, which click 8.5 removes, and parsing by ``_parse``.
 
@@ -87,7 +90,8 @@ def _parse(command: Any, parse: Callable[[Any, list[str]], list[str]], context: 
     _, _, given = command.make_parser(context).parse_args(args=list(words))
     for parameter, times in Counter(given).items():
         if times > 1 and not parameter.multiple:
-            raise ConfigError(f"{parameter.opts[0]} is given {times} times; give it once")
+            sites = ", or --site NAME=PATH for each institution" if parameter.name in _OF_SITES else ""
+            raise ConfigError(f"{parameter.opts[0]} is given {times} times; give it once{sites}")
     return parse(context, words)
 
 

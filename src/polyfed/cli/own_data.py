@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +12,14 @@ import typer
 
 from polyfed.cli.console import preparation_shown
 from polyfed.cli.options import WeightsDir
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
     from polyfed.data.preparation import FolderFindings
     from polyfed.reporting.tables import TextTable
-    from polyfed.runs.starter import DataKind
+    from polyfed.runs.starter import DataKind, StarterSource
 
+_MOST_SITES = 20  # that are named in a hint
 _QUESTIONS: dict[DataKind, str] = {
     "pairs": "Folder of pictures with captions (Enter: none)",
     "pictures": "Folder of pictures with classes (Enter: none)",
@@ -37,7 +39,20 @@ def init_command(
     sounds: Annotated[Path | None, typer.Option(help="folder of recordings (WAV) with classes")] = None,
     masks: Annotated[Path | None, typer.Option(help="folder of pictures with masks of their pixels' classes")] = None,
     table: Annotated[Path | None, typer.Option(help="CSV or Parquet of numbers and names with classes")] = None,
-    label: Annotated[str | None, typer.Option(help="of a table or folder: column of classes")] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="data of an institution, once for each; NAME=KIND:PATH (KIND of pairs, pictures, ...)",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="each value of this column is an institution")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="column of classes, of a table or folder; SITE=COLUMN: of that site"),
+    ] = None,
     public: Annotated[Path | None, typer.Option(help="folder of pictures with captions that everybody may see")] = None,
     public_share: Annotated[
         float | None, typer.Option(min=0.01, max=0.9, help="share of --pairs that becomes public, in place of a folder")
@@ -91,22 +106,25 @@ def init_command(
         raise RunError(f"'{file}' is there already; name another file, or remove it")
     given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts, "sounds": sounds}
     given |= {"masks": masks, "table": table}
-    paths = {kind: path for kind, path in given.items() if path is not None} or _asked()
-    layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column, "label": label}
+    paths = {kind: path for kind, path in given.items() if path is not None} or ({} if site else _asked())
+    layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
     layout |= {"encoding": encoding, "decimal": decimal}
     meaning = {"together": together, "fold_labels": fold_labels, "mask_values": mask_values}
     console = Terminal()
     with preparation_shown(console):
-        sources = starter.starter_sources(paths, layout | meaning)
+        sources, lines = _sources(paths, site or [], by, label or [], layout | meaning)
         shared = None
         if public is not None:
-            shared = starter.StarterSource.of("pairs", public, name="public", is_public="pairs" in paths)
+            is_public = "pairs" in paths and by is None
+            shared = starter.StarterSource.of("pairs", public, name="public", is_public=is_public)
             starter.require_apart(sources, shared)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     every = [*sources, *([shared] if shared else [])]
     read = [text for source in every for text in source.texts]
     encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute(), read)
-    first = starter.Starter(file, sources, shared, public_share, method, clients, rounds, encoders)
+    by_site = bool(site) or by is not None
+    count = 1 if by_site else clients
+    first = starter.Starter(file, sources, shared, public_share, method, count, rounds, encoders, by_site)
     first.require()
     text = first.text
     with paths_from(None, file.absolute().parent):
@@ -119,14 +137,47 @@ def init_command(
         _list("", [line for count in source.counts for line in count.lines()])
         _list("the first training item:", source.sample)
         _list("decided:", source.decisions)
-        for warning in [*(source.small if source is first.server_source else ()), *source.warnings]:
+        is_judged = source is first.server_source or (by_site and source is not shared)
+        for warning in [*(source.small if is_judged else ()), *source.warnings]:
             typer.echo(f"warning: {warning}")
         for line in encoders.languages(source.texts):
             typer.echo(line)
-    _list("decided of the experiment:", first.decisions())
-    if missing := [part for part in starter.pretrained_modalities(paths) if part not in encoders.names]:
+    _list("decided of the experiment:", [*lines, *first.decisions()])
+    for name in first.alone:
+        typer.echo(
+            f"warning: {name} gains nothing: no other site has data of its kind, and {first.method} averages equal "
+            "networks; --public FOLDER, pairs that all may see, lets it take part"
+        )
+    if missing := [part for part in starter.pretrained_modalities(first.kinds) if part not in encoders.names]:
         typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {first.quoted} --dry-run, and then without --dry-run")
+
+
+def _sources(
+    paths: Mapping[DataKind, Path], sites: Sequence[str], by: str | None, labels: Sequence[str], told: Mapping[str, Any]
+) -> tuple[Sequence[StarterSource], list[str]]:
+    """The data, and what was decided of whose they are."""
+    from polyfed.runs.starter import starter_sources
+    from polyfed.runs.starter_sites import named_sites, sites_of_column
+
+    if sites:
+        if paths or by is not None:
+            raise ConfigError("--site names the data of institutions, beside which no others are given; leave them out")
+        return named_sites(sites, labels, told), []
+    if len(labels) > 1:
+        raise ConfigError(f"--label is given {len(labels)} times; give it once")
+    label = labels[0] if labels else None
+    if by is not None:
+        return sites_of_column(paths, by, label, told)
+    try:
+        return starter_sources(paths, {**told, "label": label}), []
+    except DataError as error:
+        folders = [] if len(paths) != 1 else sorted(filter(Path.is_dir, next(iter(paths.values())).glob("[!.]*")))
+        if not 2 <= len(folders) <= _MOST_SITES:
+            raise
+        options = " ".join(f"--site {shlex.quote(f'{folder.name}={folder}')}" for folder in folders)
+        remedy = f"if each folder in it is an institution's, give {options}"
+        raise DataError(f"{error}; {remedy}") from error
 
 
 def _list(title: str, lines: Sequence[str]) -> None:

@@ -261,6 +261,11 @@ class Reading(Settings):
         description="class names that differ in case, blanks, Unicode form or the writing of a number alone are one "
         "class, with the most frequent spelling",
     )
+    classes: dict[str, Annotated[tuple[StrictInt | StrictStr, ...], Field(min_length=2)]] = Field(
+        default_factory=dict,
+        description="target -> its classes as the column has them, texts or whole numbers, in their order: equal for "
+        "all sites, whose own data may lack some; another value is refused. Of no target: those that the data have",
+    )
 
 
 class StoredSource(TableSource):
@@ -302,6 +307,8 @@ class StoredSource(TableSource):
                 raise ValueError(f"fractions.{key}: {value} is not {wanted}")
         if self.together and not any(self.shares.values()):
             raise ValueError("fractions.together has no effect without a share; leave it out, or give one")
+        for target in self.reading.classes.keys() - self.targets.keys():
+            raise ValueError(f"reading.classes.{target}: {nearest(target, self.targets)}; name it under targets too")
         if sum(self.shares.values()) >= 1:
             raise ValueError(f"fractions add up to {sum(self.shares.values()):g}; leave something for train")
         return self
@@ -315,7 +322,12 @@ class StoredSource(TableSource):
         if (count := stored.count()) > self.max_rows:
             limit = f"the limit is {self.max_rows:,}; raise max_rows of '{name}'"
             raise DataError(f"{stored.place}: {count:,} rows, {limit}")
-        return _drawn(stored, split, shares, self.together) if shares and stored.split == "train" else stored
+        if not shares or stored.split != "train":
+            return stored
+        for column in self.where:
+            stored.require(column, f"{stored.place} (source '{name}', where)")
+        fitting = _fitting(stored, self, class_names(stored.schema, stored.where))
+        return _drawn(stored, split, shares, self.together, fitting)
 
 
 _TOGETHER = "together"
@@ -323,10 +335,13 @@ CONTENTS = "contents"
 """In ``together``: items with equal pictures, or without pictures equal rows."""
 
 
-def _drawn(table: SplitTable, split: str, shares: Mapping[str, float], together: Sequence[str] = ()) -> SplitTable:
+def _drawn(
+    table: SplitTable, split: str, shares: Mapping[str, float], together: Sequence[str], fitting: Mask
+) -> SplitTable:
     """The rows of ``train`` that a split has, by a hash of ids, or without ids of all but pictures and recordings.
 
     They are the same on every machine; equal ids, equal contents and rows that ``together`` joins are in one split.
+    Shares are of the rows that fit ``where``; others, which are no items, stay in ``train``.
     """
     if table.ids is not None:
         table.require(table.ids, table.place)
@@ -340,9 +355,10 @@ def _drawn(table: SplitTable, split: str, shares: Mapping[str, float], together:
     keys = keys or [str(row) for row in range(table.count())]
     joining = [_contents(table) if column == CONTENTS else table.read(column).to_pylist() for column in together]
     keys = _groups([keys, *joining]) if together else keys
-    order = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
+    drawn_from = [key for key, fits in zip(keys, fitting, strict=True) if fits]
+    order = sorted(set(drawn_from), key=lambda key: hashlib.sha256(key.encode()).digest())
     # a share is of items, of which groups have several
-    sizes = Counter(keys) if together else Counter(order)
+    sizes = Counter(drawn_from) if together else Counter(order)
     parts = list[str]()
     for one, share in shares.items():
         wanted = round(share * sizes.total()) or bool(share)
@@ -354,13 +370,17 @@ def _drawn(table: SplitTable, split: str, shares: Mapping[str, float], together:
         remedy = f"too few to draw {' and '.join(shares)} from; add some, or set these shares to 0 (fractions)"
         raise DataError(f"'{table.where}' has {sizes.total()} {what}, {remedy}")
     split_of = dict.fromkeys(order, "train") | dict(zip(order, parts, strict=False))
-    mask = pa.array([split_of[key] == split for key in keys])
+    parts_of = [split_of[key] if fits else "train" for key, fits in zip(keys, fitting, strict=True)]
+    return replace(_with_rows(table, np.array([part == split for part in parts_of])), split=split)
+
+
+def _with_rows(table: SplitTable, rows: Mask) -> SplitTable:
+    mask = pa.array(rows)
     return replace(
         table,
         read=lambda column: table.read(column).filter(mask),
-        count=lambda: pc.sum(mask).as_py(),
-        split=split,
-        key=lambda column: fingerprint_of(table.key(column), mask_key(np.array(mask))),
+        count=lambda: int(rows.sum()),
+        key=lambda column: fingerprint_of(table.key(column), mask_key(rows)),
         take=None,
     )
 
@@ -434,8 +454,14 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     _require_columns(table, source, name)
     names = class_names(table.schema, table.where)
     codes = {column: _codes(table, column, names) for column in source.targets.values()}
+    agreed = _agreed_classes(table, source, names)
+    codes |= {column: [one for one in classes if isinstance(one, int)] for column, classes in agreed.items()}
     names |= {column: tuple(map(str, numbers)) for column, numbers in codes.items() if numbers}
-    classes = {target: _classes(table, source, target, names) for target in source.targets}
+    names |= {column: tuple(map(str, classes)) for column, classes in agreed.items()}
+    classes = {
+        target: names[column] if column in agreed else _classes(table, source, target, names)
+        for target, column in source.targets.items()
+    }
     # a column is read as labels wherever a target names it, and as it stands otherwise
     names_of_labels = {column: classes[target] for target, column in source.targets.items()}
     rows, left_out, counted = _items(table, source, names)
@@ -510,11 +536,13 @@ def with_folded(table: SplitTable, source: TableSource) -> SplitTable:
     everywhere = table.everywhere
     if not isinstance(source, StoredSource) or not source.reading.fold_labels or everywhere is None:
         return table
+    agreed = {source.targets[target]: classes for target, classes in source.reading.classes.items()}
 
     def usual(column: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
         if column not in source.targets.values() or not is_text(values.type):
             return values
         known = spellings(everywhere(column).to_pylist())
+        known |= {folded(name): [name] for name in map(str, agreed.get(column, ()))}
         names = [name and known.get(folded(name), [name])[0] for name in values.to_pylist()]
         return pa.chunked_array([pa.array(names, values.type)])
 
@@ -592,13 +620,7 @@ def _items(
     unit, total = f"items ({table.split})", table.count()
     if not source.where and not lenient and first is None:
         return None, {}, Count(unit, total, total)
-    fitting: Mask = np.ones(table.count(), np.bool_)
-    wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
-    for column, values in wanted.items():
-        fitting &= _having(table, column, values, names.get(column, ()))
-    if not fitting.any():
-        asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
-        raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
+    fitting = _fitting(table, source, names)
     reasons = [LeftOut("do not match `where`", total - int(fitting.sum()))]
     fitting &= np.arange(len(fitting)) < (first or len(fitting))
     reasons += [LeftOut(f"after the first {first}", total - int(fitting.sum()) - reasons[0].count)]
@@ -607,6 +629,24 @@ def _items(
     rows, left_out = _complete(table, source, fitting) if lenient else (fitting, {})
     reasons += [LeftOut(f"without {' or '.join(left_out)}", int(fitting.sum() - rows.sum()))]
     return None if rows.all() else rows, left_out, Count.of(unit, total, int(rows.sum()), reasons)
+
+
+def _fitting(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]) -> Mask:
+    """Which rows are as ``where`` wants them."""
+    fitting: Mask = np.ones(table.count(), np.bool_)
+    wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
+    for column, values in wanted.items():
+        fitting &= _having(table, column, values, names.get(column, ()))
+    if not fitting.any():
+        asked = ", ".join(f"{column}: {' or '.join(map(repr, values))}" for column, values in wanted.items())
+        raise DataError(f"{table.place}: none of {len(fitting)} items fits where {{{asked}}}; ask for less")
+    return fitting
+
+
+def fitting_rows(table: SplitTable, source: TableSource) -> SplitTable:
+    """The rows of a table that are as ``where`` wants them."""
+    names = class_names(table.schema, table.where)
+    return _with_rows(table, _fitting(table, source, names)) if source.where else table
 
 
 def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
@@ -704,6 +744,29 @@ def _classes(
     if column in source.column_names.values():
         raise DataError(f"{place}: its texts are a modality already; a target needs a column of its own")
     return tuple(sorted(unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))
+
+
+def _agreed_classes(
+    table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[int | str, ...]]:
+    """Column -> its classes, of those that the settings say.
+
+    Raises:
+        DataError: the column has another value, or says its classes itself.
+    """
+    agreed = {}
+    for target, classes in source.reading.classes.items() if isinstance(source, StoredSource) else ():
+        column, key = source.targets[target], f"reading.classes.{target}"
+        dtype, place = table.type_of(column), f"{table.place}, column '{column}'"
+        if column in names or not (is_text(dtype) or pa.types.is_integer(dtype)):
+            raise DataError(f"{place}: {key} is for texts and whole numbers without names, not {dtype}; leave it out")
+        values = (table.everywhere or table.read)(column)
+        there = (unless_blank(values) if is_text(dtype) else values).unique().drop_null().to_pylist()
+        if unknown := [value for value in there if value not in classes]:
+            shown = ", ".join(map(repr, classes[:_SHOWN]))
+            raise DataError(f"{place}: {unknown[0]!r} is not among {key}, {shown}; add it there, or mend the data")
+        agreed[column] = classes
+    return agreed
 
 
 def _codes(table: SplitTable, column: str, names: Mapping[str, Sequence[str]]) -> list[int]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import yaml
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError, nearest
@@ -56,7 +57,7 @@ from polyfed.data.survey import (
     repeating_ids,
     told_of_pictures,
 )
-from polyfed.data.tables import SplitTable, StoredSource, with_folded
+from polyfed.data.tables import SplitTable, StoredSource, fitting_rows, with_folded
 from polyfed.data.tokenizers import PretrainedTokenizer, Wordpiece, words_of
 from polyfed.data.view import DataContext
 from polyfed.data.views.table import Cells, learnt_cells
@@ -256,7 +257,7 @@ def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
 
 DataKind = Literal["pairs", "pictures", "texts", "sounds", "masks", "table"]
 
-_NEEDS: Mapping[DataKind, tuple[str, ...]] = {
+NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "pairs": ("image", "text"),
     "pictures": ("image", "label"),
     "texts": ("text", "label"),
@@ -335,55 +336,47 @@ class StarterSource:
         Raises:
             DataError: it cannot be read, lacks what the kind needs, or may be meant in two ways.
         """
-        given = dict(told)
-        label, folds, values = (given.pop(key, None) for key in ("label", "fold_labels", "mask_values"))
-        together = tuple(given.pop("together", ()))
-        reading = {key: given.pop(key) for key in ("encoding", "decimal") if key in given}
-        given |= {"reading": reading} if reading else {}
-        reader = _reader(path, given)
-        whole = path.expanduser().absolute()
-        bare = reader(path=str(whole), **given, fractions={})
-        label = _roles(kind, bare.rows("train", name=kind, data_dir=None), path, label).label
+        given, together = dict(told), tuple(told.get("together", ()))
+        label, folds, values, cells = (given.pop(key, None) for key in ("label", "fold_labels", "mask_values", "cells"))
+        bare, given = bare_source(path, given)
+        reading = given.get("reading", {})
+        apart = (*together, *given.get("where", ()))
+        label = _roles(kind, _rows(bare, "train"), path, label, apart, cells).label
         settings: dict[str, Any] = {"fractions": {}, **given}  # all of a public folder is public
         decisions = [] if is_public else _draw(settings, bare, kind, label, together, path)
         if label is not None:
-            every = {split: bare.rows(split, name=kind, data_dir=None) for split in _SPLITS if bare.has(split)}
-            if _are_one(every, label, folds, f"--{kind} {path}, column '{label}'"):
+            every = {split: _rows(bare, split) for split in _SPLITS if bare.has(split)}
+            if are_one(every, label, folds, f"--{kind} {path}, column '{label}'"):
                 settings["reading"] = {**reading, "fold_labels": True}
             if any(lacking(table.read(label)).any() for table in every.values()):
                 settings["incomplete"] = "leave_out"
-        source = reader(path=str(whole), **settings)
-        tables = {"train": source.rows("train", name=kind, data_dir=None)}
+        source = type(bare)(path=bare.path, **settings)
+        tables = {"train": _rows(source, "train")}
         for split in _TESTED:
             with contextlib.suppress(DataError):  # there is none
-                tables[split] = source.rows(split, name=kind, data_dir=None)
-        table, roles = tables["train"], _roles(kind, tables["train"], path, label, together)
+                tables[split] = _rows(source, split)
+        table, roles = tables["train"], _roles(kind, tables["train"], path, label, apart, cells)
         tables = {split: with_folded(one, _with_roles(source, roles)) for split, one in tables.items()}
-        looked = _Look(kind, tables, roles, values, is_drawn=bool(settings["fractions"]), together=together)
+        looked = _Look(kind, tables, roles, values, is_drawn=bool(settings["fractions"]), together=apart)
         looked.require_readable()
         id_column = table.ids or ("file_name" if "file_name" in table.schema.names else None)
         return cls(
             kind=kind,
             name=name or kind,
             reader=source.component_name(),
-            path=whole,
+            path=Path(bare.path),
             roles=roles,
             items=table.count(),
-            id=id_column if reader is Parquet else None,
+            id=id_column if isinstance(bare, Parquet) else None,
             settings=settings,
             sizes={split: _test_size(kind, source, split, label) for split in tables if split in _TESTED},
             tables=tables,
             counts=_with_roles(source, roles).account(name=kind, data_dir=None, used={str(roles.mask)}),
-            sample=roles.sample(table, _unused(kind, table, roles, together)),
+            sample=roles.sample(table, _unused(kind, table, roles, apart)),
             warnings=[*roles.absent(tables), *looked.warnings()],
             decisions=[*(source.content().notes if isinstance(source, Folder) else ()), *decisions, *looked.reasons()],
             details=looked.details,
         )
-
-    def told(self, start: Path) -> str:
-        """Its path from a folder, and its settings, as YAML."""
-        parts = {"path": os.path.relpath(self.path, start), **self.settings}
-        return ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in parts.items())
 
     @cached_property
     def texts(self) -> list[str]:
@@ -403,6 +396,20 @@ def _with_roles(source: StoredSource, roles: ColumnRoles) -> StoredSource:
     columns = {modality: column for modality, column in named.items() if column is not None}
     targets = {} if roles.label is None else {"label": roles.label}
     return source.model_copy(update={"columns": columns, "targets": targets})
+
+
+def bare_source(path: Path, told: Mapping[str, Any]) -> tuple[Parquet | Arrow | Folder, dict[str, Any]]:
+    """The source that reads a folder or file, without roles or shares, and what of the settings it is told."""
+    given = {key: value for key, value in told.items() if key != "together"}
+    reading = {key: given.pop(key) for key in ("encoding", "decimal") if key in given}
+    given |= {"reading": reading} if reading else {}
+    reader = _reader(path, {key: value for key, value in given.items() if key != "where"})
+    return reader(path=str(path.expanduser().absolute()), **given, fractions={}), given
+
+
+def _rows(source: StoredSource, split: str) -> SplitTable:
+    """Rows of a split that are as ``where`` wants them."""
+    return fitting_rows(source.rows(split, name=source.component_name(), data_dir=None), source)
 
 
 def _reader(path: Path, given: Mapping[str, Any]) -> type[Parquet | Arrow | Folder]:
@@ -437,7 +444,7 @@ def _draw(
     return [f"splits: {share:.0%} of the training items drawn for {' and for '.join(missing)}{by}, {reason}"]
 
 
-def _are_one(tables: Mapping[str, SplitTable], label: str, folds: bool | None, where: str) -> bool:
+def are_one(tables: Mapping[str, SplitTable], label: str, folds: bool | None, where: str) -> bool:
     """Whether classes of nearly equal names are the same.
 
     Raises:
@@ -494,7 +501,7 @@ class _Look:
             case "sounds":
                 return f"frames: {self._frames[0]}"
             case "table":
-                return _cells(self.tables["train"], self.roles)
+                return cells_as_json(self.tables["train"], self.roles)
         return ""
 
     @cached_property
@@ -567,7 +574,7 @@ class _Look:
 def _unused(kind: DataKind, table: SplitTable, roles: ColumnRoles, together: Sequence[str]) -> dict[str, str]:
     """Column without a role -> why it has none."""
     used = {*(roles.table or ()), roles.image, roles.text, roles.label, roles.audio, roles.mask}
-    _, reasons = _cells_of(table, roles.label, together) if kind == "table" else ({}, {})
+    _, reasons = cells_of(table, roles.label, together) if kind == "table" else ({}, {})
     return {
         name: reasons.get(name) or _why_unused(table, name, kind) for name in table.schema.names if name not in used
     }
@@ -578,23 +585,28 @@ def _why_unused(table: SplitTable, name: str, kind: DataKind) -> str:
     if name.lower() in NO_CONTENT:
         return "it says which row or file this is"
     if is_file(dtype):
-        return f"--{kind} has one {'recording' if 'audio' in _NEEDS[kind] else 'picture'} an item"
+        return f"--{kind} has one {'recording' if 'audio' in NEEDS[kind] else 'picture'} an item"
     if is_text(innermost(dtype)):
-        has = "one text" if "text" in _NEEDS[kind] else "no text"
-        other = f"; --label {name} makes it the class" if "label" in _NEEDS[kind] else ""
+        has = "one text" if "text" in NEEDS[kind] else "no text"
+        other = f"; --label {name} makes it the class" if "label" in NEEDS[kind] else ""
         return f"--{kind} has {has} an item{other}"
     return "a number; --table learns from numbers" if kind != "table" else "no number and no name"
 
 
 def small_splits(prepared: Path, roles: ColumnRoles) -> Iterator[str]:
     """Warnings of test splits of a prepared folder that are too small for a figure, by each kind of data that it is."""
-    for kind, needs in _NEEDS.items():
+    for kind, needs in NEEDS.items():
         if all(getattr(roles, part) is not None for part in needs):
             yield from StarterSource.of(kind, prepared).small
 
 
 def _roles(
-    kind: DataKind, table: SplitTable, path: Path, label: str | None, together: Sequence[str] = ()
+    kind: DataKind,
+    table: SplitTable,
+    path: Path,
+    label: str | None,
+    together: Sequence[str] = (),
+    cells: Sequence[str] | None = None,
 ) -> ColumnRoles:
     """The columns that the kind needs; ``label`` is that of classes, None: the likeliest.
 
@@ -603,17 +615,17 @@ def _roles(
     """
     if label is not None:
         table.require(label, f"--label, {table.place}")
-    roles = ColumnRoles.of(_columns(table), label)
+    roles = ColumnRoles.of(typed_columns(table, together), label)
     if kind == "table":
         label = label or (roles.label if (roles.label or "").lower() in LABELS else None)
-        roles = _table_roles(table, label, together)
-    for part in _NEEDS[kind]:
+        roles = _table_roles(table, label, together) if cells is None else ColumnRoles(label=label, table=tuple(cells))
+    for part in NEEDS[kind]:
         if getattr(roles, part) is None:
             names = ", ".join(table.schema.names)
-            others = [other for other, needs in _NEEDS.items() if all(getattr(roles, need) for need in needs)]
+            others = [other for other, needs in NEEDS.items() if all(getattr(roles, need) for need in needs)]
             remedy = f"; these are {others[0]}: give --{others[0]} {path}" if others else ""
             raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}{remedy}")
-    return ColumnRoles(**{part: getattr(roles, part) for part in _NEEDS[kind]})
+    return ColumnRoles(**{part: getattr(roles, part) for part in NEEDS[kind]})
 
 
 def _table_roles(table: SplitTable, label: str | None, together: Sequence[str]) -> ColumnRoles:
@@ -630,10 +642,10 @@ def _table_roles(table: SplitTable, label: str | None, together: Sequence[str]) 
     if 2 * different > len(values) or not (is_text(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)):
         what = f"column '{label}' has {different} different values ({dtype}), which are no classes"
         raise DataError(f"--table {table.where}: {what}; name another with --label: {names}")
-    return ColumnRoles(label=label, table=tuple(_cells_of(table, label, together)[0]) or None)
+    return ColumnRoles(label=label, table=tuple(cells_of(table, label, together)[0]) or None)
 
 
-def _cells_of(
+def cells_of(
     table: SplitTable, label: str | None, together: Sequence[str] = ()
 ) -> tuple[dict[str, Cells], dict[str, str]]:
     """Column -> how its values become numbers; and column without any -> why."""
@@ -646,7 +658,7 @@ def _cells_of(
         if is_list(values.type):
             reasons[name] = "it holds lists"
         elif name in together:
-            reasons[name] = "it says which rows stay together"
+            reasons[name] = "it says which rows belong together"
         elif different < 2:
             reasons[name] = "it is the same in all rows" if different else "it is empty"
         elif (
@@ -668,18 +680,18 @@ def _cells_of(
     return cells, reasons
 
 
-def _cells(table: SplitTable, roles: ColumnRoles) -> str:
+def cells_as_json(table: SplitTable, roles: ColumnRoles) -> str:
     """What the training rows show of each column, to four digits."""
     shown = {
         name: {"names": own.names} if own.names else {"mean": float(f"{own.mean:.4g}"), "std": float(f"{own.std:.4g}")}
-        for name, own in _cells_of(table, roles.label)[0].items()
+        for name, own in cells_of(table, roles.label)[0].items()
         if name in (roles.table or ())
     }
     return json.dumps(shown, ensure_ascii=False)
 
 
 def _test_size(kind: DataKind, source: StoredSource, split: str, label: str | None) -> SplitSize:
-    train, table = (source.rows(one, name=kind, data_dir=None) for one in ("train", split))
+    train, table = (_rows(source, one) for one in ("train", split))
     if label is None:
         return SplitSize(table.count(), 0.0, _OF_DICE) if kind == "masks" else SplitSize(table.count())
     labels = _values(train.read(label)).drop_null()
@@ -721,7 +733,7 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> 
     if not paths:
         raise ConfigError("there are no data; give --pairs, --pictures, --texts, --sounds, --masks or --table")
     given = {name: value for name, value in told.items() if value not in (None, (), [])}
-    labelled = [kind for kind in paths if "label" in _NEEDS[kind]]
+    labelled = [kind for kind in paths if "label" in NEEDS[kind]]
     label = {"label": given.pop("label")} if "label" in given else {}
     if label and len(labelled) != 1:
         raise ConfigError(f"--label: of which of {len(labelled)} data sets? call the columns 'label' and leave it out")
@@ -739,7 +751,7 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> 
             paths[kind],
             given | {name: value for name, value in shared.items() if kind in of_kinds.get(name, [kind])},
         )
-        for kind in _NEEDS
+        for kind in NEEDS
         if kind in paths
     ]
 
@@ -774,6 +786,7 @@ class Starter:
         clients: of each kind.
         rounds: of the run.
         encoders: pretrained networks.
+        by_site: whether each source is of an institution, and named after it.
     """
 
     file: Path
@@ -784,6 +797,7 @@ class Starter:
     clients: int = 3
     rounds: int = 10
     encoders: StarterEncoders = FROM_SCRATCH
+    by_site: bool = False
 
     def require(self) -> None:
         """Check that the method and the public set fit the data.
@@ -805,6 +819,10 @@ class Starter:
             raise ConfigError(f"--method {method}: uses no public set; leave --public and --public-share out")
         if self.public is not None and self.public_share is not None:
             raise ConfigError("--public and --public-share exclude each other; give one of them")
+        if self.public_share is not None and self.by_site:
+            raise ConfigError(
+                f"--public-share {self.public_share}: no site's own data become public; give --public FOLDER"
+            )
         if self.public_share is not None and "pairs" not in self.kinds:
             raise ConfigError(f"--public-share {self.public_share}: of which pairs? give --pairs, or --public FOLDER")
         if method == _WITH_PUBLIC[0] and "pairs" not in self.kinds:
@@ -835,8 +853,17 @@ class Starter:
         return None if self.public_share is None else max(2, round(self.public_share * self.sources[0].items))
 
     @property
-    def server_source(self) -> StarterSource:
-        return self.public if self.public is not None and "pairs" not in self.kinds else self.sources[0]
+    def server_source(self) -> StarterSource | None:
+        """The data that the server is judged on; None: sites are, each on its own."""
+        if self.public is not None and (self.by_site or "pairs" not in self.kinds):
+            return self.public
+        return None if self.by_site else self.sources[0]
+
+    @property
+    def alone(self) -> list[str]:
+        """Sites that exchange nothing, as weights are averaged among equal networks, and no other site has theirs."""
+        is_by_weights = self.by_site and self.method not in _WITH_PUBLIC
+        return [source.name for source in self.sources if is_by_weights and self.kinds.count(source.kind) == 1]
 
     @property
     def tokenizer(self) -> str:
@@ -874,7 +901,8 @@ class Starter:
         if self.wanted:
             why = "by --method"
         elif self.public_items is None:
-            why = "as there is no public set; --public FOLDER gives one, --public-share 0.2 makes one of --pairs"
+            why = "as there is no public set; --public FOLDER gives one"
+            why += "" if self.by_site else ", --public-share 0.2 makes one of --pairs"
         else:
             why = f"as {self.public_items:,} pairs are public"
         lines = [f"method: {self.method}, {why}"]
@@ -896,8 +924,12 @@ class Starter:
                     else "the largest suitable one of the weights folder"
                 )
                 lines.append(f"{part} encoder: {name}, {why}")
-        lines.append(f"clients: {self.clients} for each kind of data (--clients), with batches of {self.batch}")
-        return lines
+        if not self.by_site:
+            lines.append(f"clients: {self.clients} for each kind of data (--clients), with batches of {self.batch}")
+            return lines
+        lines.append(f"clients: the {len(self.sources)} sites, one each, with batches of {self.batch}")
+        judged = "on the public folder's own test items" if self.public else "on nothing, as it has no data"
+        return [*lines, f"judged: each site on its own test items, the server {judged}"]
 
     @property
     def text(self) -> str:
@@ -905,16 +937,54 @@ class Starter:
         folder = self.file.absolute().parent
         scratch = [part for part in modalities_of(self.kinds) if part not in self.encoders.names]
         weights = self.encoders.weights
+        every = [*self.sources, *([self.public] if self.public else [])]
         text: str = _template().render(
             starter=self,
-            folder=folder,
             weights=weights and os.path.relpath(weights, folder),
-            needs=_NEEDS,
+            needs=NEEDS,
             encoders=self.encoders,
             tokenizer=self.tokenizer,
             scratch=scratch,
+            common=Counter(self.kinds).most_common(1)[0][0],
+            modalities=modalities_of(source.kind for source in every),
+            settings={source.name: flow(source_settings(source, folder)) for source in every},
+            data=data_of_sites(self.sources, folder),
         )
-        return text
+        return text + "\n"
+
+
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 20)
+    return text.removesuffix("\n...\n").strip()
+
+
+def data_of_sites(sources: Sequence[StarterSource], folder: Path) -> tuple[str, dict[str, str]]:
+    """Settings that sources of most sites have in common, and by site those that differ; paths start from a folder."""
+    settings = {source.name: source_settings(source, folder) for source in sources}
+    reader = Counter(str(own["name"]) for own in settings.values()).most_common(1)[0][0]
+    alike = [own for own in settings.values() if own["name"] == reader]
+    common = dict[str, str]()
+    for key in (key for key in alike[0] if all(key in own for own in alike)):
+        text, count = Counter(flow(own[key]) for own in alike).most_common(1)[0]
+        common |= {key: text} if count > 1 else {}
+    differing = {
+        name: {key: value for key, value in own.items() if own["name"] != reader or common.get(key) != flow(value)}
+        for name, own in settings.items()
+    }
+    in_common = ", ".join(f"{key}: {text}" for key, text in common.items())
+    return f"{{{in_common}}}", {name: flow(own) for name, own in differing.items()}
+
+
+def source_settings(source: StarterSource, folder: Path) -> dict[str, Any]:
+    """All settings of a source, by key."""
+    roles = source.roles
+    columns = {part: getattr(roles, part) for part in ("image", "text", "audio", "table") if getattr(roles, part)}
+    columns |= {"table": [*roles.table]} if roles.table else {}
+    content = {"name": source.reader, "path": os.path.relpath(source.path, folder), "columns": columns}
+    content |= {"targets": {"label": roles.label}} if roles.label else {}
+    content |= {"id": source.id} if source.id else {}
+    return content | dict(source.settings)
 
 
 def pretrained_modalities(kinds: Iterable[DataKind]) -> list[str]:
@@ -924,14 +994,14 @@ def pretrained_modalities(kinds: Iterable[DataKind]) -> list[str]:
 
 def modalities_of(kinds: Iterable[DataKind]) -> list[str]:
     """What encoders read of such data."""
-    needed = [part for kind in kinds for part in _NEEDS[kind] if part not in ("label", "mask")]
+    needed = [part for kind in kinds for part in NEEDS[kind] if part not in ("label", "mask")]
     return list(dict.fromkeys(needed))
 
 
-def _columns(table: SplitTable) -> pa.Table:
-    """Columns with their types; values of texts alone, which tell what they are for."""
+def typed_columns(table: SplitTable, apart: Collection[str] = ()) -> pa.Table:
+    """Columns, but those ``apart``, with their types; values of texts alone, which tell what they are for."""
     columns = {}
-    for entry in table.schema:
+    for entry in (entry for entry in table.schema if entry.name not in apart):
         is_read = pa.types.is_string(entry.type) or pa.types.is_large_string(entry.type)
         columns[entry.name] = table.read(entry.name) if is_read else pa.nulls(table.count(), entry.type)
     return pa.table(columns)

@@ -1,0 +1,262 @@
+"""Institutions of a first experiment: what each has is found in its files, and what they must agree on is made one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from polyfed.core.errors import ConfigError, DataError, PolyfedError, nearest
+from polyfed.data.arrow import class_names, is_list, is_text, unless_blank
+from polyfed.data.files import holds_texts
+from polyfed.data.preparation import ColumnRoles
+from polyfed.data.survey import nearly_equal_classes
+from polyfed.data.tables import SplitTable, fitting_rows, spellings
+from polyfed.runs.starter import (
+    NEEDS,
+    DataKind,
+    StarterSource,
+    are_one,
+    bare_source,
+    cells_as_json,
+    cells_of,
+    typed_columns,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,62}", re.ASCII)
+_TAKEN = ("server", "public")  # names of others
+_MOST = 100  # values of a column of sites
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the data of a site are.
+
+    Attributes:
+        name: of the site.
+        kind: what they are for.
+        path: of its folder or file.
+        told: settings, as the user gives them.
+        option: that names it, for messages.
+    """
+
+    name: str
+    kind: DataKind
+    path: Path
+    told: Mapping[str, Any]
+    option: str
+
+    def table(self) -> SplitTable:
+        """Its training rows, before splits are drawn."""
+        layout = {key: value for key, value in self.told.items() if key not in _MEANINGS}
+        source, _ = bare_source(self.path, layout)
+        return fitting_rows(source.rows("train", name=self.name, data_dir=None), source)
+
+
+_MEANINGS = ("label", "fold_labels", "mask_values", "cells", "together")
+_OF_KINDS = {"fold_labels": "label", "label": "label", "mask_values": "mask"}
+
+
+def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, Any]) -> list[StarterSource]:
+    """The data of sites.
+
+    Args:
+        given: NAME=PATH, or NAME=KIND:PATH where files may be of several kinds.
+        labels: columns of classes: of all sites that have them, or SITE=COLUMN.
+        told: settings for all; None: found without.
+
+    Raises:
+        ConfigError: a text is not of that form, or a name is given twice.
+        DataError: data that cannot be read, may be meant in two ways, or do not suit those of other sites.
+    """
+    texts = dict[str, str]()
+    for text in given:
+        name, _, path = text.partition("=")
+        if not path or not _NAME.fullmatch(name) or name in _TAKEN:
+            names = f"NAME of letters, digits, _ and -, not {' or '.join(_TAKEN)}"
+            raise ConfigError(f"--site {text}: needs the form NAME=FOLDER or NAME=FILE, {names}")
+        if name in texts:
+            raise ConfigError(f"--site {name} is given twice, {texts[name]} and {path}; give a site one folder or file")
+        texts[name] = path
+    pairs = [label.partition("=") for label in labels]
+    own = {name: column for name, sign, column in pairs if sign}
+    if unknown := own.keys() - texts.keys():
+        raise ConfigError(f"--label {min(unknown)}=...: no such --site; {nearest(min(unknown), texts)}")
+    common, used = [name for name, sign, _ in pairs if not sign], set[str]()
+    places = []
+    for name, text in texts.items():
+        kind, _, path = text.partition(":")
+        layout = {key: value for key, value in told.items() if value not in (None, (), [])}
+        place = _Place(name, "pairs", Path(path if kind in NEEDS else text), layout, f"--site {name}")
+        with _at(place.option):
+            table = place.table()
+        column = own.get(name) or next((label for label in common if label in table.schema.names), None)
+        used |= {column} if column else set()
+        found = next((one for one in NEEDS if one == kind), None) or _kind_of(place, table, column)
+        places.append(replace(place, kind=found, told=layout | ({"label": column} if column else {})))
+    if lost := [label for label in common if label not in used]:
+        raise ConfigError(f"--label {lost[0]}: no site has such a column; leave it out, or name another")
+    return _read(places)
+
+
+def sites_of_column(
+    paths: Mapping[DataKind, Path], column: str, label: str | None, told: Mapping[str, Any]
+) -> tuple[list[StarterSource], list[str]]:
+    """The data of sites that lie in one table or folder, each the rows with a value of a column, and what was decided.
+
+    Raises:
+        ConfigError: the data are not one table or folder.
+        DataError: there is no such column, or it holds no names of sites.
+    """
+    if len(paths) != 1:
+        raise ConfigError(f"--by {column}: of which data? give one of --table, --texts, --pairs, --pictures, ...")
+    ((kind, path),) = paths.items()
+    option, layout = f"--by {column}", {key: value for key, value in told.items() if value not in (None, (), [])}
+    whole = _Place("", kind, path, layout, option)
+    table = whole.table()
+    table.require(column, option)
+    values = table.read(column)
+    if is_list(values.type) or not (is_text(values.type) or pa.types.is_integer(values.type)):
+        raise DataError(f"{option}: the column holds {values.type}; name one of texts or whole numbers")
+    if alike := nearly_equal_classes({"": table}, column):
+        shown = " and ".join(f"{name!r} ({count})" for name, count in alike[0])
+        raise DataError(f"{option}: {shown} differ in case, blanks or the writing of a number alone; make them one")
+    counts = Counter((unless_blank(values) if is_text(values.type) else values).drop_null().to_pylist())
+    if not 2 <= len(counts) <= min(_MOST, counts.total() // 2):
+        what = f"{len(counts)} different values in {counts.total()} rows, which are no sites"
+        raise DataError(f"{option}: the column has {what}; name another: {', '.join(table.schema.names)}")
+    if label is None:
+        label = ColumnRoles.of(typed_columns(table, {column}), None).label if kind != "table" else None
+    places, names = [], dict[str, Any]()
+    for value in sorted(counts):
+        plain = unicodedata.normalize("NFKD", str(value)).encode("ascii", "ignore").decode()
+        name = base = (re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-") or "site")[:50]
+        while name in names or name in _TAKEN:
+            name = f"{base}-{len(names) + 1}"
+        names[name] = value
+        own = layout | {"where": {column: value}} | ({"label": label} if label else {})
+        places.append(_Place(name, kind, path, own, f"{option}, {value!r}"))
+    lines = [f"sites: {', '.join(f'{name} ({counts[value]} rows of {value!r})' for name, value in names.items())}"]
+    if empty := table.count() - counts.total():
+        lines.append(f"left out: {empty:,} of {table.count():,} rows, which have no '{column}'")
+    return _read(places), lines
+
+
+@contextlib.contextmanager
+def _at(option: str) -> Iterator[None]:
+    """Within the block errors say which option they are about."""
+    try:
+        yield
+    except PolyfedError as error:
+        raise type(error)(f"{option}: {error}") from error
+
+
+def _kind_of(place: _Place, table: SplitTable, label: str | None) -> DataKind:
+    """What data are for, by their columns.
+
+    Raises:
+        DataError: they may be of two kinds, or of none.
+    """
+    apart = place.told.get("together", ())
+    roles = ColumnRoles.of(typed_columns(table, apart), label)
+    kinds = list[DataKind]()
+    if roles.mask:
+        kinds = ["masks"]
+    elif roles.audio:
+        kinds = ["sounds"]
+    elif roles.image:
+        # a column of classes that the user names is what they are for
+        kinds += ["pairs"] if roles.text and label is None else []
+        kinds += ["pictures"] if roles.label else []
+    else:
+        cells, _ = cells_of(table, label, apart)
+        text = roles.text
+        is_free = text is not None and (holds_texts(text) or 2 * len(table.read(text).unique()) > table.count())
+        kinds += ["texts"] if is_free and roles.label else []
+        kinds += ["table"] if not is_free or any(not cell.names for cell in cells.values()) else []
+    if len(kinds) == 1:
+        return kinds[0]
+    names = ", ".join(table.schema.names)
+    if not kinds:
+        raise DataError(f"{place.option}={place.path}: columns {names} are none of {', '.join(NEEDS)}")
+    ways = " or ".join(f"{place.option}={kind}:{place.path}" for kind in kinds)
+    raise DataError(f"{place.option}={place.path}: may be {' or '.join(kinds)} ({names}); say which with {ways}")
+
+
+def _read(places: Sequence[_Place]) -> list[StarterSource]:
+    tables = {place.name: place.table() for place in places if place.kind == "table"}
+    shared, sources = _all_rows(list(tables.values())) if tables else None, list[StarterSource]()
+    for place in places:
+        needs = NEEDS[place.kind]
+        told = {key: value for key, value in place.told.items() if _OF_KINDS.get(key, "") in ("", *needs)}
+        if place.kind == "table" and "label" in told and shared is not None:
+            apart = (*told.get("together", ()), *told.get("where", ()))
+            told["cells"] = [*cells_of(shared, told["label"], apart)[0]]
+        with _at(place.option):
+            sources.append(StarterSource.of(place.kind, place.path, told, name=place.name))
+    folds = next((place.told["fold_labels"] for place in places if "fold_labels" in place.told), None)
+    for kind in dict.fromkeys(source.kind for source in sources):
+        own = _agreed(kind, [source for source in sources if source.kind == kind], folds)
+        sources = [own.get(source.name, source) for source in sources]
+    return sources
+
+
+def _all_rows(tables: Sequence[SplitTable]) -> SplitTable:
+    """All rows of several tables, with the columns that all have."""
+    names = [name for name in tables[0].schema.names if all(name in table.schema.names for table in tables)]
+    rows = [pa.table({name: table.read(name) for name in names}) for table in tables]
+    whole = pa.concat_tables(rows, promote_options="permissive")
+    return replace(tables[0], read=whole.column, count=lambda: whole.num_rows, schema=whole.schema)
+
+
+def _agreed(kind: DataKind, sources: Sequence[StarterSource], folds: bool | None) -> dict[str, StarterSource]:
+    """Sites with data of one kind, by name, with what their networks must have in common.
+
+    Raises:
+        DataError: that cannot be, or may be meant in two ways.
+    """
+    details = dict.fromkeys(source.details for source in sources)
+    said = [next(iter(details))]
+    if kind == "sounds":
+        said = [max(details, key=lambda text: int(text.split()[-1]))]
+    elif kind == "table":
+        shared = _all_rows([source.tables["train"] for source in sources])
+        said = [cells_as_json(shared, sources[0].roles)]
+    elif len(details) > 1:
+        shown = "; ".join(f"{source.name}: {source.details}" for source in sources)
+        raise DataError(
+            f"masks of sites mean different classes ({shown}); say with --mask-values what all of them mean"
+        )
+    agreed = {source.name: replace(source, details=said[0]) for source in sources}
+    reading = _classes(sources, folds) if "label" in NEEDS[kind] and len(sources) > 1 else {}
+    for name, source in agreed.items() if reading else ():
+        own = {**source.settings.get("reading", {}), **reading}
+        agreed[name] = replace(source, settings={**source.settings, "reading": own})
+    return agreed
+
+
+def _classes(sources: Sequence[StarterSource], folds: bool | None) -> dict[str, Any]:
+    """Settings of classes of all sites; none where the data number or name them the same way everywhere."""
+    columns = [table.read(str(one.roles.label)) for one in sources for table in one.tables.values()]
+    named = [source.roles.label in class_names(source.tables["train"].schema) for source in sources]
+    if any(named) or any(is_list(column.type) or pa.types.is_boolean(column.type) for column in columns):
+        return {}
+    if len({is_text(column.type) for column in columns}) > 1:
+        types = sorted({str(column.type) for column in columns})
+        raise DataError(f"classes of sites are of different types ({', '.join(types)}); write them alike")
+    whole = pa.concat_tables([pa.table({"label": column}) for column in columns], promote_options="permissive")
+    values = whole.column("label")
+    if not is_text(values.type):
+        return {"classes": {"label": sorted(values.unique().drop_null().to_pylist())}}
+    every = SplitTable(whole.column, lambda: whole.num_rows, whole.schema, "sites", "all", str)
+    are_folded = are_one({"": every}, "label", folds, "classes of sites")
+    groups = spellings(values.to_pylist()).values()
+    classes = sorted(name for group in groups for name in (group[:1] if are_folded else group))
+    return {"classes": {"label": classes}} | ({"fold_labels": True} if are_folded else {})
