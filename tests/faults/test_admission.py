@@ -22,7 +22,6 @@ from polyfed.core.errors import ExchangeError, PayloadError, PolyfedError
 from polyfed.core.version import __version__
 from polyfed.deploy.engines.flower_records import from_records, to_records
 from polyfed.deploy.host import open_host
-from polyfed.wire.framing import SCHEMA
 
 Config = dict[str, Any]
 
@@ -37,8 +36,7 @@ def spec(**values: Any) -> Callable[[Any], Any]:
 
 
 REFUSED = {
-    "version": (spec(polyfed="9.9"), f"the server runs polyfed 9.9 (messages {SCHEMA}), this site"),
-    "schema": (spec(schema_version=99), "(messages 99), this site"),
+    "version": (spec(polyfed="9.9"), "the server runs polyfed 9.9, this site"),
     "method": (spec(algorithm={"name": "evil.Method"}), "method 'evil.Method' is not allowed at site 'image'"),
     "weighting": (
         spec(algorithm={"name": "creamfl", "teacher": {"weights": {"name": "antigravity.Weights"}}}),
@@ -131,7 +129,7 @@ def test_nothing_that_a_card_names_is_imported_unless_it_is_allowed(
         (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {"config": str(refusing.folder / "image" / "site.yaml")}
-    known = {"run": "r", "seed": 0, "rounds": 1, "polyfed": __version__, "schema_version": SCHEMA}
+    known = {"run": "r", "seed": 0, "rounds": 1, "polyfed": __version__}
     for name in [name.format("loud_module") for name in LOUD] + ["loud_module"] * method:
         algorithm = {"name": name} if method else {"name": "creamfl", "teacher": {"weights": {"name": name}}}
         with pytest.raises((PolyfedError, ValueError), match=r"is not allowed at site 'image'|is no import path"):

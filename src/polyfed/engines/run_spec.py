@@ -15,10 +15,9 @@ from polyfed.models.model import ModelSettings
 from polyfed.privacy.policy import Policy
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import PrivacySettings
-from polyfed.wire.framing import SCHEMA
 from polyfed.wire.transport import Transport
 
-OF_A_RUN = ("run", "public_order", "polyfed", "schema_version")
+OF_A_RUN = ("run", "public_order", "polyfed")
 """What is known when a run begins; the rest is planned."""
 
 
@@ -47,7 +46,6 @@ class RunSpec(Settings):
     late_replies: bool = Field(default=False, description="whether replies may count in later rounds than their own")
     evaluates: bool = Field(default=True, description="whether clients are asked for test metrics")
     polyfed: str = Field(default=__version__, description="version of polyfed that the server runs")
-    schema_version: int = Field(default=SCHEMA, description="layout of messages")
 
     @property
     def fingerprint(self) -> str:

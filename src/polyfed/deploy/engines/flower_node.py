@@ -17,7 +17,6 @@ from polyfed.engines.engine import Hosting, PortableSite
 from polyfed.engines.leaving import failure_of
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
-from polyfed.wire.framing import SCHEMA
 from polyfed.wire.limits import Frame
 from polyfed.wire.messages import Answer, Cause, envelope_answer, request_of
 
@@ -125,14 +124,11 @@ def read_spec(text: str) -> RunSpec:
     """
     try:
         content: Any = read_json(text)
-        theirs = (str(content["polyfed"]), int(content["schema_version"]))
-    except (PayloadError, ValueError, KeyError, TypeError) as error:
+        theirs = str(content["polyfed"])
+    except (PayloadError, KeyError, TypeError) as error:
         raise RefusedError(f"damaged message: the run's spec: {error}") from error
-    if theirs != (__version__, SCHEMA):
-        raise RefusedError(
-            f"the server runs polyfed {theirs[0]} (messages {theirs[1]}), this site {__version__} "
-            f"(messages {SCHEMA}); install equal versions"
-        )
+    if theirs != __version__:
+        raise RefusedError(f"the server runs polyfed {theirs}, this site {__version__}; install equal versions")
     try:
         return RunSpec.model_validate(content)
     except ValidationError as error:
