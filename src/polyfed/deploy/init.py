@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
-from polyfed.core.files import paths_from, write_atomically
+from polyfed.core.files import paths_from, whole, write_atomically
 from polyfed.core.settings import parse_settings
+from polyfed.deploy.expected import expected_data
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
 from polyfed.deploy.flower_programs import link_to
 from polyfed.deploy.gate import caddyfile
@@ -25,7 +26,7 @@ from polyfed.deploy.settings import (
     to_yaml,
 )
 from polyfed.federation.membership import member_ids
-from polyfed.privacy.clipping import Clipping
+from polyfed.federation.population import Population
 from polyfed.runs.config_files import portable_content
 from polyfed.runs.experiment import Experiment
 
@@ -35,22 +36,31 @@ SERVER_FOLDER = "server"
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 
 _SITE_COMMENT = """\
-A site of a federation. Relative paths are relative to this file.
-data.dir: where the data of the sources lie. limits: what the site accepts from the server.
-Before the site goes online: polyfed deploy check FOLDER"""
-_LOCAL = ("name", "data", "run", "state_dir", "algorithms", "limits", "tracebacks", "demands", "roster")
-"""What a site decides by itself stands before what was agreed upon."""
+A site of a federation: what it decides by itself. All else is agreed upon, in agreed.yaml, which stays as it is.
+Relative paths start from this folder. Before the site goes online: polyfed deploy check FOLDER"""
+_NOTES = {
+    "extends": "what all agreed upon",
+    "name": "under which the server admits its key",
+    "data": "where its data lie, and decoded pictures and features of them (cache_dir)",
+    "state_dir": "what its client keeps between rounds",
+    "run": "device; threads, on which sums depend",
+    "algorithms": "methods that may run here",
+    "limits": "the most that is accepted from the server",
+    "demands": "protection that a run must have; plan: exact refuses all but the run of plan.yaml",
+    "roster": "sites whose keys are believed in masked sums",
+    "secret": "file of what noise is drawn from",
+    "tracebacks": "whether the server is told message and traceback of a failed step, which may show data",
+}
+"""Settings that a site decides by itself, and what they are."""
+_AGREED_COMMENT = """\
+What all sites agreed upon, for this one: data and their columns, the public set, its clients and their models.
+A site does not edit this file; what its data are like is for polyfed deploy check."""
 _SERVER_COMMENT = "Where the server listens. The Caddyfile beside it was made from this; change both."
-_EXPERIMENT_COMMENT = """\
-The federation's experiment, as the server runs it: polyfed run FILE
-aggregation.clip: an update longer than `times` medians is scaled down; null: no matter how long."""
+_EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyfed run FILE"
 _CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
 _PLAN_COMMENT = """\
 What is to be run, for polyfed deploy check: what leaves, what hides it, which demands apply.
 A run that is otherwise, or of more rounds, is refused while site.yaml says demands.plan: exact."""
-_CLIPPING = Clipping(weight=6.0)
-"""Of what real sites send, unless the experiment says otherwise; they claim their numbers of samples, too."""
-_DATA_NOTE = "Put the site's data here, or say in site.yaml, at data.dir, where they are.\n"
 
 
 def create_federation(
@@ -70,7 +80,7 @@ def create_federation(
         hosts: names or addresses under which sites reach the server; the first is written into the sites' files.
         port: public port.
         superlink_port: port of SuperLink on the server's loopback.
-        keys: make the sites' private keys here too, and admit the sites: for a federation on one machine only.
+        keys: all sites are on this machine: make their private keys too, admit them, and use the data where they lie.
 
     Raises:
         ConfigError: no client group, one called ``server``, what only simulations have, or a host that is none.
@@ -86,9 +96,9 @@ def create_federation(
         raise RunError(f"'{folder}' is there already; give a new folder")
     try:
         authority = _create_server(ServerFolder(folder / SERVER_FOLDER), experiment, address)
-        digest = public_digest(experiment)
+        at_hand = Population(experiment.data, experiment.public, None, {}, experiment.run.seed)
         for name in experiment.clients:
-            _create_site(SiteFolder(folder / name), name, experiment, address, authority, digest)
+            _create_site(SiteFolder(folder / name), name, experiment, address, authority, at_hand, keys)
             if keys:
                 create_keys(folder / name, name)
                 admit_site(folder / SERVER_FOLDER, name, folder / name / "node.pub")
@@ -147,15 +157,10 @@ def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...
     return names
 
 
-def public_digest(experiment: Experiment) -> str | None:
+def public_digest(population: Population) -> str | None:
     """Digest of the public set and its order; None without one, or where its data are not at hand."""
-    from polyfed.federation.population import Population
-
-    if experiment.public is None:
-        return None
-    population = Population(experiment.data, experiment.public, None, {}, experiment.run.seed)
     try:
-        return population.public_order
+        return population.public_order or None
     except PolyfedError:  # the data may be at the sites alone; the digest is then not compared
         return None
 
@@ -176,15 +181,13 @@ def _create_server(server: ServerFolder, experiment: Experiment, address: Server
 
 
 def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[str, Any]:
-    """The experiment without its clients, to be run over SuperLink, with norm clipping unless it says otherwise."""
+    """The experiment without its clients, to be run over SuperLink."""
     content = experiment.model_dump(mode="json", exclude={"clients"})
     used = {experiment.public.source} if experiment.public else set()
     used |= {experiment.server.source} if experiment.server else set()
     content["data"]["sources"] = _only(content["data"]["sources"], used)
     if content["privacy"] is not None:
         content["privacy"]["secret"] = None  # each site has its own
-    if experiment.aggregation.secure is None and "clip" not in experiment.aggregation.model_fields_set:
-        content["aggregation"]["clip"] = _CLIPPING.model_dump(mode="json")
     content["run"]["engine"] = {
         "name": "flower",
         "superlink": f"127.0.0.1:{address.superlink_port}",
@@ -195,29 +198,42 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     return content
 
 
-def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteConfig:
-    """What a group's site writes down: its own sources, the public set, its clients, and the method as allowed."""
+def site_config(name: str, experiment: Experiment, at_hand: Population, *, here: bool = False) -> SiteConfig:
+    """A group's site: its own sources, the public set, its clients, and the method as allowed.
+
+    Args:
+        name: of the group.
+        experiment: what all train together.
+        at_hand: the data of all, as far as they are on this machine.
+        here: whether the site is on this machine as well, and its data are these.
+    """
     content = experiment.model_dump(mode="json")
-    group = experiment.clients[name]
+    group, data = experiment.clients[name], experiment.data
     also = {group.also.source} if group.also is not None and group.also.source is not None else set()
     used = {group.source} | also | ({experiment.public.source} if experiment.public else set())
-    data = {"dir": "data", "cache_dir": "cache", "sources": _only(content["data"]["sources"], used)}
-    if experiment.data.weights_dir is not None:
-        data["weights_dir"] = "weights"
-    hosted = ("device", "threads", "evaluation_batch", "state_memory")
+    sources = _only(content["data"]["sources"], used)
+    for source, settings in sources.items():
+        if path := settings.get("path"):
+            settings["path"] = str(whole(path, data.data_folder)) if here else f"data/{source}{Path(path).suffix}"
+    weights = data.weights_folder if here else data.weights_dir and "weights"
+    places = {"cache_dir": "cache", "weights_dir": weights and str(weights)}
     return parse_settings(
         SiteConfig,
         {
             "name": name,
-            "data": data,
+            "data": {"max_pixels": data.max_pixels, **places, "sources": sources},
             "public": content["public"],
             "clients": {name: content["clients"][name]},
-            "run": {key: content["run"][key] for key in hosted},
+            "run": experiment.site().run.model_dump(),
             "algorithms": [experiment.algorithm.component_name()],
-            "public_digest": digest,
+            "public_digest": public_digest(at_hand),
+            "expected": expected_data(at_hand, group),
             "limits": content["run"]["exchange"]["limits"],
             "demands": _demands(experiment),
             "roster": "roster.yaml" if uses_rosters(experiment) else None,
+            "secret": str(experiment.privacy.secret)
+            if here and experiment.privacy and experiment.privacy.secret
+            else None,
         },
     )
 
@@ -239,21 +255,34 @@ def _demands(experiment: Experiment) -> dict[str, Any]:
 
 
 def _create_site(
-    site: SiteFolder, name: str, experiment: Experiment, address: ServerAddress, authority: bytes, digest: str | None
+    site: SiteFolder,
+    name: str,
+    experiment: Experiment,
+    address: ServerAddress,
+    authority: bytes,
+    at_hand: Population,
+    here: bool,
 ) -> None:
     host = address.hosts[0]
     shown = f"[{host}]" if ":" in host else host
     connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
     folder = site.path.absolute()
     with paths_from(folder):
-        settings = site_config(name, experiment, digest)
+        settings = site_config(name, experiment, at_hand, here=here)
     config = portable_content(settings.model_dump(mode="json"), folder, settings.data.data_folder)
-    config = {key: config[key] for key in sorted(config, key=lambda key: key not in _LOCAL)}
-    write_new(site.config, to_yaml(config, _SITE_COMMENT))
+    data = config.pop("data")
+    sources = data["sources"]
+    own = {"sources": {name: {"path": source.pop("path")} for name, source in sources.items() if "path" in source}}
+    own |= {key: data[key] for key in ("cache_dir", "weights_dir") if data[key] is not None}
+    local = config | {"extends": site.agreed.name, "data": own}
+    agreed = {"data": {"max_pixels": data["max_pixels"], "sources": sources}}
+    agreed |= {key: value for key, value in config.items() if key not in _NOTES}
+    decided = {key: local[key] for key in _NOTES if local[key] is not None}
+    write_new(site.config, to_yaml(decided, _SITE_COMMENT, _NOTES))
+    write_new(site.agreed, to_yaml(agreed, _AGREED_COMMENT))
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
-    write_new(site.plan, to_yaml(experiment.spec("plan", digest or ""), _PLAN_COMMENT))
+    write_new(site.plan, to_yaml(experiment.spec("plan", settings.public_digest or ""), _PLAN_COMMENT))
     write_new(site.authority, authority)
-    write_new(site.path / "data" / "README.txt", _DATA_NOTE)
 
 
 def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None:
