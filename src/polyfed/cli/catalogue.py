@@ -51,6 +51,8 @@ FAMILIES = {
 }
 _SECTIONS = {
     "experiment": ("polyfed.runs.experiment", "Experiment"),
+    "sites.SITE": ("polyfed.runs.sites", "NamedSite"),
+    "common": ("polyfed.runs.sites", "CommonSettings"),
     "data": ("polyfed.federation.settings", "DataSettings"),
     "public": ("polyfed.federation.settings", "PublicSettings"),
     "server": ("polyfed.federation.settings", "ServerSettings"),

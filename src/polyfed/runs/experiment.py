@@ -114,7 +114,8 @@ def _without_idle(
             is_left = place and value is not _ABSENT and value_at(swapped[place], below.split("."), _ABSENT) is _ABSENT
             if is_left:
                 dropped.setdefault(place, {})[below] = value
-            elif is_own(path) or not isinstance(refusal, NoEffectError):
+            # what has no place in the file follows from others of it, as groups from sites
+            elif value is _ABSENT or is_own(path) or not isinstance(refusal, NoEffectError):
                 raise ConfigError(first_problem(error)) from error
             else:
                 message = "%s: %s has no effect %s; left at its default, %s"

@@ -35,6 +35,7 @@ from polyfed.privacy.policy import Policy
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.config_files import portable_content
 from polyfed.runs.sink import Sink
+from polyfed.runs.sites import CommonSettings, NamedSite, with_sites
 from polyfed.runs.twins import TwinSettings
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Cause
@@ -191,6 +192,15 @@ class ExperimentSettings(Settings):
 
     name: str = Field(default="experiment", description="shown in progress and reports")
     description: str = ""
+    sites: dict[GroupName, NamedSite] = Field(
+        default_factory=dict,
+        exclude=True,
+        description="site -> its data, and what of it differs from `common`; it becomes a group of one client and a "
+        "source of that name, `clients.SITE` and `data.sources.SITE`",
+    )
+    common: CommonSettings | None = Field(
+        default=None, exclude=True, description="what all sites have, and the server, unless they say otherwise"
+    )
     data: DataSettings
     public: PublicSettings | None = None
     server: ServerSettings | None = None
@@ -201,6 +211,11 @@ class ExperimentSettings(Settings):
     run: RunSettings = Field(default_factory=RunSettings)
     twin: TwinSettings | None = Field(default=None, description="run a twin of the experiment in its place")
     _start: Path = PrivateAttr(default_factory=start_of_paths)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sites_as_groups(cls, data: Any) -> Any:
+        return with_sites(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _epochs_to_count(self) -> Self:
