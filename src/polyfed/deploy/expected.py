@@ -51,6 +51,8 @@ def expected_data(population: Population, group: GroupSettings) -> dict[str, Exp
 def differences(data: OpenedData, source: str, expected: ExpectedData) -> Iterator[Finding]:
     """What of a source is not as expected: wrong where a model would learn something else, else a warning."""
     here = described(data.split(source, expected.split))
+    if here == expected:
+        yield Finding("ok", f"expected of '{source}'", "columns, classes, number of items and language")
     what, remedy = f"expected of '{source}'", "compare the data with those that were agreed upon"
     for key, found, wanted in (
         ("columns", here.columns, expected.columns),
