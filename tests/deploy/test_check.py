@@ -162,10 +162,16 @@ def test_a_fault_in_the_site_file_is_named(fresh: Folders, change: dict[str, Any
     ("header", "rows", "times", "level", "message"),
     [
         ("text,topic", GERMAN, 18, "", ""),
-        ("text,topic", (GERMAN[0], "ein Befund,c"), 18, "error", "found ('a', 'c'), expected ('a', 'b')"),
+        ("text,topic", (GERMAN[0], "ein Befund,c"), 18, "error", "expected {'topic': ('a', 'b')}"),
         ("report,topic", GERMAN, 18, "error", "'text'"),
-        ("text,topic", GERMAN, 9, "warning", "found 14 items of train, expected 32"),
-        ("text,topic", ("the liver is fine,a", "of the lungs,b"), 18, "warning", "expected: German"),
+        ("text,topic", GERMAN, 9, "warning", "items: found 14, expected 32"),
+        (
+            "text,topic",
+            ("the liver is fine,a", "of the lungs,b"),
+            18,
+            "warning",
+            "language: found None, expected German",
+        ),
     ],
     ids=["as agreed", "classes", "columns", "number", "language"],
 )

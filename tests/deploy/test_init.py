@@ -16,10 +16,9 @@ from polyfed.deploy import flower_programs
 from polyfed.deploy.files import ServerFolder, write_new
 from polyfed.deploy.flower_programs import program
 from polyfed.deploy.gate import caddyfile
-from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
+from polyfed.deploy.init import admit_site, create_federation, renew_certificate
 from polyfed.deploy.keys import create_keys, public_half, read_certificate, read_public
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings, to_yaml
-from polyfed.federation.population import Population
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 
@@ -283,17 +282,18 @@ def test_superlink_is_never_started_open(made: Folders) -> None:
     assert not {"--insecure", "--database"} & set(command)
 
 
-def archive(*changes: str) -> SiteConfig:
-    experiment = Experiment.load(experiment_settings(), changes)
-    return site_config("archive", experiment, Population(experiment.data, experiment.public, None, {}, 0))
+def archive(folder: Path, *changes: str) -> SiteConfig:
+    create_federation(folder / "f", Experiment.load(experiment_settings(), changes), ["localhost"])
+    return SiteConfig.load(folder / "f" / "archive" / "site.yaml")
 
 
-def test_a_site_config_has_the_limits_of_the_experiment() -> None:
-    assert archive("run.exchange.limits.row_norm=5").limits.row_norm == 5
+def test_a_site_config_has_the_limits_of_the_experiment(tmp_path: Path) -> None:
+    assert archive(tmp_path, "run.exchange.limits.row_norm=5").limits.row_norm == 5
 
 
-def test_a_site_has_the_second_source_of_its_group() -> None:
-    config = archive("data.sources.more={name: scenes, seed: 5}", "clients.archive.also={source: more, items: 4}")
+def test_a_site_has_the_second_source_of_its_group(tmp_path: Path) -> None:
+    changes = ["data.sources.more={name: scenes, seed: 5}", "clients.archive.also={source: more, items: 4}"]
+    config = archive(tmp_path, *changes)
     assert "more" in config.data.sources
     also = config.clients["archive"].also
     assert also is not None

@@ -70,19 +70,19 @@ def rehearse(
     """
     from polyfed.cli.console import interruptible
     from polyfed.cli.running import free_folder
-    from polyfed.deploy.rehearse import digest_of, rehearse, unlike_runs
+    from polyfed.deploy.rehearse import rehearse, unlike_runs
     from polyfed.runs.experiment import Experiment
 
     experiment = Experiment.load(source)
     place = folder or free_folder(Path("runs") / f"{experiment.name}-rehearsal")
     with interruptible(f"the same command with FOLDER {place} goes on"):
         run = rehearse(experiment, place, _say)
-    if compare is None:
-        typer.echo(f"rehearsed: {run}; its weights and metrics have digest {digest_of(run)[:16]}")
-    elif different := unlike_runs(run, compare):
+    if different := unlike_runs(run, compare or run):
         raise RunError(f"{run} is unlike {compare} in {', '.join(different)}")
-    else:
-        typer.echo(f"rehearsed: {run}; equal to {compare}: metrics.jsonl and all weights of models")
+    equal = (
+        f"equal to {compare}: metrics.jsonl and all weights of models" if compare else "compare it with --compare RUN"
+    )
+    typer.echo(f"rehearsed: {run}; {equal}")
 
 
 @deploy_app.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
-from polyfed.core.files import paths_from, whole, write_atomically
+from polyfed.core.files import whole, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.deploy.expected import expected_data
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
@@ -27,7 +27,6 @@ from polyfed.deploy.settings import (
 )
 from polyfed.federation.membership import member_ids
 from polyfed.federation.population import Population
-from polyfed.runs.config_files import portable_content
 from polyfed.runs.experiment import Experiment
 
 SERVER_FOLDER = "server"
@@ -98,7 +97,7 @@ def create_federation(
         authority = _create_server(ServerFolder(folder / SERVER_FOLDER), experiment, address)
         at_hand = Population(experiment.data, experiment.public, None, {}, experiment.run.seed)
         for name in experiment.clients:
-            _create_site(SiteFolder(folder / name), name, experiment, address, authority, at_hand, keys)
+            _create_site(SiteFolder(folder / name), experiment, address, authority, at_hand, keys)
             if keys:
                 create_keys(folder / name, name)
                 admit_site(folder / SERVER_FOLDER, name, folder / name / "node.pub")
@@ -185,7 +184,7 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     content = experiment.model_dump(mode="json", exclude={"clients"})
     used = {experiment.public.source} if experiment.public else set()
     used |= {experiment.server.source} if experiment.server else set()
-    content["data"]["sources"] = _only(content["data"]["sources"], used)
+    content["data"]["sources"] = {name: content["data"]["sources"][name] for name in used}
     if content["privacy"] is not None:
         content["privacy"]["secret"] = None  # each site has its own
     content["run"]["engine"] = {
@@ -198,8 +197,10 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     return content
 
 
-def site_config(name: str, experiment: Experiment, at_hand: Population, *, here: bool = False) -> SiteConfig:
-    """A group's site: its own sources, the public set, its clients, and the method as allowed.
+def site_files(
+    name: str, experiment: Experiment, at_hand: Population, *, here: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Contents of a group's ``site.yaml`` and of the ``agreed.yaml`` that it extends.
 
     Args:
         name: of the group.
@@ -208,34 +209,36 @@ def site_config(name: str, experiment: Experiment, at_hand: Population, *, here:
         here: whether the site is on this machine as well, and its data are these.
     """
     content = experiment.model_dump(mode="json")
-    group, data = experiment.clients[name], experiment.data
-    also = {group.also.source} if group.also is not None and group.also.source is not None else set()
-    used = {group.source} | also | ({experiment.public.source} if experiment.public else set())
-    sources = _only(content["data"]["sources"], used)
-    for source, settings in sources.items():
-        if path := settings.get("path"):
-            settings["path"] = str(whole(path, data.data_folder)) if here else f"data/{source}{Path(path).suffix}"
+    group, data, privacy = experiment.clients[name], experiment.data, experiment.privacy
+    used = {group.source, group.also and group.also.source, experiment.public and experiment.public.source}
+    sources = {source: settings for source, settings in content["data"]["sources"].items() if source in used}
+    paths = {source: settings.pop("path") for source, settings in sources.items() if settings.get("path")}
+    places = {source: f"data/{source}{Path(path).suffix}" for source, path in paths.items()}
+    if here:
+        places = {source: str(whole(path, data.data_folder)) for source, path in paths.items()}
     weights = data.weights_folder if here else data.weights_dir and "weights"
-    places = {"cache_dir": "cache", "weights_dir": weights and str(weights)}
-    return parse_settings(
-        SiteConfig,
-        {
-            "name": name,
-            "data": {"max_pixels": data.max_pixels, **places, "sources": sources},
-            "public": content["public"],
-            "clients": {name: content["clients"][name]},
-            "run": experiment.site().run.model_dump(),
-            "algorithms": [experiment.algorithm.component_name()],
-            "public_digest": public_digest(at_hand),
-            "expected": expected_data(at_hand, group),
-            "limits": content["run"]["exchange"]["limits"],
-            "demands": _demands(experiment),
-            "roster": "roster.yaml" if uses_rosters(experiment) else None,
-            "secret": str(experiment.privacy.secret)
-            if here and experiment.privacy and experiment.privacy.secret
-            else None,
-        },
-    )
+    decided = {
+        "extends": "agreed.yaml",
+        "name": name,
+        "data": {"sources": {source: {"path": place} for source, place in places.items()}, "cache_dir": "cache"}
+        | ({"weights_dir": str(weights)} if weights else {}),
+        "state_dir": "state",
+        "run": experiment.site().run.model_dump(),
+        "algorithms": [experiment.algorithm.component_name()],
+        "limits": content["run"]["exchange"]["limits"],
+        "demands": _demands(experiment),
+        "roster": "roster.yaml" if uses_rosters(experiment) else None,
+        "secret": str(privacy.secret) if here and privacy and privacy.secret else None,
+        "tracebacks": False,
+    }
+    agreed = {
+        "data": {"max_pixels": data.max_pixels, "sources": sources},
+        "public": content["public"],
+        "clients": {name: content["clients"][name]},
+        "public_digest": public_digest(at_hand),
+        "expected": expected_data(at_hand, group),
+    }
+    return {key: value for key, value in decided.items() if value is not None}, agreed
 
 
 def _demands(experiment: Experiment) -> dict[str, Any]:
@@ -255,34 +258,18 @@ def _demands(experiment: Experiment) -> dict[str, Any]:
 
 
 def _create_site(
-    site: SiteFolder,
-    name: str,
-    experiment: Experiment,
-    address: ServerAddress,
-    authority: bytes,
-    at_hand: Population,
-    here: bool,
+    site: SiteFolder, experiment: Experiment, address: ServerAddress, authority: bytes, at_hand: Population, here: bool
 ) -> None:
     host = address.hosts[0]
     shown = f"[{host}]" if ":" in host else host
     connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
-    folder = site.path.absolute()
-    with paths_from(folder):
-        settings = site_config(name, experiment, at_hand, here=here)
-    config = portable_content(settings.model_dump(mode="json"), folder, settings.data.data_folder)
-    data = config.pop("data")
-    sources = data["sources"]
-    own = {"sources": {name: {"path": source.pop("path")} for name, source in sources.items() if "path" in source}}
-    own |= {key: data[key] for key in ("cache_dir", "weights_dir") if data[key] is not None}
-    local = config | {"extends": site.agreed.name, "data": own}
-    agreed = {"data": {"max_pixels": data["max_pixels"], "sources": sources}}
-    agreed |= {key: value for key, value in config.items() if key not in _NOTES}
-    decided = {key: local[key] for key in _NOTES if local[key] is not None}
+    decided, agreed = site_files(site.path.name, experiment, at_hand, here=here)
     write_new(site.config, to_yaml(decided, _SITE_COMMENT, _NOTES))
     write_new(site.agreed, to_yaml(agreed, _AGREED_COMMENT))
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
-    write_new(site.plan, to_yaml(experiment.spec("plan", settings.public_digest or ""), _PLAN_COMMENT))
+    write_new(site.plan, to_yaml(experiment.spec("plan", agreed["public_digest"] or ""), _PLAN_COMMENT))
     write_new(site.authority, authority)
+    SiteConfig.load(site.config)  # refuses what no site can have
 
 
 def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None:
@@ -304,7 +291,3 @@ def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None
 def uses_rosters(experiment: Experiment) -> bool:
     secure = experiment.aggregation.secure
     return secure is not None and secure.masks
-
-
-def _only(sources: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: source for name, source in sources.items() if name in names}

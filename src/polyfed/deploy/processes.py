@@ -42,25 +42,15 @@ class Processes:
     def __exit__(self, *problem: object) -> None:
         self.stop()
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-        log: Path | None = None,
-    ) -> None:
-        """Start a program in ``folder``; it writes into ``log``, or where this process writes.
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        """Start a program in ``folder``; it writes where this process writes.
 
         Raises:
             RunError: it cannot be started.
         """
-        output = None if log is None else log.open("ab")
         try:
             self.running[name] = subprocess.Popen(
                 command,
-                stdout=output,
-                stderr=output,
                 env={**environment, FAMILY_VARIABLE: self.family},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -69,9 +59,6 @@ class Processes:
             )
         except OSError as error:
             raise RunError(f"cannot start {name} ({command[0]}): {error.strerror}") from error
-        finally:
-            if output is not None:
-                output.close()  # of this process; the program has its own
 
     def ended(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self.running.items()}

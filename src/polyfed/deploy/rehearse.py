@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
@@ -54,19 +53,21 @@ def rehearse(experiment: Experiment, folder: Path, report: _Report) -> Path:
         raise RunError(f"'{folder}' is of another experiment or of none; give a new folder")
     if (run / "report.html").is_file():
         return run
-    with closing(_Started(folder, Processes(), report)) as started:
+    started = _Started(folder, report)
+    try:
         started.command("server", "deploy", "server", str(server.path))
         report(f"server and gate start; logs are in {folder}")
         started.wait(lambda: _is_open(server), _START_SECONDS)
         for name in experiment.clients:
-            wrong = [str(finding) for finding in check_site(folder / name) if finding.level == "error"]
-            if wrong:
+            if wrong := [str(finding) for finding in check_site(folder / name) if finding.level == "error"]:
                 raise RunError(f"site {name}: polyfed deploy check found: {'; '.join(wrong)}")
             report(f"site {name}: checked, starts")
             started.command(name, "deploy", "site", str(folder / name))
         out = ["resume", str(run)] if run.exists() else ["run", str(server.experiment), "--out", str(run)]
         started.command(_RUN, *out)
         started.wait(lambda: started.processes.ended().get(_RUN) == 0)
+    finally:
+        started.processes.stop(_GRACE)
     return run
 
 
@@ -75,18 +76,12 @@ class _Started:
     """Processes of a rehearsal, each with a log in its folder but the run, which is shown."""
 
     folder: Path
-    processes: Processes
     report: _Report
+    processes: Processes = field(default_factory=Processes)
 
     def command(self, name: str, *arguments: str) -> None:
-        log = None if name == _RUN else self.folder / f"{name}.log"
-        self.processes.start(name, [*_POLYFED, *arguments], os.environ, Path.cwd(), log)
-
-    def lines(self, name: str) -> list[str]:
-        return (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
-
-    def close(self) -> None:
-        self.processes.stop(_GRACE)
+        logged = () if name == _RUN else ("sh", "-c", 'exec "$@" >> "$0" 2>&1', f"{self.folder / name}.log")
+        self.processes.start(name, [*logged, *_POLYFED, *arguments], os.environ, Path.cwd())
 
     def wait(self, is_done: Callable[[], bool], seconds: float = math.inf) -> None:
         """Wait until it is done.
@@ -98,7 +93,8 @@ class _Started:
         while not is_done():
             if ended := self.processes.ended():
                 for name in ended.keys() - {_RUN}:
-                    for line in self.lines(name)[-_SHOWN_LINES:]:
+                    lines = Path(f"{self.folder / name}.log").read_text(errors="replace").splitlines()
+                    for line in lines[-_SHOWN_LINES:]:
                         self.report(f"{name}: {line}")
                 codes = ", ".join(f"{name} (exit code {code})" for name, code in ended.items())
                 raise RunError(f"the rehearsal ended with {codes}; the same command with FOLDER {self.folder} goes on")
@@ -107,20 +103,16 @@ class _Started:
             time.sleep(0.1)
 
 
-def digest_of(run: Path) -> str:
-    """Digest of a run's final weights and metrics: equal for equal files."""
-    return hashlib.sha256("".join(f"{name} {value}\n" for name, value in _digests(run).items()).encode()).hexdigest()
-
-
 def unlike_runs(run: Path, other: Path) -> list[str]:
     """Files of weights and metrics in which two runs differ."""
-    ours, theirs = _digests(run), _digests(other)
-    return [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-
-
-def _digests(run: Path) -> dict[str, str]:
-    files = [run / "metrics.jsonl", *sorted((run / "models").rglob("*.safetensors"))]
-    return {path.relative_to(run).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    ours, theirs = (
+        {
+            path.relative_to(one): path.read_bytes()
+            for path in [one / "metrics.jsonl", *one.rglob("models/**/*.safetensors")]
+        }
+        for one in (run, other)
+    )
+    return [str(path) for path in sorted(ours.keys() | theirs.keys()) if ours.get(path) != theirs.get(path)]
 
 
 def _is_open(server: ServerFolder) -> bool:

@@ -101,7 +101,7 @@ class ExpectedData(Settings):
         default_factory=dict, description="target -> names of its classes, in the order of their numbers"
     )
     items: int = Field(ge=0, description="how many")
-    language: str | None = Field(default=None, description="language of texts; None: no texts, or too few to tell")
+    language: str | None = Field(default=None, description="language of texts; None: English, or no texts")
 
 
 class SiteData(DataSettings):
@@ -184,8 +184,7 @@ def to_yaml(
     content = settings.model_dump(mode="json") if isinstance(settings, Settings) else settings
     parts = [f"# {line}\n" for line in comment.splitlines()]
     for key, value in content.items():
-        parts += [f"# {notes[key]}\n"] if key in notes else []
         flow = None if notes and isinstance(value, dict | list) else False
-        width = 110 if notes else 80
-        parts += yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=width)
+        text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=110)
+        parts += [f"# {notes[key]}\n", text] if key in notes else [text]
     return "".join(parts)
