@@ -184,7 +184,7 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     content = experiment.model_dump(mode="json", exclude={"clients"})
     used = {experiment.public.source} if experiment.public else set()
     used |= {experiment.server.source} if experiment.server else set()
-    content["data"]["sources"] = {name: content["data"]["sources"][name] for name in used}
+    content["data"]["sources"] = {name: one for name, one in content["data"]["sources"].items() if name in used}
     if content["privacy"] is not None:
         content["privacy"]["secret"] = None  # each site has its own
     content["run"]["engine"] = {
