@@ -214,7 +214,7 @@ class Place:
         (self.folder / "plan.yaml").write_text(yaml.safe_dump(experiment("creamfl", "deployment")))
         hosts = ["--host", "localhost", "--host", "127.0.0.1", "--keys"]
         ports = ["--port", str(free_port()), "--superlink-port", str(free_port())]
-        made = [*POLYFED, "deploy", "init", str(self.federation), "--from", str(self.folder / "plan.yaml")]
+        made = [*POLYFED, "deploy", "init", str(self.folder / "plan.yaml"), str(self.federation)]
         subprocess.run([*made, *hosts, *ports], check=True, env=self.environment, stdout=subprocess.DEVNULL)
         for site in ("paired", "image"):
             path = self.federation / site / "site.yaml"

@@ -66,6 +66,25 @@ def experiment_settings() -> dict[str, Any]:
     }
 
 
+GERMAN = ("und die Leber ist gut,a", "ein Befund der Lunge,b")
+
+
+def write_letters(path: Path, rows: Sequence[str], times: int, header: str = "text,topic") -> None:
+    """A table of these rows, each so many times with a number of its own."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([header, *(f"{number} {row}" for number in range(times) for row in rows)]))
+
+
+def with_files(folder: Path) -> dict[str, Any]:
+    """The experiment with the archive's texts, which are German, as a table."""
+    write_letters(folder / "letters.csv", GERMAN, 20)
+    settings = experiment_settings()
+    columns = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
+    settings["data"]["sources"]["reports"] = {"name": "folder", "path": "letters.csv", **columns}
+    settings["data"]["dir"] = str(folder)
+    return settings
+
+
 class Started:
     """A process with its output in a file; it is the head of a session, so that nothing else can be hit."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from federations import Folders, Live, experiment_settings, make
+from federations import GERMAN, Folders, Live, experiment_settings, make, with_files, write_letters
 from typer.testing import CliRunner
 
 from polyfed.cli.deploy import deploy_app as app
@@ -41,7 +41,7 @@ def edit(path: Path, **changes: Any) -> None:
         *parents, last = key.split("__")
         node = content
         for parent in parents:
-            node = node[parent]
+            node = node.setdefault(parent, {})
         node[last] = value
     path.write_text(yaml.safe_dump(content))
 
@@ -156,6 +156,40 @@ def test_a_fault_in_the_site_file_is_named(fresh: Folders, change: dict[str, Any
     edit(fresh.site("archive").config, **change)
     found = offline(fresh.site("archive"))
     assert message in errors(found)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "times", "level", "message"),
+    [
+        ("text,topic", GERMAN, 18, "", ""),
+        ("text,topic", (GERMAN[0], "ein Befund,c"), 18, "error", "expected {'topic': ('a', 'b')}"),
+        ("report,topic", GERMAN, 18, "error", "'text'"),
+        ("text,topic", GERMAN, 9, "warning", "items: found 14, expected 32"),
+        (
+            "text,topic",
+            ("the liver is fine,a", "of the lungs,b"),
+            18,
+            "warning",
+            "language: found None, expected German",
+        ),
+    ],
+    ids=["as agreed", "classes", "columns", "number", "language"],
+)
+def test_data_are_compared_with_what_was_agreed_upon(
+    tmp_path: Path, header: str, rows: tuple[str, ...], times: int, level: str, message: str
+) -> None:
+    folders = make(tmp_path / "f", settings=with_files(tmp_path), keys=False)
+    site = folders.site("archive")
+    write_letters(site.path / "data" / "reports.csv", rows, times, header)
+    found = [finding for finding in offline(site) if "reports" in str(finding) and finding.level != "ok"]
+    assert {finding.level for finding in found} == ({level} if level else set())
+    assert message in "\n".join(map(str, found))
+
+
+def test_data_that_are_not_there_are_named_by_their_key(tmp_path: Path) -> None:
+    site = make(tmp_path / "f", settings=with_files(tmp_path), keys=False).site("archive")
+    message = f"data.sources.reports.path: there is no '{site.path / 'data' / 'reports.csv'}'"
+    assert message in errors(offline(site))
 
 
 def test_one_fault_does_not_hide_the_others(fresh: Folders) -> None:
@@ -335,7 +369,7 @@ def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
 
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment_settings()))
     run, folder = CliRunner(), tmp_path / "f"
-    result = run.invoke(app, ["init", str(folder), "--from", str(tmp_path / "e.yaml"), "--host", "localhost"])
+    result = run.invoke(app, ["init", str(tmp_path / "e.yaml"), str(folder), "--host", "localhost"])
     assert result.exit_code == 0, result.output
     assert f"server: {folder / 'server'}\nsite: {folder / 'archive'}\nsite: {folder / 'hospital'}\n" in result.output
     key = run.invoke(app, ["key", str(folder / "archive")])

@@ -15,10 +15,11 @@ PAGE = DOCS / "tutorials" / "three-sites.md"
 
 @pytest.mark.slow
 def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
-    carried_out(PAGE, tmp_path, **recording(tmp_path / "records"))
+    said = carried_out(PAGE, tmp_path, **recording(tmp_path / "records"))
     assert outside(recorded(tmp_path / "records")) == [], "training looks up nothing and stays on loopback"
     rows = [json.loads(line) for line in (tmp_path / "runs" / "consortium" / "metrics.jsonl").read_text().splitlines()]
-    assert {"hospital", "picture-archive", "text-archive"} <= {str(value) for row in rows for value in row.values()}
+    assert {"north", "south", "west"} <= {str(value) for row in rows for value in row.values()}
+    assert "equal to runs/desk: metrics.jsonl and all weights of models" in said
 
 
 @pytest.mark.slow
@@ -43,7 +44,7 @@ def test_the_guide_to_masked_sums_works_as_it_stands(tmp_path: Path) -> None:
 
 def test_the_page_names_three_sites_and_a_server() -> None:
     terminals = [block for block in blocks(PAGE.read_text(encoding="utf-8")) if block.terminal]
-    assert [block.terminal for block in terminals] == ["server", "hospital", "picture-archive", "text-archive"]
+    assert [block.terminal for block in terminals] == ["server", "north", "south", "west"]
     assert all(f"federation/{block.terminal}" in block.code for block in terminals)
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import Folders, experiment_settings, hosts_of
+from federations import Folders, experiment_settings, hosts_of, with_files
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower_programs
 from polyfed.deploy.files import ServerFolder, write_new
 from polyfed.deploy.flower_programs import program
 from polyfed.deploy.gate import caddyfile
-from polyfed.deploy.init import admit_site, create_federation, renew_certificate, site_config
+from polyfed.deploy.init import admit_site, create_federation, renew_certificate
 from polyfed.deploy.keys import create_keys, public_half, read_certificate, read_public
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings, to_yaml
 from polyfed.runs.config_files import merged
@@ -53,17 +53,17 @@ def test_a_site_gets_no_secret_and_only_its_own_sources(tmp_path: Path) -> None:
     site = tmp_path / "f" / "archive"
     assert {p.relative_to(site).as_posix() for p in site.rglob("*") if p.is_file()} == {
         "site.yaml",
+        "agreed.yaml",
         "connection.yaml",
         "plan.yaml",
         "ca.crt",
-        "data/README.txt",
     }
     config = SiteConfig.load(site / "site.yaml")
     assert set(config.data.sources) == {"reports", "shared"}
     assert set(config.clients) == {"archive"}
     assert config.algorithms == ["fedavg"]
     assert config.state_dir == site / "state"
-    assert config.data.dir == site / "data"
+    assert config.data.dir == site
     assert load_settings(Connection, site / "connection.yaml") == Connection(server="fl.example.org:9443", seed=0)
 
 
@@ -93,16 +93,33 @@ def test_the_server_runs_the_same_experiment_over_superlink(tmp_path: Path) -> N
     assert again.algorithm == Experiment.load(experiment_settings()).algorithm
 
 
-def test_updates_are_clipped_unless_the_experiment_says_otherwise(tmp_path: Path) -> None:
-    def written(folder: str, **aggregation: Any) -> Any:
-        create(tmp_path / folder, experiment_settings() | {"aggregation": aggregation})
-        text = (tmp_path / folder / "server" / "experiment.yaml").read_text()
-        assert text.splitlines()[1].startswith("# aggregation.clip: an update longer than")
-        return yaml.safe_load(text)["aggregation"]["clip"]
+@pytest.mark.parametrize("clip", [None, {"times": 2.0, "weight": None}])
+def test_the_server_clips_as_the_experiment_says(clip: Any, tmp_path: Path) -> None:
+    create(tmp_path / "f", experiment_settings() | {"aggregation": {"clip": clip}})
+    assert yaml.safe_load((tmp_path / "f" / "server" / "experiment.yaml").read_text())["aggregation"]["clip"] == clip
 
-    assert written("a") == {"times": 4.0, "weight": 6.0}
-    assert written("b", clip={"times": 2}) == {"times": 2.0, "weight": None}
-    assert written("c", clip=None) is None
+
+def test_a_site_writes_where_its_data_lie_and_agrees_on_all_else(tmp_path: Path) -> None:
+    settings = with_files(tmp_path)
+    settings["data"]["sources"]["shared"] = {"name": "parquet", "path": "public"}  # of which nothing is at hand
+    made = create(tmp_path / "f", settings)
+    text = (made["archive"] / "site.yaml").read_text()
+    content = yaml.safe_load(text)
+    assert content["data"]["sources"] == {"reports": {"path": "data/reports.csv"}, "shared": {"path": "data/shared"}}
+    assert {"clients", "public", "public_digest"}.isdisjoint(content)
+    assert len(text.splitlines()) < 35
+    agreed = (made["archive"] / "agreed.yaml").read_text()
+    assert "path" not in agreed
+    assert str(tmp_path) not in text + agreed
+    expected = SiteConfig.load(made["archive"] / "site.yaml").expected["reports"]
+    assert (expected.items, expected.language) == (32, "German")
+    assert (expected.columns, expected.classes) == ({"text": "text", "topic": "topic"}, {"topic": ("a", "b")})
+
+
+def test_sites_on_one_machine_use_the_data_where_they_lie(tmp_path: Path) -> None:
+    made = create(tmp_path / "f", with_files(tmp_path), keys=True)
+    config = yaml.safe_load((made["archive"] / "site.yaml").read_text())
+    assert config["data"]["sources"]["reports"] == {"path": str(tmp_path / "letters.csv")}
 
 
 def test_keys_on_one_machine_admit_the_sites(tmp_path: Path) -> None:
@@ -265,14 +282,18 @@ def test_superlink_is_never_started_open(made: Folders) -> None:
     assert not {"--insecure", "--database"} & set(command)
 
 
-def test_a_site_config_has_the_limits_of_the_experiment() -> None:
-    experiment = Experiment.load(experiment_settings(), ["run.exchange.limits.row_norm=5"])
-    assert site_config("archive", experiment, None).limits.row_norm == 5
+def archive(folder: Path, *changes: str) -> SiteConfig:
+    create_federation(folder / "f", Experiment.load(experiment_settings(), changes), ["localhost"])
+    return SiteConfig.load(folder / "f" / "archive" / "site.yaml")
 
 
-def test_a_site_has_the_second_source_of_its_group() -> None:
+def test_a_site_config_has_the_limits_of_the_experiment(tmp_path: Path) -> None:
+    assert archive(tmp_path, "run.exchange.limits.row_norm=5").limits.row_norm == 5
+
+
+def test_a_site_has_the_second_source_of_its_group(tmp_path: Path) -> None:
     changes = ["data.sources.more={name: scenes, seed: 5}", "clients.archive.also={source: more, items: 4}"]
-    config = site_config("archive", Experiment.load(experiment_settings(), changes), None)
+    config = archive(tmp_path, *changes)
     assert "more" in config.data.sources
     also = config.clients["archive"].also
     assert also is not None

@@ -85,12 +85,12 @@ def test_a_site_that_cannot_take_part_says_why(refusing: InProcess, tmp_path: Pa
     site = refusing.folder / "image"
     assert {path.name for path in site.iterdir()} <= {
         "site.yaml",
+        "agreed.yaml",
         "connection.yaml",
         "plan.yaml",
         "ca.crt",
         "node.key",
         "node.pub",
-        "data",
         "cache",
         "state",
     }
@@ -188,7 +188,7 @@ def test_a_site_whose_file_does_not_fit_does_not_take_part(
     logged: str,
 ) -> None:
     if change.get("clients"):
-        content = yaml.safe_load((refusing.folder / site / "site.yaml").read_text())
+        content = yaml.safe_load((refusing.folder / site / "agreed.yaml").read_text())
         change = {"clients": {"image": content["clients"][site] | {"count": 1}}}
     refusing.edit(site, change)
     with pytest.raises(ExchangeError, match=rf"{site}: {error}: error \w+ in the site's log"):

@@ -121,6 +121,8 @@ def test_nothing_of_data_that_cannot_be_read_leaves(
 ) -> None:
     source, write = BROKEN[broken]
     federation = InProcess.made(tmp_path / "federation", with_own_data(tiny, **source))
+    path = f"data/{source.get('path', 'own')}"
+    federation.edit("image", {"data": {"sources": {"private": {"path": path}}, "cache_dir": "cache"}})
     write(federation.folder / "image" / "data")
     heard = Listening()
     federation.grid.rules = heard.rules()

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from polyfed.core.errors import RunError
 from polyfed.core.untrusted import plain
 
 deploy_app = typer.Typer(
@@ -23,16 +24,19 @@ Hosts = Annotated[
 
 @deploy_app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")],
-    source: Annotated[str, typer.Option("--from", metavar="PRESET|FILE", help="the experiment")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="the experiment, as polyfed run takes it")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")] = Path("federation"),
     host: Hosts = None,
     port: Annotated[int, typer.Option(help="public port of the server")] = 9443,
     superlink_port: Annotated[int, typer.Option(help="port on the server's loopback")] = 9091,
     keys: Annotated[
-        bool, typer.Option("--keys", help="make the sites' private keys here too: all sites on this machine")
+        bool, typer.Option("--keys", help="all sites are on this machine: make their keys, use the data where they lie")
     ] = False,
 ) -> None:
-    """Make the folders of a federation: the server's, and one for each group of clients."""
+    """Make the folders of a federation: the server's, and one for each site, which writes in it where its data lie.
+
+    Example: polyfed deploy init consortium.yaml federation --host fl.example.org
+    """
     from polyfed.deploy.init import SERVER_FOLDER, create_federation, uses_rosters
     from polyfed.runs.experiment import Experiment
 
@@ -47,6 +51,38 @@ def init(
             typer.echo(
                 "sites give theirs to each other too, past the server: polyfed deploy trust FOLDER NAME node.pub"
             )
+
+
+@deploy_app.command()
+def rehearse(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="the experiment, as polyfed run takes it")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="new folder, or of a rehearsal to go on with; else runs/NAME-rehearsal"),
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="run of the same file in one process, to be equal to")
+    ] = None,
+) -> None:
+    """Rehearse a federation: server, gate and sites as processes on this machine, until the run is complete.
+
+    Exit code 2 if it is unlike RUN. Example: polyfed deploy rehearse consortium.yaml --compare runs/consortium-seed0
+    """
+    from polyfed.cli.console import interruptible
+    from polyfed.cli.running import free_folder
+    from polyfed.deploy.rehearse import rehearse, unlike_runs
+    from polyfed.runs.experiment import Experiment
+
+    experiment = Experiment.load(source)
+    place = folder or free_folder(Path("runs") / f"{experiment.name}-rehearsal")
+    with interruptible(f"the same command with FOLDER {place} goes on"):
+        run = rehearse(experiment, place, _say)
+    if different := unlike_runs(run, compare or run):
+        raise RunError(f"{run} is unlike {compare} in {', '.join(different)}")
+    equal = (
+        f"equal to {compare}: metrics.jsonl and all weights of models" if compare else "compare it with --compare RUN"
+    )
+    typer.echo(f"rehearsed: {run}; {equal}")
 
 
 @deploy_app.command()

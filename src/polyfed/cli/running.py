@@ -77,7 +77,7 @@ def run_command(
     for experiment, its_twin in zip_longest(experiments, alone):
         name = f"{experiment.name}-seed{experiment.run.seed}"
         folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
-        folder = folder or _free_folder(Path("runs") / name)
+        folder = folder or free_folder(Path("runs") / name)
         if its_twin is not None:  # a federation tells what it brings over a twin that is there when it ends
             beside = folder.with_name(f"{folder.name}-local")
             if beside.exists() and open_run(beside).experiment != its_twin:
@@ -101,7 +101,7 @@ def _dry_run(experiment: Experiment) -> None:
     typer.echo("nothing was written; the same command without --dry-run runs it")
 
 
-def _free_folder(folder: Path) -> Path:
+def free_folder(folder: Path) -> Path:
     """The folder, or the first of those with a number behind its name that is not there."""
     numbered = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(path for path in chain([folder], numbered) if not path.exists())
@@ -134,7 +134,7 @@ def demo_command(
     from polyfed.reporting.progress import summary_of
     from polyfed.runs.experiment import Experiment
 
-    place = out or _free_folder(Path("runs/demo"))
+    place = out or free_folder(Path("runs/demo"))
     federation, alone = place / "federation", place / "server-alone"
     again = f"polyfed demo --out {shlex.quote(str(place))}"
     twin = ["twin.kind=server-only", "twin.candidates=1", "run.output.plots=false"]

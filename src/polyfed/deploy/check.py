@@ -20,9 +20,11 @@ import torch
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, PayloadError
+from polyfed.core.files import whole
 from polyfed.core.randomness import isolated
 from polyfed.deploy.check_network import Finding, Level, check_server, expiry, guarded
 from polyfed.deploy.demands import planned_for_samples, read_plan, require_affordable_here, require_protection, unlike
+from polyfed.deploy.expected import differences
 from polyfed.deploy.files import SiteFolder, is_private
 from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
 from polyfed.deploy.node_keys import fingerprint
@@ -82,9 +84,15 @@ def _check_config(site: SiteFolder, seed: int) -> Iterator[Finding]:
         plan = read_plan(site, config)
     except ConfigError as error:
         yield Finding("error", "plan.yaml", str(error), "ask the server's operator what is planned")
+    absent = list(_absent_data(config))
+    yield from absent
+    if absent:  # nothing that follows can be looked at
+        return
     salt = plan.salt if plan is not None else ""
     population = Population(config.data, config.public, None, config.clients, seed, salt=salt)
     yield from guarded("public set", lambda: _check_public(population, config))
+    for name, expected in config.expected.items():
+        yield from guarded(f"expected of '{name}'", partial(differences, population.data, name, expected))
     for member in population.members.values():
         yield from guarded(f"data of {member.id}", partial(_check_holding, population, member))
         yield from guarded(f"model of {member.id}", partial(_check_model, population, member, config))
@@ -171,6 +179,15 @@ def _check_versions() -> Iterator[Finding]:
 # ---- data and models
 
 
+def _absent_data(config: SiteConfig) -> Iterator[Finding]:
+    """Sources whose files are not where site.yaml says."""
+    for name, source in config.data.sources.items():
+        path = getattr(source, "path", None)
+        if isinstance(path, str) and not (place := whole(path, config.data.data_folder)).exists():
+            detail = f"data.sources.{name}.path: there is no '{place}'"
+            yield Finding("error", "site.yaml", detail, "say there where the site's data lie")
+
+
 def _check_holding(population: Population, member: Member) -> Iterator[Finding]:
     """A client's private samples, by class where there are labels, and its test samples."""
     held = population.holding(member)
@@ -197,7 +214,7 @@ def _check_public(population: Population, config: SiteConfig) -> Iterator[Findin
     samples = len(public.samples({}))
     detail = f"{len(public.items):,} items, {samples:,} samples of '{public.settings.source}', {public.order}"
     if config.public_digest is None:
-        yield Finding("ok", "public set", f"{detail}; no public_digest in site.yaml to compare with")
+        yield Finding("ok", "public set", f"{detail}; no public_digest in agreed.yaml to compare with")
     elif public.order == config.public_digest:
         yield Finding("ok", "public set", f"{detail}, as agreed")
     else:

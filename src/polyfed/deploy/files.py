@@ -41,7 +41,8 @@ class SiteFolder:
 
     Attributes:
         path: the folder.
-        config: what the site hosts and allows.
+        config: what the site decides: where its data lie, and what it allows.
+        agreed: what all agreed upon, which ``config`` extends: sources, public set, its clients and their models.
         connection: where the server is and how it is reached.
         plan: what is to be run, as the server's operator wrote it down.
         roster: sites whose keys this one believes, and their clients.
@@ -53,7 +54,8 @@ class SiteFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.connection = path / "site.yaml", path / "connection.yaml"
+        self.config, self.agreed = path / "site.yaml", path / "agreed.yaml"
+        self.connection = path / "connection.yaml"
         self.plan, self.roster = path / "plan.yaml", path / "roster.yaml"
         self.authority = path / "ca.crt"
         self.key, self.public_key = path / "node.key", path / "node.pub"

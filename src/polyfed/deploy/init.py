@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
-from polyfed.core.files import paths_from, write_atomically
+from polyfed.core.files import whole, write_atomically
 from polyfed.core.settings import parse_settings
+from polyfed.deploy.expected import expected_data
 from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
 from polyfed.deploy.flower_programs import link_to
 from polyfed.deploy.gate import caddyfile
@@ -25,8 +26,7 @@ from polyfed.deploy.settings import (
     to_yaml,
 )
 from polyfed.federation.membership import member_ids
-from polyfed.privacy.clipping import Clipping
-from polyfed.runs.config_files import portable_content
+from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 
 SERVER_FOLDER = "server"
@@ -35,22 +35,31 @@ SERVER_FOLDER = "server"
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 
 _SITE_COMMENT = """\
-A site of a federation. Relative paths are relative to this file.
-data.dir: where the data of the sources lie. limits: what the site accepts from the server.
-Before the site goes online: polyfed deploy check FOLDER"""
-_LOCAL = ("name", "data", "run", "state_dir", "algorithms", "limits", "tracebacks", "demands", "roster")
-"""What a site decides by itself stands before what was agreed upon."""
+A site of a federation: what it decides by itself. All else is agreed upon, in agreed.yaml, which stays as it is.
+Relative paths start from this folder. Before the site goes online: polyfed deploy check FOLDER"""
+_NOTES = {
+    "extends": "what all agreed upon",
+    "name": "under which the server admits its key",
+    "data": "where its data lie, and decoded pictures and features of them (cache_dir)",
+    "state_dir": "what its client keeps between rounds",
+    "run": "device; threads, on which sums depend",
+    "algorithms": "methods that may run here",
+    "limits": "the most that is accepted from the server",
+    "demands": "protection that a run must have; plan: exact refuses all but the run of plan.yaml",
+    "roster": "sites whose keys are believed in masked sums",
+    "secret": "file of what noise is drawn from",
+    "tracebacks": "whether the server is told message and traceback of a failed step, which may show data",
+}
+"""Settings that a site decides by itself, and what they are."""
+_AGREED_COMMENT = """\
+What all sites agreed upon, for this one: data and their columns, the public set, its clients and their models.
+A site does not edit this file; what its data are like is for polyfed deploy check."""
 _SERVER_COMMENT = "Where the server listens. The Caddyfile beside it was made from this; change both."
-_EXPERIMENT_COMMENT = """\
-The federation's experiment, as the server runs it: polyfed run FILE
-aggregation.clip: an update longer than `times` medians is scaled down; null: no matter how long."""
+_EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyfed run FILE"
 _CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
 _PLAN_COMMENT = """\
 What is to be run, for polyfed deploy check: what leaves, what hides it, which demands apply.
 A run that is otherwise, or of more rounds, is refused while site.yaml says demands.plan: exact."""
-_CLIPPING = Clipping(weight=6.0)
-"""Of what real sites send, unless the experiment says otherwise; they claim their numbers of samples, too."""
-_DATA_NOTE = "Put the site's data here, or say in site.yaml, at data.dir, where they are.\n"
 
 
 def create_federation(
@@ -70,7 +79,7 @@ def create_federation(
         hosts: names or addresses under which sites reach the server; the first is written into the sites' files.
         port: public port.
         superlink_port: port of SuperLink on the server's loopback.
-        keys: make the sites' private keys here too, and admit the sites: for a federation on one machine only.
+        keys: all sites are on this machine: make their private keys too, admit them, and use the data where they lie.
 
     Raises:
         ConfigError: no client group, one called ``server``, what only simulations have, or a host that is none.
@@ -86,9 +95,9 @@ def create_federation(
         raise RunError(f"'{folder}' is there already; give a new folder")
     try:
         authority = _create_server(ServerFolder(folder / SERVER_FOLDER), experiment, address)
-        digest = public_digest(experiment)
+        at_hand = Population(experiment.data, experiment.public, None, {}, experiment.run.seed)
         for name in experiment.clients:
-            _create_site(SiteFolder(folder / name), name, experiment, address, authority, digest)
+            _create_site(SiteFolder(folder / name), experiment, address, authority, at_hand, keys)
             if keys:
                 create_keys(folder / name, name)
                 admit_site(folder / SERVER_FOLDER, name, folder / name / "node.pub")
@@ -147,15 +156,10 @@ def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...
     return names
 
 
-def public_digest(experiment: Experiment) -> str | None:
+def public_digest(population: Population) -> str | None:
     """Digest of the public set and its order; None without one, or where its data are not at hand."""
-    from polyfed.federation.population import Population
-
-    if experiment.public is None:
-        return None
-    population = Population(experiment.data, experiment.public, None, {}, experiment.run.seed)
     try:
-        return population.public_order
+        return population.public_order or None
     except PolyfedError:  # the data may be at the sites alone; the digest is then not compared
         return None
 
@@ -176,15 +180,13 @@ def _create_server(server: ServerFolder, experiment: Experiment, address: Server
 
 
 def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[str, Any]:
-    """The experiment without its clients, to be run over SuperLink, with norm clipping unless it says otherwise."""
+    """The experiment without its clients, to be run over SuperLink."""
     content = experiment.model_dump(mode="json", exclude={"clients"})
     used = {experiment.public.source} if experiment.public else set()
     used |= {experiment.server.source} if experiment.server else set()
-    content["data"]["sources"] = _only(content["data"]["sources"], used)
+    content["data"]["sources"] = {name: one for name, one in content["data"]["sources"].items() if name in used}
     if content["privacy"] is not None:
         content["privacy"]["secret"] = None  # each site has its own
-    if experiment.aggregation.secure is None and "clip" not in experiment.aggregation.model_fields_set:
-        content["aggregation"]["clip"] = _CLIPPING.model_dump(mode="json")
     content["run"]["engine"] = {
         "name": "flower",
         "superlink": f"127.0.0.1:{address.superlink_port}",
@@ -195,31 +197,48 @@ def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[st
     return content
 
 
-def site_config(name: str, experiment: Experiment, digest: str | None) -> SiteConfig:
-    """What a group's site writes down: its own sources, the public set, its clients, and the method as allowed."""
+def site_files(
+    name: str, experiment: Experiment, at_hand: Population, *, here: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Contents of a group's ``site.yaml`` and of the ``agreed.yaml`` that it extends.
+
+    Args:
+        name: of the group.
+        experiment: what all train together.
+        at_hand: the data of all, as far as they are on this machine.
+        here: whether the site is on this machine as well, and its data are these.
+    """
     content = experiment.model_dump(mode="json")
-    group = experiment.clients[name]
-    also = {group.also.source} if group.also is not None and group.also.source is not None else set()
-    used = {group.source} | also | ({experiment.public.source} if experiment.public else set())
-    data = {"dir": "data", "cache_dir": "cache", "sources": _only(content["data"]["sources"], used)}
-    if experiment.data.weights_dir is not None:
-        data["weights_dir"] = "weights"
-    hosted = ("device", "threads", "evaluation_batch", "state_memory")
-    return parse_settings(
-        SiteConfig,
-        {
-            "name": name,
-            "data": data,
-            "public": content["public"],
-            "clients": {name: content["clients"][name]},
-            "run": {key: content["run"][key] for key in hosted},
-            "algorithms": [experiment.algorithm.component_name()],
-            "public_digest": digest,
-            "limits": content["run"]["exchange"]["limits"],
-            "demands": _demands(experiment),
-            "roster": "roster.yaml" if uses_rosters(experiment) else None,
-        },
-    )
+    group, data, privacy = experiment.clients[name], experiment.data, experiment.privacy
+    used = {group.source, group.also and group.also.source, experiment.public and experiment.public.source}
+    sources = {source: settings for source, settings in content["data"]["sources"].items() if source in used}
+    paths = {source: settings.pop("path") for source, settings in sources.items() if settings.get("path")}
+    places = {source: f"data/{source}{Path(path).suffix}" for source, path in paths.items()}
+    if here:
+        places = {source: str(whole(path, data.data_folder)) for source, path in paths.items()}
+    weights = data.weights_folder if here else data.weights_dir and "weights"
+    decided = {
+        "extends": "agreed.yaml",
+        "name": name,
+        "data": {"sources": {source: {"path": place} for source, place in places.items()}, "cache_dir": "cache"}
+        | ({"weights_dir": str(weights)} if weights else {}),
+        "state_dir": "state",
+        "run": experiment.site().run.model_dump(),
+        "algorithms": [experiment.algorithm.component_name()],
+        "limits": content["run"]["exchange"]["limits"],
+        "demands": _demands(experiment),
+        "roster": "roster.yaml" if uses_rosters(experiment) else None,
+        "secret": str(privacy.secret) if here and privacy and privacy.secret else None,
+        "tracebacks": False,
+    }
+    agreed = {
+        "data": {"max_pixels": data.max_pixels, "sources": sources},
+        "public": content["public"],
+        "clients": {name: content["clients"][name]},
+        "public_digest": public_digest(at_hand),
+        "expected": expected_data(at_hand, group),
+    }
+    return {key: value for key, value in decided.items() if value is not None}, agreed
 
 
 def _demands(experiment: Experiment) -> dict[str, Any]:
@@ -239,21 +258,18 @@ def _demands(experiment: Experiment) -> dict[str, Any]:
 
 
 def _create_site(
-    site: SiteFolder, name: str, experiment: Experiment, address: ServerAddress, authority: bytes, digest: str | None
+    site: SiteFolder, experiment: Experiment, address: ServerAddress, authority: bytes, at_hand: Population, here: bool
 ) -> None:
     host = address.hosts[0]
     shown = f"[{host}]" if ":" in host else host
     connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
-    folder = site.path.absolute()
-    with paths_from(folder):
-        settings = site_config(name, experiment, digest)
-    config = portable_content(settings.model_dump(mode="json"), folder, settings.data.data_folder)
-    config = {key: config[key] for key in sorted(config, key=lambda key: key not in _LOCAL)}
-    write_new(site.config, to_yaml(config, _SITE_COMMENT))
+    decided, agreed = site_files(site.path.name, experiment, at_hand, here=here)
+    write_new(site.config, to_yaml(decided, _SITE_COMMENT, _NOTES))
+    write_new(site.agreed, to_yaml(agreed, _AGREED_COMMENT))
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
-    write_new(site.plan, to_yaml(experiment.spec("plan", digest or ""), _PLAN_COMMENT))
+    write_new(site.plan, to_yaml(experiment.spec("plan", agreed["public_digest"] or ""), _PLAN_COMMENT))
     write_new(site.authority, authority)
-    write_new(site.path / "data" / "README.txt", _DATA_NOTE)
+    SiteConfig.load(site.config)  # refuses what no site can have
 
 
 def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None:
@@ -275,7 +291,3 @@ def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None
 def uses_rosters(experiment: Experiment) -> bool:
     secure = experiment.aggregation.secure
     return secure is not None and secure.masks
-
-
-def _only(sources: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: source for name, source in sources.items() if name in names}

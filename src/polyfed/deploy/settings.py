@@ -1,17 +1,19 @@
-"""What a server and its sites write down: ``server.yaml``, ``connection.yaml`` and ``site.yaml``."""
+"""Files of a server and its sites: ``server.yaml``, ``connection.yaml``, ``site.yaml`` and ``agreed.yaml``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.files import Place, paths_from
+from polyfed.core.files import Place, PlaceBeside, paths_from
 from polyfed.core.settings import Settings, parse_settings
-from polyfed.federation.settings import SiteSettings
+from polyfed.federation.settings import DataSettings, SiteSettings
 from polyfed.privacy.accounting import Neighbours
 from polyfed.runs.config_files import read_config
 from polyfed.wire.limits import Limits
@@ -90,6 +92,24 @@ class ProtectionDemands(Settings):
     metrics: bool = Field(default=False, description="whether test metrics may leave, as they are")
 
 
+class ExpectedData(Settings):
+    """Data of a source as they were where the federation's folders were made: real ones, or a sample."""
+
+    split: str = Field(default="train", description="split that they are of")
+    columns: dict[str, str] = Field(description="modality or target -> its column")
+    classes: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="target -> names of its classes, in the order of their numbers"
+    )
+    items: int = Field(ge=0, description="how many")
+    language: str | None = Field(default=None, description="language of texts; None: English, or no texts")
+
+
+class SiteData(DataSettings):
+    """Data of a site; relative paths of its sources start from the folder of the file."""
+
+    dir: PlaceBeside | None = Field(default=Path(), validate_default=True, description="where relative paths start")
+
+
 class SiteConfig(SiteSettings):
     """A site: its clients with their data, models and tasks, and what it lets in and out.
 
@@ -97,6 +117,10 @@ class SiteConfig(SiteSettings):
     the site's, so that nobody can describe another site's clients.
     """
 
+    data: SiteData
+    expected: dict[str, ExpectedData] = Field(
+        default_factory=dict, description="source -> what its data should be like, for polyfed deploy check"
+    )
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="name of the site in the federation")
     state_dir: Place = Field(default=Path("state"), description="folder of what the clients keep between rounds")
     algorithms: list[str] = Field(
@@ -104,7 +128,7 @@ class SiteConfig(SiteSettings):
         description="methods that may run here, by the name in a configuration; empty: all that polyfed ships",
     )
     public_digest: str | None = Field(default=None, description="agreed digest of the public set; None: not compared")
-    limits: Limits = Field(default_factory=Limits)
+    limits: Limits = Field(default_factory=Limits, description="what the site accepts from the server at most")
     demands: ProtectionDemands | None = Field(default=None, description="protection that a run must have; None: none")
     roster: Place | None = Field(
         default=None,
@@ -153,7 +177,14 @@ def load_settings(kind: type[_S], path: Path) -> _S:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def to_yaml(settings: Settings | dict[str, object], comment: str) -> str:
-    head = "".join(f"# {line}\n" for line in comment.splitlines())
+def to_yaml(
+    settings: Settings | Mapping[str, object], comment: str, notes: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Settings as a file with a comment at its head; with notes, each before its key, inner mappings are on a line."""
     content = settings.model_dump(mode="json") if isinstance(settings, Settings) else settings
-    return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    parts = [f"# {line}\n" for line in comment.splitlines()]
+    for key, value in content.items():
+        flow = None if notes and isinstance(value, dict | list) else False
+        text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=110)
+        parts += [f"# {notes[key]}\n", text] if key in notes else [text]
+    return "".join(parts)
