@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from queue import Queue
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
+from polyfed.wire.framing import unpack_frame
 from polyfed.wire.limits import Frame, Limits
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
+from polyfed.wire.payload import Payload, TensorBundle
 
 Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]
 _OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
@@ -151,12 +153,25 @@ class Timeline:
             Frame(header, [raws[f"{k}/{i}"] for i in range(count)]) for k, (header, count) in enumerate(facts["frames"])
         ]
         self.now, self.at_work, self.events = facts["now"], {}, []
+        bundles = {id(frame): unpack_frame(frame, _OWN) for frame in frames}  # once, for all clients that were sent it
         for text, places, ends in facts["at_work"]:
-            request = request_of(text, [frames[place] for place in places], _OWN)
+            request = request_of(text, [frames[place] for place in places], _OWN, lambda frame, _: bundles[id(frame)])
             self.at_work[request.client] = AtWork(request, ends)
 
     def _packed(self) -> tuple[list[Envelope], list[Frame]]:
-        return envelope_requests([one.request for one in self.at_work.values()])
+        """The requests by their content alone: a resumed run holds other objects, its tensors in another order."""
+        known: dict[bytes, TensorBundle] = {}
+
+        def equal(bundle: TensorBundle) -> TensorBundle:
+            if bundle.digest not in known:
+                known[bundle.digest] = replace(bundle, tensors=dict(sorted(bundle.items())))
+            return known[bundle.digest]
+
+        def laid_out(request: Request) -> Request:
+            bundles = {name: equal(bundle) for name, bundle in request.payload.bundles.items()}
+            return replace(request, payload=Payload({**request.payload.fields, **bundles}))
+
+        return envelope_requests([laid_out(one.request) for one in self.at_work.values()])
 
 
 @dataclass(kw_only=True)
