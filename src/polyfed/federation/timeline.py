@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyfed.core.untrusted import plain
 from polyfed.wire.framing import unpack_frame
-from polyfed.wire.limits import Frame, Limits
+from polyfed.wire.limits import Frame, Limits, ReplySize
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
 from polyfed.wire.payload import Payload, TensorBundle
 
@@ -135,7 +135,7 @@ class Timeline:
         return {
             "now": self.now,
             "frames": [[frame.header, len(frame.buffers)] for frame in frames],
-            "at_work": [[envelope.text, envelope.places, one.ends] for envelope, one in lines],
+            "at_work": [[envelope.text, envelope.places, one.ends, one.request.reply_size] for envelope, one in lines],
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -154,9 +154,10 @@ class Timeline:
         ]
         self.now, self.at_work, self.events = facts["now"], {}, []
         bundles = {id(frame): unpack_frame(frame, _OWN) for frame in frames}  # once, for all clients that were sent it
-        for text, places, ends in facts["at_work"]:
+        for text, places, ends, *size in facts["at_work"]:
             request = request_of(text, [frames[place] for place in places], _OWN, lambda frame, _: bundles[id(frame)])
-            self.at_work[request.client] = AtWork(request, ends)
+            most = ReplySize(*size[0]) if size and size[0] else None  # runs of 0.4.0 have written none
+            self.at_work[request.client] = AtWork(replace(request, reply_size=most), ends)
 
     def _packed(self) -> tuple[list[Envelope], list[Frame]]:
         """The requests by their content alone: a resumed run holds other objects, its tensors in another order."""

@@ -13,7 +13,16 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
-from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Logits, Reply, Representations, Server
+from polyfed.algorithms.algorithm import (
+    Client,
+    ClientInfo,
+    FederationPlan,
+    LayoutCheck,
+    Logits,
+    Reply,
+    Representations,
+    Server,
+)
 from polyfed.algorithms.shared.public_training import Pair, interleave
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
@@ -21,6 +30,7 @@ from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import SERVER
 from polyfed.federation.participant import Participant
+from polyfed.federation.types import Outline
 from polyfed.models.model import Embedder
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.task import Task
@@ -215,7 +225,7 @@ class PublicExchange(Settings):
                 raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
         return {name: unpacked(rows.to(participant.device), inverse.get(name)) for name, rows in payload.items()}
 
-    def check(self, server: Server, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
+    def check(self, server: Server, server_outputs: PublicOutputs, field: str) -> LayoutCheck:
         """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
         inverse = self.inverse_index(server)
         shapes = {
@@ -223,11 +233,17 @@ class PublicExchange(Settings):
             for name, rows in server_outputs.items()
         }
 
-        def check(reply: Reply) -> None:
-            names = self.names_for(reply.sender, shapes)
-            getattr(reply, field).require(server_outputs.order, {name: shapes[name] for name in names})
+        rows = {name: values.dtype for name, values in server_outputs.items()}
 
-        return check
+        def layout(client: ClientInfo) -> dict[str, Outline]:
+            names = self.names_for(client, shapes)
+            return {field: {name: (shapes[name], torch.promote_types(rows[name], torch.float32)) for name in names}}
+
+        def check(reply: Reply) -> None:
+            expected = layout(reply.sender)[field]
+            getattr(reply, field).require(server_outputs.order, {name: shape for name, (shape, _) in expected.items()})
+
+        return LayoutCheck(layout, check)
 
     # ---- training on public samples
 
