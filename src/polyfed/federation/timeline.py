@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
-from polyfed.wire.framing import unpack_frame
 from polyfed.wire.limits import Frame, Limits, ReplySize
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
 from polyfed.wire.payload import Payload, TensorBundle
@@ -153,9 +152,8 @@ class Timeline:
             Frame(header, [raws[f"{k}/{i}"] for i in range(count)]) for k, (header, count) in enumerate(facts["frames"])
         ]
         self.now, self.at_work, self.events = facts["now"], {}, []
-        bundles = {id(frame): unpack_frame(frame, _OWN) for frame in frames}  # once, for all clients that were sent it
         for text, places, ends, *size in facts["at_work"]:
-            request = request_of(text, [frames[place] for place in places], _OWN, lambda frame, _: bundles[id(frame)])
+            request = request_of(text, [frames[place] for place in places], _OWN)
             most = ReplySize(*size[0]) if size and size[0] else None  # runs of 0.4.0 have written none
             self.at_work[request.client] = AtWork(replace(request, reply_size=most), ends)
 

@@ -12,7 +12,7 @@ import json
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields as fields_of
 from functools import lru_cache
 from typing import Any
@@ -36,9 +36,6 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UNCHECKED = "-" * 8  # as long as a CRC-32, so that checksums change no size
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 _LONGEST = 1 << 40  # elements along one dimension: beyond it are errors only, some of which torch cannot bear
-
-
-ReadFrame = Callable[[Frame, Limits], TensorBundle]
 
 
 def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[dict[str, str], list[Frame]]:
@@ -65,14 +62,8 @@ def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[d
     return messages, frames
 
 
-def unpack(message: str, frames: Sequence[Frame], limits: Limits, read: ReadFrame | None = None) -> Payload:
+def unpack(message: str, frames: Sequence[Frame], limits: Limits) -> Payload:
     """The payload of a message and of its frames, each of which some field of it refers to.
-
-    Args:
-        message: JSON.
-        frames: all that came with it.
-        limits: on both.
-        read: gives the bundle of a frame; None: ``unpack_frame``.
 
     Raises:
         PayloadError: it is damaged, of another schema, of an unknown kind or type, or beyond the limits.
@@ -93,8 +84,7 @@ def unpack(message: str, frames: Sequence[Frame], limits: Limits, read: ReadFram
         raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
     if unused := sorted({*range(len(frames))} - {*places.values()}):  # it would only take up memory
         raise PayloadError(f"damaged message: no field refers to frame {unused[0]} of its {len(frames)}")
-    read = read or unpack_frame
-    fields: dict[str, TensorBundle | Scalar] = {name: read(frame, limits) for name, frame in chosen.items()}
+    fields: dict[str, TensorBundle | Scalar] = {name: unpack_frame(frame, limits) for name, frame in chosen.items()}
     for name, value in scalars.items():
         if not isinstance(value, Scalar):
             raise PayloadError(f"damaged message: {name} is {type(value).__name__}, not a number, text or truth value")

@@ -57,11 +57,6 @@ class Ledger:
         line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
         self.records.append(common | line)
 
-    def refuse(self, round_number: int, client: str, step: str, size: int) -> None:
-        """Record so many bytes of a client that are no reply to anything."""
-        about = {"round": round_number, "client": client, "direction": "up", "step": step, "bundle": "refused"}
-        self.records.append(about | {"kind": "framing", "dtype": "", "bytes": size, "full": size})
-
     def total(self, direction: Direction) -> int:
         return sum(line["bytes"] for line in self.records if line["direction"] == direction)
 
@@ -116,8 +111,10 @@ class Channel:
 
     def refused(self, request: Request, size: int) -> None:
         """Enter the bytes of a reply that cannot be read."""
-        if size:
-            self.ledger.refuse(request.round, request.client, self.purpose + request.step, size)
+        about = {"round": request.round, "client": request.client, "direction": "up"}
+        about |= {"step": self.purpose + request.step, "bundle": "refused", "kind": "framing", "dtype": ""}
+        line = {"bytes": size, "full": size}
+        self.ledger.records += [about | line] if size else []
 
     def _enter(self, request: Request, direction: Direction, wire: Payload, plain: Payload | None) -> None:
         self.ledger.enter(request.round, request.client, direction, self.purpose + request.step, wire, plain)

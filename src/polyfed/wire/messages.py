@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
-from polyfed.wire.framing import ReadFrame, pack, parsed_object, require_within, unpack, whole_number
+from polyfed.wire.framing import pack, parsed_object, require_within, unpack, whole_number
 from polyfed.wire.limits import Frame, Limits, ReplySize
 from polyfed.wire.payload import Payload
 
@@ -133,8 +133,8 @@ def envelope_requests(requests: Sequence[Request], *, checksums: bool = False) -
     return [_envelope(own, messages[str(own["client"])]) for own in fields], frames
 
 
-def request_of(text: str, frames: Sequence[Frame], limits: Limits, read: ReadFrame | None = None) -> Request:
-    """The request in an envelope, from its text and its own frames, in the order of ``places``; ``read`` as ``unpack``.
+def request_of(text: str, frames: Sequence[Frame], limits: Limits) -> Request:
+    """The request in an envelope, from its text and its own frames, in the order of ``places``.
 
     Raises:
         PayloadError: it is damaged or beyond the limits.
@@ -148,7 +148,7 @@ def request_of(text: str, frames: Sequence[Frame], limits: Limits, read: ReadFra
             round=whole_number(content["round"]),
             phase=whole_number(content["phase"]),
             after=None if after is None else (whole_number(after[0]), whole_number(after[1])),
-            payload=_payload(content, frames, limits, read),
+            payload=_payload(content, frames, limits),
         )
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise PayloadError(f"damaged request: {type(error).__name__}: {error}") from error
@@ -197,9 +197,7 @@ def _envelope(fields: dict[str, Any], message: str) -> Envelope:
     return Envelope(json.dumps(fields | {"message": json.dumps(content, separators=(",", ":"))}), tuple(own))
 
 
-def _payload(
-    content: dict[str, Any], frames: Sequence[Frame], limits: Limits, read: ReadFrame | None = None
-) -> Payload:
+def _payload(content: dict[str, Any], frames: Sequence[Frame], limits: Limits) -> Payload:
     if not isinstance(content.get("message"), str):
         raise PayloadError("damaged message: there is no message in it")
-    return unpack(content["message"], frames, limits, read)
+    return unpack(content["message"], frames, limits)

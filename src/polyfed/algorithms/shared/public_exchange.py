@@ -13,22 +13,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
-from polyfed.algorithms.algorithm import (
-    Client,
-    ClientInfo,
-    FederationPlan,
-    LayoutCheck,
-    Logits,
-    Reply,
-    Representations,
-    Server,
-)
+from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Logits, Reply, Representations, Server
 from polyfed.algorithms.shared.public_training import Pair, interleave
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import SERVER
+from polyfed.federation.filters import LayoutCheck
 from polyfed.federation.participant import Participant
 from polyfed.federation.types import Outline
 from polyfed.models.model import Embedder
@@ -233,11 +225,8 @@ class PublicExchange(Settings):
             for name, rows in server_outputs.items()
         }
 
-        rows = {name: values.dtype for name, values in server_outputs.items()}
-
         def layout(client: ClientInfo) -> dict[str, Outline]:
-            names = self.names_for(client, shapes)
-            return {field: {name: (shapes[name], torch.promote_types(rows[name], torch.float32)) for name in names}}
+            return {field: {name: (shapes[name], torch.float32) for name in self.names_for(client, shapes)}}
 
         def check(reply: Reply) -> None:
             expected = layout(reply.sender)[field]
