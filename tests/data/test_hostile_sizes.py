@@ -238,19 +238,18 @@ def test_an_arrow_file_is_refused_before_any_of_it_is_unpacked(
 def test_a_page_that_is_larger_than_its_file_says_ends_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A footer says 9 kB of a page of 120 MB."""
+    """A footer says 9 kB of a page of 40 MB."""
     monkeypatch.setattr("polyfed.data.sources.parquet._SPARE", 1 << 24)
     options: dict[str, Any] = {"use_dictionary": False, "data_page_size": 1 << 31, "write_batch_size": 1 << 20}
-    parquet(lambda: pa.array([f"{'x' * 2_000_000}{n}" for n in range(300)]), write_statistics=False, **options)(
-        tmp_path
-    )
+    parquet(lambda: pa.array([f"{'x' * 2_000_000}{n}" for n in range(20)]), write_statistics=False, **options)(tmp_path)
     file = tmp_path / "train.parquet"
     group, data = pq.read_metadata(file).row_group(0), file.read_bytes()
     for size in (group.column(0).total_uncompressed_size, group.total_byte_size):
-        data = data.replace(varint(size, 5), varint(9_000, 5))
+        data = data.replace(varint(size, 4), varint(9_000, 4))
     file.write_bytes(data)
-    source = Parquet(path=str(tmp_path), max_bytes=5_000_000, **WHERE)
-    with pytest.raises(DataError, match=r"more memory than 5,000,000 bytes allow \(max_bytes of the source\)"):
+    assert pq.read_metadata(file).row_group(0).column(0).total_uncompressed_size == 9_000
+    source = Parquet(path=str(tmp_path), max_bytes=1_000_000, **WHERE)
+    with pytest.raises(DataError, match=r"more memory than 1,000,000 bytes allow \(max_bytes of the source\)"):
         source.open("train", name="mine", data_dir=None).modality("text").texts()
 
 
