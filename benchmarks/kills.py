@@ -3,8 +3,9 @@
     python benchmarks/kills.py --kills 20 --seed 0
 
 SIGKILL goes to processes of the server and of clients, on every engine: where the server was killed, the run is
-resumed until it is done; where a client's process was killed, the run must go on by itself. Metrics, ledger and models
-are compared, byte by byte, with those of the undisturbed run on the same engine. The exit code is 1 if any differ.
+resumed until it is done; where a client's process was killed, the run must go on by itself. Metrics, ledger, models and
+checkpoints are compared, byte by byte, with those of the undisturbed run on the same engine; in one of the methods
+clients are at work while the server goes on. The exit code is 1 if any differ.
 
 A victim "power" is the server whose logs lose their ends with it, as a disk that loses its power may forget what was
 not flushed, or keep zeros in its place. Then a run may also refuse to go on, if it says what is missing.
@@ -43,7 +44,10 @@ ATTEMPTS = 10  # runs and resumes until one must be done
 METHODS: dict[str, dict[str, Any]] = {
     "creamfl": {"name": "creamfl", "local_epochs": 1, "contrast": {"batch_size": 16}},
     "fedavg": {"name": "fedavg", "local_epochs": 1},
+    "late": {"name": "fedavg", "local_epochs": 1},
 }
+PACES = {"late": {"name": "buffered", "replies": 1, "clients": {"name": "drawn", "skew": 10}}}
+"""Method -> its pace, in virtual time: none in a deployment, whose time is real."""
 ENGINES: dict[str, dict[str, Any]] = {
     "local": {"name": "local"},
     "ray": {"name": "ray", "workers": 2},
@@ -83,6 +87,7 @@ def experiment(method: str, engine: str) -> dict[str, Any]:
     scenes = {"name": "scenes", "train": 48, "validation": 12, "test": 12, "size": 16}
     private = {"name": "scenes", "train": 24, "validation": 8, "test": 8, "size": 16, "seed": 1}
     common = {"training": training, "source": "scenes"}
+    pace = {"pace": PACES[method]} if method in PACES else {}
     run = {"rounds": ROUNDS, "threads": 1, "device": "cpu", "output": {"plots": False}}
     return {
         "name": "kills",
@@ -94,17 +99,18 @@ def experiment(method: str, engine: str) -> dict[str, Any]:
             "image": {**common, "count": 1, "source": "private", "model": one, "task": "classification"},
         },
         "algorithm": METHODS[method],
-        "run": run | ({"engine": ENGINES[engine]} if ENGINES[engine] else {}),
+        "run": run | ({"engine": ENGINES[engine]} if ENGINES[engine] else {}) | pace,
     }
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 over metrics, ledger and models."""
+    """SHA-256 over metrics, ledger, models and checkpoints."""
     found = hashlib.sha256()
     for path in [
         folder / "metrics.jsonl",
         folder / "ledger.jsonl",
         *sorted((folder / "models").rglob("*.safetensors")),
+        *sorted((folder / "checkpoints").glob("*.safetensors")),
     ]:
         found.update(path.read_bytes())
     return found.hexdigest()
@@ -286,7 +292,9 @@ def drawn(count: int, engines: Sequence[str], seed: int) -> list[Kill]:
     for number in range(count):
         engine = engines[number % len(engines)]
         names = list(VICTIMS[engine])
-        victim, method = names[turns[engine] % len(names)], list(METHODS)[turns[engine] // len(names) % 2]
+        methods = [name for name in METHODS if engine != "deployment" or name not in PACES]
+        victim = names[turns[engine] % len(names)]
+        method = methods[turns[engine] // len(names) % len(methods)]
         turns[engine] += 1
         kills.append(Kill(number, engine, method, victim, stream.uniform(0, ROUNDS)))
     return kills

@@ -37,6 +37,15 @@ def of(methods: Sequence[str]) -> list[Any]:
     return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in methods]
 
 
+def checkpoints(folder: Path) -> dict[str, Any]:
+    """Files of the last two rounds, byte by byte; of the manifests all but how long the log of seconds is."""
+    files = {file.name: file.read_bytes() for file in (folder / "checkpoints").glob("round-*.safetensors")}
+    manifests = [json.loads(file.read_text()) for file in sorted((folder / "checkpoints").glob("round-*.json"))]
+    for manifest in manifests:
+        del manifest["facts"]["logs"]["timing"]
+    return files | {str(manifest["round"]): manifest for manifest in manifests}
+
+
 def fields_of(message: Request | Answer, name: str) -> Any:
     assert message.payload is not None
     return message.payload.fields[name]
@@ -133,4 +142,5 @@ def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, tmp_path: P
     config["run"] |= {"engine": {"name": "local", "serialize": True}}
     resumed = polyfed.resume(cut_short(config, tmp_path / "run", at=4), quiet=True)
     assert contents(resumed) == contents(finished)
+    assert checkpoints(resumed.folder) == checkpoints(finished.folder)
     assert (resumed.folder / "pace.jsonl").read_bytes() == (finished.folder / "pace.jsonl").read_bytes()

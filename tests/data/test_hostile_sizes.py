@@ -211,3 +211,49 @@ def test_limits_of_tables_are_settings(tmp_path: Path, kind: Any) -> None:
         read(max_rows=99)
     with pytest.raises(DataError, match=r"bytes in memory or more, the limit is 99 \(max_bytes of the source\)"):
         read(max_bytes=99)
+
+
+@pytest.mark.parametrize("how", [pa.ipc.new_file, pa.ipc.new_stream, saved], ids=["file", "stream", "saved"])
+def test_an_arrow_file_is_refused_before_any_of_it_is_unpacked(
+    tmp_path: Path, how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Categories count too; that no reader is opened shows that nothing is unpacked."""
+    packed = ipc(
+        pa.array(["x" * 200_000] * 60).dictionary_encode(),
+        how if how is not saved else pa.ipc.new_stream,
+        compression="zstd",
+    )
+    file = tmp_path / "train.arrow"
+    if how is saved:
+        saved(tmp_path)
+        (file,) = tmp_path.glob("*.arrow")
+    file.write_bytes(packed)
+    for name in ("_opened", "_saved"):
+        monkeypatch.setattr(f"polyfed.data.sources.arrow.{name}", lambda *_: pytest.fail("it was opened"))
+    with pytest.raises(DataError, match=r"2\d\d,\d{3} bytes in memory or more, the limit is 150,000 \(max_bytes"):
+        Arrow(path=str(tmp_path), max_bytes=150_000, **WHERE).open("train", name="mine", data_dir=None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an address space has a limit on Linux alone")
+def test_a_page_that_is_larger_than_its_file_says_ends_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A footer says 9 kB of a page of 40 MB."""
+    monkeypatch.setattr("polyfed.data.sources.parquet._SPARE", 1 << 24)
+    options: dict[str, Any] = {"use_dictionary": False, "data_page_size": 1 << 31, "write_batch_size": 1 << 20}
+    parquet(lambda: pa.array([f"{'x' * 2_000_000}{n}" for n in range(20)]), write_statistics=False, **options)(tmp_path)
+    file = tmp_path / "train.parquet"
+    group, data = pq.read_metadata(file).row_group(0), file.read_bytes()
+    for size in (group.column(0).total_uncompressed_size, group.total_byte_size):
+        data = data.replace(varint(size, 4), varint(9_000, 4))
+    file.write_bytes(data)
+    assert pq.read_metadata(file).row_group(0).column(0).total_uncompressed_size == 9_000
+    source = Parquet(path=str(tmp_path), max_bytes=1_000_000, **WHERE)
+    with pytest.raises(DataError, match=r"more memory than 1,000,000 bytes allow \(max_bytes of the source\)"):
+        source.open("train", name="mine", data_dir=None).modality("text").texts()
+
+
+def varint(number: int, length: int) -> bytes:
+    """As Thrift writes it, filled up."""
+    bits = number << 1
+    return bytes((bits >> 7 * place & 0x7F) | (0x80 if place < length - 1 else 0) for place in range(length))

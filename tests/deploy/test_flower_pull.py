@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from polyfed.deploy.engines.flower_pull import Refusal, largest_reply, pulled
 from polyfed.deploy.engines.flower_records import from_records, to_records
-from polyfed.wire.limits import Frame, Limits
+from polyfed.wire.limits import Frame, Limits, ReplySize
+from polyfed.wire.messages import Request
+from polyfed.wire.payload import Payload
 
 MOST = 1 << 22
 
@@ -154,6 +157,16 @@ def test_what_is_not_complete_can_be_sent_again() -> None:
     assert link.received == []
 
 
-def test_the_bound_is_that_of_all_clients_of_a_message() -> None:
-    limits = Limits(message_bytes=1000, text_bytes=2000)
-    assert largest_reply(limits, 3) - largest_reply(limits, 1) == 6000
+def test_the_bound_is_that_of_what_all_clients_of_a_message_were_asked() -> None:
+    limits, asked = Limits(message_bytes=1 << 30, text_bytes=2000), Request("a", "fit", 1, 0, None, Payload({}))
+    known = replace(asked, reply_size=ReplySize(1, 5000))
+    assert largest_reply(limits, [known] * 3) - largest_reply(limits, [known]) == 2 * (5000 + 2048 + 2000)
+    assert largest_reply(limits, [asked, known]) - largest_reply(limits, [known]) == (1 << 30) + 2000
+
+
+def test_pulling_ends_where_a_reply_is_larger_than_what_was_asked_for() -> None:
+    asked = Request("a", "fit", 1, 0, None, Payload({}), ReplySize(1, 28_000))
+    link = SuperLink(honest(1 << 26))
+    refusal = one(link, largest_reply(Limits(), [asked]))
+    assert "which is all that is taken of what was asked for" in refusal.reason
+    assert link.bytes == refusal.bytes < 1 << 23

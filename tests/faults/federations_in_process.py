@@ -133,12 +133,14 @@ class Struck(CohortListener):
         session: attached to the grid.
         round: number of the last ask.
         reasons: why the client was excluded, ask by ask that it was.
+        ledger: of the last ask.
     """
 
     federation: InProcess
     session: Session
     round: int = 0
     reasons: list[str] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
 
     @classmethod
     def made(cls, folder: Path, config: dict[str, Any]) -> Struck:
@@ -161,11 +163,14 @@ class Struck(CohortListener):
         """Whether the client's reply to the next ask is used, if this happens."""
         self.round += 1
         self.federation.grid.rules = list(rules)
-        known = crossing(self.session, self.session.server.represent_public())
-        return bool(list(self._cohort().ask(self.session.experiment.algorithm.fit, representations=known)))
+        server, method = self.session.server, self.session.experiment.algorithm
+        known = crossing(self.session, server.represent_public())
+        check = method.public.check(server, method.public.server_outputs(server), "representations")
+        return bool(list(self._cohort().ask(method.fit, check=check, representations=known)))
 
     def _cohort(self) -> Cohort:
-        cohort = self.session.cohort(self.round, Ledger())
+        self.ledger = Ledger()
+        cohort = self.session.cohort(self.round, self.ledger)
         cohort.clients = tuple(client for client in cohort.clients if client.id == "image")
         cohort.reply_policy = lambda step: ReplyPolicy(min_clients=0)
         cohort.listener = self

@@ -31,7 +31,7 @@ def test_what_went_wrong_is_told_in_a_bounded_line() -> None:
     text = "x\x1b[2J\nround 3: client b" + "y" * 5000
     told = Answer.failed("a", Cause.LATE, text, "first\n" + "z" * 50_000 + "\nlast")
     text, _ = envelope_answer(told)
-    answer = answer_of("a", text, [], Limits())
+    answer = answer_of(Request("a", "fit", 1, 0, None, Payload()), text, [], Limits())
     assert answer.failure is not None
     assert answer.failure.cause is Cause.LATE
     assert answer.failure.text.startswith("x\u241b[2J\u240around 3")

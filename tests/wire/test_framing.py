@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -141,7 +142,8 @@ def test_artefacts_made_for_each_client_of_the_same_tensors_are_one_part() -> No
     messages, frames = pack(payloads)
     assert len(frames) == 3
     for name, payload in payloads.items():
-        require_equal(unpack(messages[name], frames, LIMITS), payload)
+        [place] = json.loads(messages[name])["parts"].values()
+        require_equal(Payload({**payload.fields, "weights": unpack_frame(frames[place])}), payload)
     everything = Payload({name: payload.bundles["weights"] for name, payload in payloads.items()})
     assert wire_size(everything) == laid_out(everything)
 

@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.filters import Reply, ReplyCheck, each, tap
+from polyfed.federation.filters import LayoutCheck, Reply, ReplyCheck, each, tap
 from polyfed.federation.plan import FederationPlan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
@@ -29,6 +29,7 @@ __all__ = [
     "ClientInfo",
     "Cohort",
     "FederationPlan",
+    "LayoutCheck",
     "Lifetime",
     "LocalEpochs",
     "LocalSteps",

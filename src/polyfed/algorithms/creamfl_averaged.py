@@ -15,8 +15,8 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     FederationPlan,
+    LayoutCheck,
     Reply,
-    ReplyCheck,
     Representations,
     Server,
     Weights,
@@ -131,18 +131,19 @@ class CreamFLAveraged(FedAvg):
         distilled = {name: value.clone() for name, value in server.model.exchanged().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
-    def reply_check(self, server: Server, own: PublicOutputs) -> ReplyCheck:
+    def reply_check(self, server: Server, own: PublicOutputs) -> LayoutCheck:
         """Raises PayloadError for a reply whose weights or representations are not what its sender was asked for."""
-        check_weights, check_rows = server.weights_check(), _PUBLIC.check(server, own, "representations")
+        rows = _PUBLIC.check(server, own, "representations")
 
         def check(reply: Reply) -> None:
-            check_weights(reply)
             if _is_single(reply.sender):
-                check_rows(reply)
+                rows(reply)
             else:
                 reply.representations.require(own.order, {})
 
-        return check
+        return server.weights_check() & LayoutCheck(
+            lambda client: rows.layout(client) if _is_single(client) else {"representations": {}}, check
+        )
 
     # ---- client half
 

@@ -24,7 +24,6 @@ from polyfed.algorithms.algorithm import (
     LocalEpochs,
     Logits,
     Reply,
-    ReplyCheck,
     Representations,
     Server,
     Weights,
@@ -163,7 +162,7 @@ class FedET(TaughtServer):
         ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.fit,
-            check=self.reply_check(server, server_outputs),
+            check=server.weights_check() & self.public.check(server, server_outputs, "knowledge"),
             weights=each(server.weights_for),
             order=server_outputs.order,
             channels=each(self.public.asked(server_outputs)),
@@ -192,16 +191,6 @@ class FedET(TaughtServer):
             means.setdefault(type_name, WeightedMean()).add(trained, count)
             if names := self.shared(server, type_name):
                 means.setdefault(_HEAD, WeightedMean()).add({name: trained[name] for name in names}, count)
-
-    def reply_check(self, server: Server, server_outputs: PublicOutputs) -> ReplyCheck:
-        """Raises PayloadError for a reply whose weights or outputs are not what its sender was asked for."""
-        check_weights, check_outputs = server.weights_check(), self.public.check(server, server_outputs, "knowledge")
-
-        def check(reply: Reply) -> None:
-            check_weights(reply)
-            check_outputs(reply)
-
-        return check
 
     def aims(
         self, server: Server, server_outputs: PublicOutputs, votes: Mapping[str, Sequence[ClientOutput]]

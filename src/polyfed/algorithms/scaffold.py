@@ -15,9 +15,9 @@ from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
     Cohort,
+    LayoutCheck,
     Lifetime,
     Reply,
-    ReplyCheck,
     Server,
     Weights,
     client_step,
@@ -26,7 +26,7 @@ from polyfed.algorithms.algorithm import (
 )
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import PayloadError
-from polyfed.federation.types import outline_of
+from polyfed.federation.types import Outline, outline_of
 
 Tensors = Mapping[str, Tensor]
 
@@ -112,7 +112,7 @@ class Scaffold(FedAvg):
         )
 
 
-def controls_check(server: Server) -> ReplyCheck:
+def controls_check(server: Server) -> LayoutCheck:
     """Raises PayloadError for a reply whose weights or controls are not those of its sender's model."""
     check_weights = server.weights_check()
 
@@ -123,7 +123,10 @@ def controls_check(server: Server) -> ReplyCheck:
             if change != outline.get(name) or not change[1].is_floating_point:
                 raise PayloadError(f"controls do not match the architecture, first at '{name}'")
 
-    return check
+    def layout(client: ClientInfo) -> dict[str, Outline]:
+        return {**check_weights.layout(client), "controls": check_weights.layout(client)["weights"]}
+
+    return LayoutCheck(layout, check)
 
 
 def shift_gradients(gradients: Tensors, weights: Tensors, *, shift: Tensors, sums: Tensors) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -198,6 +199,58 @@ def require_bytes(needed: int, most: int, where: str) -> None:
     """Raise DataError unless so many bytes of memory may be taken."""
     if needed > most:
         raise DataError(f"{where}: {needed:,} bytes in memory or more, the limit is {most:,} (max_bytes of the source)")
+
+
+def ipc_stream(file: Path) -> pa.NativeFile:
+    """The messages of a file, mapped into memory: one of the format with random access (Feather) holds a stream."""
+    source = pa.memory_map(str(file))
+    source.seek(8 if source.read(6) == b"ARROW1" else 0)
+    return source
+
+
+def unpacked_bytes(file: Path) -> int:
+    """Bytes of memory that the compressed buffers of a file take: before each stands how long it becomes.
+
+    It becomes no longer than that, so nothing of it need be decompressed to know.
+
+    Raises:
+        DataError: the layout of a message is damaged.
+    """
+    total = 0
+    try:
+        for message in pa.ipc.MessageReader.open_stream(ipc_stream(file)):
+            lengths = _buffers(message) if message.type in ("record batch", "dictionary") else ()
+            total += sum(max(0, _number("<q", message.body, start)) for start, length in lengths if length)
+    except pa.ArrowException:  # whoever reads it comes no further
+        return total
+    except struct.error as error:
+        raise DataError(f"'{file}': damaged ({error}); fetch the file again") from error
+    return total
+
+
+def _buffers(message: pa.ipc.Message) -> Iterator[tuple[int, int]]:
+    """Start and length of each compressed buffer of a message; see Message.fbs of Arrow."""
+    data = message.metadata
+
+    def table(place: int, number: int) -> int:
+        """Place of what a field of a FlatBuffers table refers to; 0: the field is missing."""
+        fields = place - _number("<i", data, place)
+        entry = 4 + 2 * number
+        offset = _number("<H", data, fields + entry) if entry < _number("<H", data, fields) else 0
+        return place + offset + _number("<I", data, place + offset) if offset else 0
+
+    batch = table(_number("<I", data, 0), 2)
+    if message.type == "dictionary":
+        batch = table(batch, 1)
+    buffers = table(batch, 2)
+    if table(batch, 3) and buffers:
+        for place in range(buffers + 4, buffers + 4 + 16 * _number("<I", data, buffers), 16):
+            yield _number("<q", data, place), _number("<q", data, place + 8)
+
+
+def _number(form: str, data: pa.Buffer, place: int) -> int:
+    number: int = struct.unpack_from(form, data, place)[0]
+    return number
 
 
 def bounded(batches: Iterable[pa.RecordBatch], most: int, where: str) -> Iterator[pa.RecordBatch]:

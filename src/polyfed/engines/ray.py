@@ -418,7 +418,7 @@ class _RoundTrip:
             return Answer.failed(client, cause, f"{type(error).__name__} in its worker", str(error))
         if self.deadline is not None and seconds > self.deadline:
             return Answer.late(client, self.deadline)
-        answer = answer_of(client, text, [_frame(frame) for frame in frames], self.pool.limits)
+        answer = answer_of(pending.request, text, [_frame(frame) for frame in frames], self.pool.limits)
         return replace(answer, step_losses=losses)
 
     def _died(self, pending: _Pending, details: str) -> Answer | None:

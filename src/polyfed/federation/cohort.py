@@ -182,7 +182,7 @@ class Cohort:
         """Ask all clients, and what they reply, in client order."""
         # all is laid out by now, so what cannot be sent stops the round before anybody is asked
         ask.sent.update({client.id: ask.now(client) for client in ask.clients})
-        ask.requests.update(self.requests(ask.step, phase, ask.sent))
+        ask.requests.update(self.requests(ask, phase, ask.sent))
         self.listener.asking(ask.step, list(ask.sent))
         clients = {client.id: client for client in ask.clients}
 
@@ -197,6 +197,7 @@ class Cohort:
         """A client's reply; one that gave none is out of the round."""
         if answer.payload is not None:
             return Reply.received(answer.payload, client, answer.step_losses)
+        ask.channel.refused(ask.requests[client.id], answer.refused_bytes)
         ask.drop(client, answer.failure or NO_ANSWER)
         return None
 
@@ -204,14 +205,25 @@ class Cohort:
         """The mean of each type in place of its clients' replies."""
         return sums.replies(self, ask, phase)
 
-    def requests(self, step: str, phase: int, sent: Mapping[str, Payload]) -> dict[str, Request]:
-        """Client -> its request; ``sent`` is what each is asked before it is encoded."""
+    def requests(
+        self, ask: Ask, phase: int, sent: Mapping[str, Payload], word: int | None = None
+    ) -> dict[str, Request]:
+        """Client -> its request.
+
+        Args:
+            ask: what is asked.
+            phase: its number in the round.
+            sent: client -> what it is asked, before it is encoded.
+            word: as ``Ask.reply_size``.
+        """
         encode = self.channel.transport.encoder()  # what several clients receive is encoded once
         wires = {name: encode(plain) for name, plain in sent.items()}
-        return {
-            name: self.channel.sends(Request(name, step, self.round, phase, self.accepted.get(name), wire), sent[name])
+        sizes = {client.id: ask.reply_size(client, word) for client in ask.clients if client.id in sent}
+        requests = {
+            name: Request(name, ask.step, self.round, phase, self.accepted.get(name), wire, sizes[name])
             for name, wire in wires.items()
         }
+        return {name: self.channel.sends(request, sent[name]) for name, request in requests.items()}
 
     def accept(self, client: ClientInfo, step: str, phase: int | None) -> None:
         """Take a client's reply; of a step, with a phase, it is what the client goes on from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import inf
+from math import inf, prod
 from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,13 +14,16 @@ from torch import Tensor
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.trainer import first_not_finite
+from polyfed.federation.types import Outline, outline_of
 from polyfed.privacy.clipping import ENOUGH, Clipping, median_norm, scaled, update_norm
 from polyfed.wire.ledger import Channel
+from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import Cause, Failure, Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema
 
 _T = TypeVar("_T")
+_SPARE = ReplySize(1 << 12, 1 << 24)  # for a field whose layout nothing tells before it comes
 
 
 class Reply:
@@ -65,6 +68,31 @@ class Reply:
 
 ReplyCheck = Callable[[Reply], None]
 """Raises PayloadError for a reply that must not be used."""
+
+
+@dataclass(frozen=True)
+class LayoutCheck:
+    """A method's check of fields whose layout is known before a reply comes, so that no larger one is taken in.
+
+    Attributes:
+        layout: client -> field of its reply -> names, shapes and types of its tensors, as decoded.
+        check: raises PayloadError for any other reply.
+    """
+
+    layout: Callable[[ClientInfo], Mapping[str, Outline]]
+    check: ReplyCheck
+
+    def __call__(self, reply: Reply) -> None:
+        self.check(reply)
+
+    def __and__(self, other: LayoutCheck) -> LayoutCheck:
+        """Both checks, of different fields."""
+
+        def check(reply: Reply) -> None:
+            self(reply)
+            other(reply)
+
+        return LayoutCheck(lambda client: {**self.layout(client), **other.layout(client)}, check)
 
 
 def tap(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
@@ -136,6 +164,31 @@ class Ask:
             start = self.sent[client.id].bundles.get(name)  # type: ignore[assignment]
         return start if isinstance(start, Weights) else {}
 
+    def reply_size(self, client: ClientInfo, word: int | None = None) -> ReplySize | None:
+        """Bound of a client's reply: encoding and compression only make it smaller.
+
+        A field has the layout that the method's ``LayoutCheck`` gives. Of one that it does not know, as of a method of
+        one's own, the bound is what is sent in a field of that name, or its weights start from, and _SPARE. None:
+        nothing is.
+
+        Args:
+            client: who replies.
+            word: bytes that each number takes in a sum, which is one tensor with a weight at its end.
+        """
+        known = self.check.layout(client) if isinstance(self.check, LayoutCheck) else {}
+        tensors = size = 0
+        for name in self.schema.bundles:
+            outline = known.get(name)
+            if outline is None:
+                origin = self.origins.get(name, self.now(client).fields.get(name))
+                start = origin.of(client) if isinstance(origin, each) else origin
+                if not isinstance(start, TensorBundle):
+                    return None
+                outline, tensors, size = outline_of(start), tensors + _SPARE.tensors, size + _SPARE.bytes
+            tensors += len(outline)
+            size += sum(prod(shape) * (word or dtype.itemsize) for shape, dtype in outline.values())
+        return ReplySize(tensors, size) if word is None else ReplySize(1, size + word)
+
 
 class Filter(Protocol):
     """Passes replies on, in the order in which they come: as they are, changed, or not at all."""
@@ -151,6 +204,15 @@ class SchemaCheck:
 
     def __call__(self, reply: Reply, ask: Ask) -> None:
         ask.schema.require_reply(reply.payload)
+
+
+class SizeCheck:
+    """Refuses more than was asked for; engines whose replies cross a wire do so before they read them."""
+
+    def __call__(self, reply: Reply, ask: Ask) -> None:
+        if (most := ask.requests[reply.sender.id].reply_size) is not None:
+            bundles = reply.payload.bundles.values()
+            most.require([tensor.nbytes for bundle in bundles for tensor in bundle.values()])
 
 
 class FiniteCheck:
@@ -247,7 +309,8 @@ def checks(counted: Mapping[str, int]) -> Checks:
     Args:
         counted: client -> samples that it counts for, where these are fewer than it has.
     """
-    return Checks((SchemaCheck(), FiniteCheck(), SampleCountCap(counted), MethodCheck(), SameShapes()))
+    # the method's before sizes, as it says more
+    return Checks((SchemaCheck(), FiniteCheck(), SampleCountCap(counted), MethodCheck(), SameShapes(), SizeCheck()))
 
 
 CHECKS: tuple[Filter, ...] = (checks({}),)

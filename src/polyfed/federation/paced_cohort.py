@@ -81,7 +81,7 @@ class PacedCohort(Cohort):
         if not sent:
             return
         self.listener.asking(ask.step, list(sent))
-        for name, request in self.requests(ask.step, phase, sent).items():
+        for name, request in self.requests(ask, phase, sent).items():
             self.timeline.start(replace(request, payload=sent[name]))
 
     @cached_property
@@ -108,8 +108,10 @@ class PacedCohort(Cohort):
                     asked = replace(coming.request, payload=self.channel.transport.encode(coming.request.payload))
                     (answer,) = self.channel.exchange([asked], self.reply_policy(asked.step).deadline)
                     error = answer.failure.text if answer.failure is not None else None
+                    now = replace(asked, round=self.round)
+                    self.channel.refused(now, answer.refused_bytes)
                     if answer.payload is not None:
-                        self.channel.dropped(replace(asked, round=self.round), answer.payload)
+                        self.channel.dropped(now, answer.payload)
                 self.timeline.note(DROPPED, coming.request, self.round, coming.ends, error)
                 continue
             self.versions[request.client] = request.round, request.phase

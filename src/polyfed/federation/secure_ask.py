@@ -25,10 +25,12 @@ from polyfed.privacy.masking.mask_keeper import (
 )
 from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import FEWEST, SecureSum
+from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import NO_ANSWER, Cause, Failure, Request
 from polyfed.wire.payload import Payload, Scalar, TensorBundle
 
 _Read = TypeVar("_Read")
+_MEMBER_BYTES = 1024  # of keys, signatures and shares, for each client
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class SecureAsk:
                 for client in self.cohort.clients
             }
         self._require_enough(lambda own: [client for client in self.cohort.clients if client in own.asked])
-        return list(self.cohort.requests(self.ask.step, self.phase, contents).values())
+        return list(self.cohort.requests(self.ask, self.phase, contents, self.sums.rule.bits // 8).values())
 
     def _settle_requests(self, contents: Mapping[str, Payload]) -> None:
         """Lay down what each type is asked, before its clients make keys that are good for nothing else."""
@@ -270,7 +272,9 @@ class SecureAsk:
 
         cohort = self.cohort
         asked = [client.id for client in cohort.clients if client.id in payloads]
-        requests = [Request(name, step, cohort.round, self.phase, None, payloads[name]) for name in asked]
+        members = len(cohort.clients) + 2
+        most = ReplySize(members, members * _MEMBER_BYTES)
+        requests = [Request(name, step, cohort.round, self.phase, None, payloads[name], most) for name in asked]
         sent = [cohort.channel.sends(request, request.payload) for request in requests]
         return self._received(step, sent, read, lost)
 
@@ -285,11 +289,12 @@ class SecureAsk:
         clients, lost = {client.id: client for client in self.cohort.clients}, lost or self._lost
         for answer in self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.ask.step).deadline):
             client = clients[answer.client]
+            request = Request(client.id, step, self.cohort.round, self.phase, None, Payload({}))
             if answer.payload is None:
+                self.cohort.channel.refused(request, answer.refused_bytes)
                 lost(client, answer.failure or NO_ANSWER)
                 continue
             try:
-                request = Request(client.id, step, self.cohort.round, self.phase, None, Payload({}))
                 content = read(self.cohort.channel.decoded(request, answer.payload))
             except PayloadError as error:
                 lost(client, Failure(Cause.INVALID, str(error), error=error))

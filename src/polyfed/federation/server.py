@@ -14,7 +14,7 @@ from polyfed.aggregation.averaging import Averaging
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.data.samples import Samples
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import Reply, ReplyCheck
+from polyfed.federation.filters import LayoutCheck, Reply
 from polyfed.federation.participant import Participant
 from polyfed.federation.types import ClientType, GlobalModels, Outline, differently_named, outline_of, require_outline
 from polyfed.models.frozen import frozen_parts
@@ -191,7 +191,7 @@ class Server(Participant):
             "give it that model and task (its source may be another one), or leave out the 'server' section"
         )
 
-    def weights_check(self, part: Collection[str] | None = None) -> ReplyCheck:
+    def weights_check(self, part: Collection[str] | None = None) -> LayoutCheck:
         """Raises PayloadError for a reply whose ``weights`` are not all (or the ``part``) of its sender's tensors.
 
         Types of numbers must be the server's as well as shapes: a mean takes on that of the first tensor in it.
@@ -209,7 +209,7 @@ class Server(Participant):
             except PayloadError as error:
                 raise PayloadError(f"weights {fault}, {error}") from error
 
-        return check
+        return LayoutCheck(lambda client: {"weights": outline(self.type_of(client))}, check)
 
     def update_weights(self, new: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace global models by type, and show the server's own model that of its type."""

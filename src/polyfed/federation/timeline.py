@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from queue import Queue
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.untrusted import plain
-from polyfed.wire.limits import Frame, Limits
+from polyfed.wire.limits import Frame, Limits, ReplySize
 from polyfed.wire.messages import Answer, Envelope, Request, envelope_requests, request_of
+from polyfed.wire.payload import Payload, TensorBundle
 
 Exchange = Callable[[Sequence[Request], float | None], Iterator[Answer]]
 _OWN = Limits(message_bytes=1 << 50, text_bytes=1 << 30, tensors=1 << 30)
@@ -133,7 +134,7 @@ class Timeline:
         return {
             "now": self.now,
             "frames": [[frame.header, len(frame.buffers)] for frame in frames],
-            "at_work": [[envelope.text, envelope.places, one.ends] for envelope, one in lines],
+            "at_work": [[envelope.text, envelope.places, one.ends, one.request.reply_size] for envelope, one in lines],
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -151,12 +152,25 @@ class Timeline:
             Frame(header, [raws[f"{k}/{i}"] for i in range(count)]) for k, (header, count) in enumerate(facts["frames"])
         ]
         self.now, self.at_work, self.events = facts["now"], {}, []
-        for text, places, ends in facts["at_work"]:
+        for text, places, ends, *size in facts["at_work"]:
             request = request_of(text, [frames[place] for place in places], _OWN)
-            self.at_work[request.client] = AtWork(request, ends)
+            most = ReplySize(*size[0]) if size and size[0] else None  # runs of 0.4.0 have written none
+            self.at_work[request.client] = AtWork(replace(request, reply_size=most), ends)
 
     def _packed(self) -> tuple[list[Envelope], list[Frame]]:
-        return envelope_requests([one.request for one in self.at_work.values()])
+        """The requests by their content alone: a resumed run holds other objects, its tensors in another order."""
+        known: dict[bytes, TensorBundle] = {}
+
+        def equal(bundle: TensorBundle) -> TensorBundle:
+            if bundle.digest not in known:
+                known[bundle.digest] = replace(bundle, tensors=dict(sorted(bundle.items())))
+            return known[bundle.digest]
+
+        def laid_out(request: Request) -> Request:
+            bundles = {name: equal(bundle) for name, bundle in request.payload.bundles.items()}
+            return replace(request, payload=Payload({**request.payload.fields, **bundles}))
+
+        return envelope_requests([laid_out(one.request) for one in self.at_work.values()])
 
 
 @dataclass(kw_only=True)

@@ -63,9 +63,7 @@ def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[d
 
 
 def unpack(message: str, frames: Sequence[Frame], limits: Limits) -> Payload:
-    """The payload of a message.
-
-    The limits hold for all frames that came with it, whether or not it refers to them.
+    """The payload of a message and of its frames, each of which some field of it refers to.
 
     Raises:
         PayloadError: it is damaged, of another schema, of an unknown kind or type, or beyond the limits.
@@ -84,6 +82,8 @@ def unpack(message: str, frames: Sequence[Frame], limits: Limits) -> Payload:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     if sorted(order) != sorted([*places, *scalars]):
         raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
+    if unused := sorted({*range(len(frames))} - {*places.values()}):  # it would only take up memory
+        raise PayloadError(f"damaged message: no field refers to frame {unused[0]} of its {len(frames)}")
     fields: dict[str, TensorBundle | Scalar] = {name: unpack_frame(frame, limits) for name, frame in chosen.items()}
     for name, value in scalars.items():
         if not isinstance(value, Scalar):

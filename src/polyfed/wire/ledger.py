@@ -109,5 +109,12 @@ class Channel:
         """Enter a reply that nobody reads."""
         self._enter(request, "up", wire, None)
 
+    def refused(self, request: Request, size: int) -> None:
+        """Enter the bytes of a reply that cannot be read."""
+        about = {"round": request.round, "client": request.client, "direction": "up"}
+        about |= {"step": self.purpose + request.step, "bundle": "refused", "kind": "framing", "dtype": ""}
+        line = {"bytes": size, "full": size}
+        self.ledger.records += [about | line] if size else []
+
     def _enter(self, request: Request, direction: Direction, wire: Payload, plain: Payload | None) -> None:
         self.ledger.enter(request.round, request.client, direction, self.purpose + request.step, wire, plain)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import Field
 
+from polyfed.core.errors import PayloadError
 from polyfed.core.settings import Settings
 from polyfed.core.untrusted import TEXT_BYTES
 
@@ -30,6 +32,26 @@ class Limits(Settings):
     tensor_norm: float = Field(
         default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of any other tensor"
     )
+
+
+class ReplySize(NamedTuple):
+    """Largest reply to a request, known from what was asked; ``Limits`` hold beside it.
+
+    Attributes:
+        tensors: how many, at most.
+        bytes: of all of them, at most.
+    """
+
+    tensors: int
+    bytes: int
+
+    def require(self, sizes: Sequence[int]) -> None:
+        """Raise PayloadError unless tensors of these sizes, in bytes, may be a reply."""
+        if len(sizes) > self.tensors or sum(sizes) > self.bytes:
+            raise PayloadError(
+                f"reply of {len(sizes):,} tensors, {sum(sizes):,} bytes: what was asked for has {self.tensors:,}, "
+                f"{self.bytes:,} bytes at most"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from polyfed.core.errors import PayloadError
 from polyfed.core.untrusted import plain
 from polyfed.wire.framing import pack, parsed_object, require_within, unpack, whole_number
-from polyfed.wire.limits import Frame, Limits
+from polyfed.wire.limits import Frame, Limits, ReplySize
 from polyfed.wire.payload import Payload
 
 _ERROR, _DETAILS = 1_000, 20_000  # characters that are kept of what went wrong, and of the end of a traceback
@@ -33,6 +33,7 @@ class Request:
         round, phase: number of the round, from 1, and of the ask in it; together the version of what the client keeps.
         after: version that its last step whose reply the server accepted left, from which it goes on; None: none.
         payload: the step's fields, as they cross the wire.
+        reply_size: bound of its reply, which the server keeps to itself; None: nothing but the limits.
     """
 
     client: str
@@ -41,6 +42,7 @@ class Request:
     phase: int
     after: StateVersion | None
     payload: Payload
+    reply_size: ReplySize | None = field(default=None, compare=False)
 
 
 class Cause(StrEnum):
@@ -92,12 +94,14 @@ class Answer:
         payload: of its reply.
         failure: why there is none.
         step_losses: of the optimiser steps behind it, in order; they cross no wire.
+        refused_bytes: that came, of a reply that cannot be read.
     """
 
     client: str
     payload: Payload | None = None
     failure: Failure | None = None
     step_losses: Sequence[Tensor | float] = field(default=(), compare=False)
+    refused_bytes: int = field(default=0, compare=False)
 
     @classmethod
     def failed(cls, client: str, cause: Cause, text: str, details: str = "", place: str = "") -> Answer:
@@ -160,23 +164,29 @@ def envelope_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, li
     return _envelope({"client": answer.client}, messages[""]).text, frames
 
 
-def answer_of(client: str, text: str, frames: Sequence[Frame], limits: Limits) -> Answer:
-    """A client's answer; what is no such answer becomes one that says what is wrong with it."""
+def answer_of(request: Request, text: str, frames: Sequence[Frame], limits: Limits) -> Answer:
+    """A client's answer to a request; what is no such answer becomes one that says what is wrong with it."""
+    client, sizes = request.client, [raw.nbytes for frame in frames for raw in frame.buffers]
     try:
         require_within(text, frames, limits)
+        if request.reply_size is not None:
+            request.reply_size.require(sizes)
         content = parsed_object(text, limits.text_bytes)
         if content.get("client") != client:
             raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
         failure = content.get("failure")
         if failure is None:
             return Answer(client, _payload(content, frames, limits))
+        if frames:
+            raise PayloadError(f"damaged message: a failure with {len(frames)} frames")
         cause, text, details = Cause(failure["cause"]), str(failure["text"]), str(failure["details"])
         place = plain(str(failure.get("place", ""))[:_ERROR])
         return Answer.failed(client, cause, plain(text[:_ERROR]), details[-_DETAILS:], place)
     except PayloadError as error:
-        return Answer.failed(client, Cause.INVALID, str(error))
+        failed = Answer.failed(client, Cause.INVALID, str(error))
     except (KeyError, TypeError, ValueError) as error:
-        return Answer.failed(client, Cause.INVALID, f"damaged message: {type(error).__name__}: {error}")
+        failed = Answer.failed(client, Cause.INVALID, f"damaged message: {type(error).__name__}: {error}")
+    return replace(failed, refused_bytes=len(text) + sum(len(frame.header) for frame in frames) + sum(sizes))
 
 
 def _envelope(fields: dict[str, Any], message: str) -> Envelope:

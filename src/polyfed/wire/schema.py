@@ -53,6 +53,12 @@ class StepSchema:
         return dict(list(parameters.items())[2:])  # without self and client
 
     @property
+    def bundles(self) -> list[str]:
+        """Fields of the reply that hold tensors."""
+        kinds = {name: typing.get_args(declared) or (declared,) for name, declared in self.returns.items()}
+        return [name for name, own in kinds.items() if any(issubclass(kind, TensorBundle) for kind in own)]
+
+    @property
     def title(self) -> str:
         """The step as messages name it, with the class that defines it."""
         *_, kind, name = ("", *self.function.__qualname__.split("."))

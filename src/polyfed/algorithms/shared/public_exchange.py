@@ -20,7 +20,9 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import SERVER
+from polyfed.federation.filters import LayoutCheck
 from polyfed.federation.participant import Participant
+from polyfed.federation.types import Outline
 from polyfed.models.model import Embedder
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.task import Task
@@ -215,7 +217,7 @@ class PublicExchange(Settings):
                 raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
         return {name: unpacked(rows.to(participant.device), inverse.get(name)) for name, rows in payload.items()}
 
-    def check(self, server: Server, server_outputs: PublicOutputs, field: str) -> Callable[[Reply], None]:
+    def check(self, server: Server, server_outputs: PublicOutputs, field: str) -> LayoutCheck:
         """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
         inverse = self.inverse_index(server)
         shapes = {
@@ -223,11 +225,14 @@ class PublicExchange(Settings):
             for name, rows in server_outputs.items()
         }
 
-        def check(reply: Reply) -> None:
-            names = self.names_for(reply.sender, shapes)
-            getattr(reply, field).require(server_outputs.order, {name: shapes[name] for name in names})
+        def layout(client: ClientInfo) -> dict[str, Outline]:
+            return {field: {name: (shapes[name], torch.float32) for name in self.names_for(client, shapes)}}
 
-        return check
+        def check(reply: Reply) -> None:
+            expected = layout(reply.sender)[field]
+            getattr(reply, field).require(server_outputs.order, {name: shape for name, (shape, _) in expected.items()})
+
+        return LayoutCheck(layout, check)
 
     # ---- training on public samples
 

@@ -61,10 +61,14 @@ class Arrow(StoredSource):
 
 def _opened_parts(path: Path, files: Sequence[Path], name: str, most: int) -> dict[str, Any]:
     """Split -> data set that ``save_to_disk`` wrote, or file in the folder; nothing points beyond what there is."""
+    is_saved = any((path / mark).is_file() for mark in _SAVED)
     try:
+        # which files a saved set is made of is written in it
+        unpacked = map(arrow.unpacked_bytes, filter(Path.is_file, path.rglob("*")) if is_saved else files)
+        arrow.require_bytes(sum(unpacked), most, f"'{path}'")
         if path.is_file():
             parts = {"train": _opened(path, most)}
-        elif any((path / mark).is_file() for mark in _SAVED):
+        elif is_saved:
             parts = _saved(path)
         else:
             parts = {file.stem: _opened(file, most) for file in files if file.parent == path}
@@ -96,15 +100,9 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 
 def _opened(file: Path, most: int) -> pa.Table:
-    """One file, of the format with random access (also called Feather) or of the stream."""
-    source = pa.memory_map(str(file))
-    try:
-        reader = pa.ipc.open_file(source)
-        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-    except pa.ArrowInvalid:
-        source.seek(0)
-        reader = batches = pa.ipc.open_stream(source)
-    return pa.Table.from_batches(arrow.bounded(batches, most, f"'{file}'"), reader.schema)
+    """One file, of either format."""
+    reader = pa.ipc.open_stream(arrow.ipc_stream(file))
+    return pa.Table.from_batches(arrow.bounded(reader, most, f"'{file}'"), reader.schema)
 
 
 class Hub(StoredSource):

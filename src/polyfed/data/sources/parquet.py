@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -30,6 +32,22 @@ from polyfed.data.files import usual_name
 from polyfed.data.source import OTHER_LAYOUTS, path_of
 from polyfed.data.tables import SplitTable, StoredSource
 
+_SPARE = 1 << 28  # bytes; values are held packed, unpacked and as what is made of them
+_READ = """
+import resource, sys
+import pyarrow.parquet as pq
+most, column, *files = sys.argv[1:]
+own = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (own + int(most),) * 2)
+try:
+    for file in files:
+        for _ in pq.ParquetFile(file).iter_batches(1024, columns=[column], use_threads=False):
+            pass
+except MemoryError:
+    sys.exit(1)
+except Exception:
+    pass  # whoever asked finds it, and says which file
+"""
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
 _T = TypeVar("_T")
 
@@ -137,6 +155,8 @@ class ParquetShards:
         return schema
 
     def read(self, column: str) -> pa.ChunkedArray:
+        if self.max_bytes is not None and sys.platform == "linux":  # elsewhere an address space has no limit
+            _try_elsewhere(self.max_bytes, column, *map(str, self.files))
         dtype, most = self._type(column), most_bytes(self.files, self.max_bytes)
         values = list[pa.ChunkedArray]()
         for file in self.files:
@@ -180,6 +200,19 @@ class ParquetShards:
         except (OSError, LookupError, pa.ArrowException) as error:
             reason = f"cannot be read as Parquet ({_first_line(error)}); fetch the file again"
             raise DataError(f"{self.where}/{file.name}: {reason}") from error
+
+
+@cache
+def _try_elsewhere(most: int, *column_and_files: str) -> None:
+    """Read a column in another process, of limited memory: a page may be larger than what a file says of it.
+
+    Raises:
+        DataError: it takes more, or ends the process.
+    """
+    command = [sys.executable, "-c", _READ, str(4 * most + _SPARE), *column_and_files]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        names = ", ".join(column_and_files[1:])
+        raise DataError(f"{names}: reading takes more memory than {most:,} bytes allow (max_bytes of the source)")
 
 
 def _column(file: Path, column: str, most: int, where: str) -> pa.ChunkedArray:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import Any, Protocol
 
@@ -311,7 +311,7 @@ class GridExchange:
             # errors of the SuperLink itself carry its own node id, so the message that is answered tells whose it is
             reason = shorten(str(message.error.reason), 200)
             if isinstance(message, Refusal) and message.final:
-                return _failed(bundle, Cause.INVALID, reason)
+                return _failed(bundle, Cause.INVALID, reason, message.bytes)
             _log.warning("client %s: Flower reports %s", bundle.first, reason)
             bundle.message = ""
             if bundle.sent > self._settings.retries:
@@ -331,7 +331,7 @@ class GridExchange:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
         while True:
             # pulled one by one: ``Grid.send_and_receive`` sleeps for seconds, and holds all replies at once
-            most = largest_reply(self._limits, len(bundle.requests))
+            most = largest_reply(self._limits, bundle.requests)
             for _, message in pulled(self._directory.grid, [bundle.message], most):
                 return message
             if self._stopped.is_set():
@@ -348,21 +348,34 @@ class GridExchange:
         try:
             fields, frames = from_records(message.content, self._limits.text_bytes * len(bundle.requests))
             if "error" in fields:
-                return _failed(bundle, Cause.INVALID, str(fields["error"]))
+                return _failed(bundle, Cause.INVALID, str(fields["error"]), _bytes_of(message.content))
             entries = {str(entry["client"]): entry for entry in fields["answers"]}
-            answers = []
-            for client in (request.client for request in bundle.requests):
+            answers, used = [], set[int]()
+            for request in bundle.requests:
+                client = request.client
                 if (entry := entries.get(client)) is None:
                     answers.append(Answer.failed(client, Cause.INVALID, "its node did not answer for it"))
                 else:
                     first, last = map(int, entry["parts"])
-                    answers.append(answer_of(client, str(entry["text"]), frames[first:last], self._limits))
+                    used.update(range(len(frames))[first:last])
+                    answers.append(answer_of(request, str(entry["text"]), frames[first:last], self._limits))
+            if unused := {*range(len(frames))} - used:
+                raise PayloadError(f"damaged message: no answer refers to frame {min(unused)} of its {len(frames)}")
             return answers
         except PayloadError as error:
-            return _failed(bundle, Cause.INVALID, str(error))
+            reason = str(error)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            return _failed(bundle, Cause.INVALID, f"damaged message: {type(error).__name__}: {error}")
+            reason = f"damaged message: {type(error).__name__}: {error}"
+        return _failed(bundle, Cause.INVALID, reason, _bytes_of(message.content))
 
 
-def _failed(bundle: _Bundle, cause: Cause, text: str) -> list[Answer]:
-    return [Answer.failed(request.client, cause, text) for request in bundle.requests]
+def _failed(bundle: _Bundle, cause: Cause, text: str, came: int = 0) -> list[Answer]:
+    """Answers of clients of which nothing can be used; the bytes that came count once."""
+    answers = [Answer.failed(request.client, cause, text) for request in bundle.requests]
+    return [replace(answers[0], refused_bytes=came), *answers[1:]]
+
+
+def _bytes_of(content: Any) -> int:
+    texts = (value for record in content.config_records.values() for value in record.values() if isinstance(value, str))
+    arrays = (array.data for record in content.array_records.values() for array in record.values())
+    return sum(map(len, texts)) + sum(map(len, arrays))

@@ -70,6 +70,9 @@ class Node:
             spec, checked = str(fields["spec"]), bool(fields.get("checked", True))
         except (KeyError, TypeError) as error:
             return {"error": f"damaged message: {error}"}, []
+        places = [place for entry in entries for place in entry.get("places") or () if isinstance(place, int)]
+        if unused := {*range(len(frames))}.difference(places):
+            return {"error": f"damaged message: no request refers to frame {min(unused)} of its {len(frames)}"}, []
         try:
             host = self.opener(spec, config)
         except Exception as error:

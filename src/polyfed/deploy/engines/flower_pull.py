@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.core.errors import PayloadError
-from polyfed.wire.limits import Limits
+from polyfed.wire.limits import Limits, ReplySize
+from polyfed.wire.messages import Request
 
 DESCRIPTION_BYTES = 1 << 22
 """Largest description of a node, bytes."""
@@ -31,10 +32,12 @@ class Refusal:
     Attributes:
         reason: why, in one line.
         final: whether it makes no sense to ask again.
+        bytes: that were pulled of the message.
     """
 
     reason: str
     final: bool = True
+    bytes: int = 0
 
     @property
     def error(self) -> Refusal:
@@ -44,8 +47,12 @@ class Refusal:
         return True
 
 
-def largest_reply(limits: Limits, clients: int) -> int:
-    return clients * (limits.message_bytes + limits.text_bytes) + _FRAMING
+def largest_reply(limits: Limits, requests: Sequence[Request]) -> int:
+    """Bytes that the reply to a message with these requests may have, as it is stored."""
+    sizes = [request.reply_size or ReplySize(0, limits.message_bytes) for request in requests]
+    # Flower stores an object for each array, and at least one for its bytes
+    arrays = sum(min(size.bytes, limits.message_bytes) + 2 * _OVERHEAD * size.tensors for size in sizes)
+    return arrays + len(sizes) * limits.text_bytes + _FRAMING
 
 
 def pulled(grid: Any, names: Sequence[str], most: int) -> Iterator[tuple[str, Any]]:
@@ -72,27 +79,28 @@ def _taken(grid: Any, client: Any, name: str, tree: Any, most: int) -> Any:
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 
+    came = [0]
     done = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=name)
     try:
-        contents = _contents(grid, client, tree, most)
+        contents = _contents(grid, client, tree, most, came)
     except ObjectPullError as error:
         return Refusal(f"its reply is not complete at the SuperLink: {error}", final=False)
     except PayloadError as error:
         client.ConfirmMessageReceived(done)
-        return Refusal(str(error))
+        return Refusal(str(error), bytes=came[0])
     client.ConfirmMessageReceived(done)
     try:
         message: Any = inflate_object_from_contents(name, contents)
     except Exception as error:  # of any kind: it was made of what a client sent
-        return Refusal(f"damaged message: {type(error).__name__}: {error}")
+        return Refusal(f"damaged message: {type(error).__name__}: {error}", bytes=came[0])
     if not hasattr(message, "has_error"):
-        return Refusal(f"damaged message: {type(message).__name__} where a message is expected")
+        return Refusal(f"damaged message: {type(message).__name__} where a message is expected", bytes=came[0])
     message.metadata.__dict__["_message_id"] = name  # Flower gives ids no public setter
     return message
 
 
-def _contents(grid: Any, client: Any, tree: Any, most: int) -> dict[str, bytes]:
-    """Object -> its content, with all that the message consists of.
+def _contents(grid: Any, client: Any, tree: Any, most: int, came: list[int]) -> dict[str, bytes]:
+    """Object -> its content, with all that the message consists of; ``came`` counts the bytes that have arrived.
 
     Raises:
         PayloadError: it would be larger than ``most``.
@@ -104,13 +112,11 @@ def _contents(grid: Any, client: Any, tree: Any, most: int) -> dict[str, bytes]:
     names = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
     _require_below(len(names) * _OVERHEAD, most)
     pull = make_pull_object_fn_protobuf(pull_object_protobuf=client.PullObject, node=grid.node, run_id=grid.run.run_id)
-    total = 0
 
     def counted(name: str) -> bytes:
-        nonlocal total
         content: bytes = pull(name)
-        total += len(content)
-        _require_below(total, most)
+        came[0] += len(content)
+        _require_below(came[0], most)
         _require_plain(content, most)
         return content
 
@@ -132,7 +138,7 @@ def _array_bytes(content: bytes, contents: Mapping[str, bytes]) -> int:
 
 def _require_below(size: int, most: int) -> None:
     if size > most:
-        raise PayloadError(f"message of more than {most:,} bytes, which is all that is taken (limits.message_bytes)")
+        raise PayloadError(f"message of more than {most:,} bytes, which is all that is taken of what was asked for")
 
 
 def _require_plain(content: bytes, most: int) -> None:
