@@ -1,6 +1,6 @@
 """Launching a deployed run: its server half runs in a ServerApp of SuperLink, and is followed from here.
 
-Sites get an app of two lines, which imports the polyfed that they installed themselves; no code of a method travels.
+SuperLink gets an app of two lines, which imports the polyfed that is installed there; sites fetch no app at all.
 """
 
 from __future__ import annotations
@@ -40,14 +40,12 @@ publisher = "polyfed"
 
 [tool.flwr.app.components]
 serverapp = "polyfed_server:server"
-clientapp = "polyfed_client:client"
+clientapp = "polyfed_server:server"  # Flower wants one to be named; no site fetches it
 
 [tool.flwr.app.config]
 launch = ""
 """,
-    # one module each: a site needs nothing of the server half
     "polyfed_server.py": "from polyfed.deploy.server_app import server_app\n\nserver = server_app()\n",
-    "polyfed_client.py": "from polyfed.deploy.client_app import site_app\n\nclient = site_app()\n",
 }
 
 

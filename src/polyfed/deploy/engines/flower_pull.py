@@ -1,4 +1,4 @@
-"""Messages of a grid, pulled within bounds: what is too large never gets into this process as a whole.
+"""Messages at a SuperLink, pulled within bounds: what is too large never gets into this process as a whole.
 
 A message is stored at the SuperLink as a tree of objects: records, arrays, and chunks of arrays. Its sizes are known
 only as the objects come, so they are pulled one after the other, and pulling ends with the one that is too many. An
@@ -8,7 +8,7 @@ array may name one chunk many times; what it would unfold to is counted before i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,29 +61,39 @@ def pulled(grid: Any, names: Sequence[str], most: int) -> Iterator[tuple[str, An
         yield from ((message.metadata.reply_to_message_id, message) for message in grid.pull_messages(list(names)))
         return
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+    from flwr.supercore.inflatable import inflatable_protobuf_utils as calls
 
+    run = grid.run.run_id
+    pull = calls.make_pull_object_fn_protobuf(client.PullObject, grid.node, run)
+    confirm = calls.make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, grid.node, run)
     response = client.PullMessages(PullAppMessagesRequest(message_ids=list(names)))
     for stored, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-        yield stored.metadata.reply_to_message_id, _taken(grid, client, stored.metadata.message_id, tree, most)
+        yield stored.metadata.reply_to_message_id, taken(stored.metadata.message_id, tree, most, pull, confirm)
 
 
-def _taken(grid: Any, client: Any, name: str, tree: Any, most: int) -> Any:
-    """A message at the SuperLink, or why it is not taken; either way the SuperLink need not keep it."""
-    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+def taken(name: str, tree: Any, most: int, pull: Callable[[str], bytes], confirm: Callable[[str], object]) -> Any:
+    """A message at the SuperLink, or why it is not taken; either way the SuperLink need not keep it.
+
+    Args:
+        name: of the message.
+        tree: names of the objects that it consists of.
+        most: bytes that it may have.
+        pull: fetches an object.
+        confirm: tells the SuperLink that it need not keep a message.
+    """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 
-    done = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=name)
     try:
-        contents = _contents(grid, client, tree, most)
+        contents = _contents(tree, most, pull)
     except ObjectPullError as error:
-        return Refusal(f"its reply is not complete at the SuperLink: {error}", final=False)
+        return Refusal(f"it is not complete at the SuperLink: {error}", final=False)
     except PayloadError as error:
-        client.ConfirmMessageReceived(done)
+        confirm(name)
         return Refusal(str(error))
-    client.ConfirmMessageReceived(done)
+    confirm(name)
     try:
         message: Any = inflate_object_from_contents(name, contents)
-    except Exception as error:  # of any kind: it was made of what a client sent
+    except Exception as error:  # of any kind: it was made of what somebody else sent
         return Refusal(f"damaged message: {type(error).__name__}: {error}")
     if not hasattr(message, "has_error"):
         return Refusal(f"damaged message: {type(message).__name__} where a message is expected")
@@ -91,24 +101,22 @@ def _taken(grid: Any, client: Any, name: str, tree: Any, most: int) -> Any:
     return message
 
 
-def _contents(grid: Any, client: Any, tree: Any, most: int) -> dict[str, bytes]:
+def _contents(tree: Any, most: int, pull: Callable[[str], bytes]) -> dict[str, bytes]:
     """Object -> its content, with all that the message consists of.
 
     Raises:
         PayloadError: it would be larger than ``most``.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
     names = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
     _require_below(len(names) * _OVERHEAD, most)
-    pull = make_pull_object_fn_protobuf(pull_object_protobuf=client.PullObject, node=grid.node, run_id=grid.run.run_id)
     total = 0
 
     def counted(name: str) -> bytes:
         nonlocal total
-        content: bytes = pull(name)
+        content = pull(name)
         total += len(content)
         _require_below(total, most)
         _require_plain(content, most)
