@@ -6,22 +6,19 @@ the server, so whoever controls the server has nothing run here but the polyfed 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
+from flwr.supercore.inflatable import inflatable_object as objects
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
@@ -34,18 +31,45 @@ from polyfed.deploy.keys import private_key
 from polyfed.deploy.worker import call_worker
 
 _log = logging.getLogger(__name__)
+_Call = Callable[[str], Any]
 _KINDS = {"query.describe": "describe", "train.step": "step"}
 _SHORTEST, _LONGEST = 0.05, 1.0  # seconds between questions for messages, of which each takes a signature
 
 
+def serve_connection(arguments: Sequence[str]) -> str:
+    """``python -m polyfed.deploy.connection SERVER FOLDER SOCKET BYTES``, until SIGTERM or the server ends the session.
+
+    SERVER is the gate's host:port, FOLDER the site's, SOCKET the worker's, and BYTES the largest message.
+    """
+    log_plainly(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("flwr").propagate = False  # it has a handler of its own
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server is told on the way out
+    server, site, worker, most = arguments[0], SiteFolder(Path(arguments[1])), arguments[2], int(arguments[3])
+    key, config, pause = private_key(site.key), {"config": str(site.config)}, _SHORTEST
+    opened = http_request_response(server, False, str(site.authority), (key, key.public_key()))
+    with contextlib.suppress(KeyboardInterrupt), opened as (_, receive, send, _, _, pull, push, confirm):
+        _log.info("connected to %s", server)
+        while True:
+            try:
+                if (received := receive()) is None:
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST)
+                    continue
+                pause, began, (message, tree) = _SHORTEST, time.monotonic(), received
+                run, serve = message.metadata.run_id, partial(call_worker, worker)
+                reply = reply_to(message, tree, most, partial(pull, run), partial(confirm, run), serve, config)
+                with objects.no_object_id_recompute():
+                    reply.metadata.__dict__["_message_id"] = reply.object_id  # Flower gives ids no public setter
+                    missing, place = send(reply, objects.get_object_tree(reply), time.monotonic() - began)
+                    parts = objects.get_all_nested_objects(reply)
+                    push_objects(parts, partial(push, run, place), object_ids_to_push=missing)
+            except (RunNotRunningException, ObjectPushError) as error:
+                _log.warning("a message was lost, with its run or on its way: %s: %s", type(error).__name__, error)
+    return f"disconnected from {server}"
+
+
 def reply_to(
-    message: Message,
-    tree: Any,
-    most: int,
-    pull: Callable[[str], bytes],
-    confirm: Callable[[str], object],
-    serve: Serve,
-    config: dict[str, Any],
+    message: Message, tree: Any, most: int, pull: _Call, confirm: _Call, serve: Serve, config: Mapping[str, Any]
 ) -> Message:
     """The site's reply to a message that is at the server.
 
@@ -56,7 +80,7 @@ def reply_to(
         pull: fetches an object.
         confirm: tells the server that it need not keep a message.
         serve: the site's worker.
-        config: what the worker is told of the site.
+        config: settings of the site, for the worker.
     """
     name, kind = message.metadata.message_id, _KINDS.get(message.metadata.message_type)
     if kind is None:
@@ -79,47 +103,6 @@ def _failed(message: Message, reason: str) -> Message:
     """Flower's own error, after which a server of polyfed sends its message again."""
     _log.error("%s", reason)
     return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)
-
-
-def connect(server: str, site: SiteFolder, worker: str, most: int) -> None:
-    """Pass messages on until the server ends the session; see ``serve_connection``."""
-    key, config = private_key(site.key), {"config": str(site.config)}
-    keys, serve = (key, key.public_key()), partial(call_worker, worker)
-    with http_request_response(server, False, str(site.authority), keys) as session:
-        _, receive, send, _, _, pull, push, confirm = session
-        _log.info("connected to %s", server)
-        pause = _SHORTEST
-        while True:
-            try:
-                if (received := receive()) is None:
-                    time.sleep(pause)
-                    pause = min(2 * pause, _LONGEST)
-                    continue
-                pause, began, (message, tree) = _SHORTEST, time.monotonic(), received
-                run = message.metadata.run_id
-                reply = reply_to(message, tree, most, partial(pull, run), partial(confirm, run), serve, config)
-                with no_object_id_recompute():
-                    reply.metadata.__dict__["_message_id"] = reply.object_id  # Flower gives ids no public setter
-                    missing, push_session = send(reply, get_object_tree(reply), time.monotonic() - began)
-                    objects = get_all_nested_objects(reply)
-                    push_objects(objects, partial(push, run, push_session), object_ids_to_push=missing)
-            except (RunNotRunningException, ObjectPushError) as error:
-                _log.warning("a message was lost, with its run or on its way: %s: %s", type(error).__name__, error)
-
-
-def serve_connection(arguments: Sequence[str]) -> int:
-    """``python -m polyfed.deploy.connection SERVER FOLDER SOCKET BYTES``.
-
-    SERVER is the gate's host:port, FOLDER the site's, SOCKET the worker's, and BYTES the largest message.
-    """
-    log_plainly(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server is told on the way out
-    server, folder, worker, most = arguments
-    try:
-        connect(server, SiteFolder(Path(folder)), worker, int(most))
-    except KeyboardInterrupt:  # which Flower raises, too, when the server does not know this session any more
-        _log.info("disconnected from %s", server)
-    return 1
 
 
 if __name__ == "__main__":

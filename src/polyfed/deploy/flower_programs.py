@@ -100,7 +100,7 @@ class Link:
             None: no TLS, for loopback only.
 
     Raises:
-        RunError: the folder cannot be written to, or the secret not be read; of all methods: SuperLink refuses or does
+        RunError: the folder cannot be written to, or the secret be read; of all methods: SuperLink refuses or does
             not answer.
     """
 
@@ -113,27 +113,20 @@ class Link:
         try:
             home.mkdir(parents=True, exist_ok=True)
             (home / "config.toml").write_text(text, encoding="utf-8")
+            if root_certificates is not None and (secret := ServerFolder(root_certificates.parent).secret).exists():
+                self._send(secret.read_bytes())
         except OSError as error:
-            raise RunError(f"cannot write '{home}': {error.strerror}") from error
-        if root_certificates is not None:
-            self._log_in(ServerFolder(root_certificates.parent).secret)
+            raise RunError(f"cannot open '{error.filename}': {error.strerror}") from error
 
-    def _log_in(self, secret: Path) -> None:
-        """Have ``flwr`` send the secret, if there is one: a SuperLink that somebody else started may want none."""
+    def _send(self, secret: bytes) -> None:
+        """Have ``flwr`` send a secret."""
         from flwr.cli import constant
         from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-        try:
-            text = secret.read_text(encoding="utf-8") if secret.exists() else ""
-        except OSError as error:
-            raise RunError(
-                f"cannot read '{secret}', which SuperLink wants to see: {error.strerror}; be the user of the server"
-            ) from error
-        if text:
-            store = FileCredentialStore(self.home / "credentials.yaml")  # its owner's alone
-            store.set(constant.AUTHN_TYPE_STORE_KEY % self.address, b"oidc")
-            store.set(constant.ACCESS_TOKEN_STORE_KEY % self.address, text.encode())
-            store.set(constant.REFRESH_TOKEN_STORE_KEY % self.address, b"none")
+        store = FileCredentialStore(self.home / "credentials.yaml")  # its owner's alone
+        store.set(constant.AUTHN_TYPE_STORE_KEY % self.address, b"oidc")
+        store.set(constant.ACCESS_TOKEN_STORE_KEY % self.address, secret)
+        store.set(constant.REFRESH_TOKEN_STORE_KEY % self.address, b"none")
 
     def call(self, *arguments: str) -> dict[str, Any]:
         """What a command of ``flwr`` answers, as JSON."""

@@ -145,8 +145,8 @@ class _Launch:
         """Why no outcome can be expected any more, or nothing."""
         try:
             (run,) = self._link.call("list", "--run-id", self._run)["runs"]
-        except (PolyfedError, KeyError, ValueError) as error:
-            return f"SuperLink does not answer any more ({error})"
+        except (PolyfedError, KeyError, ValueError):
+            return f"SuperLink at {self._link.address} does not answer any more"
         status = str(run.get("status", ""))
         if not status.startswith("finished") or ServedOutcome.read(self.folder) is not None:
             return ""

@@ -15,36 +15,29 @@ from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
+_Headers = Sequence[tuple[str, str | bytes]]
+
 
 class SecretPlugin(NoOpControlAuthnPlugin):
-    """Account of whoever sends the secret; of nobody else, and none can be had in another way.
+    """The account of whoever sends the secret, which cannot be had from SuperLink.
 
     Args:
-        secret: at least a few random bytes.
+        secret: a few random bytes.
     """
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
 
-    def validate_tokens_in_metadata(
-        self, metadata: Sequence[tuple[str, str | bytes]]
-    ) -> tuple[bool, AccountInfo | None]:
-        """Whether the token in a request is the secret."""
-        token = dict(metadata).get(ACCESS_TOKEN_KEY, "")
-        given = token.encode() if isinstance(token, str) else token
-        return super().validate_tokens_in_metadata(metadata) if compare_digest(given, self._secret) else (False, None)
-
-    def refresh_tokens(
-        self, metadata: Sequence[tuple[str, str | bytes]]
-    ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
-        """Nothing: a secret has no successor."""
-        return None, None
+    def validate_tokens_in_metadata(self, metadata: _Headers) -> tuple[bool, AccountInfo | None]:
+        """Whether the token of a request is the secret, and whose it is."""
+        token = str(dict(metadata).get(ACCESS_TOKEN_KEY, "")).encode()
+        return super().validate_tokens_in_metadata(metadata) if compare_digest(token, self._secret) else (False, None)
 
 
 def serve_superlink(secret: Path) -> None:
     """``python -m polyfed.deploy.superlink SECRET ...``: SuperLink with the rest of the command line."""
     program = import_module("flwr.superlink.cli.flower_superlink")  # of which the package's attribute is a function
-    vars(program)["load_control_authn_plugin"] = lambda: SecretPlugin(secret.read_text(encoding="utf-8"))
+    vars(program)["load_control_authn_plugin"] = lambda: SecretPlugin(secret.read_bytes())
     program.flower_superlink()
 
 
