@@ -6,18 +6,15 @@ Against real processes on loopback: SuperLink and Caddy as ``polyfed deploy serv
 from __future__ import annotations
 
 import http.client
-import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from federations import Live, Started, wait_until
 
 from polyfed.core.errors import RunError
-from polyfed.deploy import flower_programs
+from polyfed.deploy import flower_programs, launch
 from polyfed.deploy.attend import site_commands
 from polyfed.deploy.check_network import FLEET, FORBIDDEN, PROTOBUF, ask
 from polyfed.deploy.files import SiteFolder, write_new
@@ -255,28 +252,11 @@ def test_no_log_holds_a_signature_and_none_is_good_twice(live: Live) -> None:
 # ---- Flower's own command line, and an app of somebody else's
 
 
-def flower(live: Live, home: Path, address: str, *arguments: str) -> dict[str, Any]:
-    """An answer of ``flwr`` from a home of its own, which has the authority's certificate."""
-    authority = live.folders.server.authority[0]
-    text = f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "{address}"\nroot-certificates = "{authority}"\n'
-    home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(text)
-    done = subprocess.run(
-        [flower_programs.program("flwr"), *arguments, "--format", "json"],
-        env=flower_programs.flower_environment(home) | live.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return dict(json.loads(done.stdout))
-
-
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    """Reads the key of every site, and writes down what came of it."""
-    write_new(tmp_path / "app" / "pyproject.toml", _APP)
-    write_new(tmp_path / "app" / "attack" / "__init__.py", _CODE)
+    """Passes for polyfed's, asks a site for something else, and writes down what came of it."""
+    write_new(tmp_path / "app" / "pyproject.toml", launch._APP["pyproject.toml"])
+    write_new(tmp_path / "app" / "polyfed_server.py", _CODE)
     return tmp_path / "app"
 
 
@@ -285,13 +265,14 @@ def test_without_a_credential_flowers_command_line_gets_nowhere(
     live: Live, tmp_path: Path, app: Path, where: str
 ) -> None:
     port = live.folders.address.port if where == "the gate" else live.folders.address.superlink_port
-    new = create_keys(tmp_path / "new")
+    new, home = create_keys(tmp_path / "new"), tmp_path / "home"
+    refusal = "Authentication failed" if where != "the gate" else "failed"
     before = live.folders.link.nodes()
+    write_new(home / "ca.crt", live.folders.server.authority[0].read_bytes())
+    link = flower_programs.Link(home, f"localhost:{port}", home / "ca.crt")
     for arguments in (["supernode", "register", str(new)], ["supernode", "list"], ["list"], ["run", str(app)]):
-        answered = flower(live, tmp_path / "home", f"localhost:{port}", *arguments)
-        assert not answered["success"], (arguments, answered)
-        if where != "the gate":
-            assert "Authentication failed" in answered["error-message"]
+        with pytest.raises(RunError, match=refusal):
+            link.call(*arguments)
     assert {node["node-id"] for node in live.folders.link.nodes()} == {node["node-id"] for node in before}
 
 
@@ -306,57 +287,31 @@ def test_a_site_does_not_run_an_app_that_was_submitted_with_the_servers_secret(
     live: Live, tmp_path: Path, app: Path
 ) -> None:
     """Whoever has broken into the server's machine has it."""
-    running = connection(live.folders.site("archive"), tmp_path / "archive.log", live.environment)
-    out = tmp_path / "out"
+    running, out = connection(live.folders.site("archive"), tmp_path / "log", live.environment), tmp_path / "out"
     try:
         running.wait_for("connected to")
-        live.folders.link.call("run", str(app), "--run-config", f'out="{out}"')
-        wait_until(out.exists, 90, lambda: live.process.output)
+        live.folders.link.call("run", str(app), "--run-config", f'launch="{out}"')
+        wait_until(lambda: out.exists() and bool(out.read_text()), 90, lambda: live.process.output)
     finally:
         running.stop()
     assert out.read_text() == "'query.steal' is for an app of the server, and this site runs none"
     assert not (live.folders.site("archive").home / "apps").exists(), "nothing was unpacked"
 
 
-_APP = """\
-[project]
-name = "attack"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "nobody"
-[tool.flwr.app.components]
-serverapp = "attack:server"
-clientapp = "attack:client"
-[tool.flwr.app.config]
-out = ""
-"""
 _CODE = """\
 import time
 from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Message, RecordDict
 from flwr.serverapp import ServerApp
 server = ServerApp()
-client = ClientApp()
-
-@client.query("steal")
-def steal(message, context):
-    key = Path(str(context.node_config["config"])).with_name("node.key").read_text()
-    return Message(RecordDict({"loot": ConfigRecord({"key": key})}), reply_to=message)
 
 @server.main()
 def main(grid, context):
-    while not (nodes := list(grid.get_node_ids())):
-        time.sleep(0.2)
+    nodes = list(grid.get_node_ids())
     sent = list(grid.push_messages([Message(RecordDict(), node, "query.steal") for node in nodes]))
     while not (replies := list(grid.pull_messages(sent))):
         time.sleep(0.2)
-    told = [reply.error.reason if reply.has_error() else "loot" for reply in replies]
-    part = Path(str(context.run_config["out"])).with_suffix(".part")
-    part.write_text(told[0])
-    part.rename(part.with_suffix(""))
+    Path(str(context.run_config["launch"])).write_text(str(replies[0].error.reason))
 """
 
 

@@ -17,6 +17,7 @@ from flwr.app.message import make_message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
+from polyfed.deploy.connection import reply_to
 from polyfed.deploy.engines.flower_pull import Refusal, largest_reply, pulled
 from polyfed.deploy.engines.flower_records import from_records, to_records
 from polyfed.wire.limits import Frame, Limits
@@ -157,3 +158,29 @@ def test_what_is_not_complete_can_be_sent_again() -> None:
 def test_the_bound_is_that_of_all_clients_of_a_message() -> None:
     limits = Limits(message_bytes=1000, text_bytes=2000)
     assert largest_reply(limits, 3) - largest_reply(limits, 1) == 6000
+
+
+# ---- at a site
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "told"),
+    [
+        ("train.step", MOST, '{"said": "done"}'),
+        ("train.step", 3000, '{"error": "message of more than 3,000 bytes'),
+        ("query.describe", MOST, "the site's worker died"),
+        ("train.steal", 0, "'train.steal' is for an app of the server, and this site runs none"),  # nothing is fetched
+    ],
+)
+def test_a_site_answers_messages_of_polyfed_and_no_other(kind: str, most: int, told: str) -> None:
+    def serve(kind: str, *message: Any) -> Any:
+        if kind == "describe":
+            raise ConnectionError("the site's worker died")
+        return {"said": "done"}, []
+
+    link = SuperLink(honest(4000))
+    asked = make_message(Metadata(1, link.name, 7, 1, "", "", 1e9, 0.0, kind), content=RecordDict())
+    reply = reply_to(asked, link.tree, most, link.objects.__getitem__, link.received.append, serve, {})
+    said = str(reply.error.reason) if reply.has_error() else json.dumps(from_records(reply.content)[0])
+    assert said.startswith(told)
+    assert link.received == [link.name]
