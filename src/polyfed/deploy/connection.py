@@ -43,6 +43,7 @@ def serve_connection(arguments: Sequence[str]) -> str:
     """
     log_plainly(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # or it has a line for every question
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server is told on the way out
     server, site, worker, most = arguments[0], SiteFolder(Path(arguments[1])), arguments[2], int(arguments[3])
     key, config, pause = private_key(site.key), {"config": str(site.config)}, _SHORTEST
