@@ -32,7 +32,7 @@ CONNECTION = "polyfed"
 _SETTINGS = {
     **QUIET,  # among them that ``flwr run`` installs nothing: it would make an environment, with torch, for each run
     **SPEED,
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every message
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every run
     "TOKENIZERS_PARALLELISM": "false",
 }
 _TIMEOUT = 120.0  # seconds for a command of ``flwr``

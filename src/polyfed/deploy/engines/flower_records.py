@@ -1,6 +1,6 @@
 """Messages as Flower carries them: JSON in a ConfigRecord, every frame's tensors as raw bytes in an ArrayRecord.
 
-And the ClientApp that takes them apart, and hands them to whoever serves them.
+And the ClientApp of a simulation, which takes them apart and hands them to whoever serves them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TEXT_BYTES = 1 << 26  # of all clients of a node together
 
 
 def client_app(serve: Serve) -> ClientApp:
-    """The ClientApp of a node."""
+    """The ClientApp of a simulated node."""
     app = ClientApp()
 
     @app.query("describe")
