@@ -164,7 +164,7 @@ def bring_up(
         prepare(folder / site)
         programs.start(site, [*POLYFED, "deploy", "site", str(folder / site)])
     for site in sites:
-        programs.wait_for(site, "SuperNode ID")
+        programs.wait_for(site, "connected to")
     return Loopback(programs, folder, sites, time.monotonic() - began)
 
 

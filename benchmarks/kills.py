@@ -62,16 +62,16 @@ VICTIMS = {  # what a process is called in its command line; the one that was st
         "server": "",
         "ServerApp": "flwr-serverapp",
         "site's worker": "polyfed.deploy.worker",
-        "SuperNode": "flower-supernode",
-        "SuperLink": "flower-superlink",
-        "ClientApp": "flwr-clientapp",
+        "site's connection": "polyfed.deploy.connection",
+        "SuperLink": "polyfed.deploy.superlink",
+        "SuperExec": "flower-superexec",
         "site's supervisor": "deploy site",
         "gate": "caddy run",
         "server's supervisor": "deploy server",
     },
 }
 MISSED = "MISSED"
-ENDS_THE_RUN = ("server", "power", "ServerApp", "SuperLink", "gate", "server's supervisor")
+ENDS_THE_RUN = ("server", "power", "ServerApp", "SuperLink", "SuperExec", "gate", "server's supervisor")
 LOST = 1500  # bytes that the end of a log may lose with the power
 REFUSAL = "restore it from a copy"  # what a run says that misses a part of its logs
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from deployment import POLYFED, Loopback, Programs
 
 from echo import work
 from polyfed.core.errors import RunError
-from polyfed.deploy.files import ServerFolder
-from polyfed.deploy.flower_programs import Link, link_to
-from polyfed.deploy.settings import ServerAddress, load_settings
+from polyfed.deploy.files import ServerFolder, SiteFolder
+from polyfed.deploy.flower_programs import Link, flower_environment, link_to, program
+from polyfed.deploy.init import create_federation
+from polyfed.deploy.processes import free_port
+from polyfed.deploy.settings import Connection, ServerAddress, load_settings
+from polyfed.runs.experiment import Experiment
 
 WORKERS = 2
 _STATUS_EVERY = 10.0
@@ -104,7 +107,7 @@ def rivals(engine: str, programs: Programs, clients: int) -> dict[str, Rival]:
 
 
 def rivals_deployed(loopback: Loopback) -> dict[str, Rival]:
-    """polyfed and the bare runtime over one SuperLink and its SuperNodes."""
+    """polyfed over its sites' connections, and the bare runtime over SuperNodes of its own."""
     return {
         "polyfed": partial(_through_polyfed, loopback.programs, "deployment", loopback.experiment, []),
         "bare": partial(_bare_deployed, loopback),
@@ -129,8 +132,27 @@ def _bare(programs: Programs, engine: str, module: Sequence[str], rest: Sequence
     return _leg(work.read_rounds(out), began)
 
 
+@cache
+def _bare_federation(programs: Programs, sites: Sequence[str]) -> ServerFolder:
+    """A server as polyfed's, with SuperNodes in place of sites, which run no app."""
+    folder, content = programs.folder / "bare", Experiment.load(experiment(len(sites)))
+    create_federation(folder, content, ["localhost"], port=free_port(), superlink_port=free_port(), keys=True)
+    programs.start("bare-server", [*POLYFED, "deploy", "server", str(folder / "server")])
+    programs.wait_for("bare-server", "open for sites")
+    for name in sites:
+        site = SiteFolder(folder / name)
+        command = [program("flower-supernode"), "--superlink", load_settings(Connection, site.connection).server]
+        command += ["--root-certificates", str(site.authority), "--auth-supernode-private-key", str(site.key)]
+        command += ["--host", "127.0.0.1", "--port", str(free_port())]
+        variables = flower_environment(site.home).items()
+        own = {key: value for key, value in variables if key == "PATH" or key.startswith("FLWR_")}
+        programs.start(f"bare-{name}", command, own)
+        programs.wait_for(f"bare-{name}", "SuperNode ID")
+    return ServerFolder(folder / "server")
+
+
 def _bare_deployed(loopback: Loopback, schedule: Sequence[int]) -> Leg:
-    server = ServerFolder(loopback.folder / "server")
+    server = _bare_federation(loopback.programs, loopback.sites)
     link = link_to(server, load_settings(ServerAddress, server.settings))
     out = loopback.programs.folder / "deployment-bare.json"
     began = time.time()
@@ -145,14 +167,14 @@ def _bare_deployed(loopback: Loopback, schedule: Sequence[int]) -> Leg:
             _require_alive(link, run, out)
         return out.is_file()
 
-    loopback.programs.wait("server", over, 3600)
+    loopback.programs.wait("bare-server", over, 3600)
     return _leg(work.read_rounds(out), began)
 
 
 def _require_alive(link: Link, run: str, out: Path) -> None:
     (found,) = link.call("list", "--run-id", run)["runs"]
     if str(found["status"]).startswith("finished") and not out.is_file():
-        raise RunError(f"the bare echo failed (status {found['status']}); see server.log")
+        raise RunError(f"the bare echo failed (status {found['status']}); see bare-server.log")
 
 
 def _app(folder: Path) -> Path:

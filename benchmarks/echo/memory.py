@@ -17,16 +17,15 @@ from echo.legs import experiment, rivals_deployed
 _EVERY = 0.1  # seconds between looks
 
 _PROGRAMS = (
-    *("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp"),
-    *("caddy", "polyfed.deploy.worker"),
+    *("polyfed.deploy.superlink", "flower-superexec", "flwr-serverapp"),
+    *("caddy", "polyfed.deploy.connection", "polyfed.deploy.worker"),
 )
 
-_SITE_COPIES = 10
+_SITE_COPIES = 8
 """Copies of what a client is sent that the processes of a site may hold at once:
 
-2 in SuperNode: the message and its reply, as chunks.
-4 in the process of a message, of Flower: what arrives as chunks, without headers, joined, and as bytes; or, later,
-   what arrived, the reply from the worker, as bytes for Flower, and as chunks.
+4 in the connection: what arrives as chunks, without headers, joined, and as bytes; or, later, what arrived, the reply
+   from the worker, as bytes for Flower, and as chunks.
 4 in the worker: what arrived, as it arrives and aligned; and the reply, whose memory is that of the last message
    until the next is done.
 """

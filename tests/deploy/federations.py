@@ -230,6 +230,11 @@ def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
     return tuple(str(name.value) for name in names)
 
 
+def python_path(folder: Path) -> str:
+    """PYTHONPATH on which a folder stands first."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
 # ---- look-ups and connections of Python processes, as ``recorder/sitecustomize.py`` writes them down
 
 
@@ -250,7 +255,7 @@ class Record(NamedTuple):
 def recording(folder: Path) -> dict[str, str]:
     """Environment of processes that are to be recorded into a new folder."""
     folder.mkdir()
-    return {"POLYFED_RECORD": str(folder), "PYTHONPATH": str(RECORDER)}
+    return {"POLYFED_RECORD": str(folder), "PYTHONPATH": python_path(RECORDER)}
 
 
 def recorded(folder: Path) -> list[Record]:

@@ -318,7 +318,7 @@ def test_an_open_control_plane_is_an_error(made: Folders, monkeypatch: pytest.Mo
     server = FakeServer({FLEET: ProbeAnswer(401, b"", ""), path: ProbeAnswer(200, b"", "")})
     found = errors(faked(made.site("archive"), monkeypatch, server))
     assert f"CONTROL PLANE: localhost:{made.address.port} answers at {path} (200)" in found
-    assert "run code on every site" in found
+    assert "whoever reaches it may control runs" in found
 
 
 @pytest.mark.parametrize(("ahead", "level"), [(0, "ok"), (30, "error"), (-60, "ok"), (-400, "error")])

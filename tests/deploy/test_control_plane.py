@@ -6,21 +6,21 @@ Against real processes on loopback: SuperLink and Caddy as ``polyfed deploy serv
 from __future__ import annotations
 
 import http.client
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-from federations import Live, Started, free_port
+from federations import Live, Started, wait_until
 
 from polyfed.core.errors import RunError
-from polyfed.deploy import flower_programs
+from polyfed.deploy import flower_programs, launch
+from polyfed.deploy.attend import site_commands
 from polyfed.deploy.check_network import FLEET, FORBIDDEN, PROTOBUF, ask
 from polyfed.deploy.files import SiteFolder, write_new
 from polyfed.deploy.gate import BODY_LIMIT, CLOSED, REFUSAL, SIGNATURE_HEADER, signed
 from polyfed.deploy.keys import create_authority, create_keys
-from polyfed.deploy.settings import Connection, load_settings
+from polyfed.deploy.settings import Connection, SiteConfig, load_settings
 from wire import http1, http2, lines, posted, raw
 
 pytestmark = pytest.mark.slow
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.slow
 LIST = "/v1/control/list-nodes"
 
 
-def supernode(site: SiteFolder, log: Path, environment: dict[str, str]) -> Started:
-    connection = load_settings(Connection, site.connection)
-    command = flower_programs.supernode_command(site, connection, free_port())
-    return Started(command, log, flower_programs.flower_environment(site.home) | environment)
+def connection(site: SiteFolder, log: Path, environment: dict[str, str]) -> Started:
+    settings = load_settings(Connection, site.connection), SiteConfig.load(site.config)
+    command = site_commands(site, *settings, log.parent / "worker")["connection"]
+    return Started([*command], log, flower_programs.flower_environment(site.home) | environment)
 
 
 def intruder(live: Live, folder: Path) -> SiteFolder:
@@ -48,10 +48,10 @@ def intruder(live: Live, folder: Path) -> SiteFolder:
 
 
 def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tmp_path: Path) -> None:
-    known = supernode(live.folders.site("archive"), tmp_path / "known.log", live.environment)
-    unknown = supernode(intruder(live, tmp_path), tmp_path / "unknown.log", live.environment)
+    known = connection(live.folders.site("archive"), tmp_path / "known.log", live.environment)
+    unknown = connection(intruder(live, tmp_path), tmp_path / "unknown.log", live.environment)
     try:
-        known.wait_for("SuperNode ID:")
+        known.wait_for("connected to")
         assert unknown.process.wait(60) == 1
         assert "Exit Code: 305" in unknown.output
         assert sorted(node["status"] for node in live.folders.link.nodes()) == ["online", "registered"]
@@ -62,11 +62,9 @@ def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tm
 
 def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
     site = live.folders.site("archive")
-    command = flower_programs.supernode_command(site, load_settings(Connection, site.connection), free_port())
-    position = command.index("--auth-supernode-private-key")
-    process = Started(
-        command[:position] + command[position + 2 :], tmp_path / "log", flower_programs.flower_environment(site.home)
-    )
+    command = [flower_programs.program("flower-supernode"), "--superlink", f"localhost:{live.folders.address.port}"]
+    command += ["--root-certificates", str(site.authority)]
+    process = Started(command, tmp_path / "log", flower_programs.flower_environment(site.home))
     try:
         assert process.process.wait(60) == 1
         assert "Exit Code: 305" in process.output
@@ -100,7 +98,9 @@ def test_superlink_itself_would_answer_what_the_gate_refuses(live: Live) -> None
         body = b"" if method == "POST" else None
         direct = ask("127.0.0.1", address.superlink_port, path, authority, method=method, body=body)
         assert direct.status != 404, path
-    assert ask("127.0.0.1", address.superlink_port, LIST, authority, method="POST", body=b"").status == 200
+    for given, expected in ({}, 401), ({"Authorization": f"Bearer {live.folders.server.secret.read_text()}"}, 200):
+        direct = ask("127.0.0.1", address.superlink_port, LIST, authority, method="POST", body=b"", headers=given)
+        assert direct.status == expected
     status, body = answer(live, FLEET)
     assert status == 401
     assert SUPERLINKS in body  # it has come to SuperLink
@@ -226,7 +226,7 @@ def test_a_strangers_body_is_refused_unread(live: Live, tmp_path: Path) -> None:
 
 def _superlink(live: Live) -> psutil.Process:
     family = psutil.Process(live.process.process.pid).children(recursive=True)
-    return next(process for process in family if "flower-superlink" in " ".join(process.cmdline()))
+    return next(process for process in family if "deploy.superlink" in " ".join(process.cmdline()))
 
 
 def test_no_log_holds_a_signature_and_none_is_good_twice(live: Live) -> None:
@@ -249,48 +249,69 @@ def test_no_log_holds_a_signature_and_none_is_good_twice(live: Live) -> None:
     assert [path.name for path in logs.iterdir() if path.stat().st_mode & 0o77] == []
 
 
-# ---- Flower's own command line, pointed at the public address
+# ---- Flower's own command line, and an app of somebody else's
 
 
-def test_flowers_command_line_gets_nowhere_through_the_gate(live: Live, tmp_path: Path) -> None:
-    site, address = live.folders.site("archive"), live.folders.address
-    home = tmp_path / "home"
-    connection = f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "localhost:{address.port}"\n'
-    write_new(home / "config.toml", f'{connection}root-certificates = "{site.authority}"\n')
-    app = tmp_path / "app"
-    write_new(app / "pyproject.toml", _APP)
-    write_new(app / "attack" / "__init__.py", _CODE)
-    new = create_keys(tmp_path / "new")
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """Passes for polyfed's, asks a site for something else, and writes down what came of it."""
+    write_new(tmp_path / "app" / "pyproject.toml", launch._APP["pyproject.toml"])
+    write_new(tmp_path / "app" / "polyfed_server.py", _CODE)
+    return tmp_path / "app"
+
+
+@pytest.mark.parametrize("where", ["the gate", "SuperLink itself"])
+def test_without_a_credential_flowers_command_line_gets_nowhere(
+    live: Live, tmp_path: Path, app: Path, where: str
+) -> None:
+    port = live.folders.address.port if where == "the gate" else live.folders.address.superlink_port
+    new, home = create_keys(tmp_path / "new"), tmp_path / "home"
+    refusal = "Authentication failed" if where != "the gate" else "failed"
     before = live.folders.link.nodes()
+    write_new(home / "ca.crt", live.folders.server.authority[0].read_bytes())
+    link = flower_programs.Link(home, f"localhost:{port}", home / "ca.crt")
     for arguments in (["supernode", "register", str(new)], ["supernode", "list"], ["list"], ["run", str(app)]):
-        found = subprocess.run(
-            [flower_programs.program("flwr"), *arguments],
-            env=flower_programs.flower_environment(home) | live.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert found.returncode != 0, (arguments, found.stdout, found.stderr)
+        with pytest.raises(RunError, match=refusal):
+            link.call(*arguments)
     assert {node["node-id"] for node in live.folders.link.nodes()} == {node["node-id"] for node in before}
 
 
-_APP = """\
-[project]
-name = "attack"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "nobody"
-[tool.flwr.app.components]
-serverapp = "attack:server"
-clientapp = "attack:client"
-"""
+def test_nobody_takes_the_server_half_of_a_run_without_the_secret(live: Live) -> None:
+    address, authority = live.folders.address, live.folders.server.authority[0]
+    for path in ("acquire-task", "push-messages", "pull-messages", "get-nodes"):
+        asked = ask("127.0.0.1", address.superlink_port, f"/v1/runtime/{path}", authority, method="POST", body=b"")
+        assert asked.status == 401, path
+
+
+def test_a_site_does_not_run_an_app_that_was_submitted_with_the_servers_secret(
+    live: Live, tmp_path: Path, app: Path
+) -> None:
+    """Whoever has broken into the server's machine has it."""
+    running, out = connection(live.folders.site("archive"), tmp_path / "log", live.environment), tmp_path / "out"
+    try:
+        running.wait_for("connected to")
+        live.folders.link.call("run", str(app), "--run-config", f'launch="{out}"')
+        wait_until(lambda: out.exists() and bool(out.read_text()), 90, lambda: live.process.output)
+    finally:
+        running.stop()
+    assert out.read_text() == "'query.steal' is for an app of the server, and this site runs none"
+    assert not (live.folders.site("archive").home / "apps").exists(), "nothing was unpacked"
+
+
 _CODE = """\
-from flwr.clientapp import ClientApp
+import time
+from pathlib import Path
+from flwr.app import Message, RecordDict
 from flwr.serverapp import ServerApp
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    nodes = list(grid.get_node_ids())
+    sent = list(grid.push_messages([Message(RecordDict(), node, "query.steal") for node in nodes]))
+    while not (replies := list(grid.pull_messages(sent))):
+        time.sleep(0.2)
+    Path(str(context.run_config["launch"])).write_text(str(replies[0].error.reason))
 """
 
 
@@ -309,15 +330,15 @@ def test_plain_http_is_refused(live: Live) -> None:
             connection.close()
 
 
-def test_a_supernode_refuses_a_server_of_another_authority(live: Live, tmp_path: Path) -> None:
+def test_a_site_refuses_a_server_of_another_authority(live: Live, tmp_path: Path) -> None:
     site = intruder(live, tmp_path)
     site.authority.write_bytes(create_authority("other").certificate)
-    process = supernode(site, tmp_path / "log", live.environment)
+    process = connection(site, tmp_path / "log", live.environment)
     try:
         process.wait_for("certificate verify failed", 60)
     finally:
         process.stop()
-    assert "SuperNode ID" not in process.output
+    assert "connected to" not in process.output
 
 
 def test_superlink_listens_on_loopback_alone(live: Live) -> None:

@@ -179,7 +179,7 @@ def test_a_run_that_is_killed_goes_on_from_another_folder_to_the_same_bits(tmp_p
         first.kill()
         first.wait()
         for pid, line in marked_processes(live.environment[MARK]).items():
-            if "serverapp" in line:  # which would go on without whoever launched it
+            if "serverapp" in line or "deploy.connection" in line:  # the first would go on without whoever launched it
                 os.kill(pid, signal.SIGKILL)
         assert not (out / "report.html").exists()
         completed(live.process, "resume", str(out), environment=environment, cwd=Path("/"))

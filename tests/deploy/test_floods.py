@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federations import CLI, MARK, Live, started
+from federations import CLI, MARK, Live, python_path, started
 
 from polyfed.runs.records import RunRecords
 
@@ -36,8 +36,11 @@ def server_app_peak(mark: str) -> int:
 def peak_of_a_run(live: Live, out: Path, flood: int) -> int:
     """Most memory of the ServerApp during a run; the texts' site adds so many bytes to its replies."""
     environment = live.environment | {"POLYFED_CACHE": str(out.parent / "cache")}
-    paths = os.pathsep.join([str(FLOODER), os.environ.get("PYTHONPATH", "")])
-    floods = {"PYTHONPATH": paths, "POLYFED_FLOOD": str(flood), "POLYFED_FLOODED": str(out.parent / "flooded")}
+    floods = {
+        "PYTHONPATH": python_path(FLOODER),
+        "POLYFED_FLOOD": str(flood),
+        "POLYFED_FLOODED": str(out.parent / "flooded"),
+    }
     hostile = environment | (floods if flood else {})
     with (
         started("site", str(live.folders.path / "archive"), log=out.parent / "archive.log", environment=hostile),

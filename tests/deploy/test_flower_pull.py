@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +17,10 @@ from flwr.app.message import make_message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from polyfed.deploy.engines.flower_pull import Refusal, largest_reply, pulled
+from polyfed.deploy.connection import reply_to
+from polyfed.deploy.engines.flower_pull import Refusal, largest_message, pulled
 from polyfed.deploy.engines.flower_records import from_records, to_records
 from polyfed.wire.limits import Frame, Limits, ReplySize
-from polyfed.wire.messages import Request
-from polyfed.wire.payload import Payload
 
 MOST = 1 << 22
 
@@ -158,15 +156,39 @@ def test_what_is_not_complete_can_be_sent_again() -> None:
 
 
 def test_the_bound_is_that_of_what_all_clients_of_a_message_were_asked() -> None:
-    limits, asked = Limits(message_bytes=1 << 30, text_bytes=2000), Request("a", "fit", 1, 0, None, Payload({}))
-    known = replace(asked, reply_size=ReplySize(1, 5000))
-    assert largest_reply(limits, [known] * 3) - largest_reply(limits, [known]) == 2 * (5000 + 2048 + 2000)
-    assert largest_reply(limits, [asked, known]) - largest_reply(limits, [known]) == (1 << 30) + 2000
+    limits, known = Limits(message_bytes=1 << 30, text_bytes=2000), ReplySize(1, 5000)
+    assert largest_message(limits, [known] * 3) - largest_message(limits, [known]) == 2 * (5000 + 2048 + 2000)
+    assert largest_message(limits, [None, known]) - largest_message(limits, [known]) == (1 << 30) + 2000
 
 
 def test_pulling_ends_where_a_reply_is_larger_than_what_was_asked_for() -> None:
-    asked = Request("a", "fit", 1, 0, None, Payload({}), ReplySize(1, 28_000))
     link = SuperLink(honest(1 << 26))
-    refusal = one(link, largest_reply(Limits(), [asked]))
+    refusal = one(link, largest_message(Limits(), [ReplySize(1, 28_000)]))
     assert "which is all that is taken of what was asked for" in refusal.reason
     assert link.bytes == refusal.bytes < 1 << 23
+
+
+# ---- at a site
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "told"),
+    [
+        ("train.step", MOST, '{"said": "done"}'),
+        ("train.step", 3000, '{"error": "message of more than 3,000 bytes'),
+        ("query.describe", MOST, "the site's worker died"),
+        ("train.steal", 0, "'train.steal' is for an app of the server, and this site runs none"),  # nothing is fetched
+    ],
+)
+def test_a_site_answers_messages_of_polyfed_and_no_other(kind: str, most: int, told: str) -> None:
+    def serve(kind: str, *message: Any) -> Any:
+        if kind == "describe":
+            raise ConnectionError("the site's worker died")
+        return {"said": "done"}, []
+
+    link = SuperLink(honest(4000))
+    asked = make_message(Metadata(1, link.name, 7, 1, "", "", 1e9, 0.0, kind), content=RecordDict())
+    reply = reply_to(asked, link.tree, most, link.objects.__getitem__, link.received.append, serve, {})
+    said = str(reply.error.reason) if reply.has_error() else json.dumps(from_records(reply.content)[0])
+    assert said.startswith(told)
+    assert link.received == [link.name]

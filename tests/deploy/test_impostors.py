@@ -44,7 +44,7 @@ def test_impostors_get_nothing_and_are_named(live: Live, tmp_path: Path) -> None
 
         early, early_key = impostor(live.folders, "clinic")
         live.process.wait_for("admitted: clinic")
-        attended(early, "early").wait_for("SuperNode ID:")
+        attended(early, "early").wait_for("connected to")
         command = [*CLI, "run", str(live.folders.server.experiment), "--out", str(out), "--set", "run.rounds=3"]
         run = Started(command, tmp_path / "run.log", environment)
         stack.callback(run.stop)
@@ -53,7 +53,7 @@ def test_impostors_get_nothing_and_are_named(live: Live, tmp_path: Path) -> None
         wait_until(lambda: (out / "timing.jsonl").is_file(), 200, lambda: run.output + live.process.output)
         late, late_key = impostor(live.folders, "spa")
         hospital.stop()
-        attended(late, "late").wait_for("SuperNode ID:")
+        attended(late, "late").wait_for("connected to")
         attended(live.folders.path / "hospital", "hospital-again")
         assert run.process.wait(300) == 0, run.output
     told = {(e.participant, e.reason) for e in RunRecords.load(out).events if e.incident == SITE_REFUSED}

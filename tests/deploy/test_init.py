@@ -13,6 +13,8 @@ from federations import Folders, experiment_settings, hosts_of, with_files
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower_programs
+from polyfed.deploy.attend import site_commands
+from polyfed.deploy.engines.flower_pull import largest_reply
 from polyfed.deploy.files import ServerFolder, write_new
 from polyfed.deploy.flower_programs import program
 from polyfed.deploy.gate import caddyfile
@@ -251,18 +253,11 @@ def test_caddy_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- Flower's command lines
 
 
-def test_supernode_is_given_the_absolute_path_of_the_site(made: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = made.site("archive")
-    command = flower_programs.supernode_command(site, Connection(server="h:1"), 7)
-    assert command[command.index("--node-config") + 1] == f'config="{site.config.resolve()}"'
-    assert "--insecure" not in command
-
-
-def test_a_quote_in_the_path_is_refused(tmp_path: Path) -> None:
-    from polyfed.deploy.files import SiteFolder
-
-    with pytest.raises(RunError, match="quotes"):
-        flower_programs.supernode_command(SiteFolder(tmp_path / 'a"b'), Connection(server="h:1"), 7)
+def test_a_site_may_be_sent_as_much_as_all_its_clients_may(made: Folders) -> None:
+    site = made.site("hospital")
+    config = SiteConfig.load(site.config)
+    command = site_commands(site, Connection(server="h:1"), config, Path("socket"))["connection"]
+    assert command[-4:] == ["h:1", str(site.path), "socket", str(largest_reply(config.limits, 2))]
 
 
 def test_the_environment_is_quiet_and_goes_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +275,8 @@ def test_superlink_is_never_started_open(made: Folders) -> None:
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
     assert not {"--insecure", "--database"} & set(command)
+    assert command[command.index("--superexec-auth-secret-file") + 1] == str(made.server.secret)
+    assert made.server.secret.stat().st_mode & 0o777 == 0o600
 
 
 def archive(folder: Path, *changes: str) -> SiteConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import MARK, completed, marked, models, ports, spent, started, wait_until
+from federations import MARK, completed, marked, models, ports, python_path, spent, started, wait_until
 
 from polyfed import Experiment, run
 from polyfed.deploy.init import create_federation
@@ -54,7 +54,7 @@ def test_a_worker_that_is_killed_in_each_phase_keeps_bits_and_budget(tmp_path: P
     create_federation(federation, experiment, ["localhost"], port=port, superlink_port=superlink, keys=True)
     common = {MARK: mark, "POLYFED_CACHE": str(tmp_path / "cache")}
     # in round 1 each phase stores once, and once more when it is asked again
-    killing = common | {"POLYFED_KILL": f"{count}:1,3,5,7", "PYTHONPATH": str(KILLER)}
+    killing = common | {"POLYFED_KILL": f"{count}:1,3,5,7", "PYTHONPATH": python_path(KILLER)}
     try:
         with ExitStack() as stack:
             served = stack.enter_context(

@@ -62,7 +62,7 @@ def cycle(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     try:
         server.wait_for("open for sites", 180)
         site = start("site", "site", str(folders.site("archive").path))
-        site.wait_for("SuperNode ID:", 180)
+        site.wait_for("connected to", 180)
         assert [node["status"] for node in folders.link.nodes()].count("online") == 1
         assert not [finding for finding in check_site(folders.site("archive").path) if finding.level == "error"]
     finally:
@@ -81,7 +81,7 @@ def test_python_processes_look_nothing_up_and_stay_on_loopback(cycle: Traces) ->
 def test_the_recorder_saw_all_programs(cycle: Traces) -> None:
     """Otherwise the test above would show nothing."""
     seen = {Path(record.program).name for record in cycle.python}
-    assert {"flower-superexec", "flower-supernode", "flwr"} <= seen
+    assert {"flower-superexec", "connection.py", "flwr"} <= seen
     assert any(record.event == "socket.getaddrinfo" for record in cycle.python)
 
 

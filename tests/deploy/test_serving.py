@@ -14,7 +14,7 @@ import pytest
 from federations import MARK, Folders, Live, Started, make, marked, started, wait_until
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy import attend, flower_programs, serve
+from polyfed.deploy import attend, serve
 from polyfed.deploy.files import ServerFolder
 from polyfed.deploy.init import admit_site
 from polyfed.deploy.keys import create_keys
@@ -69,14 +69,14 @@ def test_a_site_waits_for_its_admission_and_for_a_new_server_until_it_is_expelle
             first.wait_for("open for sites")
             attended.wait_for("Exit Code: 305", 60)  # not admitted
             key.write_text(text)
-            attended.wait_for("SuperNode ID:", 90)
-            superlink = next(pid for pid in _children(first.process.pid) if "flower-superlink" in _name(pid))
+            attended.wait_for("connected to", 90)
+            superlink = next(pid for pid in _children(first.process.pid) if "deploy.superlink" in _name(pid))
             os.kill(superlink, signal.SIGKILL)
             assert first.process.wait(40) == 1
             assert "SuperLink ended with exit code -9" in first.output
         with started("server", server, log=tmp_path / "two.log", environment=environment) as second:
             second.wait_for("admitted: archive", 60)
-            attended.wait_for("SuperNode ID:", 150, times=2)
+            attended.wait_for("connected to", 150, times=2)
             before = _ended(attended)
             key.unlink()
             second.wait_for("expelled: archive", 30)
@@ -90,7 +90,7 @@ def test_a_site_waits_for_its_admission_and_for_a_new_server_until_it_is_expelle
 
 
 def _ended(attended: Started) -> int:
-    return attended.output.count("SuperNode ended after")
+    return attended.output.count("connection ended after")
 
 
 def _children(parent: int) -> list[int]:
@@ -148,18 +148,9 @@ def test_a_site_folder_must_be_complete(fresh: Folders) -> None:
         attend.run_site(site.path, print)
 
 
-def test_a_command_line_that_is_not_understood_is_not_tried_again(
-    fresh: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flower_programs, "supernode_command", lambda *a: ["sh", "-c", "exit 2"])
-    lines: list[str] = []
-    with pytest.raises(RunError, match="does not understand its command line"):
-        attend.run_site(fresh.site("archive").path, lines.append)
-    assert sum(line.startswith("SuperNode: ") for line in lines) == 1
-
-
 def test_pauses_grow_and_a_signal_ends_them(fresh: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower_programs, "supernode_command", lambda *a: ["sh", "-c", "exit 1"])
+    ending = ["sh", "-c", "exit 1"]
+    monkeypatch.setattr(attend, "site_commands", lambda *a: {"worker": ending, "connection": ending})
     lines: list[str] = []
 
     def report(line: str) -> None:

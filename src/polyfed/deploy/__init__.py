@@ -1,1 +1,1 @@
-"""Deployment: real federations over Flower's SuperLink and SuperNodes."""
+"""Deployment: real federations over Flower's SuperLink and the sites' own connections to it."""

@@ -1,4 +1,4 @@
-"""A site of a federation: SuperNode and the site's worker, started again whenever they end."""
+"""A site of a federation: its connection to the server and its worker, started again whenever they end."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from polyfed.core.errors import RunError
-from polyfed.deploy import flower_programs
-from polyfed.deploy.client_app import WORKER
+from polyfed.deploy.engines.flower_pull import largest_message
 from polyfed.deploy.files import SiteFolder, is_private, require_file
+from polyfed.deploy.flower_programs import flower_environment
 from polyfed.deploy.keys import public_half
-from polyfed.deploy.processes import Processes, free_port, stopping
+from polyfed.deploy.processes import Processes, stopping
 from polyfed.deploy.settings import Connection, SiteConfig, load_settings
 
 _Report = Callable[[str], None]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
-_STEADY = 120.0  # seconds after which SuperNode counts as having been connected
-_USAGE = 2  # exit code of a program that does not understand its command line, which no waiting mends
+_STEADY = 120.0  # seconds after which a connection counts as having been there
 
 
 def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE) -> int:
     """Connect a site until SIGTERM or SIGINT; returns the exit code.
 
-    SuperNode ends when the server is started anew, does not know the site's key (yet), or still has an earlier session
-    of it, for up to a minute; so it is started again, after pauses that grow from 5 to 60 seconds.
+    The connection ends when the server is started anew, does not know the site's key (yet), or still has an earlier
+    session of it, for up to a minute; so it is started again, after pauses that grow from 5 to 60 seconds.
 
     Args:
         folder: the site's folder.
@@ -39,40 +38,46 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
         RunError, ConfigError: a file or program is missing or damaged.
     """
     site = SiteFolder(folder.resolve())
-    connection = load_settings(Connection, site.connection)
-    SiteConfig.load(site.config)
+    connection, config = load_settings(Connection, site.connection), SiteConfig.load(site.config)
     require_file(site.authority, "the server's operator gives it to every site")
     public_half(site.key)
     if not is_private(site.key):
         raise RunError(f"others can read the private key; run: chmod 600 {shlex.quote(str(site.key))}")
-    environment = flower_programs.flower_environment(site.home)
-    pauses = _pauses(first_pause)
+    environment, pauses = flower_environment(site.home), _pauses(first_pause)
     with stopping() as stop, tempfile.TemporaryDirectory(prefix="polyfed-") as sockets, Processes() as workers:
-        environment[WORKER] = str(Path(sockets) / "worker")  # a short path: sockets allow about 100 characters
-        worker = [sys.executable, "-P", "-m", "polyfed.deploy.worker", environment[WORKER]]
-        report(f"worker: {shlex.join(worker)}")
-        workers.start("worker", worker, environment, site.path)
+        socket = Path(sockets) / "worker"  # a short path: sockets allow about 100 characters
+        commands = site_commands(site, connection, config, socket)
+        for name, command in commands.items():
+            report(f"{name}: {shlex.join(command)}")
+        workers.start("worker", commands["worker"], environment, site.path)
         while not stop.is_set():
-            # two SuperNodes on one machine cannot share a port
-            command = flower_programs.supernode_command(site, connection, free_port())
-            report(f"SuperNode: {flower_programs.shown_command(command, environment)}")
             started = time.monotonic()
             with Processes() as processes:
-                processes.start("SuperNode", command, environment, site.path)
+                processes.start("connection", commands["connection"], environment, site.path)
                 while not (ended := processes.ended()) and not stop.wait(0.2):
                     if workers.ended():  # killed, or out of memory in a client's step: messages wait meanwhile
-                        workers.start("worker", worker, environment, site.path)
+                        workers.start("worker", commands["worker"], environment, site.path)
             if stop.is_set():
                 break
             lasted = time.monotonic() - started
-            if ended["SuperNode"] == _USAGE:
-                raise RunError(f"SuperNode does not understand its command line: {shlex.join(command)}")
             pauses = _pauses(first_pause) if lasted > _STEADY else pauses
             pause = next(pauses)
-            report(f"SuperNode ended after {lasted:.0f} s (exit code {ended['SuperNode']}); again in {pause:g} s")
+            report(f"connection ended after {lasted:.0f} s (exit code {ended['connection']}); again in {pause:g} s")
             stop.wait(pause)
     report("stopped")
     return 0
+
+
+def site_commands(
+    site: SiteFolder, connection: Connection, config: SiteConfig, socket: Path
+) -> dict[str, Sequence[str]]:
+    """The programs of a site by name; the connection reaches the worker at ``socket``."""
+    largest = largest_message(config.limits, [None] * sum(group.count for group in config.clients.values()))
+    python, place = [sys.executable, "-P", "-m"], [connection.server, str(site.path)]
+    return {
+        "worker": [*python, "polyfed.deploy.worker", str(socket)],
+        "connection": [*python, "polyfed.deploy.connection", *place, str(socket), str(largest)],
+    }
 
 
 def _pauses(first: float) -> Iterator[float]:

@@ -27,7 +27,7 @@ FORBIDDEN = (
     ("GET", "/health"),
     ("GET", "/openapi.json"),
 )
-"""What SuperLink serves beside the fleet API; with the control API one runs code on every site."""
+"""What SuperLink serves beside the fleet API; with the control API one admits sites and starts runs."""
 
 PROTOBUF = "application/protobuf"
 _NOT_BEHIND = (502, 503, 504)
@@ -124,7 +124,7 @@ def check_closed(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
         yield Finding(
             "error",
             "CONTROL PLANE",
-            f"{connection.server} answers at {', '.join(opened)}: whoever reaches it may run code on every site",
+            f"{connection.server} answers at {', '.join(opened)}: whoever reaches it may control runs",
             "do not connect; tell the server's operator that only the gate of polyfed may listen at a public address",
         )
     else:

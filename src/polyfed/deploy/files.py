@@ -21,6 +21,7 @@ class ServerFolder:
         experiment: what ``polyfed run`` trains over the sites.
         authority: certificate and private key of the federation's certificate authority.
         identity: certificate and private key of the server.
+        secret: what SuperLink wants of whoever admits sites or starts runs; beside the certificate of the authority.
         gate: configuration of the proxy in front of SuperLink.
         sites: folder of the public keys of admitted sites: ``<name>.pub``.
         home: Flower's own folder, with the connection that its command line uses.
@@ -32,6 +33,7 @@ class ServerFolder:
         self.settings, self.experiment = path / "server.yaml", path / "experiment.yaml"
         self.authority = path / "ca.crt", path / "ca.key"
         self.identity = path / "server.crt", path / "server.key"
+        self.secret = path / "control.secret"
         self.gate, self.sites = path / "Caddyfile", path / "sites"
         self.home, self.logs = path / "flower", path / "logs"
 

@@ -1,6 +1,7 @@
 """Flower's programs: their command lines and environment, and the client of SuperLink that its operator has.
 
-Only Flower's command line is used, which is its public face; see the pinned range of the extra ``deploy``.
+Of Flower, its command line is used, which is its public face, and where that keeps credentials; see the pinned range
+of the extra ``deploy``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.files import ServerFolder, SiteFolder
-from polyfed.deploy.settings import Connection, ServerAddress
+from polyfed.deploy.files import ServerFolder, write_new
+from polyfed.deploy.settings import ServerAddress
 from polyfed.engines.quiet import QUIET, SPEED
 
 AUTHENTICATION = "POLYFED_AUTHENTICATION"
@@ -29,7 +32,7 @@ CONNECTION = "polyfed"
 _SETTINGS = {
     **QUIET,  # among them that ``flwr run`` installs nothing: it would make an environment, with torch, for each run
     **SPEED,
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every message
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every run
     "TOKENIZERS_PARALLELISM": "false",
 }
 _TIMEOUT = 120.0  # seconds for a command of ``flwr``
@@ -63,31 +66,27 @@ def program(name: str) -> str:
 
 
 def superlink_command(folder: ServerFolder, address: ServerAddress) -> list[str]:
-    """The command that serves a federation.
+    """The command that serves a federation: Flower's program, with a control interface that wants the server's secret.
 
     Its state is in memory: tensors through its database fail under load, and what must last is in the run folder.
     """
     certificate, key = folder.identity
     return [
-        program("flower-superlink"),
+        *(sys.executable, "-P", "-m", "polyfed.deploy.superlink", str(folder.secret)),
         *("--host", "127.0.0.1", "--port", str(address.superlink_port)),
         *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(folder.authority[0])),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
+        *("--isolation", "process", "--superexec-auth-secret-file", str(folder.secret)),
     ]
 
 
-def supernode_command(folder: SiteFolder, connection: Connection, port: int) -> list[str]:
-    """The command that connects a site; ``port`` is a free one on 127.0.0.1, for the site's own processes."""
-    config = str(folder.config.resolve())
-    if '"' in config or "\\" in config:
-        raise RunError(f"the folder of the site must not have quotes or backslashes in its path: {config}")
+def superexec_command(folder: ServerFolder, address: ServerAddress) -> list[str]:
+    """The command that runs the server half of runs; nobody else can take that over who does not know the secret."""
     return [
-        program("flower-supernode"),
-        *("--superlink", connection.server, "--root-certificates", str(folder.authority)),
-        *("--auth-supernode-private-key", str(folder.key)),
-        *("--node-config", f'config="{config}"'),  # TOML, in which the path must need no escapes
-        *("--host", "127.0.0.1", "--port", str(port)),
+        program("flower-superexec"),
+        *("--runtime-api-address", f"127.0.0.1:{address.superlink_port}"),
+        *("--root-certificates", str(folder.authority[0]), "--superexec-auth-secret-file", str(folder.secret)),
     ]
 
 
@@ -97,10 +96,12 @@ class Link:
     Args:
         home: folder for Flower's files; made if it is not there.
         address: host:port of the SuperLink.
-        root_certificates: certificate of the authority that signed the SuperLink's; None: no TLS, for loopback only.
+        root_certificates: certificate of the authority that signed the SuperLink's, beside which its secret may lie;
+            None: no TLS, for loopback only.
 
     Raises:
-        RunError: the folder cannot be written to; of all methods: SuperLink refuses or does not answer.
+        RunError: the folder cannot be written to, or the secret be read; of all methods: SuperLink refuses or does
+            not answer.
     """
 
     def __init__(self, home: Path, address: str, root_certificates: Path | None) -> None:
@@ -112,8 +113,20 @@ class Link:
         try:
             home.mkdir(parents=True, exist_ok=True)
             (home / "config.toml").write_text(text, encoding="utf-8")
+            if root_certificates is not None and (secret := ServerFolder(root_certificates.parent).secret).exists():
+                self._send(secret.read_bytes())
         except OSError as error:
-            raise RunError(f"cannot write '{home}': {error.strerror}") from error
+            raise RunError(f"cannot open '{error.filename}': {error.strerror}") from error
+
+    def _send(self, secret: bytes) -> None:
+        """Have ``flwr`` send a secret."""
+        from flwr.cli import constant
+        from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+
+        store = FileCredentialStore(self.home / "credentials.yaml")  # its owner's alone
+        store.set(constant.AUTHN_TYPE_STORE_KEY % self.address, b"oidc")
+        store.set(constant.ACCESS_TOKEN_STORE_KEY % self.address, secret)
+        store.set(constant.REFRESH_TOKEN_STORE_KEY % self.address, b"none")
 
     def call(self, *arguments: str) -> dict[str, Any]:
         """What a command of ``flwr`` answers, as JSON."""
@@ -152,9 +165,11 @@ class Link:
 
 
 def link_to(server: ServerFolder, address: ServerAddress) -> Link:
-    """Flower's command line, pointed at the SuperLink of a server folder.
+    """Flower's command line, pointed at the SuperLink of a server folder; the folder has a secret from then on.
 
     Raises:
         RunError: the folder cannot be written to.
     """
+    if not server.secret.exists():
+        write_new(server.secret, token_urlsafe(32), secret=True)
     return Link(server.home, f"127.0.0.1:{address.superlink_port}", server.authority[0])

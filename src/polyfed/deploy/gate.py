@@ -1,7 +1,7 @@
 """The gate: Caddy in front of SuperLink, so that sites reach its fleet API and nothing else, and only signed.
 
-SuperLink serves three APIs on one port. Whoever reaches the control API can register nodes and start runs, that is,
-run code on every site; so SuperLink listens on loopback alone, and only ``/v1/fleet/`` passes the gate. SuperLink reads
+SuperLink serves three APIs on one port. Whoever has the control API can register nodes and start runs; so SuperLink
+listens on loopback alone, and only ``/v1/fleet/`` passes the gate. SuperLink reads
 a request whole before it looks at its signature; so the gate asks here first whether an admitted key has signed it.
 A signature covers no more than the time of its request, so each is good for one request.
 """
@@ -37,7 +37,7 @@ REFUSAL = "no admitted key signed this request"
 """Body of the refusal, by which a check tells it from one of SuperLink."""
 
 KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
-"""Headers of SuperNode: its public key and the signature in base64, and the time that it signed."""
+"""Headers of the fleet API: the site's public key and the signature in base64, and the time that it signed."""
 
 AHEAD, BEHIND = 5.0, 300.0
 """Seconds that a site's clock may be ahead of the server's, and behind it; SuperLink's own tolerance."""
@@ -138,7 +138,7 @@ class Signatures:
 
 
 def signed(private: Path, now: datetime | None = None) -> dict[str, str]:
-    """Headers as SuperNode signs a request with the key of a site."""
+    """Headers of a request that is signed with the key of a site."""
     key, time = private_key(private), (now or datetime.now(UTC)).isoformat()
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     signature = key.sign(time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         # of a header that comes twice, SuperLink might read the other one
         checked = {name: values[0] for name, values in given.items() if len(values) == 1}
         is_accepted = self.server.accepts(checked)
-        # SuperNode says why it ends if it is told so at its activation, and just ends where it is not authorised
+        # a site's connection says why it ends if it is told so at its activation, and just ends where it is refused
         refused = 412 if self.headers.get("X-Forwarded-Uri") == _ACTIVATION else 401
         body = b"" if is_accepted else REFUSAL.encode()
         self.send_response_only(200 if is_accepted else refused)

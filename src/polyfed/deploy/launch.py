@@ -1,6 +1,6 @@
 """Launching a deployed run: its server half runs in a ServerApp of SuperLink, and is followed from here.
 
-Sites get an app of two lines, which imports the polyfed that they installed themselves; no code of a method travels.
+SuperLink gets an app of two lines, which imports the polyfed that is installed there; sites fetch no app at all.
 """
 
 from __future__ import annotations
@@ -40,14 +40,12 @@ publisher = "polyfed"
 
 [tool.flwr.app.components]
 serverapp = "polyfed_server:server"
-clientapp = "polyfed_client:client"
+clientapp = "polyfed_server:server"  # Flower wants one to be named; no site fetches it
 
 [tool.flwr.app.config]
 launch = ""
 """,
-    # one module each: a site needs nothing of the server half
     "polyfed_server.py": "from polyfed.deploy.server_app import server_app\n\nserver = server_app()\n",
-    "polyfed_client.py": "from polyfed.deploy.client_app import site_app\n\nclient = site_app()\n",
 }
 
 
@@ -147,8 +145,8 @@ class _Launch:
         """Why no outcome can be expected any more, or nothing."""
         try:
             (run,) = self._link.call("list", "--run-id", self._run)["runs"]
-        except (PolyfedError, KeyError, ValueError) as error:
-            return f"SuperLink does not answer any more ({error})"
+        except (PolyfedError, KeyError, ValueError):
+            return f"SuperLink at {self._link.address} does not answer any more"
         status = str(run.get("status", ""))
         if not status.startswith("finished") or ServedOutcome.read(self.folder) is not None:
             return ""

@@ -27,7 +27,7 @@ _INTERVAL = 2.0
 
 
 def run_server(folder: Path, report: _Report) -> int:
-    """Serve a federation until SIGTERM or SIGINT; the exit code: 0, or 1 if SuperLink or the gate ended by itself.
+    """Serve a federation until SIGTERM or SIGINT; the exit code: 0, or 1 if one of its programs ended by itself.
 
     SuperLink forgets its nodes when it ends; the keys in ``sites/`` are registered anew at every start, before the
     gate opens. While it runs, a key that is put there is admitted and one that is removed is expelled.
@@ -41,7 +41,7 @@ def run_server(folder: Path, report: _Report) -> int:
     """
     server = ServerFolder(folder.resolve())
     address = _require_complete(server)
-    signatures = Signatures()
+    link, signatures = programs.link_to(server, address), Signatures()
     with stopping() as stop, answering(signatures.accepts) as asked, Processes() as processes:
         environment = programs.flower_environment(server.home) | {programs.AUTHENTICATION: asked}
         for name, command in server_commands(server, address).items():
@@ -50,7 +50,7 @@ def run_server(folder: Path, report: _Report) -> int:
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)
-                admissions = Admissions(server.sites, programs.link_to(server, address), report, signatures.admit)
+                admissions = Admissions(server.sites, link, report, signatures.admit)
                 admissions.refresh()
         report(f"open for sites: {', '.join(f'{host}:{address.port}' for host in address.hosts)}")
         while not stop.wait(_INTERVAL):
@@ -69,7 +69,11 @@ def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, S
         RunError: a program is not installed.
     """
     gate = [programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
-    return {"SuperLink": programs.superlink_command(server, address), "gate": gate}
+    return {
+        "SuperLink": programs.superlink_command(server, address),
+        "SuperExec": programs.superexec_command(server, address),
+        "gate": gate,
+    }
 
 
 class Admissions:

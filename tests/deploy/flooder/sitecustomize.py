@@ -1,4 +1,4 @@
-"""Makes the ClientApps of a site add an array to their replies that nothing refers to, of POLYFED_FLOOD bytes.
+"""Makes the connection of a site add an array to their replies that nothing refers to, of POLYFED_FLOOD bytes.
 
 The first reply, without which no run begins, is honest: it leaves the file POLYFED_FLOODED.
 """
@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-if any("clientapp" in argument for argument in sys.argv + sys.orig_argv):
+if "polyfed.deploy.connection" in sys.orig_argv:
     from flwr.app import Array, ArrayRecord
 
     from polyfed.deploy.engines import flower_records

@@ -1,9 +1,9 @@
 """The flower engine: the same steps through Flower's Message API, simulated here or deployed across institutions.
 
-A node (a SuperNode) hosts one or more clients. What the server asks of a node's clients travels as one message, or as
-a few if it is large, in which each bundle appears once; Flower stores equal bytes once, so a bank that all clients
-receive is encoded and uploaded once per exchange. Clients are known by their own ids; Flower's node ids, which change,
-are looked up. What clients keep stays on the node's disk, never in Flower's context.
+A node (a site, or a virtual SuperNode of a simulation) hosts one or more clients. What the server asks of a node's
+clients travels as one message, or as a few if it is large, in which each bundle appears once; Flower stores equal bytes
+once, so a bank that all clients receive is encoded and uploaded once per exchange. Clients are known by their own ids;
+Flower's node ids, which change, are looked up. What clients keep stays on the node's disk, never in Flower's context.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GRID: ContextVar[Any] = ContextVar("grid", default=None)
 
 
 class Flower(EngineSettings):
-    """Steps execute on Flower: simulated on this machine, or on the SuperNodes of a SuperLink if one is given."""
+    """Steps execute on Flower: simulated on this machine, or at the sites of a SuperLink if one is given."""
 
     pip_extra: ClassVar[str] = "flower"
 

@@ -19,7 +19,7 @@ from flwr.app import Message
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.core.untrusted import plain
-from polyfed.deploy.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest_reply, pulled
+from polyfed.deploy.engines.flower_pull import DESCRIPTION_BYTES, Refusal, largest_message, pulled
 from polyfed.deploy.engines.flower_records import SharedRecords, from_records, to_records
 from polyfed.deploy.engines.flower_sites import Sites
 from polyfed.federation.client import ClientInfo
@@ -331,7 +331,7 @@ class GridExchange:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
         while True:
             # pulled one by one: ``Grid.send_and_receive`` sleeps for seconds, and holds all replies at once
-            most = largest_reply(self._limits, bundle.requests)
+            most = largest_message(self._limits, [request.reply_size for request in bundle.requests])
             for _, message in pulled(self._directory.grid, [bundle.message], most):
                 return message
             if self._stopped.is_set():

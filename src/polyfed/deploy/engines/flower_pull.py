@@ -1,4 +1,4 @@
-"""Messages of a grid, pulled within bounds: what is too large never gets into this process as a whole.
+"""Messages at a SuperLink, pulled within bounds: what is too large never gets into this process as a whole.
 
 A message is stored at the SuperLink as a tree of objects: records, arrays, and chunks of arrays. Its sizes are known
 only as the objects come, so they are pulled one after the other, and pulling ends with the one that is too many. An
@@ -8,13 +8,12 @@ array may name one chunk many times; what it would unfold to is counted before i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polyfed.core.errors import PayloadError
 from polyfed.wire.limits import Limits, ReplySize
-from polyfed.wire.messages import Request
 
 DESCRIPTION_BYTES = 1 << 22
 """Largest description of a node, bytes."""
@@ -47,9 +46,9 @@ class Refusal:
         return True
 
 
-def largest_reply(limits: Limits, requests: Sequence[Request]) -> int:
-    """Bytes that the reply to a message with these requests may have, as it is stored."""
-    sizes = [request.reply_size or ReplySize(0, limits.message_bytes) for request in requests]
+def largest_message(limits: Limits, expected: Sequence[ReplySize | None]) -> int:
+    """Bytes that a message may have as it is stored, whose parts are expected to be so large; None: not known."""
+    sizes = [size or ReplySize(0, limits.message_bytes) for size in expected]
     # Flower stores an object for each array, and at least one for its bytes
     arrays = sum(min(size.bytes, limits.message_bytes) + 2 * _OVERHEAD * size.tensors for size in sizes)
     return arrays + len(sizes) * limits.text_bytes + _FRAMING
@@ -68,30 +67,40 @@ def pulled(grid: Any, names: Sequence[str], most: int) -> Iterator[tuple[str, An
         yield from ((message.metadata.reply_to_message_id, message) for message in grid.pull_messages(list(names)))
         return
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+    from flwr.supercore.inflatable import inflatable_protobuf_utils as calls
 
+    run = grid.run.run_id
+    pull = calls.make_pull_object_fn_protobuf(client.PullObject, grid.node, run)
+    confirm = calls.make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, grid.node, run)
     response = client.PullMessages(PullAppMessagesRequest(message_ids=list(names)))
     for stored, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-        yield stored.metadata.reply_to_message_id, _taken(grid, client, stored.metadata.message_id, tree, most)
+        yield stored.metadata.reply_to_message_id, taken(stored.metadata.message_id, tree, most, pull, confirm)
 
 
-def _taken(grid: Any, client: Any, name: str, tree: Any, most: int) -> Any:
-    """A message at the SuperLink, or why it is not taken; either way the SuperLink need not keep it."""
-    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+def taken(name: str, tree: Any, most: int, pull: Callable[[str], bytes], confirm: Callable[[str], object]) -> Any:
+    """A message at the SuperLink, or why it is not taken; either way the SuperLink need not keep it.
+
+    Args:
+        name: of the message.
+        tree: names of the objects that it consists of.
+        most: bytes that it may have.
+        pull: fetches an object.
+        confirm: tells the SuperLink that it need not keep a message.
+    """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 
     came = [0]
-    done = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=name)
     try:
-        contents = _contents(grid, client, tree, most, came)
+        contents = _contents(tree, most, pull, came)
     except ObjectPullError as error:
-        return Refusal(f"its reply is not complete at the SuperLink: {error}", final=False)
+        return Refusal(f"it is not complete at the SuperLink: {error}", final=False)
     except PayloadError as error:
-        client.ConfirmMessageReceived(done)
+        confirm(name)
         return Refusal(str(error), bytes=came[0])
-    client.ConfirmMessageReceived(done)
+    confirm(name)
     try:
         message: Any = inflate_object_from_contents(name, contents)
-    except Exception as error:  # of any kind: it was made of what a client sent
+    except Exception as error:  # of any kind: it was made of what somebody else sent
         return Refusal(f"damaged message: {type(error).__name__}: {error}", bytes=came[0])
     if not hasattr(message, "has_error"):
         return Refusal(f"damaged message: {type(message).__name__} where a message is expected", bytes=came[0])
@@ -99,22 +108,20 @@ def _taken(grid: Any, client: Any, name: str, tree: Any, most: int) -> Any:
     return message
 
 
-def _contents(grid: Any, client: Any, tree: Any, most: int, came: list[int]) -> dict[str, bytes]:
+def _contents(tree: Any, most: int, pull: Callable[[str], bytes], came: list[int]) -> dict[str, bytes]:
     """Object -> its content, with all that the message consists of; ``came`` counts the bytes that have arrived.
 
     Raises:
         PayloadError: it would be larger than ``most``.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
     names = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
     _require_below(len(names) * _OVERHEAD, most)
-    pull = make_pull_object_fn_protobuf(pull_object_protobuf=client.PullObject, node=grid.node, run_id=grid.run.run_id)
 
     def counted(name: str) -> bytes:
-        content: bytes = pull(name)
+        content = pull(name)
         came[0] += len(content)
         _require_below(came[0], most)
         _require_plain(content, most)

@@ -1,6 +1,6 @@
 """Messages as Flower carries them: JSON in a ConfigRecord, every frame's tensors as raw bytes in an ArrayRecord.
 
-And the ClientApp that takes them apart, and hands them to whoever serves them.
+And the ClientApp of a simulation, which takes them apart and hands them to whoever serves them.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ _TEXT_BYTES = 1 << 26  # of all clients of a node together
 
 
 def client_app(serve: Serve) -> ClientApp:
-    """The ClientApp of a node."""
+    """The ClientApp of a simulated node."""
     app = ClientApp()
 
     @app.query("describe")
     def describe(message: Message, context: Context) -> Message:
-        return Message(answered_message("describe", message.content, context, serve), reply_to=message)
+        return Message(answered_message("describe", message.content, context.node_config, serve), reply_to=message)
 
     @app.train("step")
     def step(message: Message, context: Context) -> Message:
-        return Message(answered_message("step", message.content, context, serve), reply_to=message)
+        return Message(answered_message("step", message.content, context.node_config, serve), reply_to=message)
 
     return app
 
 
-def answered_message(kind: str, content: Any, context: Any, serve: Serve) -> RecordDict:
+def answered_message(kind: str, content: Any, config: Mapping[str, Any], serve: Serve) -> RecordDict:
+    """The content of the reply to a message's; see ``Serve``."""
     try:
         fields, frames = from_records(content)
     except PayloadError as error:
         return to_records({"error": str(error)}, [])
-    return to_records(*serve(kind, fields, frames, dict(context.node_config)))
+    return to_records(*serve(kind, fields, frames, dict(config)))
 
 
 def to_records(
