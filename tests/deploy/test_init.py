@@ -14,7 +14,7 @@ from federations import Folders, experiment_settings, hosts_of, with_files
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower_programs
 from polyfed.deploy.attend import site_commands
-from polyfed.deploy.engines.flower_pull import largest_reply
+from polyfed.deploy.engines.flower_pull import largest_message
 from polyfed.deploy.files import ServerFolder, write_new
 from polyfed.deploy.flower_programs import program
 from polyfed.deploy.gate import caddyfile
@@ -257,7 +257,7 @@ def test_a_site_may_be_sent_as_much_as_all_its_clients_may(made: Folders) -> Non
     site = made.site("hospital")
     config = SiteConfig.load(site.config)
     command = site_commands(site, Connection(server="h:1"), config, Path("socket"))["connection"]
-    assert command[-4:] == ["h:1", str(site.path), "socket", str(largest_reply(config.limits, 2))]
+    assert command[-4:] == ["h:1", str(site.path), "socket", str(largest_message(config.limits, [None, None]))]
 
 
 def test_the_environment_is_quiet_and_goes_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
