@@ -104,7 +104,7 @@ def test_sites_of_several_types_have_a_common_model_each_if_weights_are_averaged
         _ = run.model
     assert polyfed.evaluate_model(run, "west", which="last-west").metrics == pytest.approx(run.metrics("west"))
     alone = polyfed.run(Experiment.load(file, ["algorithm={name: local}"]), tmp_path / "alone", quiet=True)
-    with pytest.raises(RunError, match=r"averages no weights .*model_of\('north'\)"):
+    with pytest.raises(RunError, match=r"averages no weights, .*model_of\('north'\)"):
         _ = alone.model
 
 

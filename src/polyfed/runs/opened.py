@@ -227,8 +227,9 @@ class Run:
             )
         client = next(iter(self.records.holdings), "")
         return (
-            "it has no server, and its method averages no weights (or no round is complete, or an older version began"
-            f" it); a client's is open_run('{self.folder}').model_of('{client}'); downstream takes --client {client}"
+            "it has no server, and no common model was saved: its method averages no weights, no round is complete, or "
+            f"an older version began it; a client's is open_run('{self.folder}').model_of('{client}'), of polyfed "
+            f"downstream --client {client}"
         )
 
     def server_model(self, which: str | None = None) -> ServerModel:
@@ -441,7 +442,7 @@ class ServerModel:
 
     @property
     def which(self) -> str:
-        """``best``, ``last`` or ``round-N``; with several types of clients also a client of its own."""
+        """``best``, ``last`` or ``round-N``; of several types of clients with one of these, as ``last-north``."""
         return self.folder.name
 
     @property
