@@ -84,7 +84,8 @@ def test_sites_without_a_server_hand_on_the_model_that_they_trained(file: Path, 
     run = polyfed.run(experiment, tmp_path / "run", quiet=True)
     for site in ("north", "south"):
         found = polyfed.evaluate_model(run, site)
-        assert (found.model, found.round, found.metrics) == ("last", 2, pytest.approx(run.metrics(site)))
+        assert (found.model, found.round) == ("last", 2)
+        assert found.metrics == pytest.approx(run.metrics(site))
     cut = cut_short(experiment.model_dump(mode="json"), tmp_path / "cut")
     assert contents(polyfed.resume(cut, quiet=True)) == contents(run)
     (tmp_path / "north.csv").unlink()  # from here on the folder is enough
