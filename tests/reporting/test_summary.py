@@ -30,7 +30,8 @@ def run_of(folder: Path, algorithm: str, **changes: object) -> RunRecords:
     """A finished run of one federation with an algorithm."""
     write_run(folder, algorithm={"name": algorithm}, **(FEDERATION | changes))
     (folder / "report.html").touch()
-    (folder / "models").mkdir()
+    (folder / "models" / "last").mkdir(parents=True)
+    (folder / "models" / "last" / "config.json").write_text('{"round": 12}')
     return records(folder)
 
 

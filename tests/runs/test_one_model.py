@@ -119,7 +119,7 @@ def test_gains_are_those_of_the_chosen_rounds(mine: Run, expected: tuple[int, fl
 
 
 def test_models_in_use_are_that_of_the_chosen_round(mine: Run, expected: tuple[int, float, float]) -> None:
-    assert mine.model.name == f"server of mine, round {expected[0]}"
+    assert mine.model.name == f"server model of mine, round {expected[0]}"
     page = write_gallery(mine, queries=1).read_text()
     assert f"After: the server's model of round {expected[0]}, best on validation (r1_sum" in page
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import polyfed
-from polyfed.core.errors import ConfigError
+from misbehaving import contents, cut_short
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import paths_from
+from polyfed.export.model import export_model
 from polyfed.runs.config_files import parsed
 from polyfed.runs.experiment import Experiment
 
@@ -71,6 +74,39 @@ def test_the_resolved_configuration_has_groups_alone_and_gives_the_same_run(file
     again = polyfed.run(Experiment.load(first / "config.yaml"), tmp_path / "again", quiet=True).folder
     models = [(folder / "models/last/model.safetensors").read_bytes() for folder in (first, again)]
     assert models[0] == models[1]
+
+
+def test_sites_without_a_server_hand_on_the_model_that_they_trained(file: Path, tmp_path: Path) -> None:
+    """Its figures at each site are those of the run; what the method adds to it for training stays behind."""
+    file.write_text(re.sub("  west: .*\n|server: .*\n", "", FILE))
+    moon = ["algorithm={name: moon, projection: 4, local_epochs: 1}", "run.rounds=2", "run.output.keep_rounds=[1]"]
+    experiment = Experiment.load(file, moon)
+    run = polyfed.run(experiment, tmp_path / "run", quiet=True)
+    for site in ("north", "south"):
+        found = polyfed.evaluate_model(run, site)
+        assert (found.model, found.round) == ("last", 2)
+        assert found.metrics == pytest.approx(run.metrics(site))
+    cut = cut_short(experiment.model_dump(mode="json"), tmp_path / "cut")
+    assert contents(polyfed.resume(cut, quiet=True)) == contents(run)
+    (tmp_path / "north.csv").unlink()  # from here on the folder is enough
+    opened, ages = polyfed.open_run(run.folder), [{"age": 31}, {"age": 66}]
+    assert opened.model.name == "common model of run, round 2"
+    assert opened.model.classify(table=ages).names == ("no", "yes")
+    assert opened.server_model("1").round == 1
+    exported = polyfed.load_model(export_model(opened, tmp_path / "export"), allow_code=True)
+    vectors = [torch.from_numpy(each.encode_modality("table", ages)) for each in (exported, opened.model)]
+    torch.testing.assert_close(*vectors, rtol=0, atol=1e-5)
+
+
+def test_sites_of_several_types_have_a_common_model_each_if_weights_are_averaged(file: Path, tmp_path: Path) -> None:
+    file.write_text(re.sub("server: .*\n", "", FILE))
+    run = polyfed.run(Experiment.load(file), tmp_path / "run", quiet=True)
+    with pytest.raises(RunError, match=r"type of clients: last-north \(round 1\), last-west .*\(--model last-north\)"):
+        _ = run.model
+    assert polyfed.evaluate_model(run, "west", which="last-west").metrics == pytest.approx(run.metrics("west"))
+    alone = polyfed.run(Experiment.load(file, ["algorithm={name: local}"]), tmp_path / "alone", quiet=True)
+    with pytest.raises(RunError, match=r"averages no weights, .*model_of\('north'\)"):
+        _ = alone.model
 
 
 @pytest.mark.parametrize(

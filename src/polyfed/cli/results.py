@@ -76,7 +76,7 @@ def evaluate_command(
     places: PlaceOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run's server model on any data set.
+    """Measure a run's model on any data set.
 
     Examples: polyfed evaluate runs/shop-seed0 --data shop --split validation; polyfed evaluate runs/shop-seed0
     --data other-shop --data-dir my-data --column text=title
@@ -152,7 +152,7 @@ def export_command(
     ] = "torch",
     allow_code: AllowCode = False,
 ) -> None:
-    """Export a run's server model for use without polyfed, its pretrained networks and tokenizers included.
+    """Export a run's model for use without polyfed, its pretrained networks and tokenizers included.
 
     Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format onnx; polyfed
     export runs/shop-seed0 --format huggingface

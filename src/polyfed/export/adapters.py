@@ -40,7 +40,7 @@ _TINY = 1e-6  # of the largest singular value of an offset: what is below is no 
 
 
 def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None) -> Path:
-    """Export the adapters of a run's server model; the folder appears complete and checked, or not at all.
+    """Export the adapters of a run's model; the folder appears complete and checked, or not at all.
 
     What methods have added to layers for good becomes a part of the adapter, of as many further ranks as it has.
 

@@ -34,7 +34,7 @@ _KNOWN = {"torch", "device", "inf", "nan", "fx_pytree", "pytree", "NoneType", "m
 
 
 def export_hugging_face(run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None) -> Path:
-    """Export a run's server model as a Hugging Face folder; it appears complete and checked, or not at all.
+    """Export a run's model as a Hugging Face folder; it appears complete and checked, or not at all.
 
     ``AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`` loads it, offline and without polyfed.
 

@@ -1,4 +1,4 @@
-"""Export of a saved server model for use without polyfed: weights, configuration and one program a modality.
+"""Export of a saved model for use without polyfed: weights, configuration and one program a modality.
 
 run.py                  runs it on pictures and texts
 model.safetensors       weights by name, heads included
@@ -47,7 +47,7 @@ from polyfed.tasks.segmentation import Segmentation
 def export_model(
     run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None, onnx: bool = False
 ) -> Path:
-    """Export a run's server model; the folder appears complete, with every program checked, or not at all.
+    """Export a run's model; the folder appears complete, with every program checked, or not at all.
 
     Args:
         run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
@@ -81,7 +81,7 @@ def export_model(
 
 @dataclass(frozen=True)
 class Exported:
-    """A server's model as programs, and what describes them.
+    """A run's model as programs, and what describes them.
 
     Attributes:
         saved: the model as the run keeps it.
@@ -103,7 +103,7 @@ class Exported:
 
 
 def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
-    """Write the programs of a run's server model, each checked, and the files that preparing inputs takes.
+    """Write the programs of a run's model, each checked, and the files that preparing inputs takes.
 
     Raises:
         RunError, ConfigError: as for ``export_model``.

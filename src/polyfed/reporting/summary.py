@@ -28,6 +28,7 @@ from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib, span_of
 from polyfed.runs.config_files import start_of
 from polyfed.runs.events import Metrics
+from polyfed.runs.folder import chosen_model, saved_models
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER, RunRecords
 from polyfed.runs.twins import untouched_server
@@ -410,10 +411,11 @@ class RunSummary:
         records = self.records
         folder, config = (shlex.quote(str(path)) for path in (records.folder, records.folder / "config.yaml"))
         server, twin = records.section("server"), records.section("twin")
-        has_model = bool(server) and (records.folder / "models").is_dir()
+        has_model = chosen_model(saved_models(records.folder), None) is not None
+        judged = server.get("source") or next(iter(records.section("data").get("sources", {})), "")
         steps = [("report", f"open {shlex.quote(str(records.folder / 'report.html'))}")]
         if has_model:
-            steps.append(("evaluate", f"polyfed evaluate {folder} --data {shlex.quote(str(server.get('source', '')))}"))
+            steps.append(("evaluate", f"polyfed evaluate {folder} --data {shlex.quote(str(judged))}"))
         steps.append(("compare", f"polyfed compare {folder} OTHER_RUN"))
         if twin.get("tuned") is not None:
             steps.append(("seeds", f"polyfed run {config} --seeds 1,2,3"))

@@ -28,7 +28,7 @@ class Evaluation:
         round: after which the model was saved.
         data, split: what it was measured on.
         items, samples: size of that.
-        metrics: of the server's task, each with what it depends on (gallery sizes).
+        metrics: of the model's task, each with what it depends on (gallery sizes).
     """
 
     model: str
@@ -58,7 +58,7 @@ class Target:
 
 
 def evaluate_model(run: Run | Path | str, target: Target | str, *, which: str | None = None) -> Evaluation:
-    """Measure a saved server model on any data set; on the run's own test split, the run's own figures.
+    """Measure a saved model on any data set; on the run's own test split, the run's own figures.
 
     Args:
         run: its folder; or as ``open_run`` gives it, with data or a device elsewhere.
@@ -110,7 +110,8 @@ def _source(conditions: Experiment, target: Target, modalities: Sequence[str]) -
     bare.open(target.split, name=target.data, data_dir=None)  # raises, naming those there, if the split is missing
     there = pq.read_schema(min(path.glob(f"{target.split}[-.]*parquet"))).names
     columns = {name: _column(conditions, target, name, there) for name in modalities}
-    known_targets = {name: column for own in _server_source(conditions) for name, column in own.targets.items()}
+    named = _server_source(conditions) or conditions.data.sources.values()
+    known_targets = {name: column for own in named for name, column in own.targets.items()}
     targets = {name: column for name, column in known_targets.items() if column in there} | dict(target.targets)
     return bare.model_copy(update={"columns": columns, "targets": targets})
 

@@ -14,7 +14,7 @@ progress.jsonl    events of the run, for polyfed watch
 tracebacks.log    what failed clients told in detail
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
-models/           server model, last and best, and of rounds that are to be kept
+models/           the run's model, last and best, and of rounds that are to be kept
 vocabulary/, plots/, report.md, report.html; tuning.json of a twin: what was tried, and what validation said
 """
 
@@ -25,6 +25,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -419,6 +420,8 @@ def _unused(path: Path) -> bool:
 KEPT = "round-"
 """How names of models begin that are kept of a round."""
 
+_OF_RUN = re.compile(rf"best|last|{KEPT}\d+")  # others are of types of clients
+
 
 def untrained_best(run: Path) -> str:
     """A sentence if the model that validation chose is the one before any training, and later ones were judged too."""
@@ -432,16 +435,20 @@ def untrained_best(run: Path) -> str:
 
 
 def saved_models(run: Path) -> dict[str, int | None]:
-    kept = sorted((run / "models").glob(f"{KEPT}*/config.json"), key=lambda file: _round_of(file) or 0)
-    files = [run / "models" / kind / "config.json" for kind in ("best", "last")] + kept
+    """Names of the saved models, and their rounds."""
+    kept = sorted((run / "models").glob(f"{KEPT}*/config.json"), key=lambda file: (_round_of(file) or 0, file))
+    of_types = sorted((run / "models").glob("last-*/config.json"))
+    files = [*(run / "models" / kind / "config.json" for kind in ("best", "last")), *of_types, *kept]
     return {file.parent.name: _round_of(file) for file in files if file.is_file()}
 
 
 def chosen_model(saved: Mapping[str, int | None], which: str | None) -> str | None:
-    """The saved model that is called so, or is of that round; without a name the first. None: there is none."""
-    if which is None:
-        return next(iter(saved), None)
-    return next((name for name, number in saved.items() if which in (name, str(number))), None)
+    """The saved model that is called so, or is of that round; without a name the first. None: there is none, or only
+    those of several types of clients, which have to be named."""
+    of_run = [name for name in saved if _OF_RUN.fullmatch(name)]
+    if which is None or which in saved:
+        return which or next(iter(of_run), None)
+    return next((name for name in of_run if which == str(saved[name])), None)
 
 
 def _round_of(config: Path) -> int | None:

@@ -36,7 +36,7 @@ class Loop:
         experiment, folder, server, cohorts: of the run.
         recorder: has the records of the round that goes on.
         events: are told of all that happens.
-        save_model: saves the server's model under a name: ``last``, ``best`` once validation has found a better one.
+        save_model: saves the run's model under a name: ``last``, ``best`` once validation has found a better one.
         states: where clients keep their states if they live here, else None.
         stale: clients that may have changed since they were last measured.
         best: round and score of the best server model; empty until validation has given a number.

@@ -198,7 +198,7 @@ class Run:
         return self.newest_checkpoint
 
     def model_folder(self, which: str | None = None) -> Path:
-        """Folder of the saved server model: ``best`` if there is one, else ``last``, unless ``which`` says; a number is
+        """Folder of the run's saved model: ``best`` if there is one, else ``last``, unless ``which`` says; a number is
         that of a round, which must have been kept or be that of the best or the last.
 
         Raises:
@@ -207,17 +207,33 @@ class Run:
         saved = saved_models(self.files.path)
         name = chosen_model(saved, which)
         if name is None:
-            model = f"model '{which}'" if which else "server model"
-            kinds = ", ".join(f"{name} (round {number})" for name, number in saved.items())
-            has = f"it has: {kinds}" if saved else "it has none, as its configuration has no server model"
-            raise RunError(
-                f"run '{self.folder}' has no {model}; {has}, or no round is complete yet (polyfed resume); "
-                "run.output.keep_rounds says which rounds' models a run keeps"
-            )
+            model = f"model '{which}'" if which else "one model" if saved else "saved model"
+            raise RunError(f"run '{self.folder}' has no {model}; {self._instead(saved, which)}")
         return self.files.path / "models" / name
 
+    def _instead(self, saved: Mapping[str, int | None], which: str | None) -> str:
+        """What there is in place of a model that is not, or why there is none."""
+        has = ", ".join(f"{name} (round {number})" for name, number in saved.items())
+        if saved and which is None:
+            return f"it has one for each type of clients: {has}; name it (--model {next(iter(saved))})"
+        if saved:
+            return f"it has: {has}; run.output.keep_rounds says which rounds' models a run keeps"
+        if self._config.get("server"):
+            return "no round is complete yet (polyfed resume)"
+        if not self._config.get("clients"):
+            return (
+                "it has no server with data, and what the sites' models are is known at the sites alone; with a server "
+                "(polyfed init --public FOLDER, before polyfed deploy init) it has the server's"
+            )
+        client = next(iter(self.records.holdings), "")
+        return (
+            "it has no server, and no common model was saved: its method averages no weights, no round is complete, or "
+            f"an older version began it; a client's is open_run('{self.folder}').model_of('{client}'), of polyfed "
+            f"downstream --client {client}"
+        )
+
     def server_model(self, which: str | None = None) -> ServerModel:
-        """The server's saved model; ``which`` as for ``model_folder``.
+        """The run's saved model: the server's, or the clients' common one; ``which`` as for ``model_folder``.
 
         Raises:
             RunError: there is no such model, or it is damaged.
@@ -289,13 +305,13 @@ class Run:
         return self.model_of()
 
     def model_of(self, participant: str = "server", which: str | None = None) -> LoadedModel:
-        """The model of the server or of a client, for use.
+        """The model of the server or of a client, for use; of a run without a server the clients' common one.
 
         A client's is the one that it keeps; where it keeps none but the method averages, the global model of its type.
 
         Args:
             participant: ``server``, or a client's id.
-            which: of the server's saved models, as for ``model_folder``.
+            which: of the run's saved models, as for ``model_folder``.
 
         Raises:
             RunError: there is no such model, or it is damaged.
@@ -303,11 +319,10 @@ class Run:
         """
         from polyfed.runs.loaded import loaded_model
 
-        name = f"{participant} of {self.name}"
         if participant == SERVER:
             server = self.server_model(which)
             decision = server.task, server.head, server.classes
-            model_name = f"{name}, round {server.round}"
+            model_name = f"{server.kind} of {self.name}, round {server.round}"
             return loaded_model(model_name, server.model, server.views, server.context, *decision)
         if which is not None:
             raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
@@ -320,6 +335,7 @@ class Run:
         views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
         head = dict(model.heads.items()).get(member.head)
         decision = member.settings.task, head, self.federation.train(member).classes
+        name = f"{participant} of {self.name}"
         return loaded_model(name, model, views, self.federation.data.context, *decision)
 
     def _model_of_client(self, client: str) -> Model:
@@ -396,7 +412,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ServerModel:
-    """A server's saved model.
+    """A run's saved model.
 
     Attributes:
         run: that it is of.
@@ -426,8 +442,13 @@ class ServerModel:
 
     @property
     def which(self) -> str:
-        """``best``, ``last`` or ``round-N``."""
+        """``best``, ``last`` or ``round-N``; of several types of clients with one of these, as ``last-north``."""
         return self.folder.name
+
+    @property
+    def kind(self) -> str:
+        """Whose it is, for people."""
+        return "server model" if self.run.conditions.server is not None else "common model"
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -1,4 +1,4 @@
-"""Saved server models: weights as safetensors, and a configuration that says how to rebuild them.
+"""Saved models of a run: weights as safetensors, and a configuration that says how to rebuild them.
 
 models/<best, last or round-N>/model.safetensors   weights
                       frozen.safetensors  what is not trained, if there is anything
@@ -9,8 +9,9 @@ models/<best, last or round-N>/model.safetensors   weights
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
@@ -28,11 +29,11 @@ from polyfed.core.untrusted import code_of, file_json
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
+from polyfed.federation.population import Population
 from polyfed.federation.server import Server
-from polyfed.federation.settings import DataSettings
+from polyfed.federation.settings import DataSettings, ServerSettings
 from polyfed.models.frozen import frozen_tensors, replace_frozen
 from polyfed.models.model import Model, ModelSettings, require_weights
-from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.tasks.task import Task
 
@@ -135,36 +136,74 @@ def _built(folder: Path, facts: SavedFacts, weights: Mapping[str, Tensor], conte
     return model.eval()
 
 
-def save_model(folder: RunFolder, name: str, server: Server, experiment: Experiment, context: DataContext) -> None:
-    """Write the server's model below a run folder; nothing if the federation has none.
+@dataclass(frozen=True)
+class KeptModel:
+    """A model that a run saves after its rounds.
+
+    Attributes:
+        config: what its ``config.json`` says, beside the round.
+        frozen: what of it is not trained.
+        weights: gives its other tensors, as they are now.
+    """
+
+    config: Mapping[str, Any]
+    frozen: Mapping[str, Tensor]
+    weights: Callable[[], Mapping[str, Tensor]]
+
+
+def kept_models(server: Server, settings: ServerSettings | None, population: Population) -> dict[str, KeptModel]:
+    """What a run saves, by how its name ends: the server's model; without one the global model of each type of clients
+    that live here, after one of them if there are several types.
+
+    Args:
+        server: once the method has started its models, or they are restored.
+        settings: of its own model, if it has one.
+        population: the clients, and what views learnt from which public set.
+    """
+    public = {name: column.fingerprint for name, column in population.data.context.public.items()}
+
+    def config(model: ModelSettings, task: Task, head: str, samples: Samples | None) -> dict[str, Any]:
+        described = {"model": model.model_dump(mode="json"), "task": task.model_dump(mode="json"), "head": head}
+        return described | {"samples": None if samples is None else _facts(samples), "public": public}
+
+    if settings is not None:
+        described = config(settings.model, settings.task, server.setup.head_name, server.test)
+        return {"": KeptModel(described, frozen_tensors(server.model), server.model.exchanged)}
+    members, kept = population.members, dict[str, KeptModel]()
+    for kind in server.weights:
+        if (member := members.get(server.types[kind].clients[0].id)) is not None:
+            model = population.client_model(member)
+            model.extras.clear()  # what a method adds is no part of what the settings describe
+            described = config(member.model, member.settings.task, member.head, population.train(member))
+            weights = partial(_chosen, server, kind, tuple(model.exchanged()))
+            end = f"-{member.id}" if len(server.types) > 1 else ""
+            kept[end] = KeptModel(described, frozen_tensors(model), weights)
+    return kept
+
+
+def _chosen(server: Server, kind: str, names: Sequence[str]) -> Mapping[str, Tensor]:
+    return {name: server.weights[kind][name] for name in names}
+
+
+def save_model(folder: RunFolder, name: str, number: int, kept: KeptModel, vocabularies: Path | None) -> None:
+    """Write a model below a run folder, as it is after round ``number``.
 
     Args:
         folder: of the run.
         name: path of the model below it.
-        server: whose model.
-        experiment: what is run.
-        context: what the model's views learnt, and from which public set.
+        number: of the round.
+        kept: the model.
+        vocabularies: folder of what its views learnt.
     """
-    if not server.has_model or experiment.server is None:
-        return
-    config = {
-        "round": server.clock.round,
-        "model": experiment.server.model.model_dump(mode="json"),
-        "task": experiment.server.task.model_dump(mode="json"),
-        "head": server.setup.head_name,
-        "samples": None if server.test is None else _facts(server.test),
-        "public": {modality: column.fingerprint for modality, column in context.public.items()},
-    }
     # what is the same in all rounds is written unless it is there
-    for file in sorted(context.bundles.glob("*.json")) if context.bundles else ():
+    for file in sorted(vocabularies.glob("*.json")) if vocabularies else ():
         target = folder.path / name / "vocabulary" / file.name
         if not target.exists():  # a vocabulary is named after its content, so what is there is the same
             write_atomically(target, file.read_bytes())
-    frozen = frozen_tensors(server.model)
-    if frozen and not (folder.path / name / _FROZEN).exists():
-        folder.save_tensors(f"{name}/{_FROZEN}", frozen, {"format": "pt"})
-    folder.save_tensors(f"{name}/model.safetensors", server.model.exchanged(), {"format": "pt"})
-    folder.write(f"{name}/config.json", json.dumps(config, indent=1) + "\n")
+    if kept.frozen and not (folder.path / name / _FROZEN).exists():
+        folder.save_tensors(f"{name}/{_FROZEN}", kept.frozen, {"format": "pt"})
+    folder.save_tensors(f"{name}/model.safetensors", kept.weights(), {"format": "pt"})
+    folder.write(f"{name}/config.json", json.dumps({"round": number, **kept.config}, indent=1) + "\n")
 
 
 # ---- what a head is sized by

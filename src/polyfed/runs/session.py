@@ -45,7 +45,7 @@ from polyfed.runs.loop import Loop
 from polyfed.runs.opened import Run
 from polyfed.runs.preflight import preflight, preflight_clients
 from polyfed.runs.records import SERVER
-from polyfed.runs.saved import save_model
+from polyfed.runs.saved import KeptModel, kept_models, save_model
 from polyfed.runs.server_side import build_federation, build_server, collected_blueprints
 from polyfed.runs.sink import SinkRun, Trackers, told_settings
 from polyfed.wire.ledger import Ledger
@@ -239,10 +239,14 @@ class Session:
         )
 
     def _save_model(self, which: str) -> None:
-        number, context = self.server.clock.round, self.federation.data.context
-        save_model(self.folder, f"models/{which}", self.server, self.experiment, context)
-        if which == "last" and number in self.experiment.run.output.keep_rounds:
-            save_model(self.folder, f"models/{KEPT}{number}", self.server, self.experiment, context)
+        number, rounds = self.server.clock.round, self.experiment.run.output.keep_rounds
+        for name in (which, *([f"{KEPT}{number}"] if which == "last" and number in rounds else [])):
+            for end, kept in self._kept_models.items():
+                save_model(self.folder, f"models/{name}{end}", number, kept, self.federation.data.context.bundles)
+
+    @cached_property
+    def _kept_models(self) -> Mapping[str, KeptModel]:
+        return kept_models(self.server, self.experiment.server, self.federation)
 
 
 class History(Callback):

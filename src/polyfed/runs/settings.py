@@ -109,7 +109,7 @@ class OutputSettings(Settings):
     )
     keep_rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(),
-        description="rounds after which the server's model is kept in the run folder, beside the last and the best; 0: "
+        description="rounds after which the run's model is kept in the run folder, beside the last and the best; 0: "
         "before training",
     )
     keep_client_models: bool = Field(

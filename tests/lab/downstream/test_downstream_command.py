@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from polyfed.cli.downstream import _stem
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import RunError
 from polyfed.lab.downstream.suite import Suite, opened_model, suites
 from polyfed.runs.opened import open_run
 
@@ -157,7 +157,7 @@ def test_wrong_suites_are_refused_before_anything_is_written(
 
 
 def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no server model; test a client's with --client ID, one of: paired-0"):
+    with pytest.raises(RunError, match=r"it has no server, .* averages no weights, .* --client paired-0$"):
         opened_model(open_run(local_run))
 
 

@@ -129,11 +129,11 @@ def opened_model(run: Run, which: str | None = None, client: str | None = None) 
 
     Args:
         run: opened.
-        which: ``best``, ``last``, or a round, of the server's models; by default best if there is one.
+        which: ``best``, ``last``, or a round, of the run's models; by default best if there is one.
         client: id of a client, whose own model is wanted instead.
 
     Raises:
-        ConfigError: contradicting options, no such client, or no server model.
+        ConfigError: contradicting options, or no such client.
         RunError: no model in the run.
     """
     if client is None:
@@ -144,11 +144,8 @@ def opened_model(run: Run, which: str | None = None, client: str | None = None) 
 
 
 def _server(run: Run, which: str | None) -> Opened:
-    if run.experiment.server is None:
-        hint = f"--client ID, one of: {', '.join(run.federation.members) or 'none'}"
-        raise ConfigError(f"run '{run.folder}' has no server model; test a client's with {hint}")
     server = run.server_model(which)
-    title = f"{run.name}, {server.which} server model (round {server.round})"
+    title = f"{run.name}, {server.which} {server.kind} (round {server.round})"
     opened = _of_run(run, title, server.model, server.settings, server.context)
     server.warn_if_untrained()  # when nothing can be refused any more
     return opened
