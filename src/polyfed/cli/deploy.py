@@ -75,6 +75,8 @@ def rehearse(
     from polyfed.deploy.rehearse import rehearse, unlike_runs
     from polyfed.runs.experiment import Experiment
 
+    if compare is not None and not (compare / "metrics.jsonl").is_file():
+        raise ConfigError(f"--compare {compare}: is not a run folder; polyfed run {source} --out {compare} makes one")
     experiment = Experiment.load(source)
     place = folder or free_folder(Path("runs") / f"{experiment.name}-rehearsal")
     with interruptible(f"the same command with FOLDER {place} goes on"):
