@@ -17,7 +17,6 @@ from flwr.app.message import make_message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from polyfed.core.errors import PayloadError
 from polyfed.deploy.connection import reply_to
 from polyfed.deploy.engines.flower_pull import Refusal, largest_message, pulled
 from polyfed.deploy.engines.flower_records import from_records, to_records
@@ -193,10 +192,3 @@ def test_a_site_answers_messages_of_polyfed_and_no_other(kind: str, most: int, t
     said = str(reply.error.reason) if reply.has_error() else json.dumps(from_records(reply.content)[0])
     assert said.startswith(told)
     assert link.received == [link.name]
-
-
-def test_a_record_that_is_no_frame_of_the_message_is_refused() -> None:
-    content = to_records({}, [])
-    content["part-7"] = ArrayRecord({"0": Array(dtype="uint8", shape=(3,), stype="raw", data=b"abc")})
-    with pytest.raises(PayloadError, match="no frame of it is 'part-7'"):
-        from_records(content)

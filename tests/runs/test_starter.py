@@ -465,7 +465,7 @@ def architectures(file: str) -> list[str]:
         ),
         (
             "--site a=well.csv --site b=ages.csv --label ill",
-            "no columns to learn from in common (ill); call equal ones",
+            "no columns to learn from in common: ill",
         ),
         (
             "--site a=well.csv --site b=numbered.csv --label ill",

@@ -137,8 +137,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := next((key for number, key in enumerate(keys) if key in keys[:number]), None):
-            line = node.start_mark.line + 1  # of the mapping
-            raise ValueError(f"key '{twice[1]}' stands twice in the mapping of line {line}; the first would be lost")
+            place = f"the mapping of line {node.start_mark.line + 1}"
+            raise ValueError(f"key '{twice[1]}' stands twice in {place}; the first would be lost")
         return super().construct_mapping(node, deep)
 
 

@@ -201,9 +201,8 @@ def _read(places: Sequence[_Place]) -> list[StarterSource]:
             apart = (*told.get("together", ()), *told.get("where", ()))
             told["cells"] = [*cells_of(shared, told["label"], apart)[0]]
             if not told["cells"]:
-                names = ", ".join(shared.schema.names) or "none"
                 raise DataError(
-                    f"tables of sites have no columns to learn from in common ({names}); call equal ones alike"
+                    f"tables of sites have no columns to learn from in common: {', '.join(shared.schema.names)}"
                 )
         with _at(place.option):
             sources.append(StarterSource.of(place.kind, place.path, told, name=place.name))
@@ -250,9 +249,9 @@ def _agreed(kind: DataKind, sources: Sequence[StarterSource], folds: bool | None
         own = {**source.settings.get("reading", {}), **reading}
         held = {value for table in source.tables.values() for value in table.read(str(source.roles.label)).to_pylist()}
         lacking = [] if "fold_labels" in reading else [one for one in reading["classes"]["label"] if one not in held]
-        words = f"its data lack {len(lacking)} of the sites' classes, such as '{lacking[0]}'" if lacking else ""
-        warnings = [*source.warnings, *filter(None, [words])]
-        agreed[name] = replace(source, settings={**source.settings, "reading": own}, warnings=warnings)
+        told = [f"its data lack {len(lacking)} of the sites' classes, such as '{lacking[0]}'"] if lacking else []
+        settings, warnings = {**source.settings, "reading": own}, [*source.warnings, *told]
+        agreed[name] = replace(source, settings=settings, warnings=warnings)
     return agreed
 
 

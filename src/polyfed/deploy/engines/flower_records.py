@@ -106,9 +106,6 @@ def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str
         for number, header in enumerate(fields.pop("parts")):
             record: Mapping[str, Array] = content.array_records.get(f"part-{number}") or {}
             frames.append(Frame(str(header), [memoryview(record[str(k)].data) for k in range(len(record))]))
-        known = {_FIELDS, *(f"part-{number}" for number, frame in enumerate(frames) if frame.buffers)}
-        if other := min(content.keys() - known, default=None):
-            raise ValueError(f"no frame of it is '{str(other)[:40]}'")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     announced = {_FIELDS, *(f"part-{number}" for number in range(len(frames)))}
