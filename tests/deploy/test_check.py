@@ -170,7 +170,7 @@ def test_a_fault_in_the_site_file_is_named(fresh: Folders, change: dict[str, Any
             ("the liver is fine,a", "of the lungs,b"),
             18,
             "warning",
-            "language: found None, expected German",
+            "language: found English, or no texts, expected German",
         ),
     ],
     ids=["as agreed", "classes", "columns", "number", "language"],

@@ -284,6 +284,16 @@ def archive(folder: Path, *changes: str) -> SiteConfig:
     return SiteConfig.load(folder / "f" / "archive" / "site.yaml")
 
 
+def test_superlink_gives_no_new_tokens_for_old_ones(tmp_path: Path) -> None:
+    """Those of Flower's own plugin, which it extends, do."""
+    from polyfed.deploy.superlink import SecretPlugin
+
+    plugin = SecretPlugin(b"secret")
+    tokens = [[("flwr-oidc-access-token", token)] for token in ("secret", "another", "")]
+    assert [plugin.validate_tokens_in_metadata(token)[0] for token in [*tokens, []]] == [True, False, False, False]
+    assert plugin.refresh_tokens(tokens[1]) == (None, None)
+
+
 def test_a_site_config_has_the_limits_of_the_experiment(tmp_path: Path) -> None:
     assert archive(tmp_path, "run.exchange.limits.row_norm=5").limits.row_norm == 5
 

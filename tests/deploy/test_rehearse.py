@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from polyfed import Experiment, run
 from polyfed.cli.deploy import deploy_app
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import rehearse as module
 from polyfed.deploy.rehearse import rehearse
 
@@ -80,3 +80,14 @@ def test_a_rehearsal_that_is_unlike_the_run_says_in_what(tmp_path: Path, monkeyp
     monkeypatch.setattr(module, "rehearse", lambda *arguments: tmp_path / "run")
     done = CliRunner().invoke(deploy_app, ["rehearse", "scenes-demo", "--compare", str(tmp_path / "other")])
     assert str(done.exception) == f"{tmp_path / 'run'} is unlike {tmp_path / 'other'} in metrics.jsonl"
+    with pytest.raises(ConfigError, match="nowhere: is not a run folder"):  # before anything is started
+        CliRunner().invoke(
+            deploy_app,
+            ["rehearse", "scenes-demo", "--compare", str(tmp_path / "nowhere")],
+            catch_exceptions=False,
+        )
+
+
+def test_a_federation_without_a_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--host is missing: name or address of the server"):
+        CliRunner().invoke(deploy_app, ["init", "scenes-demo"], catch_exceptions=False)

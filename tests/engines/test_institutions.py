@@ -134,6 +134,15 @@ def test_other_weights_than_a_clients_are_refused_by_name_before_any_charge(
     assert site.answer(request).failure is None
 
 
+def test_noise_is_drawn_once_for_an_ask_however_long_the_run_says_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    noise = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
+    places = [institution(tmp_path, small(rounds=rounds) | {"privacy": noise}, f"of-{rounds}") for rounds in (2, 1)]
+    assert places[0].answer(asked(places[0])).failure is None
+    assert "answered here for another request" in told(places[1], asked(places[1]))
+    assert places[0].answer(asked(places[0])).failure is None
+
+
 def test_rows_of_another_public_set_are_refused(tmp_path: Path) -> None:
     site = institution(tmp_path, federation_for("creamfl"))
     client = next(iter(site.federation.members))

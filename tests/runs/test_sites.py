@@ -135,6 +135,12 @@ def test_a_mistake_is_told_where_it_stands(file: Path, setting: str, message: st
         Experiment.load(file, [setting])
 
 
+def test_a_site_that_stands_twice_is_not_lost(file: Path) -> None:
+    file.write_text(FILE.replace("  south:", "  north:"))
+    with pytest.raises(ConfigError, match="key 'north' stands twice in the mapping of line 4; the first would be lost"):
+        Experiment.load(file)
+
+
 def test_groups_that_are_drawn_take_part_beside_sites(file: Path) -> None:
     group = (
         "clients.others={count: 2, source: north, task: classification, model: {dim: 8, encoders: {table: projection}}}"

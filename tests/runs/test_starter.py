@@ -359,6 +359,10 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
             picture(folder / name / f"{number}.png", 1000 * (site + 1) + number)
         lines = [f"{number}.png,thing {number} of {name}" for number in range(24)]
         (folder / name / "captions.csv").write_text("\n".join(["file_name,caption", *lines]))
+    values = {"well": ("age", ["no"]), "ages": ("years", ["no", "yes"]), "numbered": ("age", [0, 1])}
+    for name, (column, classes) in values.items():
+        lines = [f"{number % 7},{classes[number % len(classes)]}" for number in range(30)]
+        (folder / f"{name}.csv").write_text("\n".join([f"{column},ill", *lines]))
     letters = [f"words {number} and {number % 5},{('icu', 'er')[number % 2]}" for number in range(24)]
     (folder / "letters.csv").write_text("\n".join(["letter,ward", *letters]))
     places = ("Nord", "St. Anna", "Süd", "Nord")
@@ -428,6 +432,16 @@ def test_what_sites_have_in_common_is_of_all_their_rows(cli: Cli, hospitals: Pat
     assert len(heads) == 1, "the one class that a site lacks does not keep heads apart"
 
 
+def test_a_column_may_number_the_sites_and_one_of_them_have_one_class(cli: Cli) -> None:
+    rows = [f"{20 + n % 50},{n % 3},{'ab'[n % 2] if n % 3 else 'a'}" for n in range(90)]
+    Path("numbered.csv").write_text("\n".join(["age,hospital,diagnosis", *rows]))
+    code, out, err = cli("init", "by.yaml", "--table", "numbered.csv", "--label", "diagnosis", "--by", "hospital")
+    assert (code, err) == (0, "")
+    assert out.count("warning: its data lack 1 of the sites' classes, such as 'b'") == 1
+    assert [*Experiment.load("by.yaml").clients] == ["0", "1", "2"]
+    assert len({member.rpartition("/")[2] for member in architectures("by.yaml")}) == 1
+
+
 def architectures(file: str) -> list[str]:
     experiment = Experiment.load(file)
     federation = Population(experiment.data, None, None, experiment.clients, 0, Path("vocabulary"))
@@ -445,6 +459,18 @@ def architectures(file: str) -> list[str]:
         ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has such a column"),
         ("--site a=north --public-share 0.2", "no site's own data become public; give --public FOLDER"),
         ("--table patients.csv --label diagnosis --by hospitl", "--by hospitl: no column 'hospitl'; did you mean"),
+        (
+            "--site no=well.csv --site a=well.csv --label ill",
+            "table of sites: all training items have one class, ['no']",
+        ),
+        (
+            "--site a=well.csv --site b=ages.csv --label ill",
+            "no columns to learn from in common: ill",
+        ),
+        (
+            "--site a=well.csv --site b=numbered.csv --label ill",
+            "tables of sites: Unable to merge: Field ill has incomp",
+        ),
         ("--texts letters.csv --by letter", "--by letter: the column has 24 different values in 24 rows"),
     ],
 )

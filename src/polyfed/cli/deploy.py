@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.untrusted import plain
 
 deploy_app = typer.Typer(
@@ -40,8 +40,10 @@ def init(
     from polyfed.deploy.init import SERVER_FOLDER, create_federation, uses_rosters
     from polyfed.runs.experiment import Experiment
 
+    if not host:
+        raise ConfigError("--host is missing: name or address of the server, as sites reach it, fl.example.org say")
     experiment = Experiment.read(source)
-    made = create_federation(folder, experiment, host or [], port=port, superlink_port=superlink_port, keys=keys)
+    made = create_federation(folder, experiment, host, port=port, superlink_port=superlink_port, keys=keys)
     for name, path in made.items():
         typer.echo(f"{'server' if name == SERVER_FOLDER else 'site'}: {path}")
     if not keys:
@@ -73,6 +75,8 @@ def rehearse(
     from polyfed.deploy.rehearse import rehearse, unlike_runs
     from polyfed.runs.experiment import Experiment
 
+    if compare is not None and not (compare / "metrics.jsonl").is_file():
+        raise ConfigError(f"--compare {compare}: is not a run folder; polyfed run {source} --out {compare} makes one")
     experiment = Experiment.load(source)
     place = folder or free_folder(Path("runs") / f"{experiment.name}-rehearsal")
     with interruptible(f"the same command with FOLDER {place} goes on"):

@@ -133,7 +133,13 @@ def yaml_content(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
 
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # in C where there is one
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((key for number, key in enumerate(keys) if key in keys[:number]), None):
+            place = f"the mapping of line {node.start_mark.line + 1}"
+            raise ValueError(f"key '{twice[1]}' stands twice in {place}; the first would be lost")
+        return super().construct_mapping(node, deep)
 
 
 def _require_bounded(text: str) -> None:

@@ -345,8 +345,8 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
     yield Finding(
         "ok",
         "never leaves",
-        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
-        "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
+        "samples, labels, their ids and file names, what clients keep in the state folder, the node key: the site runs "
+        "no program but the polyfed that is installed here",
     )
 
 

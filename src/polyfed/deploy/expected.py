@@ -56,4 +56,5 @@ def differences(data: OpenedData, source: str, expected: ExpectedData) -> Iterat
         is_near = key == "items" and wanted <= 2 * found <= 4 * wanted
         if found != wanted and not is_near:
             level: Level = "error" if key in ("columns", "classes") else "warning"
-            yield Finding(level, what, f"{key}: found {found}, expected {wanted}", remedy)
+            shown = [value or "English, or no texts" if key == "language" else value for value in (found, wanted)]
+            yield Finding(level, what, f"{key}: found {shown[0]}, expected {shown[1]}", remedy)

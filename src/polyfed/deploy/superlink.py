@@ -33,6 +33,10 @@ class SecretPlugin(NoOpControlAuthnPlugin):
         token = str(dict(metadata).get(ACCESS_TOKEN_KEY, "")).encode()
         return super().validate_tokens_in_metadata(metadata) if compare_digest(token, self._secret) else (False, None)
 
+    def refresh_tokens(self, metadata: _Headers) -> tuple[None, None]:
+        """None: Flower's own lets anybody in who asks for new tokens."""
+        return None, None
+
 
 def serve_superlink(secret: Path) -> None:
     """``python -m polyfed.deploy.superlink SECRET ...``: SuperLink with the rest of the command line."""

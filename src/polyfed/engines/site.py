@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
@@ -265,11 +266,12 @@ class Site:
         return AnsweredAsks(folder, self.spec.terms, self.spec.algorithm.asks)
 
     def _start(self, step: Performing) -> str:
-        """What decides a reply beside the plan and the request's fields: the state gone on from, the learning rate."""
+        """What decides a reply beside the plan and the request's fields: state gone on from, learning rate, noise."""
         request, schedule = step.request, step.member.settings.training.schedule
         keeps = self.spec.algorithm.keeps and step.schema.kind != "fresh"
         rate = schedule.factor(max(request.round, 1) - 1, self.spec.rounds)
-        return json.dumps([request.after if keeps else None, rate])
+        noise = [] if self.guard is None else [sha256(self.guard.terms).hexdigest()]  # is drawn from these too
+        return json.dumps([request.after if keeps else None, rate, *noise])
 
     def _require_expected(self, step: Performing) -> None:
         """Raise RefusedError for tensors that no server of this run sends to the client."""

@@ -696,10 +696,17 @@ def _test_size(kind: DataKind, source: StoredSource, split: str, label: str | No
         return SplitSize(table.count(), 0.0, _OF_DICE) if kind == "masks" else SplitSize(table.count())
     labels = _values(train.read(label)).drop_null()
     counts = pc.value_counts(labels)
-    if len(counts) < 2:
-        classes = [entry["values"] for entry in counts.to_pylist()]
-        raise DataError(f"--{kind}: all training items have one class, {classes}; give items of two or more")
+    if len(counts) < 2:  # of a site, other sites have more
+        return SplitSize(table.count(), 0.5)
     return SplitSize(table.count(), pc.max(counts.field("counts")).as_py() / len(labels))
+
+
+def require_classes(sources: Sequence[StarterSource], where: str) -> None:
+    """Raise DataError where training items with classes, of all these sources, have one class."""
+    columns = [source.tables["train"].read(source.roles.label) for source in sources if source.roles.label]
+    classes = {value for column in columns for value in _values(column).drop_null().unique().to_pylist()}
+    if columns and len(classes) < 2:
+        raise DataError(f"{where}: all training items have one class, {[*classes]}; give items of two or more")
 
 
 def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -745,15 +752,12 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> 
         option = f"--{next(iter(given)).replace('_', '-')}"
         remedy = "name its file and its columns as they are called by default (file_name, label, split)"
         raise ConfigError(f"{option}: of which of {len(paths)} folders? {remedy}")
-    return [
-        StarterSource.of(
-            kind,
-            paths[kind],
-            given | {name: value for name, value in shared.items() if kind in of_kinds.get(name, [kind])},
-        )
-        for kind in NEEDS
-        if kind in paths
-    ]
+    sources = list[StarterSource]()
+    for kind in (kind for kind in NEEDS if kind in paths):
+        own = {name: value for name, value in shared.items() if kind in of_kinds.get(name, [kind])}
+        sources.append(StarterSource.of(kind, paths[kind], given | own))
+        require_classes(sources[-1:], f"--{kind}")
+    return sources
 
 
 def require_apart(sources: Iterable[StarterSource], public: StarterSource) -> None:
@@ -1012,4 +1016,6 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     text = resources.files("polyfed.runs").joinpath("starter.yaml.j2").read_text("utf-8")
-    return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(text)
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["flow"] = flow
+    return environment.from_string(text)

@@ -27,6 +27,7 @@ from polyfed.runs.starter import (
     bare_source,
     cells_as_json,
     cells_of,
+    require_classes,
     typed_columns,
 )
 
@@ -199,6 +200,10 @@ def _read(places: Sequence[_Place]) -> list[StarterSource]:
         if place.kind == "table" and "label" in told and shared is not None:
             apart = (*told.get("together", ()), *told.get("where", ()))
             told["cells"] = [*cells_of(shared, told["label"], apart)[0]]
+            if not told["cells"]:
+                raise DataError(
+                    f"tables of sites have no columns to learn from in common: {', '.join(shared.schema.names)}"
+                )
         with _at(place.option):
             sources.append(StarterSource.of(place.kind, place.path, told, name=place.name))
     folds = next((place.told["fold_labels"] for place in places if "fold_labels" in place.told), None)
@@ -212,7 +217,10 @@ def _all_rows(tables: Sequence[SplitTable]) -> SplitTable:
     """All rows of several tables, with the columns that all have."""
     names = [name for name in tables[0].schema.names if all(name in table.schema.names for table in tables)]
     rows = [pa.table({name: table.read(name) for name in names}) for table in tables]
-    whole = pa.concat_tables(rows, promote_options="permissive")
+    try:
+        whole = pa.concat_tables(rows, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(f"tables of sites: {error}; write the column alike at all of them") from error
     return replace(tables[0], read=whole.column, count=lambda: whole.num_rows, schema=whole.schema)
 
 
@@ -222,6 +230,7 @@ def _agreed(kind: DataKind, sources: Sequence[StarterSource], folds: bool | None
     Raises:
         DataError: that cannot be, or may be meant in two ways.
     """
+    require_classes(sources, f"{kind} of sites")
     details = dict.fromkeys(source.details for source in sources)
     said = [next(iter(details))]
     if kind == "sounds":
@@ -238,7 +247,11 @@ def _agreed(kind: DataKind, sources: Sequence[StarterSource], folds: bool | None
     reading = _classes(sources, folds) if "label" in NEEDS[kind] and len(sources) > 1 else {}
     for name, source in agreed.items() if reading else ():
         own = {**source.settings.get("reading", {}), **reading}
-        agreed[name] = replace(source, settings={**source.settings, "reading": own})
+        held = {value for table in source.tables.values() for value in table.read(str(source.roles.label)).to_pylist()}
+        lacking = [] if "fold_labels" in reading else [one for one in reading["classes"]["label"] if one not in held]
+        told = [f"its data lack {len(lacking)} of the sites' classes, such as '{lacking[0]}'"] if lacking else []
+        settings, warnings = {**source.settings, "reading": own}, [*source.warnings, *told]
+        agreed[name] = replace(source, settings=settings, warnings=warnings)
     return agreed
 
 
