@@ -11,15 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.imputations import (
-    Imputer,
-    LeaveOut,
-    Neighbour,
-    Placeholder,
-    PresentEmbeddings,
-    Zero,
-    embeddings_of,
-)
+from polyfed.tasks.imputations import Imputer, LeaveOut, Neighbour, Placeholder, PresentEmbeddings, Zero, embeddings_of
 
 IMAGE = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
 TEXT = torch.tensor([[4.0, 2.0], [0.0, 6.0]])

@@ -27,11 +27,7 @@ UPDATE = "weights"
 _INITIAL = ("polyfed.algorithms.algorithm", "Algorithm.initial")  # of untrained weights, before any data
 _CLIPPED, _VOTED = 2.0, math.sqrt(2.0)  # distance of any two replies, in lengths of one; of two one-hot rows
 
-KIND_KEYS: dict[type[TensorBundle], str] = {
-    Weights: "weights",
-    Representations: "representations",
-    Logits: "logits",
-}
+KIND_KEYS: dict[type[TensorBundle], str] = {Weights: "weights", Representations: "representations", Logits: "logits"}
 """Kind of tensors -> what settings of its protection call it."""
 
 ClippingNorm = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]

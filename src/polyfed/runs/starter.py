@@ -419,12 +419,7 @@ def _reader(path: Path, given: Mapping[str, Any]) -> type[Parquet | Arrow | Fold
 
 
 def _draw(
-    settings: dict[str, Any],
-    bare: StoredSource,
-    kind: DataKind,
-    label: str | None,
-    together: Sequence[str],
-    path: Path,
+    settings: dict[str, Any], bare: StoredSource, kind: DataKind, label: str | None, together: Sequence[str], path: Path
 ) -> list[str]:
     """Put the shares of splits that are to be drawn into settings; returns what was decided.
 
