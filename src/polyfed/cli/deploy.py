@@ -48,9 +48,7 @@ def init(
         typer.echo("give each site its folder; there: polyfed deploy key FOLDER")
         typer.echo(f"with the node.pub that it sends back: polyfed deploy admit {made[SERVER_FOLDER]} NAME node.pub")
         if uses_rosters(experiment):
-            typer.echo(
-                "sites give theirs to each other too, past the server: polyfed deploy trust FOLDER NAME node.pub"
-            )
+            typer.echo("sites give theirs to each other, past the server: polyfed deploy trust FOLDER NAME node.pub")
 
 
 @deploy_app.command()

@@ -244,9 +244,7 @@ class _Pool:
         """
         numbers = sorted(self.workers)
         if not numbers:
-            raise ExchangeError(
-                "no Ray worker is left, and no node has room for a new one; bring nodes back and resume"
-            )
+            raise ExchangeError("no Ray worker is left, and no node has room for one; bring nodes back and resume")
         return numbers[position % len(numbers)]
 
     def grow(self) -> None:

@@ -195,9 +195,7 @@ class ServerSettings(Settings):
     model: ModelSettings
     task: TaskSettings
     source: str = Field(description="source of the server's validation and test samples")
-    validation_split: str | None = Field(
-        default="validation", description="split for model selection; None: no selection"
-    )
+    validation_split: str | None = Field(default="validation", description="split for model selection; None: none")
     test_split: str = "test"
     type: TypeName = ""
     expected_test_items: int | None = Field(

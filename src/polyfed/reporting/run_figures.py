@@ -167,9 +167,7 @@ def recorded_charts(records: RunRecords) -> list[RoundChart]:
         families.setdefault(family, {})[name.removeprefix(f"{family}.")] = records.series(SERVER, name, "train")
     charts = []
     for family, members in families.items():
-        series = {
-            name: values for name, values in members.items() if len({*values.values()}) > 1
-        }  # others are settings
+        series = {name: values for name, values in members.items() if len({*values.values()}) > 1}  # else settings
         title = family.replace("_", " ")
         # nobody tells more lines apart than there are colours
         if len(series) > len(COLOURS):

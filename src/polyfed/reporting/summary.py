@@ -440,9 +440,7 @@ class RunSummary:
         except ValueError as error:
             raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
         if not isinstance(content, dict):
-            raise RunError(
-                f"environment.json holds a {type(content).__name__}, not an object; restore {path} or delete it"
-            )
+            raise RunError(f"environment.json holds a {type(content).__name__}, no object; restore or delete {path}")
         return content
 
     @property

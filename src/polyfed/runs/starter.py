@@ -815,9 +815,7 @@ class Starter:
         if self.public is not None and self.public_share is not None:
             raise ConfigError("--public and --public-share exclude each other; give one of them")
         if self.public_share is not None and self.by_site:
-            raise ConfigError(
-                f"--public-share {self.public_share}: no site's own data become public; give --public FOLDER"
-            )
+            raise ConfigError(f"--public-share {self.public_share}: no site's data become public; give --public FOLDER")
         if self.public_share is not None and "pairs" not in self.kinds:
             raise ConfigError(f"--public-share {self.public_share}: of which pairs? give --pairs, or --public FOLDER")
         if method == _WITH_PUBLIC[0] and "pairs" not in self.kinds:

@@ -231,9 +231,7 @@ def _agreed(kind: DataKind, sources: Sequence[StarterSource], folds: bool | None
         said = [cells_as_json(shared, sources[0].roles)]
     elif len(details) > 1:
         shown = "; ".join(f"{source.name}: {source.details}" for source in sources)
-        raise DataError(
-            f"masks of sites mean different classes ({shown}); say with --mask-values what all of them mean"
-        )
+        raise DataError(f"masks of sites mean different classes ({shown}); say with --mask-values what all mean")
     agreed = {source.name: replace(source, details=said[0]) for source in sources}
     reading = _classes(sources, folds) if "label" in NEEDS[kind] and len(sources) > 1 else {}
     for name, source in agreed.items() if reading else ():

@@ -29,9 +29,7 @@ class Limits(Settings):
     row_norm: float = Field(
         default=1e4, gt=0, allow_inf_nan=False, description="largest L2 norm of one row of representations"
     )
-    tensor_norm: float = Field(
-        default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of any other tensor"
-    )
+    tensor_norm: float = Field(default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of other tensors")
 
 
 class ReplySize(NamedTuple):

@@ -31,9 +31,7 @@ class Transport(Settings):
     dtype: Encoding = Field(
         default="float32", description="type in which fp32 tensors cross, unless a key below says otherwise"
     )
-    representations: Encoding | None = Field(
-        default=None, description="type of representations and scores; None: dtype"
-    )
+    representations: Encoding | None = Field(default=None, description="type of representations, scores; None: dtype")
     weights: Encoding | None = Field(default=None, description="type of weights; None: dtype")
 
     def encode(self, payload: Payload) -> Payload:

@@ -84,9 +84,7 @@ class Folder(StoredSource):
         default=None,
         description="column with pictures' file names; null: found by its name (file_name, image, ...) or its content",
     )
-    split_column: str | None = Field(
-        default=None, description="column that says the split; null: `split`, if there is one"
-    )
+    split_column: str | None = Field(default=None, description="column that says the split; null: `split`, if any")
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict, description="our split -> values of the column, or names of folders, that it is made of"
     )

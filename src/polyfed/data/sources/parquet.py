@@ -119,9 +119,7 @@ def _files(stored: Mapping[Path, str], split: str, what: str) -> list[Path]:
     expected = int(shards[0]["shards"] or 1) if shards else 0
     if [int(match["shard"] or 0) for match in shards] != list(range(expected)):
         names = ", ".join(match.string for match in shards)
-        raise DataError(
-            f"{what}, split '{split}': needs exactly {expected} file(s) but has {names}; fetch or remove files"
-        )
+        raise DataError(f"{what}, split '{split}': needs {expected} file(s) but has {names}; fetch or remove files")
     return files
 
 

@@ -291,9 +291,7 @@ class Native(View):
 
     backbone: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
     tower: BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
-    size: int | None = Field(
-        default=None, ge=8, le=2048, description="image side in pixels; the network's own by default"
-    )
+    size: int | None = Field(default=None, ge=8, le=2048, description="image side in pixels; None: the network's own")
     fit: ImageFit | None = Field(default=None, description="squash or crop; as the network's processor by default")
     augment: Augment = Field(default=Augment(), description="random changes of pictures in the training view")
     length: int = Field(default=64, ge=2, le=8192, description="tokens of a text, the rest is cut off")

@@ -72,9 +72,7 @@ class Flower(EngineSettings):
         """Check that Flower is installed, and that a deployment names its sites."""
         for package in ("flwr",) if self.superlink else ("flwr", "ray"):
             if find_spec(package) is None:
-                raise ConfigError(
-                    f"run.engine is flower, but {package} is not installed; {how_to_install(self.pip_extra)}"
-                )
+                raise ConfigError(f"run.engine is flower, but {package} is missing; {how_to_install(self.pip_extra)}")
         if self.superlink and not self.sites:
             raise ConfigError("run.engine.sites is empty; a deployment names the sites that take part")
         if unknown := sorted(self.clients.keys() - self.sites):

@@ -163,9 +163,7 @@ class HF(Encoder):
         """
         width, local = (spec.shape[-1],) * 2 if self._is_cached else self._widths(spec, context)
         if self.projection == "own" and width != dim:
-            raise ConfigError(
-                f"encoder 'hf': '{self.weights}' projects to {width}, model.dim is {dim}; set it to {width}"
-            )
+            raise ConfigError(f"hf: '{self.weights}' projects to {width}, model.dim is {dim}; set it to {width}")
         trunk = self._cached_trunk(spec, context) if self._is_cached else self._network(spec, context)
         parts = [self.adapter.behind(width)] if isinstance(self.adapter, FeatureAdapter) else list[nn.Module]()
         if self.projection == "new":
