@@ -166,7 +166,7 @@ def damaged(folder: Path, split: str) -> None:
          "split 'train': needs exactly"),
         (lambda folder: ((folder / "pets" / "train-00000-of-00002.parquet").unlink(),
                          parquet().open("train", name="pets", data_dir=folder)),
-         r"needs 2 file\(s\) but has train-00001-of-00002"),
+         r"needs exactly 2 file\(s\) but has train-00001-of-00002"),
         (lambda folder: (damaged(folder, "test"), parquet().open("test", name="pets", data_dir=folder)),
          r"pets/test\.parquet: cannot be read"),
         (lambda folder: in_memory(table(), targets={"y": "name"}),

@@ -76,13 +76,11 @@ class FedAFD(TaughtServer):
         default=AdversarialAlignment(), description="adversarial alignment (BAA); null: none"
     )
     fusion: GuidedFusion | None = Field(
-        default=GuidedFusion(), description="fusion with the server's features (GFF); null: none"
+        default=GuidedFusion(), description="with the server's features (GFF); null: none"
     )
     public: PublicExchange = PublicExchange()
     teacher: Teacher = Teacher(weights=SED())
-    task: ServerTask | None = Field(
-        default=ServerTask(order="first"), description="on P, before the broadcast (Algorithm 1)"
-    )
+    task: ServerTask | None = Field(default=ServerTask(order="first"), description="on P, before the broadcast")
     distiller: Distiller | None = Field(default=Distiller(weight=0.4), description="its weight is the paper's gamma")
 
     @model_validator(mode="after")

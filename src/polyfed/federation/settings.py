@@ -84,12 +84,10 @@ class DataSettings(Settings):
 
     dir: PlaceBeside | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
     weights_dir: PlaceBeside | None = Field(
-        default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS"
+        default=None, description="folder of pretrained weights; else POLYFED_WEIGHTS"
     )
     cache_dir: PlaceBeside | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
-    max_pixels: int = Field(
-        default=PIXELS, ge=1, le=MOST_PIXELS, description="pixels of the largest picture that is decoded"
-    )
+    max_pixels: int = Field(default=PIXELS, ge=1, le=MOST_PIXELS, description="pixels of a picture that is decoded")
     sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")
 
     @model_validator(mode="after")

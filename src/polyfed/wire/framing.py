@@ -208,9 +208,7 @@ def require_attributes(cls: type[TensorBundle], attributes: Mapping[str, Any]) -
 def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:
     expected = math.prod(shape) * dtype.itemsize
     if not all(0 <= size < _LONGEST for size in shape) or raw.nbytes != expected:
-        raise PayloadError(
-            f"damaged message: tensor '{name}' {list(shape)} has {raw.nbytes} bytes, expected {expected}"
-        )
+        raise PayloadError(f"damaged message: tensor '{name}' {list(shape)} has {raw.nbytes} bytes, not {expected}")
     if not expected:
         try:
             return torch.empty(shape, dtype=dtype)
@@ -237,6 +235,4 @@ def require_within(text: str, frames: Sequence[Frame], limits: Limits) -> None:
     if len(buffers) > limits.tensors:
         raise PayloadError(f"message of {len(buffers)} tensors, the limit is {limits.tensors} (limits.tensors)")
     if sum(buffers) > limits.message_bytes:
-        raise PayloadError(
-            f"message of {sum(buffers):,} bytes, the limit is {limits.message_bytes:,} (limits.message_bytes)"
-        )
+        raise PayloadError(f"message of {sum(buffers):,} bytes, limit {limits.message_bytes:,} (limits.message_bytes)")

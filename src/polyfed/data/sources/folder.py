@@ -52,12 +52,8 @@ _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a
 class FolderReading(Reading):
     """How texts and cells of files are read."""
 
-    encoding: str | None = Field(
-        default=None, description="encoding of texts, such as windows-1251; null: told by the files"
-    )
-    decimal: Literal[".", ","] | None = Field(
-        default=None, description="sign before decimals of numbers; null: told by the file"
-    )
+    encoding: str | None = Field(default=None, description="of texts, such as windows-1251; null: told by the files")
+    decimal: Literal[".", ","] | None = Field(default=None, description="sign before decimals; null: told by the file")
 
 
 class Folder(StoredSource):

@@ -61,9 +61,7 @@ class Parquet(StoredSource):
 
     path: str = Field(description="folder with the files, or one file: absolute, or relative to the data folder")
     max_bytes: MaxBytes = None
-    id: str | None = Field(
-        default=None, description="column that identifies an item; without it an id is path, split and row"
-    )
+    id: str | None = Field(default=None, description="column that identifies an item; None: by path, split and row")
 
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict,
@@ -119,7 +117,9 @@ def _files(stored: Mapping[Path, str], split: str, what: str) -> list[Path]:
     expected = int(shards[0]["shards"] or 1) if shards else 0
     if [int(match["shard"] or 0) for match in shards] != list(range(expected)):
         names = ", ".join(match.string for match in shards)
-        raise DataError(f"{what}, split '{split}': needs {expected} file(s) but has {names}; fetch or remove files")
+        raise DataError(
+            f"{what}, split '{split}': needs exactly {expected} file(s) but has {names}; fetch or remove files"
+        )
     return files
 
 

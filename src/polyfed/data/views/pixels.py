@@ -92,9 +92,7 @@ class Masks(View):
 
     short_name: ClassVar[str] = "masks"
 
-    size: int | None = Field(
-        default=None, ge=8, le=2048, description="height and width in pixels; None: of the pictures `of`"
-    )
+    size: int | None = Field(default=None, ge=8, le=2048, description="height and width in pixels; None: of `of`")
     fit: ImageFit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
     of: str | None = Field(default=None, description="modality whose size, fit and augment the masks share")
     threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
@@ -108,7 +106,7 @@ class Masks(View):
         default=None, ge=0, le=255, description="number of pixels that have none of the classes, such as 255"
     )
     augment: Augment = Field(
-        default=Augment(), description="of the pictures; masks move likewise (rotate, crop, shift, flip)"
+        default=Augment(), description="of pictures; masks move likewise (rotate, crop, shift, flip)"
     )
 
     @model_validator(mode="after")
