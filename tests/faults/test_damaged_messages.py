@@ -282,11 +282,11 @@ def test_what_is_too_large_is_refused_on_both_sides(federation: InProcess, tmp_p
     """Limits are those of the receiver: here the site's own, then the run's."""
     federation.edit("image", {"limits": {"message_bytes": 3000}})  # 16 pictures and 80 captions, 8 x 4 bytes each
     folder = federation.run(tmp_path / "a", rounds=1, evaluate_clients=False).folder
-    assert "message of 3,072 bytes, limit 3,000 (limits.message_bytes)" in reasons(folder)["image"]
+    assert "message of 3,072 bytes, the limit is 3,000 (limits.message_bytes)" in reasons(folder)["image"]
     federation.edit("image", {"limits": {}})
     exchange = {"limits": {"message_bytes": 500}, "min_clients": 0}
     folder = federation.run(tmp_path / "b", rounds=1, evaluate_clients=False, exchange=exchange).folder
-    assert reasons(folder)["image"] == "message of 512 bytes, limit 500 (limits.message_bytes)"
+    assert reasons(folder)["image"] == "message of 512 bytes, the limit is 500 (limits.message_bytes)"
 
 
 def test_the_grid_is_asked_for_no_pickle(federation: InProcess, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ __all__ = [
 
 LocalEpochs = Annotated[int, Field(ge=1, description="E, passes over private data a round")]
 LocalSteps = Annotated[
-    int | None, Field(ge=1, description="batches a round instead of whole passes; None: local_epochs")
+    int | None, Field(ge=1, description="so many batches a round instead of whole passes; None: local_epochs")
 ]
 WeightAveraging = Annotated[
     SerializeAsAny[Averaging],

@@ -76,7 +76,7 @@ class FedAFD(TaughtServer):
         default=AdversarialAlignment(), description="adversarial alignment (BAA); null: none"
     )
     fusion: GuidedFusion | None = Field(
-        default=GuidedFusion(), description="with the server's features (GFF); null: none"
+        default=GuidedFusion(), description="fusion with the server's features (GFF); null: none"
     )
     public: PublicExchange = PublicExchange()
     teacher: Teacher = Teacher(weights=SED())

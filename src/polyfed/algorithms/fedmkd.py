@@ -64,7 +64,7 @@ class StudentPasses(Settings):
     epochs: int = Field(default=5, ge=1, description="passes over the exchanged samples a round")
     weight: float = Field(default=1.0, ge=0, description="factor of the whole loss")
     training: TrainingSettings | None = Field(
-        default=None, description="optimiser; None: that of the server's training"
+        default=None, description="optimiser; None: settings of the server's training"
     )
 
 

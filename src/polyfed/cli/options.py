@@ -43,7 +43,7 @@ WeightsDir = Annotated[
 ]
 BestOrLast = Annotated[str | None, typer.Option("--model", help="best, last or a round; by default best, if any")]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="run code that the folder names, as a method of your own")
+    bool, typer.Option("--allow-code", help="run code that the folder names, such as a method of your own")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 

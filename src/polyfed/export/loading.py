@@ -63,7 +63,7 @@ def load_model(
         raise ConfigError(f"'{path}' is an export, which holds one model for the CPU; leave out {', '.join(wrong)}")
     if not allow_code:  # torch.export.load unpickles, and evaluates expressions, as programs may hold any objects
         raise ConfigError(
-            f"'{path}' is an export, whose programs are code; if you trust its maker, pass allow_code=True"
+            f"'{path}' is an export, and its programs are code; if you trust whoever made it, pass allow_code=True"
         )
     require_plain(path)
     return _exported(path, None if weights_dir is None else whole(weights_dir))

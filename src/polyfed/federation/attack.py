@@ -42,7 +42,7 @@ class Attack(Settings):
         description="attackers: names, a number of each type, or a share of each (rounded half up), drawn by the seed",
     )
     groups: tuple[str, ...] | None = Field(
-        default=None, min_length=1, description="groups they are drawn from; None: all"
+        default=None, min_length=1, description="groups that they are drawn from; None: all"
     )
 
     @property

@@ -83,9 +83,7 @@ class DataSettings(Settings):
     """Where data, weights and caches are, and the data sets by name."""
 
     dir: PlaceBeside | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
-    weights_dir: PlaceBeside | None = Field(
-        default=None, description="folder of pretrained weights; else POLYFED_WEIGHTS"
-    )
+    weights_dir: PlaceBeside | None = Field(default=None, description="pretrained weights' folder; or POLYFED_WEIGHTS")
     cache_dir: PlaceBeside | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
     max_pixels: int = Field(default=PIXELS, ge=1, le=MOST_PIXELS, description="pixels of a picture that is decoded")
     sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")

@@ -71,7 +71,7 @@ class ExchangeSettings(Settings):
     )
     deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
     phases: dict[str, PhaseSettings] = Field(
-        default_factory=dict, description="client step -> its own quorum and deadline"
+        default_factory=dict, description="client step -> quorum and deadline of its own"
     )
     on_error: Literal["stop", "exclude"] | None = Field(
         default=None,

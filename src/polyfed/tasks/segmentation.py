@@ -49,7 +49,7 @@ class Segmentation(Task):
         default=("background", "foreground"), min_length=2, max_length=256, description="of the classes, in order"
     )
     threshold: int = Field(
-        default=127, ge=0, le=254, description="of two classes: grey value above which it is the second"
+        default=127, ge=0, le=254, description="of two classes: grey value above which a pixel is the second"
     )
     size: int | None = Field(
         default=None, ge=8, le=2048, description="side of the masks; None: of the pictures, whose view is pixels"

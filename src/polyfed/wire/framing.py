@@ -230,9 +230,13 @@ def require_within(text: str, frames: Sequence[Frame], limits: Limits) -> None:
     """Raise PayloadError if a message's text with the headers of its frames, or its tensors, are beyond the limits."""
     words = len(text) + sum(len(frame.header) for frame in frames)
     if words > limits.text_bytes:
-        raise PayloadError(f"message with {words:,} bytes of text, limits.text_bytes is {limits.text_bytes:,}")
+        raise PayloadError(
+            f"message with text of {words:,} bytes, the limit is {limits.text_bytes:,} (limits.text_bytes)"
+        )
     buffers = [buffer.nbytes for frame in frames for buffer in frame.buffers]
     if len(buffers) > limits.tensors:
         raise PayloadError(f"message of {len(buffers)} tensors, the limit is {limits.tensors} (limits.tensors)")
     if sum(buffers) > limits.message_bytes:
-        raise PayloadError(f"message of {sum(buffers):,} bytes, limit {limits.message_bytes:,} (limits.message_bytes)")
+        raise PayloadError(
+            f"message of {sum(buffers):,} bytes, the limit is {limits.message_bytes:,} (limits.message_bytes)"
+        )

@@ -270,7 +270,7 @@ class MultimodalAveraging(BySlot):
 
     layers: Layers = Field(default="blocks", description="what types of clients average with each other")
     factor: float = Field(
-        default=100.0, gt=0, le=1e6, description="alpha, on samples of clients with several modalities"
+        default=100.0, gt=0, le=1e6, description="alpha, on sample counts of clients with several modalities"
     )
 
 

@@ -43,7 +43,7 @@ class AnchorGuidance(Settings):
 
     weight: float = Field(default=1.0, gt=0, description="factor of the guidance loss")
     distance: Literal["l2", "contrastive"] = Field(
-        default="l2", description="to anchors: squared, or InfoNCE (ablation)"
+        default="l2", description="to the anchors: squared, or InfoNCE (ablation)"
     )
     reduction: GuidanceReduction = Field(
         default="sum", description="of squared distances (Eq. 1): sum over a batch, its mean, or over elements (FedDRA)"

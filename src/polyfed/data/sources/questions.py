@@ -182,7 +182,7 @@ class Questions(Source):
         default="set", description="several answers to a question: their set is the class, or the one given most often"
     )
     kinds: tuple[QuestionKind, ...] = Field(
-        default=(), description="kinds of questions, {name, question, answer}; in order"
+        default=(), description="kinds of questions, {name, question, answer}; first match"
     )
 
     @model_validator(mode="before")

@@ -106,7 +106,7 @@ class Masks(View):
         default=None, ge=0, le=255, description="number of pixels that have none of the classes, such as 255"
     )
     augment: Augment = Field(
-        default=Augment(), description="of pictures; masks move likewise (rotate, crop, shift, flip)"
+        default=Augment(), description="of the pictures; masks move likewise (rotate, crop, shift, flip)"
     )
 
     @model_validator(mode="after")

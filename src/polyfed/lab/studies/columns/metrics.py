@@ -36,7 +36,7 @@ class Metric(ColumnSettings):
     metric: str = Field(description="its name, such as r1_sum or accuracy; of clients also primary, that of their task")
     of: str = Field(default=SERVER, description="server, a group of clients, or clients for all of them")
     over: Literal["mean", "worst", "best", "disparity", "std"] = Field(
-        default="mean", description="of a group's values"
+        default="mean", description="what of a group's values"
     )
     kind: Literal["test", "validation", "train"] = Field(
         default="test", description="train: what the server told of its steps, such as teacher.r1_sum"
