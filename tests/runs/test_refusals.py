@@ -165,7 +165,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {},
         r"algorithm\.task: the public set lacks the classes",
     ),
-    (fedmd(distiller={"loss": "kl"}), {}, r"distiller\.loss is kl, which compares class scores, not representations"),
+    (fedmd(distiller={"loss": "kl"}), {}, r"distiller\.loss is kl, which is of class scores alone"),
     (
         scores(distiller={"loss": "similarity"}),
         {},
