@@ -20,7 +20,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, site_of
+from sessions import asked, prepared, site_of
 from small_federations import Config, federation_for, topics
 
 CLIPS = {"weights": 1.0, "representations": 1.0, "logits": 1.0}
@@ -130,13 +130,6 @@ def site(tmp_path: Path) -> Site:
     config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
     config["run"]["rounds"] = 3
     return site_of(prepared(config, tmp_path / "run"))
-
-
-def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
-    client = next(iter(site.federation.members))
-    weights = site.federation.client_model(site.federation.members[client]).state_dict()
-    payload = Payload({"weights": Weights({name: scale * value for name, value in weights.items()})})
-    return replace(Request(client, "fit", 1, 0, None, payload), **more)
 
 
 def change(request: Request, answer: Answer) -> Tensor:
@@ -259,7 +252,7 @@ def test_a_ledger_that_is_gone_stops_its_client(site: Site, tmp_path: Path) -> N
     error = site.answer(asked(site, round=2)).failure
     assert error is not None
     assert error.text.startswith("DataError: ")
-    assert "lacks the last that 'text-0.head' knows" in error.text
+    assert "lacks the last that 'text-0.head' has" in error.text
 
 
 # ---- what is kept
