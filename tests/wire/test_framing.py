@@ -109,9 +109,9 @@ def test_values_that_json_has_no_word_for_cross_too() -> None:
         "big": 1 << 62,
         "whole": 1,
         "real": 1.0,
+        "x": 0.1 + 0.2,
         "truth": True,
         "text": "1",
-        "x": 0.1 + 0.2,
     }
     payload = Payload({"w": Weights({"a": tensor}), **numbers})  # not a digit is lost
     require_equal(crossed(payload), payload)
