@@ -122,9 +122,7 @@ def test_half_precision_is_raised_and_alternating_works_under_autocast(logits, p
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(adversarial.separation(real.float(), fake.float()), adversarial.separation(real, fake))
         encoder = adversarial.encoder_loss(*parts)
-        apart = adversarial.discriminator_loss(
-            *parts
-        )  # after a frozen call, the weights must still get their gradients
+        apart = adversarial.discriminator_loss(*parts)  # after a frozen call, weights still get gradients
     apart.backward()
     assert all(grad is not None for grad in grads(discriminator))
     assert fakes.grad is None

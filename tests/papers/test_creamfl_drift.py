@@ -77,10 +77,8 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
     number, (image, text) = drift.drifts_of(opened, "last", 10, "pca")
     assert number == 10
-    assert (image.names, text.names) == (
-        ("paired-0", "paired-1", "image", "server"),
-        ("paired-0", "paired-1", "server"),
-    )
+    assert image.names == ("paired-0", "paired-1", "image", "server")
+    assert text.names == ("paired-0", "paired-1", "server")
     assert image.groups == ("paired", "paired", "image", None)
     assert image.rounds == (1, 1, 1, 1)
     # another way to the same figure: both models on the whole public set, one picture an item

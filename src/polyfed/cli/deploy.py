@@ -77,10 +77,8 @@ def rehearse(
         run = rehearse(experiment, place, _say)
     if different := unlike_runs(run, compare or run):
         raise RunError(f"{run} is unlike {compare} in {', '.join(different)}")
-    equal = (
-        f"equal to {compare}: metrics.jsonl and all weights of models" if compare else "compare it with --compare RUN"
-    )
-    typer.echo(f"rehearsed: {run}; {equal}")
+    equal = f"equal to {compare}: metrics.jsonl and all weights of models"
+    typer.echo(f"rehearsed: {run}; {equal if compare else 'compare it with --compare RUN'}")
 
 
 @deploy_app.command()

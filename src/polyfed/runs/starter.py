@@ -683,14 +683,8 @@ def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 _TESTED = ("validation", "test")
 _SPLITS = ("train", *_TESTED)
-_WORDS = {
-    "image": "pictures",
-    "text": "texts",
-    "label": "classes",
-    "audio": "recordings",
-    "mask": "masks",
-    "table": "cells",
-}
+_WORDS = {"image": "pictures", "text": "texts", "label": "classes", "audio": "recordings"}
+_WORDS |= {"mask": "masks", "table": "cells"}
 
 
 def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> list[StarterSource]:
