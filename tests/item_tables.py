@@ -85,9 +85,7 @@ def opened(folder: Path, split: str = "train", **settings: Any) -> Split:
 
 def in_memory(data: pa.Table, ids: str | None = None, **settings: Any) -> Split:
     """A split of a table that no file holds."""
-    split_table = SplitTable(
-        data.column, lambda: data.num_rows, data.schema, "memory", "train", lambda column: "f", ids
-    )
+    split_table = SplitTable(data.column, lambda: data.num_rows, data.schema, "memory", "train", lambda name: "f", ids)
     return split_of_table(split_table, Parquet.model_validate({"path": "unused"} | settings), "s")
 
 

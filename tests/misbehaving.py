@@ -111,10 +111,8 @@ class Fails(CreamFL):
 
 def failing(config: Config, how: str) -> Config:
     algorithm = config["algorithm"] | {"name": f"{Fails.__module__}.Fails", "how": how}
-    return config | {
-        "algorithm": algorithm,
-        "run": config["run"] | {"sampling": {"cohort": None}, "on_error": "exclude"},
-    }
+    run = config["run"] | {"sampling": {"cohort": None}, "on_error": "exclude"}
+    return config | {"algorithm": algorithm, "run": run}
 
 
 class Lies(FedAvg):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,15 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Failure, Request, StateVersion
-from polyfed.wire.payload import Payload
+from polyfed.wire.payload import Payload, Weights
+
+
+def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
+    """The first request of a run to the first client of a site, for ``fit``, with its own weights times ``scale``."""
+    client = next(iter(site.federation.members))
+    weights = site.federation.client_model(site.federation.members[client]).state_dict()
+    payload = Payload({"weights": Weights({name: scale * value for name, value in weights.items()})})
+    return replace(Request(client, "fit", 1, 0, None, payload), **more)
 
 
 class Excluded(CohortListener):

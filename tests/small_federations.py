@@ -251,12 +251,8 @@ def four_modalities(**algorithm: Any) -> Config:
     """A client of each of four modalities, one of two, one of all, with exchangeable blocks, and a public set."""
     block = {"name": "blocks", "size": "pico", "depth": 1, "drop_path": 0.0, "patch": 8}
     sound = {"name": "mel", "rate": 8000, "bands": 16, "frames": 32}
-    views = {
-        "image": pixels(),
-        "text": words(16, 200),
-        "audio": sound,
-        "table": {"name": "table", "layout": "positions"},
-    }
+    cells = {"name": "table", "layout": "positions"}
+    views = {"image": pixels(), "text": words(16, 200), "audio": sound, "table": cells}
     encoders = {name: block | {"view": view} for name, view in views.items()}
     pairs = [("image", "audio"), ("text", "table")]
     adam = training("adamw", 0.001, 12)
@@ -283,11 +279,8 @@ def aligned(**algorithm: Any) -> Config:
     """Three paired clients whose encoders have align modules, and a server that shows their model."""
     encoders = {"image": resnet(), "text": bag(words(16, 200))}
     task = RETRIEVAL | {"learn_temperature": False, "mask_siblings": True}
-    participant = {
-        "source": "scenes",
-        "model": {"dim": 8, "aligner": {"hidden": 16}, "encoders": encoders},
-        "task": task,
-    }
+    model = {"dim": 8, "aligner": {"hidden": 16}, "encoders": encoders}
+    participant = {"source": "scenes", "model": model, "task": task}
     return experiment(
         "aligned",
         {"scenes": scenes(18, 8, 12) | CAPTIONS},

@@ -42,9 +42,7 @@ def captions(top: Path) -> None:
     """Captions, of which some name images that are not there, and images without any."""
     for number in range(30):
         image(top / "images" / f"{number}.jpg", number)
-    lines = [
-        f"images/{number}.jpg,a thing of kind {number % 5},patient-{number // 3}" for number in range(40) if number
-    ]
+    lines = [f"images/{k}.jpg,a thing of kind {k % 5},patient-{k // 3}" for k in range(1, 40)]
     (top / "captions.csv").write_text("\n".join(["file_name,caption,patient_id", *lines, lines[0]]))
 
 

@@ -276,10 +276,8 @@ def test_more_data_sets_of_a_modality_contribute_each() -> None:
 
 
 def test_a_third_modality_needs_nothing_new() -> None:
-    more = {
-        "sound": type_with_head("audio", head="calls"),
-        "video": type_with_head("audio", "image", head="clips"),
-    } | TYPES
+    video = type_with_head("audio", "image", head="clips")
+    more = {"sound": type_with_head("audio", head="calls"), "video": video} | TYPES
     rule = FEDCOLA.rule(more, DEFAULT | {"sound": 10_000.0, "video": 10_000.0})
     assert shares(rule, "sound", "audio", "attention") == {"sound": 0.5, "video": 0.5}
     assert set(shares(rule, "paired", "image", "attention")) == {"image", "paired", "video"}
@@ -325,10 +323,8 @@ def test_layers_behind_other_frozen_values_are_not_averaged(rule: Averaging) -> 
 
 def test_factors_of_all_ranks_need_one_frozen_network_and_tensors_of_other_shapes_do_not() -> None:
     def model(rank: int, width: int, digest: str) -> GlobalModel:
-        weights = {
-            "q.lora_A.default.weight": torch.zeros(rank, width),
-            "q.lora_B.default.weight": torch.zeros(width, rank),
-        }
+        shapes = {"A": (rank, width), "B": (width, rank)}
+        weights = {f"q.lora_{name}.default.weight": torch.zeros(shape) for name, shape in shapes.items()}
         place = TensorSlot(Slot("image", "trunk"), "q", (("image", digest),))
         return GlobalModel(weights, dict.fromkeys(weights, place), ("image",), (f"rank-{rank}",))
 

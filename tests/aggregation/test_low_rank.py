@@ -10,24 +10,12 @@ from torch import Tensor
 
 from naive import global_models
 from polyfed.aggregation.averaging import GlobalModel
-from polyfed.aggregation.averagings.low_rank import (
-    Factors,
-    LowRankAveraging,
-    Padded,
-    Residual,
-    Separate,
-    SingularValues,
-    Stacked,
-    best_factors,
-    factor_names,
-    leading,
-    without,
-)
+from polyfed.aggregation.averagings import low_rank
 from polyfed.core.errors import ConfigError
 
 LAYERS = {"encoders.image.q": (6, 5), "encoders.text.v": (4, 7)}
 COUNTS = (3.0, 1.0, 4.0)
-RULES = (Separate(), Residual(), Stacked(), SingularValues(), Padded())
+RULES = (low_rank.Separate(), low_rank.Residual(), low_rank.Stacked(), low_rank.SingularValues(), low_rank.Padded())
 
 
 def model(rank: int, seed: int, layers: tuple[str, ...] = tuple(LAYERS)) -> dict[str, Tensor]:
@@ -44,12 +32,12 @@ def with_offsets(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, **{f"{layer}.base_layer.offset": torch.zeros(size) for layer, size in LAYERS.items()}}
 
 
-def factors(tensors: Mapping[str, Tensor], layer: str) -> Factors:
-    return Factors(tensors[f"{layer}.lora_A.default.weight"], tensors[f"{layer}.lora_B.default.weight"])
+def factors(tensors: Mapping[str, Tensor], layer: str) -> low_rank.Factors:
+    return low_rank.Factors(tensors[f"{layer}.lora_A.default.weight"], tensors[f"{layer}.lora_B.default.weight"])
 
 
 def averaged(
-    rule: LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]
+    rule: low_rank.LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]
 ):
     updates = [(kind, tensors, count) for (kind, tensors), count in zip(sent, COUNTS, strict=False)]
     return rule.of_updates(global_models(old), updates, {})
@@ -70,9 +58,9 @@ def mean_change(sent: list[tuple[str, dict[str, Tensor]]], layer: str) -> Tensor
     return change
 
 
-@pytest.mark.parametrize("rule", [Residual(), Stacked()])
+@pytest.mark.parametrize("rule", [low_rank.Residual(), low_rank.Stacked()])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_exact_rules_equal_the_average_of_full_changes(rule: LowRankAveraging, layer: str) -> None:
+def test_exact_rules_equal_the_average_of_full_changes(rule: low_rank.LowRankAveraging, layer: str) -> None:
     old = {"both": with_offsets(model(3, 0))}
     sent = [("both", model(3, seed)) for seed in (1, 2, 3)]
     for round_number in (1, 2):  # offsets add up
@@ -81,13 +69,13 @@ def test_exact_rules_equal_the_average_of_full_changes(rule: LowRankAveraging, l
         new = old["both"]
         whole = new[f"{layer}.base_layer.offset"] + factors(new, layer).change
         torch.testing.assert_close(whole, before + mean_change(sent, layer), atol=1e-6, rtol=1e-6)
-        if round_number == 1 and isinstance(rule, Stacked):
+        if round_number == 1 and isinstance(rule, low_rank.Stacked):
             assert not factors(new, layer).b.any()
 
 
 def test_means_of_factors_are_not_the_mean_of_the_changes() -> None:
     old, sent = {"both": model(3, 0)}, [("both", model(3, seed)) for seed in (1, 2)]
-    new = averaged(Separate(), old, sent)["both"]
+    new = averaged(low_rank.Separate(), old, sent)["both"]
     layer = "encoders.image.q"
     first, second = (factors(tensors, layer) for _, tensors in sent)
     torch.testing.assert_close(factors(new, layer).a, (3 * first.a + second.a) / 4)
@@ -98,7 +86,7 @@ def test_means_of_factors_are_not_the_mean_of_the_changes() -> None:
 def test_singular_values_of_unequal_ranks() -> None:
     old = {"large": model(4, 0), "small": model(1, 9)}
     sent = [("large", model(4, 1)), ("small", model(1, 2)), ("small", model(1, 3))]
-    new = averaged(SingularValues(), old, sent)
+    new = averaged(low_rank.SingularValues(), old, sent)
     for kind, rank in (("large", 4), ("small", 1)):
         u, s, v = torch.linalg.svd(mean_change(sent, "encoders.image.q"))
         nearest = (u[:, :rank] * s[:rank]) @ v[:rank]
@@ -110,7 +98,7 @@ def test_singular_values_of_unequal_ranks() -> None:
 def test_padded_factors_weigh_by_the_size_of_their_change() -> None:
     old = {"large": model(3, 0), "small": model(1, 9)}
     sent = [("large", model(3, 1)), ("small", model(1, 2))]
-    new, layer = averaged(Padded(), old, sent), "encoders.text.v"
+    new, layer = averaged(low_rank.Padded(), old, sent), "encoders.text.v"
     big, little = (factors(tensors, layer) for _, tensors in sent)
     sizes = [count * float(own.change.norm()) for count, own in zip(COUNTS, (big, little), strict=False)]
     expected = (sizes[0] * big.a + sizes[1] * torch.cat([little.a, torch.zeros(2, 7)])) / sum(sizes)
@@ -121,7 +109,7 @@ def test_padded_factors_weigh_by_the_size_of_their_change() -> None:
 def test_clients_of_one_modality_average_what_they_have() -> None:
     old = {"both": model(2, 0), "image": model(2, 5, ("encoders.image.q",))}
     sent = [("both", model(2, 1)), ("image", model(2, 2, ("encoders.image.q",)))]
-    new = averaged(SingularValues(), old, sent)
+    new = averaged(low_rank.SingularValues(), old, sent)
     torch.testing.assert_close(
         factors(new["image"], "encoders.image.q").change, factors(new["both"], "encoders.image.q").change
     )
@@ -130,7 +118,7 @@ def test_clients_of_one_modality_average_what_they_have() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_nobody_replied_or_counts(rule: LowRankAveraging) -> None:
+def test_nobody_replied_or_counts(rule: low_rank.LowRankAveraging) -> None:
     old = {"both": with_offsets(model(2, 0))}
     for updates in ([], [("both", model(2, 1), 0.0)]):
         new = rule.of_updates(global_models(old), updates, {})
@@ -138,7 +126,7 @@ def test_nobody_replied_or_counts(rule: LowRankAveraging) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_clients_that_exchange_factors_alone_have_those_averaged(rule: LowRankAveraging) -> None:
+def test_clients_that_exchange_factors_alone_have_those_averaged(rule: low_rank.LowRankAveraging) -> None:
     """As with ``projection: own``, where nothing is trained behind the network."""
 
     def bare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -153,21 +141,21 @@ def test_clients_that_exchange_factors_alone_have_those_averaged(rule: LowRankAv
 
 def test_a_factor_that_is_not_sent_is_as_it_was() -> None:
     old, sent = {"both": model(2, 0)}, model(2, 1)
-    part = {name: sent[name] for name in without(sent, factor="a")}
+    part = {name: sent[name] for name in low_rank.without(sent, factor="a")}
     assert len(part) == len(sent) - len(LAYERS)
-    new = averaged(Separate(), old, [("both", part)])["both"]
+    new = averaged(low_rank.Separate(), old, [("both", part)])["both"]
     for layer in LAYERS:
         torch.testing.assert_close(factors(new, layer).a, factors(old["both"], layer).a)
         torch.testing.assert_close(factors(new, layer).b, factors(sent, layer).b)
 
 
 def test_the_nearest_factors_and_the_first_directions() -> None:
-    own = Factors(torch.randn(2, 5), torch.randn(6, 2))
-    torch.testing.assert_close(best_factors(own.change, 2).change, own.change, atol=1e-5, rtol=1e-5)
-    longer = leading(own, 4)
+    own = low_rank.Factors(torch.randn(2, 5), torch.randn(6, 2))
+    torch.testing.assert_close(low_rank.best_factors(own.change, 2).change, own.change, atol=1e-5, rtol=1e-5)
+    longer = low_rank.leading(own, 4)
     assert longer.rank == 4
     torch.testing.assert_close(longer.change, own.change)
-    assert leading(own, 1).change.allclose(torch.outer(own.b[:, 0], own.a[0]))
+    assert low_rank.leading(own, 1).change.allclose(torch.outer(own.b[:, 0], own.a[0]))
 
 
 def test_rules_are_refused_where_there_is_nothing_to_average() -> None:
@@ -175,10 +163,10 @@ def test_rules_are_refused_where_there_is_nothing_to_average() -> None:
         return {"both": GlobalModel(tensors, {}, ("image",), ("a-1",))}
 
     with pytest.raises(ConfigError, match="no client's model has low-rank adapters"):
-        Separate().require(outline({"encoders.image.project.weight": torch.zeros(2)}))
+        low_rank.Separate().require(outline({"encoders.image.project.weight": torch.zeros(2)}))
     with pytest.raises(ConfigError, match=r"clients a-1 do not exchange that; set adapter.offset: true"):
-        Stacked().require(outline(model(2, 0)))
-    Stacked().require(outline(with_offsets(model(2, 0))))
+        low_rank.Stacked().require(outline(model(2, 0)))
+    low_rank.Stacked().require(outline(with_offsets(model(2, 0))))
     with pytest.raises(ConfigError, match="leave it at exact"):
-        Padded(mean="sequential")
-    assert set(factor_names(model(2, 0))) == set(LAYERS)
+        low_rank.Padded(mean="sequential")
+    assert set(low_rank.factor_names(model(2, 0))) == set(LAYERS)

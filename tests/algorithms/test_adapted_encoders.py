@@ -15,12 +15,7 @@ from small_federations import adapted
 
 pytest.importorskip("peft", reason="peft is not installed")
 
-METHODS: dict[str, dict[str, Any]] = {
-    "creamfl": {},
-    "fedafd": {},
-    "change_distillation": {"warmup_rounds": 0},
-    "fedmd": {},
-}
+METHODS: dict[str, Any] = {"creamfl": {}, "fedafd": {}, "change_distillation": {"warmup_rounds": 0}, "fedmd": {}}
 
 
 @pytest.mark.parametrize(

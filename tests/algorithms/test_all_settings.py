@@ -161,9 +161,7 @@ def _played(folder: Path, config: Config) -> Iterator[Result]:
             numbers[key] = numbers.get(key, 0) + line["bytes"]
         yield _tensors(session) | _as_tensors(numbers)
     judged = algorithm.evaluate_clients(server, session.cohort(2, Ledger()))
-    yield _as_tensors(
-        {f"{client}-{key}": value for client, metrics in judged.items() for key, value in metrics.items()}
-    )
+    yield _as_tensors({f"{client}-{key}": value for client, own in judged.items() for key, value in own.items()})
 
 
 def _as_tensors(numbers: Mapping[str, float]) -> Result:

@@ -281,11 +281,7 @@ def test_rounds_of_one_client(form: str, tmp_path: Path) -> None:
 
 # ---- kin of FedAvg
 
-OFF: dict[str, Config] = {
-    "fedema": {"byol": None, "blending": None},
-    "fedprox": {"mu": 0.0},
-    "moon": {"mu": 0.0},
-}
+OFF: dict[str, Config] = {"fedema": {"byol": None, "blending": None}, "fedprox": {"mu": 0.0}, "moon": {"mu": 0.0}}
 
 
 @pytest.mark.slow

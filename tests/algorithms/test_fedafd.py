@@ -104,10 +104,8 @@ class ByHand:
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.name = session, name
-        self.settings, self.epochs = (
-            alignment_of(session.experiment.algorithm),
-            session.experiment.algorithm.local_epochs,
-        )
+        self.settings = alignment_of(session.experiment.algorithm)
+        self.epochs = session.experiment.algorithm.local_epochs
         self.member = session.federation.members[name]
         self.model = session.federation.client_model(self.member).train()
         self.streams, self.known = woken(session, name), known_of(session)

@@ -254,9 +254,6 @@ def learner(config: Config, folder: Path) -> Session:
     encoder = image["model"]["encoders"]["image"]
     encoder["widths"] = [16, 32]
     encoder["view"]["augment"] = {"crop": 0.4, "flip": True, "jitter": True}
-    config["algorithm"] = SMALL | {
-        "task_weight": 0.0,
-        "byol": {"momentum": 0.9, "predictor_width": 256},
-        "local_epochs": 3,
-    }
+    byol = {"momentum": 0.9, "predictor_width": 256}
+    config["algorithm"] = SMALL | {"task_weight": 0.0, "byol": byol, "local_epochs": 3}
     return prepared(config, folder)

@@ -36,15 +36,7 @@ THROUGHOUT = {"fedavg"}
 IN_TURN = {"fedmd:digest", "fedafd:alternate"}
 """With three: two loops in turn; two optimisers over parts of a model."""
 COSTLY = {"creamfl_averaged", "fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED}
-COSTLY = COSTLY - {"fedit"} | {
-    "change_distillation",
-    "fedafd",
-    "fedet",
-    "fedgems",
-    "fedmd",
-    "fedmkd",
-    "moon",
-}
+COSTLY = COSTLY - {"fedit"} | {"change_distillation", "fedafd", "fedet", "fedgems", "fedmd", "fedmkd", "moon"}
 """Slow: they step once a batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""
 
 

@@ -47,12 +47,8 @@ def test_what_is_trained_is_averaged_over_clients_of_all_classes(method: str, tm
 def test_by_name_is_a_mean_over_all_who_have_the_tensor() -> None:
     one, two, other = torch.ones(2), torch.full((2,), 4.0), torch.ones(3)
     old = {"a": {"x": torch.zeros(2), "y": torch.zeros(1)}, "b": {"x": torch.zeros(2)}, "c": {"x": torch.zeros(3)}}
-    updates = [
-        ("a", {"x": one, "y": torch.ones(1)}, 2),
-        ("b", {"x": two}, 1),
-        ("c", {"x": other}, 5),
-        ("b", {"x": one}, 0),
-    ]
+    updates = [("a", {"x": one, "y": torch.ones(1)}, 2)]
+    updates += [("b", {"x": two}, 1), ("c", {"x": other}, 5), ("b", {"x": one}, 0)]
     new = ByName().of_updates(global_models(old), iter(updates), {})
     assert (new["a"]["x"].tolist(), new["b"]["x"].tolist()) == ([2.0, 2.0], [2.0, 2.0])
     assert (new["a"]["y"].tolist(), new["c"]["x"].tolist()) == ([1.0], [1.0] * 3)

@@ -87,8 +87,7 @@ def erratic(pace: Config, rounds: int = 4) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("pace", "replies"),
-    [(ONE_REPLY, 1), ({"name": "buffered", "replies": 2, "concurrency": 3, "max_staleness": 0}, 2)],
+    ("pace", "replies"), [(ONE_REPLY, 1), ({"name": "buffered", "replies": 2, "concurrency": 3, "max_staleness": 0}, 2)]
 )
 def test_rounds_end_once_so_many_have_replied(pace: Config, replies: int, tmp_path: Path) -> None:
     run = polyfed.run(Experiment.parse(erratic(pace)), tmp_path / "real", quiet=True)

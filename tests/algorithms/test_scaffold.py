@@ -163,10 +163,8 @@ class Refused(Scaffold):
     "how", ["nan", pytest.param("unknown", marks=pytest.mark.slow), pytest.param("shape", marks=pytest.mark.slow)]
 )
 def test_a_refused_reply_changes_nobodys_control(tiny: Config, tmp_path: Path, how: str) -> None:
-    tiny["algorithm"], tiny["run"]["on_error"] = (
-        {"name": f"{__name__}.Refused", "local_epochs": 1, "how": how},
-        "exclude",
-    )
+    tiny["algorithm"] = {"name": f"{__name__}.Refused", "local_epochs": 1, "how": how}
+    tiny["run"]["on_error"] = "exclude"
     session = prepared(plain_sgd(tiny), tmp_path)
     rounds(session, 1, 2)
     assert session.cohorts.accepted["paired-0"] == (1, 0)

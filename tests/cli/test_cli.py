@@ -66,10 +66,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 def test_seeds_are_runs_in_turn_and_short_options_are_settings(cli: Cli, config: Path, started: Started) -> None:
     assert cli("run", config, "--seeds", "1,4", "--rounds", 1, "--device", "cpu", "--out", "mine")[0] == 0
-    assert [(str(folder), experiment.run.seed) for folder, experiment in started] == [
-        ("mine-seed1", 1),
-        ("mine-seed4", 4),
-    ]
+    begun = [(str(folder), experiment.run.seed) for folder, experiment in started]
+    assert begun == [("mine-seed1", 1), ("mine-seed4", 4)]
     assert all((experiment.run.rounds, experiment.run.device) == (1, "cpu") for _, experiment in started)
 
 
@@ -119,9 +117,7 @@ def test_runs_are_compared_and_drawn(cli: Cli, tiny_run: Path, classifier_run: P
     code, out, _ = cli("compare", tiny_run, classifier_run, "--against", classifier_run, "--json")
     first, reference = json.loads(out)
     assert (code, reference["paired_differences"]) == (0, [])
-    assert {(item["figure"], tuple(item["seeds"])) for item in first["paired_differences"]} == {
-        ("image accuracy", (0,))
-    }
+    assert {(one["figure"], tuple(one["seeds"])) for one in first["paired_differences"]} == {("image accuracy", (0,))}
 
 
 def test_a_twin_is_tuned_run_compared_and_run_with_another_seed(cli: Cli, config: Path) -> None:

@@ -70,4 +70,4 @@ def test_list_names_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert main(["study", "list", "mine"]) == 0
     assert capsys.readouterr().out == "mine/one.yaml  tiny\n"
     assert main(["study", "list", "yours"]) == 2
-    assert "no folder 'yours'; studies of papers are in polyfed's repository" in capsys.readouterr().err
+    assert "no folder 'yours'; paper studies are in polyfed's repository" in capsys.readouterr().err

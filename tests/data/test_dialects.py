@@ -160,9 +160,7 @@ def test_commas_and_points_before_decimals_are_refused_whatever_is_between_field
 
 def test_codes_of_several_files_stay_as_they_are_written(tmp_path: Path) -> None:
     for split, codes in (("train", ("250.10", "250.11")), ("test", ("250.1", "401.9"))):
-        (tmp_path / f"{split}.csv").write_text(
-            "".join(f"{code},x\n" for code in ("code", *codes)).replace("e,x", "e,y")
-        )
+        (tmp_path / f"{split}.csv").write_text("".join(f"{one},x\n" for one in ("code", *codes)).replace("e,x", "e,y"))
     rows = Folder(path=str(tmp_path)).content().rows
     assert sorted(rows["code"].to_pylist()) == ["250.1", "250.10", "250.11", "401.9"]
 

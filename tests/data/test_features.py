@@ -15,11 +15,11 @@ from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, R
 
 from item_tables import noise, struct_of, unread
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.data import backbones
 from polyfed.data.backbones import TextPreparation, quiet
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
-from polyfed.data.views import features as module
-from polyfed.data.views.features import Features
+from polyfed.data.views.features import FeatureComputation, Features
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -57,13 +57,13 @@ def bert_in(folder: Path) -> BertModel:
 @pytest.fixture
 def loads(monkeypatch) -> list[Path]:
     seen: list[Path] = []
-    original = module.frozen_backbone
+    original = backbones.frozen_backbone
 
     def counting(folder: Path, *args: object) -> object:
         seen.append(folder)
         return original(folder, *args)
 
-    monkeypatch.setattr(module, "frozen_backbone", counting)
+    monkeypatch.setattr(backbones, "frozen_backbone", counting)
     return seen
 
 
@@ -122,13 +122,13 @@ def test_only_rows_that_are_asked_for_are_encoded_with_the_bits_of_the_whole(con
     for modality, view in views.items():
         whole = view.open(columns[modality], modality, elsewhere)(torch.arange(9))
         encoded: list[int] = []
-        original = module.FeatureComputation._batch
+        original = FeatureComputation._batch
 
         def noting(self: object, rows: list[int], *shape: object, original=original, encoded=encoded) -> torch.Tensor:
             encoded.extend(rows)
             return original(self, rows, *shape)
 
-        monkeypatch.setattr(module.FeatureComputation, "_batch", noting)
+        monkeypatch.setattr(FeatureComputation, "_batch", noting)
         opened = view.open(columns[modality], modality, context)
         opened.prepare(torch.tensor([7, 2, 8]))
         assert torch.equal(opened(torch.tensor([2, 7, 8])), whole[[2, 7, 8]])
@@ -158,9 +158,9 @@ def test_fewer_positions_are_averages(context):
 
 def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
     view = Features(backbone="vit", size=48, pool="tokens")
-    monkeypatch.setattr(module, "frozen_backbone", None)
+    monkeypatch.setattr(backbones, "frozen_backbone", None)
     assert view.spec("image", context).shape == (37, 16)
-    monkeypatch.setattr(module, "outline", None)
+    monkeypatch.setattr(backbones, "outline", None)
     assert view.spec("image", context).shape == (37, 16)
     again = DataContext(context.cache, weights=context.weights)
     assert view.spec("image", again).shape == (37, 16)
@@ -169,7 +169,7 @@ def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
 def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context, monkeypatch):
     images = column([png(0), png(1)])
     first = Features(backbone="vit").open(images, "image", context)(torch.arange(2))
-    monkeypatch.setattr(module, "outline", None)
+    monkeypatch.setattr(backbones, "outline", None)
     again = Features(backbone="vit").open(
         unread(nested=False), "image", DataContext(context.cache, weights=context.weights)
     )
@@ -246,7 +246,7 @@ def test_a_text_longer_than_the_backbone_s_positions_is_refused_before_any_work(
         "roberta": RobertaConfig(**text, pad_token_id=1),
     }
     configs[kind].save_pretrained(folder)
-    monkeypatch.setattr(module, "outline", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(backbones, "outline", lambda *_: pytest.fail("work was begun"))
     view = Features(backbone=kind, tower="text" if kind == "clip" else "whole")
     (folder / "vocab.txt").write_text("x")
     most = 38 if kind == "roberta" else 40  # roberta's positions begin behind its padding id

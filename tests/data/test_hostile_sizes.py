@@ -75,10 +75,8 @@ def zeros(count: int) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.array(np.zeros(count, np.int8)))
 
 
-PLAIN, BOUND = (
-    {"store_schema": False},
-    r"bytes in memory or more, the limit is 1,073,741,824 \(max_bytes of the source\)",
-)
+PLAIN = {"store_schema": False}
+BOUND = r"bytes in memory or more, the limit is 1,073,741,824 \(max_bytes of the source\)"
 HOSTILE: dict[str, tuple[type[Arrow | Parquet], Make, str]] = {
     "offset": (Arrow, arrow(lambda: bent(ipc(TEXTS), 8, 50, 2**31 - 1)), r"train\.arrow': damaged"),
     "near offset": (Arrow, arrow(lambda: bent(ipc(TEXTS), 8, 50, 4_000)), r"train\.arrow': damaged"),

@@ -125,9 +125,7 @@ def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
 
 
 def test_only_formats_of_pictures_are_opened() -> None:
-    script = (
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"  # would be run by a program
-    )
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"  # a program would run it
     with pytest.raises(OSError, match="cannot identify"), opened_picture(script):
         pass
 

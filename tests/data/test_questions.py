@@ -15,17 +15,7 @@ from pydantic import ValidationError
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
 from polyfed.data.scenery.wording import ANSWERS
-from polyfed.data.sources.questions import (
-    ANY_KIND,
-    OTHER,
-    AskedQuestion,
-    QuestionKind,
-    Questions,
-    kind_of,
-    learn_answers,
-    one_answer,
-    plain_answers,
-)
+from polyfed.data.sources import questions
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens
 
@@ -46,12 +36,12 @@ def write(folder: Path, **splits: dict[str, list[object]]) -> Path:
     return folder
 
 
-def source(folder: Path, **settings: object) -> Questions:
+def source(folder: Path, **settings: object) -> questions.Questions:
     of = {"name": "parquet", "path": str(folder), "id": "id", "columns": {"text": "questions"}}
-    return Questions.model_validate({"of": of, "kinds": [COUNTING]} | settings)
+    return questions.Questions.model_validate({"of": of, "kinds": [COUNTING]} | settings)
 
 
-def targets(made: Questions, split: str, cache: Path) -> dict[str, list[int]]:
+def targets(made: questions.Questions, split: str, cache: Path) -> dict[str, list[int]]:
     opened = made.open(split, name="qa", data_dir=None)
     view = Tokens.model_validate({"tokenizer": "hashing"})
     samples = assemble(opened, {"text": view}, DataContext(cache))
@@ -67,7 +57,7 @@ def test_classes_are_learnt_from_training_answers_alone(folder: Path, tmp_path: 
     made = source(folder)
     for split in ("train", "test"):
         opened = made.open(split, name="qa", data_dir=None)
-        assert opened.classes["answer"] == ("2", "chair, table", "1", OTHER)
+        assert opened.classes["answer"] == ("2", "chair, table", "1", questions.OTHER)
         assert opened.classes["kind"] == ("number", "other")
     assert targets(made, "train", tmp_path)["answer"] == [0, 1, 1, 0, 2]
     assert targets(made, "test", tmp_path)["answer"] == [3, 2, 0]
@@ -104,9 +94,9 @@ def test_one_row_a_question(tmp_path: Path):
 def test_lists_of_answers_in_rows_of_one_question(tmp_path: Path):
     flat = {"questions": ["what?", "what?"], "answers": [["b", "a"], ["a", "b", "b"]]}
     made = source(write(tmp_path / "flat", train=flat))
-    assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("a, b", OTHER)
+    assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("a, b", questions.OTHER)
     votes = made.model_copy(update={"several": "majority"})
-    assert votes.open("train", name="qa", data_dir=None).classes["answer"] == ("b", OTHER)
+    assert votes.open("train", name="qa", data_dir=None).classes["answer"] == ("b", questions.OTHER)
 
 
 def test_votes_are_the_classes_of_all_answers_whatever_their_number(tmp_path: Path):
@@ -133,11 +123,11 @@ def test_answers_may_be_structs_with_a_text(tmp_path: Path):
 
 def test_numbers_without_names_are_their_own(tmp_path: Path):
     made = source(write(tmp_path / "n", train={"questions": [["a", "b"], ["c"]], "answers": [[7, 9], [9]]}))
-    assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("9", "7", OTHER)
+    assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("9", "7", questions.OTHER)
 
 
 def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
-    made = Questions.model_validate(
+    made = questions.Questions.model_validate(
         {"of": {"name": "scenes", "train": 30, "test": 8, "columns": {"text": "questions"}}, "most": 6}
     )
     opened, inner = (
@@ -150,7 +140,7 @@ def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
     assert sorted(table[:6], key=lambda name: (-given.count(name), name)) == list(table[:6])
     assert min(given.count(name) for name in table[:6]) >= max(given.count(n) for n in ANSWERS if n not in table)
     found = targets(made, "train", tmp_path)["answer"]
-    assert [table[k] for k in found] == [name if name in table else OTHER for name in given]
+    assert [table[k] for k in found] == [name if name in table else questions.OTHER for name in given]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +175,7 @@ def test_missing_training_split_and_columns_are_named(folder: Path):
         ({"targets": {"kind": "number"}}, "target 'kind'"),
         ({"kinds": [COUNTING, COUNTING]}, "different names"),
         ({"table": ["yes", "Yes"]}, "answer 'yes' .* twice"),
-        ({"table": ["yes", OTHER]}, "cannot be a class"),
+        ({"table": ["yes", questions.OTHER]}, "cannot be a class"),
         ({"several": "first"}, "several"),
         ({"most": 0}, "most"),
     ],
@@ -202,44 +192,44 @@ def test_the_targets_that_settings_tell_are_those_of_an_open_split(tmp_path: Pat
         assert set(made.target_names) == set(made.open("train", name="qa", data_dir=None).targets)
 
 
-NUMBER = QuestionKind(name="number", question="^how many")
-TRUTH = QuestionKind(name="yes_no", answer="yes|no")
+NUMBER = questions.QuestionKind(name="number", question="^how many")
+TRUTH = questions.QuestionKind(name="yes_no", answer="yes|no")
 ASKED = [
-    AskedQuestion("how many cats are there", "2"),
-    AskedQuestion("how many dogs are there", "2"),
-    AskedQuestion("how many ants are there", "3"),
-    AskedQuestion("is there a cat", "yes"),
-    AskedQuestion("what is there", "a cat"),
-    AskedQuestion("what else is there", "no"),
+    questions.AskedQuestion("how many cats are there", "2"),
+    questions.AskedQuestion("how many dogs are there", "2"),
+    questions.AskedQuestion("how many ants are there", "3"),
+    questions.AskedQuestion("is there a cat", "yes"),
+    questions.AskedQuestion("what is there", "a cat"),
+    questions.AskedQuestion("what else is there", "no"),
 ]
 
 
 def test_the_table_goes_by_frequency_then_by_the_alphabet():
-    learnt = learn_answers(ASKED, (), None)
+    learnt = questions.learn_answers(ASKED, (), None)
     assert learnt.table == ("2", "3", "a cat", "no", "yes")
-    assert learnt.names == (*learnt.table, OTHER)
-    assert learn_answers(ASKED, (), 2).table == ("2", "3")
+    assert learnt.names == (*learnt.table, questions.OTHER)
+    assert questions.learn_answers(ASKED, (), 2).table == ("2", "3")
 
 
 def test_a_given_table_keeps_its_order_and_guesses_stay_those_of_training():
-    learnt = learn_answers(ASKED, (NUMBER,), 1, ("Yes", "3"))
+    learnt = questions.learn_answers(ASKED, (NUMBER,), 1, ("Yes", "3"))
     assert learnt.table == ("yes", "3")
     assert learnt.number(["yes", "3", "2"]) == [0, 1, 2]
     assert learnt.guesses([0]) == [2]  # "2", which this table lacks
 
 
 def test_kinds_are_those_of_the_first_rule_that_matches():
-    kinds = (NUMBER, TRUTH, QuestionKind(name="both", question="^what", answer="a .*"))
-    assert [kind_of(kinds, one) for one in ASKED] == [0, 0, 0, 1, 2, 1]
-    assert kind_of(kinds, AskedQuestion("what", "cats")) == 3
-    assert learn_answers(ASKED, kinds, None).kind_names == ("number", "yes_no", "both", ANY_KIND)
+    kinds = (NUMBER, TRUTH, questions.QuestionKind(name="both", question="^what", answer="a .*"))
+    assert [questions.kind_of(kinds, one) for one in ASKED] == [0, 0, 0, 1, 2, 1]
+    assert questions.kind_of(kinds, questions.AskedQuestion("what", "cats")) == 3
+    assert questions.learn_answers(ASKED, kinds, None).kind_names == ("number", "yes_no", "both", questions.ANY_KIND)
 
 
 def test_guesses_equal_a_loop_over_random_questions():
     rng = np.random.default_rng(3)
-    asked = [AskedQuestion(f"q{rng.integers(4)}", f"a{rng.integers(6)}") for _ in range(300)]
-    kinds = tuple(QuestionKind(name=f"k{k}", question=f"q{k}") for k in range(3))
-    learnt = learn_answers(asked, kinds, 4)
+    asked = [questions.AskedQuestion(f"q{rng.integers(4)}", f"a{rng.integers(6)}") for _ in range(300)]
+    kinds = tuple(questions.QuestionKind(name=f"k{k}", question=f"q{k}") for k in range(3))
+    learnt = questions.learn_answers(asked, kinds, 4)
     expected = []
     for k in range(4):
         counts = Counter(one.answer for one in asked if one.question == f"q{k}")
@@ -249,7 +239,9 @@ def test_guesses_equal_a_loop_over_random_questions():
 
 
 def test_a_kind_that_training_lacks_is_guessed_as_all_are():
-    learnt = learn_answers(ASKED, (NUMBER, TRUTH, QuestionKind(name="never", question="zebra")), None)
+    learnt = questions.learn_answers(
+        ASKED, (NUMBER, TRUTH, questions.QuestionKind(name="never", question="zebra")), None
+    )
     assert [learnt.table[k] for k in learnt.guesses([0, 1, 2])] == ["2", "no", "2"]
     assert learnt.guesses([3]) == [learnt.table.index("a cat")]
 
@@ -266,13 +258,13 @@ def test_a_kind_that_training_lacks_is_guessed_as_all_are():
     ],
 )
 def test_one_class_of_several_answers(given, several, expected):
-    assert one_answer(plain_answers(given), several) == expected
+    assert questions.one_answer(questions.plain_answers(given), several) == expected
 
 
 @pytest.mark.parametrize("given", [None, [], "", " ", ["a", ""], [1, 2], ["a", None]])
 def test_what_is_no_answer_is_refused(given):
     with pytest.raises(ValueError, match=re.escape(repr(given))):
-        plain_answers(given)
+        questions.plain_answers(given)
 
 
 @pytest.mark.parametrize(
@@ -286,4 +278,4 @@ def test_what_is_no_answer_is_refused(given):
 )
 def test_useless_rules_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
-        QuestionKind.model_validate(settings)
+        questions.QuestionKind.model_validate(settings)

@@ -309,10 +309,7 @@ def test_relations_are_told_the_right_way_round():
         for caption in captions(PAIR, 1.0, rng(seed)):
             star = min(caption.find(word) % 1000 for word in WORDS["shapes"]["star"])
             ring = min(caption.find(word) % 1000 for word in WORDS["shapes"]["ring"])
-            left, right = (
-                mentions(caption, WORDS["relations"]["left"]),
-                mentions(caption, WORDS["relations"]["right"]),
-            )
+            left, right = (mentions(caption, WORDS["relations"][side]) for side in ("left", "right"))
             if not (left or right):
                 continue
             told += 1

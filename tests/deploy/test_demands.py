@@ -280,7 +280,7 @@ def test_the_check_gives_the_epsilon_of_each_client_that_trains_with_noise(tmp_p
 
 def test_a_plan_that_does_not_meet_the_demands_is_an_error(tmp_path: Path) -> None:
     found = lines(site(tmp_path / "f", sums="only"))
-    assert re.search(r"error +plan and demands: the planned run would be refused: site 'hospital' demands", found)
+    assert re.search(r"error +plan and demands: the plan would be refused: site 'hospital' demands", found)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from polyfed.federation.client import Client
 from polyfed.privacy.answered import FILE
 from polyfed.wire.messages import Cause, Request
 from polyfed.wire.payload import Payload, Representations, Weights
-from sessions import prepared, site_of
+from sessions import asked, prepared, site_of
 from small_federations import Config, federation_for, topics
 
 
@@ -33,13 +33,6 @@ def small(**run: Any) -> Config:
     config["data"]["sources"]["texts"] |= {"train": 60, "test": 20}
     config["run"] |= {"rounds": 2} | run
     return config
-
-
-def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
-    client = next(iter(site.federation.members))
-    weights = site.federation.client_model(site.federation.members[client]).state_dict()
-    payload = Payload({"weights": Weights({name: scale * value for name, value in weights.items()})})
-    return replace(Request(client, "fit", 1, 0, None, payload), **more)
 
 
 def told(site: Site, request: Request) -> str:

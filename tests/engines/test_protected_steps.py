@@ -20,7 +20,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import prepared, site_of
+from sessions import asked, prepared, site_of
 from small_federations import Config, federation_for, topics
 
 CLIPS = {"weights": 1.0, "representations": 1.0, "logits": 1.0}
@@ -98,12 +98,12 @@ def test_a_step_that_fails_is_answered_as_one_that_does_not(
     break_data(site_of(sessions[1]))
     well, ill = (answered(session, monkeypatch) for session in sessions)
     assert len(well) == len(ill) > 2
-    for (asked, answer), (_, other) in zip(well, ill, strict=True):
+    for (request, answer), (_, other) in zip(well, ill, strict=True):
         assert answer.failure is None
         assert other.failure is None
-        if asked.round == 1:  # later ones are asked with what the server made of the first
-            assert layout(answer.payload) == layout(other.payload), asked.step
-    for client in {asked.client for asked, answer in well if answer.payload is not None and answer.payload.fields}:
+        if request.round == 1:  # later ones are asked with what the server made of the first
+            assert layout(answer.payload) == layout(other.payload), request.step
+    for client in {request.client for request, answer in well if answer.payload is not None and answer.payload.fields}:
         assert charges(tmp_path / "ill", client) == charges(tmp_path / "well", client) > 0
 
 
@@ -113,9 +113,9 @@ def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pyt
     config["privacy"] = {"reply": {"logits": 4.0, "votes": True, "noise_multiplier": 1.0}, "metrics": "clear"}
     session = prepared(config, tmp_path / "run")
     break_data(site_of(session))
-    for asked, answer in answered(session, monkeypatch, rounds=1):
+    for request, answer in answered(session, monkeypatch, rounds=1):
         assert answer.payload is not None
-        for rows in answer.payload.bundles["knowledge"].values() if asked.step == "tell" else ():
+        for rows in answer.payload.bundles["knowledge"].values() if request.step == "tell" else ():
             assert torch.equal(rows.sort(-1).values[:, -2:], torch.tensor([[0.0, 4.0]]).expand(len(rows), 2))
 
 
@@ -130,13 +130,6 @@ def site(tmp_path: Path) -> Site:
     config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
     config["run"]["rounds"] = 3
     return site_of(prepared(config, tmp_path / "run"))
-
-
-def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
-    client = next(iter(site.federation.members))
-    weights = site.federation.client_model(site.federation.members[client]).state_dict()
-    payload = Payload({"weights": Weights({name: scale * value for name, value in weights.items()})})
-    return replace(Request(client, "fit", 1, 0, None, payload), **more)
 
 
 def change(request: Request, answer: Answer) -> Tensor:
@@ -259,7 +252,7 @@ def test_a_ledger_that_is_gone_stops_its_client(site: Site, tmp_path: Path) -> N
     error = site.answer(asked(site, round=2)).failure
     assert error is not None
     assert error.text.startswith("DataError: ")
-    assert "lacks the last that 'text-0.head' knows" in error.text
+    assert "lacks the last that 'text-0.head' has" in error.text
 
 
 # ---- what is kept

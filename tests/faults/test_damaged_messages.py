@@ -108,7 +108,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "attribute that is none": (header(0, attributes={"order": ["a"]}), "damaged message"),
     "attributes": (header(0, attributes=7), "damaged message"),
     "type": (tensor_spec("image", "object", [80, 8]), "KeyError: 'object'"),
-    "shape": (tensor_spec("image", "float32", [81, 8]), "expected 2592"),
+    "shape": (tensor_spec("image", "float32", [81, 8]), "not 2592"),
     "shape that wraps": (tensor_spec("image", "float32", [1 << 32, 1 << 32]), "damaged message"),
     "shape that wraps to nothing": (
         both(tensor_spec("image", "float32", [1 << 32, 1 << 32]), raw(lambda data: b"")),

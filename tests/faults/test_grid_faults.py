@@ -7,20 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fake_grid
 import pytest
-from fake_grid import (
-    DESCRIBE,
-    MANY,
-    Delivery,
-    Fault,
-    Rule,
-    comes_back_as,
-    dies_after,
-    dies_before,
-    goes_away,
-    is_silent,
-    served,
-)
 from federations_in_process import InProcess
 from struck_runs import events, ready, reasons, results
 
@@ -38,14 +26,16 @@ def test_a_deployment_gives_the_bits_of_the_simulation(
 
 
 @pytest.mark.parametrize(
-    "fault", [dies_before, dies_after, goes_away(3), comes_back_as(999)], ids=["before", "after", "away", "renamed"]
+    "fault",
+    [fake_grid.dies_before, fake_grid.dies_after, fake_grid.goes_away(3), fake_grid.comes_back_as(999)],
+    ids=["before", "after", "away", "renamed"],
 )
 @pytest.mark.parametrize("client", ["image", "paired-1"])
 def test_a_step_that_was_lost_is_done_again_to_the_same_bits(
-    federation: InProcess, undisturbed: Undisturbed, tmp_path: Path, fault: Fault, client: str
+    federation: InProcess, undisturbed: Undisturbed, tmp_path: Path, fault: fake_grid.Fault, client: str
 ) -> None:
     federation.engine["absence"] = 60.0
-    federation.grid.rules = [Rule(fault, client=client, round=2, step="fit")]
+    federation.grid.rules = [fake_grid.Rule(fault, client=client, round=2, step="fit")]
     assert results(federation.run(tmp_path / "run").folder) == undisturbed
     assert federation.grid.steps(client).count(("fit", 2)) == 2
 
@@ -53,12 +43,12 @@ def test_a_step_that_was_lost_is_done_again_to_the_same_bits(
 def test_an_evaluation_that_was_lost_is_done_again(
     federation: InProcess, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    federation.grid.rules = [Rule(dies_before, step="assess", times=2)]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.dies_before, step="assess", times=2)]
     assert results(federation.run(tmp_path / "run").folder) == undisturbed
 
 
 def test_a_step_that_is_lost_again_and_again_costs_its_clients_the_round(federation: InProcess, tmp_path: Path) -> None:
-    federation.grid.rules = [Rule(dies_after, client="paired-0", round=2, step="fit", times=3)]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.dies_after, client="paired-0", round=2, step="fit", times=3)]
     folder = federation.run(tmp_path / "run", evaluate_clients=False).folder
     assert events(folder) == [
         *((2, client, "client_excluded") for client in ("paired-0", "paired-1")),
@@ -74,13 +64,13 @@ def test_a_node_that_stays_away_is_waited_for_once(federation: InProcess, tmp_pa
     federation.engine["absence"] = 1.0
     node, looks_left = federation.node("image"), []
 
-    def noted(delivery: Delivery) -> Any:
+    def noted(delivery: fake_grid.Delivery) -> Any:
         looks_left.append(federation.grid.away[node])
-        return served(delivery)
+        return fake_grid.served(delivery)
 
     federation.grid.rules = [
-        Rule(goes_away(MANY), client="image", round=2),
-        Rule(noted, client="paired-0", round=3, step="fit"),
+        fake_grid.Rule(fake_grid.goes_away(fake_grid.MANY), client="image", round=2),
+        fake_grid.Rule(noted, client="paired-0", round=3, step="fit"),
     ]
     folder = federation.run(tmp_path / "run", rounds=6).folder
     assert reasons(folder) == {"image": "its node is away for more than 1 s"}
@@ -92,7 +82,7 @@ def test_a_node_that_stays_away_is_waited_for_once(federation: InProcess, tmp_pa
 
 def test_a_node_that_is_back_takes_part_again(federation: InProcess, tmp_path: Path) -> None:
     federation.engine["absence"] = 0.0
-    federation.grid.rules = [Rule(goes_away(10), client="image", round=2)]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.goes_away(10), client="image", round=2)]
     folder = federation.run(tmp_path / "run", rounds=12, evaluate_clients=False).folder
     kinds = [event for _, participant, event in events(folder) if participant == "image"]
     assert kinds[-1] == "client_returned"
@@ -106,7 +96,7 @@ def test_a_node_that_is_back_takes_part_again(federation: InProcess, tmp_path: P
 def test_a_node_that_is_never_heard_of_is_late_and_asked_again_in_the_next_round(
     federation: InProcess, tmp_path: Path
 ) -> None:
-    federation.grid.rules = [Rule(is_silent, client="image", round=2, step="fit")]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.is_silent, client="image", round=2, step="fit")]
     exchange = {"phases": {"fit": {"deadline": 0.2}}}
     folder = federation.run(tmp_path / "run", exchange=exchange, evaluate_clients=False).folder
     assert events(folder) == [(2, "image", "client_excluded"), (3, "image", "client_returned")]
@@ -114,7 +104,7 @@ def test_a_node_that_is_never_heard_of_is_late_and_asked_again_in_the_next_round
 
 
 def test_clients_that_share_a_message_have_a_deadline_each(federation: InProcess, tmp_path: Path) -> None:
-    federation.grid.rules = [Rule(is_silent, client="paired-0", round=1, step="fit")]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.is_silent, client="paired-0", round=1, step="fit")]
     started = time.monotonic()
     with pytest.raises(ExchangeError, match=r"paired-0: no answer within 0\.5 s; paired-1: no answer within 0\.5 s"):
         federation.run(tmp_path / "run", exchange={"phases": {"fit": {"deadline": 0.5, "min_clients": 3}}})
@@ -129,7 +119,7 @@ def test_clients_that_share_a_message_have_a_deadline_each(federation: InProcess
 def test_too_few_stop_the_run_with_the_causes_and_a_resume_ends_in_the_same_bits(
     federation: InProcess, undisturbed: Undisturbed, tmp_path: Path, patience: dict[str, object], needed: int
 ) -> None:
-    federation.grid.rules = [Rule(dies_after, client="paired-1", round=2, step="fit", times=3)]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.dies_after, client="paired-1", round=2, step="fit", times=3)]
     told = rf"round 2: 1 of 3 clients .* 'fit', the quorum .*min_clients\) is {needed} \(paired-0: its node or .*"
     with pytest.raises(ExchangeError, match=f"{told}paired-1: its node or process failed"):
         federation.run(tmp_path / "run", exchange=patience)
@@ -140,7 +130,7 @@ def test_too_few_stop_the_run_with_the_causes_and_a_resume_ends_in_the_same_bits
 
 
 def test_a_site_that_does_not_join_is_named_and_nothing_is_left(federation: InProcess, tmp_path: Path) -> None:
-    federation.grid.away[federation.node("image")] = MANY
+    federation.grid.away[federation.node("image")] = fake_grid.MANY
     with pytest.raises(ExchangeError, match=r"not all sites can take part: image: did not join within 0\.3 s"):
         federation.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -154,13 +144,15 @@ def test_a_site_that_joins_late_is_waited_for(federation: InProcess, tmp_path: P
 
 def test_a_node_that_fails_to_say_who_it_is_is_asked_again(federation: InProcess, tmp_path: Path) -> None:
     federation.engine["join"] = 60.0
-    federation.grid.rules = [Rule(dies_before, kind=DESCRIBE, times=3)]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.dies_before, kind=fake_grid.DESCRIBE, times=3)]
     assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
 
 
-@pytest.mark.parametrize("fault", [dies_before, is_silent], ids=["dies", "silent"])
-def test_waiting_for_a_node_that_never_says_who_it_is_ends(federation: InProcess, tmp_path: Path, fault: Fault) -> None:
-    federation.grid.rules = [Rule(fault, kind=DESCRIBE, times=MANY)]
+@pytest.mark.parametrize("fault", [fake_grid.dies_before, fake_grid.is_silent], ids=["dies", "silent"])
+def test_waiting_for_a_node_that_never_says_who_it_is_ends(
+    federation: InProcess, tmp_path: Path, fault: fake_grid.Fault
+) -> None:
+    federation.grid.rules = [fake_grid.Rule(fault, kind=fake_grid.DESCRIBE, times=fake_grid.MANY)]
     with pytest.raises(ExchangeError, match=r"paired: did not join within 0\.3 s; image: did not join within 0\.3 s"):
         federation.run(tmp_path / "run")
 
@@ -168,20 +160,20 @@ def test_waiting_for_a_node_that_never_says_who_it_is_ends(federation: InProcess
 def test_a_message_that_flower_does_not_take_is_offered_again(
     federation: InProcess, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    federation.grid.rules = [Rule(_refusing(1), client="paired-0", round=1, step="fit")]
+    federation.grid.rules = [fake_grid.Rule(_refusing(1), client="paired-0", round=1, step="fit")]
     assert results(federation.run(tmp_path / "run").folder) == undisturbed
 
 
 def test_messages_that_flower_never_takes_cost_their_clients_the_round(federation: InProcess, tmp_path: Path) -> None:
-    federation.grid.rules = [Rule(_refusing(4), client="paired-0", round=1, step="assess")]
+    federation.grid.rules = [fake_grid.Rule(_refusing(4), client="paired-0", round=1, step="assess")]
     folder = federation.run(tmp_path / "run").folder
     refused = f"Flower refused a message to node {federation.node('paired')}"
     assert reasons(folder) == {"paired-0": refused, "paired-1": refused}
     assert events(folder)[-1][2] == "client_returned"
 
 
-def _refusing(times: int) -> Fault:
-    def fault(delivery: Delivery) -> Any:
+def _refusing(times: int) -> fake_grid.Fault:
+    def fault(delivery: fake_grid.Delivery) -> Any:
         delivery.grid.refused = times
         return delivery.serve(delivery.message.content)
 
@@ -189,10 +181,10 @@ def _refusing(times: int) -> Fault:
 
 
 def test_a_resumed_run_goes_on_without_a_site_that_is_not_there(federation: InProcess, tmp_path: Path) -> None:
-    federation.grid.rules = [Rule(dies_before, client="paired-0", round=2, times=3)]
+    federation.grid.rules = [fake_grid.Rule(fake_grid.dies_before, client="paired-0", round=2, times=3)]
     with pytest.raises(ExchangeError):
         federation.run(tmp_path / "run", exchange={"min_clients": 2})
-    federation.grid.away[federation.node("image")] = MANY
+    federation.grid.away[federation.node("image")] = fake_grid.MANY
     folder = federation.resume(tmp_path / "run").folder
     assert {event for event in events(folder) if event[2] == "client_excluded"} == {
         (number, "image", "client_excluded") for number in (2, 3)

@@ -180,9 +180,9 @@ def failing(**claims: str) -> Callable[[Reply], Any]:
 CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
     "another's name": (
         lambda reply: reply.update(site="paired"),
-        "its node described itself wrongly: it says that it is site 'paired', and its key was admitted as 'image'$",
+        "its node described itself wrongly: it says it is site 'paired', and its key was admitted as 'image'$",
     ),
-    "an error in another's name": (failing(site="paired"), ".*it says that it is site 'paired', and its key was"),
+    "an error in another's name": (failing(site="paired"), ".*it says it is site 'paired', and its key was"),
     "an error in no name": (failing(), "no GPU$"),
     "another's client": (described_as(id="paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
     "another's group": (described_as(id="paired"), ".*client 'paired', which carries the name of site 'paired'"),

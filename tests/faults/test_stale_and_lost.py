@@ -54,9 +54,7 @@ def test_a_server_restored_from_an_old_copy_is_told_so_and_harms_no_state(
     )
     with pytest.raises(ExchangeError, match=told):
         federation.resume(old)
-    at_the_site = [
-        record.getMessage() for record in caplog.records if record.name == "polyfed.deploy.engines.flower_node"
-    ]
+    at_the_site = [one.getMessage() for one in caplog.records if one.name == "polyfed.deploy.engines.flower_node"]
     assert any("client image failed" in line and "the server is stale" in line for line in at_the_site)
     assert {path: path.read_bytes() for path in federation.folder.glob("*/state/**/*.safetensors")} == before
 

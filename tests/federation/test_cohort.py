@@ -177,9 +177,7 @@ def test_every_message_is_entered_in_both_directions() -> None:
     answers = {"b": "lost", "c": bad(weights=weights(float("nan")))}  # what is refused has crossed
     cohort, _ = cohort_of("abc", FakeEngine(answers))
     list(cohort.ask(step, weights=Weights({"w": torch.zeros(10)})))
-    data = [
-        (line["client"], line["direction"]) for line in cohort.channel.ledger.records if line["bundle"] == "weights"
-    ]
+    data = [(one["client"], one["direction"]) for one in cohort.channel.ledger.records if one["bundle"] == "weights"]
     assert data == [("a", "down"), ("b", "down"), ("c", "down"), ("a", "up"), ("c", "up")]
 
 

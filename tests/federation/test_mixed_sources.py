@@ -230,7 +230,7 @@ def swapped(config: Config) -> None:
         ),
         (
             lambda c: c["clients"]["paired"].update(also={"public": True, "items": 9}),
-            ConfigError, "clients.paired.also.items is 9, but 'scenes' has 8 that can be dealt out",
+            ConfigError, "clients.paired.also.items is 9, but 'scenes' has 8 to deal out",
         ),
         (
             lambda c: (c["public"].update(items=4), c["clients"]["paired"].update(count=5, also="public")),

@@ -199,15 +199,8 @@ def diseased(tiny: Config, folder: Path, **group: Any) -> Config:
     text = tiny["server"]["model"]["encoders"]["text"]
     ill = {"name": "dirichlet", "alpha": 1.0, "min_size": 5, "of": ["edema", "effusion"], "together": "patient"}
     model = {"dim": 8, "encoders": {"text": text}}
-    base = {
-        "count": 4,
-        "source": "reports",
-        "model": model,
-        "task": "classification",
-        "test": "dealt",
-        "partition": ill,
-    }
-    tiny["clients"] = {"reports": base | group}
+    base = {"count": 4, "source": "reports", "model": model, "task": "classification", "test": "dealt"}
+    tiny["clients"] = {"reports": base | {"partition": ill} | group}
     return tiny
 
 

@@ -22,6 +22,13 @@ def entry(value: float, size: int = 4) -> dict[str, torch.Tensor]:
     return {"model/w": torch.full((size,), value)}
 
 
+def of_two_rounds(folder: Path) -> StateStore:
+    store = StateStore(folder)
+    store.save("a", (1, 0), entry(1), None)
+    store.save("a", (2, 0), entry(2), (1, 0))
+    return store
+
+
 def value_of(store: StateStore, client: str, label: StateVersion | None) -> float | None:
     found = store.load(client, label)
     return float(found["model/w"][0]) if found else None
@@ -31,9 +38,7 @@ def value_of(store: StateStore, client: str, label: StateVersion | None) -> floa
 
 
 def test_a_client_goes_on_from_the_label_that_it_is_told(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
-    store.save("a", (2, 0), entry(2), (1, 0))
+    store = of_two_rounds(tmp_path)
     for opened in (store, StateStore(tmp_path)):  # another process
         assert value_of(opened, "a", (1, 0)) == 1  # round 2 is done again
         assert value_of(opened, "a", (2, 0)) == 2  # its second phase
@@ -42,9 +47,7 @@ def test_a_client_goes_on_from_the_label_that_it_is_told(tmp_path: Path) -> None
 
 
 def test_a_step_that_is_done_again_replaces_what_it_left(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
-    store.save("a", (2, 0), entry(2), (1, 0))
+    store = of_two_rounds(tmp_path)
     store.save("a", (2, 0), entry(3), (1, 0))
     for opened in (store, StateStore(tmp_path)):
         assert value_of(opened, "a", (2, 0)) == 3
@@ -88,9 +91,7 @@ def test_a_stale_server_is_told_so(tmp_path: Path) -> None:
 
 
 def test_what_is_in_memory_is_not_taken_for_another_label(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
-    store.save("a", (2, 0), entry(2), (1, 0))
+    store = of_two_rounds(tmp_path)
     next(tmp_path.rglob("000001-00*")).unlink()
     assert value_of(store, "a", (2, 0)) == 2
     with pytest.raises(RunError, match="after round 1, phase 0 is not here"):
@@ -98,9 +99,7 @@ def test_what_is_in_memory_is_not_taken_for_another_label(tmp_path: Path) -> Non
 
 
 def test_loading_a_state_makes_it_the_one_in_memory(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
-    store.save("a", (2, 0), entry(2), (1, 0))
+    store = of_two_rounds(tmp_path)
     assert [value_of(store, "a", label) for label in ((1, 0), (2, 0), (1, 0), (1, 0))] == [1, 2, 1, 1]
 
 
@@ -126,25 +125,21 @@ def test_phases_of_a_round_are_kept_along_the_chain(tmp_path: Path) -> None:
 
 
 def test_what_was_refused_is_dropped_with_the_next_step(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
-    store.save("a", (2, 0), entry(2), (1, 0))  # its reply is refused
+    store = of_two_rounds(tmp_path)  # the reply of the second is refused
     store.save("a", (3, 0), entry(3), (1, 0))
     assert store.versions("a") == [(1, 0), (3, 0)]
 
 
 def test_a_lost_future_is_dropped_when_the_past_is_done_again(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    for number in (1, 2, 3):
-        store.save("a", (number, 0), entry(number), (number - 1, 0) if number > 1 else None)
+    store = of_two_rounds(tmp_path)
+    store.save("a", (3, 0), entry(3), (2, 0))
     store.save("a", (2, 0), entry(20), (1, 0))  # the server fell back to round 1
     assert store.versions("a") == [(1, 0), (2, 0)]
 
 
 def test_a_chain_that_breaks_ends_there(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    for number in (1, 2, 3):
-        store.save("a", (number, 0), entry(number), (number - 1, 0) if number > 1 else None)
+    store = of_two_rounds(tmp_path)
+    store.save("a", (3, 0), entry(3), (2, 0))
     (tmp_path / "a" / "000003-00.safetensors").write_bytes(b"rubbish")
     StateStore(tmp_path).save("a", (4, 0), entry(4), (3, 0))
     assert (4, 0) in store.versions("a")

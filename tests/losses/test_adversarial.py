@@ -3,16 +3,7 @@ import math
 import pytest
 import torch
 
-from polyfed.losses.adversarial import (
-    ENCODER_FORMS,
-    Discriminator,
-    discriminator_loss,
-    encoder_loss,
-    frozen_output,
-    minimax,
-    non_saturating,
-    separation,
-)
+from polyfed.losses import adversarial
 
 
 @pytest.fixture
@@ -25,7 +16,7 @@ def logits():
 def parts():
     torch.manual_seed(1)
     leaves = torch.randn(5, 6, requires_grad=True), torch.randn(3, 6, requires_grad=True)
-    return Discriminator(6), *leaves
+    return adversarial.Discriminator(6), *leaves
 
 
 def sigmoid(x):
@@ -44,63 +35,63 @@ def grads(module):
 
 def test_logit_losses_equal_loops(logits):
     real, fake = logits
-    assert float(separation(real, fake)) == pytest.approx(-by_loops(real, fake))
-    assert float(minimax(real, fake)) == pytest.approx(by_loops(real, fake))
+    assert float(adversarial.separation(real, fake)) == pytest.approx(-by_loops(real, fake))
+    assert float(adversarial.minimax(real, fake)) == pytest.approx(by_loops(real, fake))
     expected = -sum(math.log(sigmoid(x)) for x in fake.tolist()) / len(fake)
-    assert float(non_saturating(real, fake)) == pytest.approx(expected)
+    assert float(adversarial.non_saturating(real, fake)) == pytest.approx(expected)
 
 
 def test_losses_of_representations_are_those_of_their_logits(parts):
     discriminator, real, fake = parts
     told = discriminator(real).detach(), discriminator(fake).detach()
-    assert discriminator_loss(*parts).item() == pytest.approx(-by_loops(*told), rel=1e-5)
-    assert encoder_loss(*parts).item() == pytest.approx(by_loops(*told), rel=1e-5)
-    assert torch.equal(encoder_loss(*parts, "non_saturating"), non_saturating(*told))
+    assert adversarial.discriminator_loss(*parts).item() == pytest.approx(-by_loops(*told), rel=1e-5)
+    assert adversarial.encoder_loss(*parts).item() == pytest.approx(by_loops(*told), rel=1e-5)
+    assert torch.equal(adversarial.encoder_loss(*parts, "non_saturating"), adversarial.non_saturating(*told))
 
 
 def test_the_discriminator_loss_trains_the_discriminator_only(parts):
     discriminator, real, fake = parts
-    discriminator_loss(*parts).backward()
+    adversarial.discriminator_loss(*parts).backward()
     assert all(grad is not None and grad.abs().sum() > 0 for grad in grads(discriminator))
     assert real.grad is None
     assert fake.grad is None
 
 
-@pytest.mark.parametrize("form", ENCODER_FORMS)
+@pytest.mark.parametrize("form", adversarial.ENCODER_FORMS)
 def test_an_encoder_loss_trains_the_encoder_only(parts, form):
     discriminator, real, fake = parts
-    encoder_loss(*parts, form).backward()
+    adversarial.encoder_loss(*parts, form).backward()
     assert grads(discriminator) == [None] * 6
     assert all(p.requires_grad for p in discriminator.parameters())
     assert real.grad is None
     assert (fake.grad != 0).any(1).all()
 
 
-@pytest.mark.parametrize("form", ENCODER_FORMS)
+@pytest.mark.parametrize("form", adversarial.ENCODER_FORMS)
 def test_its_gradient_is_that_through_the_whole_discriminator(parts, form):
     discriminator, real, fake = parts
-    (got,) = torch.autograd.grad(encoder_loss(*parts, form), fake)
-    loss = ENCODER_FORMS[form](discriminator(real), discriminator(fake))
+    (got,) = torch.autograd.grad(adversarial.encoder_loss(*parts, form), fake)
+    loss = adversarial.ENCODER_FORMS[form](discriminator(real), discriminator(fake))
     (expected,) = torch.autograd.grad(loss, fake)
     torch.testing.assert_close(got, expected)
 
 
 def test_far_out_losses_stay_finite_and_nan_shows():
     far = torch.tensor([1e4, -1e4])
-    assert float(separation(far, far)) == pytest.approx(1e4)
-    assert all(loss(far, far).isfinite() for loss in ENCODER_FORMS.values())
+    assert float(adversarial.separation(far, far)) == pytest.approx(1e4)
+    assert all(loss(far, far).isfinite() for loss in adversarial.ENCODER_FORMS.values())
     broken = torch.tensor([0.0, math.nan])
-    assert all(loss(far, broken).isnan() for loss in (separation, *ENCODER_FORMS.values()))
+    assert all(loss(far, broken).isnan() for loss in (adversarial.separation, *adversarial.ENCODER_FORMS.values()))
 
 
 def test_a_double_sigmoid_confines_the_losses():
     torch.manual_seed(2)
-    discriminator = Discriminator(6, double_sigmoid=True)
+    discriminator = adversarial.Discriminator(6, double_sigmoid=True)
     with torch.no_grad():
         discriminator.layers[-1].weight.mul_(200)
     told = discriminator(20 * torch.randn(500, 6)).detach()
-    real = torch.stack([separation(one, torch.full((1,), -1e9)) for one in told.split(1)])
-    fake = torch.stack([separation(torch.full((1,), 1e9), one) for one in told.split(1)])
+    real = torch.stack([adversarial.separation(one, torch.full((1,), -1e9)) for one in told.split(1)])
+    fake = torch.stack([adversarial.separation(torch.full((1,), 1e9), one) for one in told.split(1)])
     ends = {"real": (math.log(1 + math.exp(-1)), math.log(2)), "fake": (math.log(2), math.log(1 + math.e))}
     for values, (low, high) in zip((real, fake), ends.values(), strict=True):
         assert float(values.min()) == pytest.approx(low, abs=1e-3)
@@ -110,28 +101,28 @@ def test_a_double_sigmoid_confines_the_losses():
 
 @pytest.mark.parametrize(("real", "fake", "kind"), [(0, 2, "real"), (2, 0, "fake")])
 def test_a_mean_over_nobody_is_refused(real, fake, kind):
-    discriminator = Discriminator(6)
+    discriminator = adversarial.Discriminator(6)
     with pytest.raises(ValueError, match=f"without {kind} representations"):
-        discriminator_loss(discriminator, torch.zeros(real, 6), torch.zeros(fake, 6))
+        adversarial.discriminator_loss(discriminator, torch.zeros(real, 6), torch.zeros(fake, 6))
 
 
 def test_frozen_leaves_a_module_as_it_was_after_an_error(parts):
     discriminator = parts[0]
     before = dict(discriminator.named_parameters())
     with pytest.raises(RuntimeError):
-        frozen_output(discriminator, torch.zeros(2, 7))
+        adversarial.frozen_output(discriminator, torch.zeros(2, 7))
     after = dict(discriminator.named_parameters())
     assert all(after[name] is value and value.requires_grad for name, value in before.items())
 
 
 def test_half_precision_is_raised_and_alternating_works_under_autocast(logits, parts):
     real, fake = (value.bfloat16() for value in logits)
-    assert separation(real, fake).dtype == torch.float32
+    assert adversarial.separation(real, fake).dtype == torch.float32
     discriminator, _, fakes = parts
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(separation(real.float(), fake.float()), separation(real, fake))
-        encoder = encoder_loss(*parts)
-        apart = discriminator_loss(*parts)  # after a frozen call, the weights must still get their gradients
+        assert torch.equal(adversarial.separation(real.float(), fake.float()), adversarial.separation(real, fake))
+        encoder = adversarial.encoder_loss(*parts)
+        apart = adversarial.discriminator_loss(*parts)  # after a frozen call, weights still get gradients
     apart.backward()
     assert all(grad is not None for grad in grads(discriminator))
     assert fakes.grad is None
@@ -144,7 +135,7 @@ def test_half_precision_is_raised_and_alternating_works_under_autocast(logits, p
 # ---- the discriminator
 
 
-def mlp_by_loops(discriminator: Discriminator, x: list[float], slope: float) -> float:
+def mlp_by_loops(discriminator: adversarial.Discriminator, x: list[float], slope: float) -> float:
     layers = [layer for layer in discriminator.layers if isinstance(layer, torch.nn.Linear)]
     for number, layer in enumerate(layers):
         rows = zip(layer.weight.tolist(), layer.bias.tolist(), strict=True)
@@ -156,12 +147,12 @@ def mlp_by_loops(discriminator: Discriminator, x: list[float], slope: float) -> 
 
 
 def test_a_discriminator_has_the_parameters_of_the_paper():
-    assert sum(p.numel() for p in Discriminator(256).parameters()) == 41_217
+    assert sum(p.numel() for p in adversarial.Discriminator(256).parameters()) == 41_217
 
 
 @pytest.mark.parametrize(("hidden", "slope"), [((128, 64), 0.2), ((5,), 0.01), ((), 0.2)])
 def test_logits_equal_the_formula(hidden, slope):
-    discriminator = Discriminator(6, hidden, slope).double()
+    discriminator = adversarial.Discriminator(6, hidden, slope).double()
     x = 3 * torch.randn(4, 6, dtype=torch.float64)
     expected = torch.tensor([mlp_by_loops(discriminator, row, slope) for row in x.tolist()], dtype=torch.float64)
     torch.testing.assert_close(discriminator(x), expected)
@@ -169,7 +160,7 @@ def test_logits_equal_the_formula(hidden, slope):
 
 
 def test_with_a_double_sigmoid_it_gives_probabilities():
-    plain, doubled = Discriminator(6), Discriminator(6, double_sigmoid=True)
+    plain, doubled = adversarial.Discriminator(6), adversarial.Discriminator(6, double_sigmoid=True)
     doubled.load_state_dict(plain.state_dict())
     x = 3 * torch.randn(4, 6)
     expected = torch.tensor([1 / (1 + math.exp(-value)) for value in plain(x).tolist()])
@@ -177,4 +168,4 @@ def test_with_a_double_sigmoid_it_gives_probabilities():
 
 
 def test_no_samples_give_no_logits():
-    assert Discriminator(6)(torch.zeros(0, 6)).shape == (0,)
+    assert adversarial.Discriminator(6)(torch.zeros(0, 6)).shape == (0,)

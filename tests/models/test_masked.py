@@ -8,17 +8,8 @@ from encoder_cases import CONTEXT, TEXTS
 from torch import nn
 
 from polyfed.data.view import InputSpec
+from polyfed.models import masked
 from polyfed.models.encoders.blocks import Blocks
-from polyfed.models.masked import (
-    PatchDecoder,
-    encode_visible,
-    hidden_count,
-    maskable,
-    patches_of,
-    random_masking,
-    reconstruction_loss,
-    sine_cosine,
-)
 
 
 def stream(seed=1):
@@ -40,14 +31,14 @@ def parameters(module):
     ("patches", "ratio", "hidden"), [(196, 0.75, 147), (16, 0.6, 10), (4, 0.75, 3), (2, 0.75, 1), (4, 0.01, 1)]
 )
 def test_exactly_the_ratio_is_hidden(patches, ratio, hidden):
-    assert hidden_count(patches, ratio) == hidden
-    masking = random_masking(5, patches, ratio, stream())
+    assert masked.hidden_count(patches, ratio) == hidden
+    masking = masked.random_masking(5, patches, ratio, stream())
     assert masking.hidden.sum(1).tolist() == [hidden] * 5
     assert masking.visible.shape == (5, patches - hidden)
 
 
 def test_visible_and_hidden_make_up_the_picture():
-    masking = random_masking(6, 9, 0.75, stream())
+    masking = masked.random_masking(6, 9, 0.75, stream())
     for seen, restore, hidden in zip(*(part.tolist() for part in masking), strict=True):
         assert sorted(seen) == [k for k in range(9) if not hidden[k]]
         assert sorted(restore) == list(range(9))
@@ -55,10 +46,10 @@ def test_visible_and_hidden_make_up_the_picture():
 
 
 def test_each_picture_has_a_mask_of_its_own_and_the_stream_decides():
-    first, second = (random_masking(8, 16, 0.5, stream()) for _ in range(2))
+    first, second = (masked.random_masking(8, 16, 0.5, stream()) for _ in range(2))
     assert len({tuple(row) for row in first.hidden.tolist()}) > 1
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    counts = random_masking(4000, 8, 0.75, stream()).hidden.float().mean(0)
+    counts = masked.random_masking(4000, 8, 0.75, stream()).hidden.float().mean(0)
     assert torch.allclose(counts, torch.full((8,), 0.75), atol=0.03)
 
 
@@ -68,28 +59,28 @@ def test_each_picture_has_a_mask_of_its_own_and_the_stream_decides():
 def test_only_visible_patches_pass_the_blocks():
     encoder = encoder_of()
     x = torch.randn(3, 3, 16, 16)
-    masking = random_masking(3, 16, 0.75, stream())
-    encoded = encode_visible(encoder, x, masking)
+    masking = masked.random_masking(3, 16, 0.75, stream())
+    encoded = masked.encode_visible(encoder, x, masking)
     assert encoded.shape == (3, 5, 96)
     tiles = x.reshape(3, 3, 4, 4, 4, 4)  # rows and columns of patches at dimensions 2 and 4
     hidden = masking.hidden.view(3, 1, 4, 1, 4, 1)
     other = torch.where(hidden, torch.randn_like(tiles), tiles).reshape_as(x)
     assert not torch.equal(other, x)
-    assert torch.allclose(encode_visible(encoder, other, masking), encoded, atol=1e-6)
+    assert torch.allclose(masked.encode_visible(encoder, other, masking), encoded, atol=1e-6)
 
 
 def test_with_nothing_hidden_it_is_the_encoder():
     encoder = encoder_of()
     x = torch.randn(2, 3, 16, 16)
-    everything = random_masking(2, 16, 0.5, stream())._replace(visible=torch.arange(16).expand(2, -1))
-    assert torch.allclose(encode_visible(encoder, x, everything)[:, 0], encoder(x), atol=1e-6)
+    everything = masked.random_masking(2, 16, 0.5, stream())._replace(visible=torch.arange(16).expand(2, -1))
+    assert torch.allclose(masked.encode_visible(encoder, x, everything)[:, 0], encoder(x), atol=1e-6)
 
 
 def test_which_encoders_can():
-    assert maskable(encoder_of())
-    assert not maskable(encoder_of(16, 16))  # one patch
-    assert not maskable(Blocks(depth=1).build(96, TEXTS, CONTEXT))
-    assert not maskable(nn.Linear(2, 2))
+    assert masked.maskable(encoder_of())
+    assert not masked.maskable(encoder_of(16, 16))  # one patch
+    assert not masked.maskable(Blocks(depth=1).build(96, TEXTS, CONTEXT))
+    assert not masked.maskable(nn.Linear(2, 2))
 
 
 # ---- decoder
@@ -99,7 +90,7 @@ def test_the_decoder_of_the_papers_size():
     """He et al.'s for ViT-B/16: 768 to 512, mask token, 8 blocks of 512, norm, 512 to 16 x 16 x 3 pixels."""
     with torch.device("meta"):
         encoder = Blocks(size="base", depth=1, patch=16).build(768, InputSpec((3, 224, 224)), CONTEXT)
-        decoder = PatchDecoder(encoder, 512, 8, 16)
+        decoder = masked.PatchDecoder(encoder, 512, 8, 16)
     attention = 512 * 1536 + 1536 + 512 * 512 + 512
     mlp = 512 * 2048 + 2048 + 2048 * 512 + 512
     block = attention + mlp + 2 * 2 * 512
@@ -113,10 +104,10 @@ def test_the_decoder_of_the_papers_size():
 def test_the_decoder_restores_the_order():
     """Without blocks, each visible patch comes out of its own place, and every other place holds the mask token."""
     encoder = encoder_of()
-    decoder = PatchDecoder(encoder, 32, 1, 2)
+    decoder = masked.PatchDecoder(encoder, 32, 1, 2)
     decoder.blocks = nn.ModuleList()
     decoder.norm = nn.Identity()
-    masking = random_masking(4, 16, 0.75, stream())
+    masking = masked.random_masking(4, 16, 0.75, stream())
     encoded = torch.randn(4, 5, 96)
     found = decoder(encoded, masking.restore)
     assert found.shape == (4, 16, 48)
@@ -129,14 +120,14 @@ def test_the_decoder_restores_the_order():
 
 
 def test_positions_are_sines_and_cosines_of_row_and_column():
-    found = sine_cosine((2, 3), 8)
+    found = masked.sine_cosine((2, 3), 8)
     for row in range(2):
         for column in range(3):
             rates = [1.0, 10000**-0.5]
             one = [f(side * rate) for side in (row, column) for f in (math.sin, math.cos) for rate in rates]
             assert found[row * 3 + column].tolist() == pytest.approx(one, abs=1e-6)
     with pytest.raises(ValueError, match="width 6 is no multiple of 4"):
-        sine_cosine((2, 2), 6)
+        masked.sine_cosine((2, 2), 6)
 
 
 # ---- loss
@@ -145,7 +136,7 @@ def test_positions_are_sines_and_cosines_of_row_and_column():
 @pytest.mark.parametrize("normalise", [True, False])
 def test_the_loss_equals_loops_over_hidden_patches(normalise):
     patches, predicted = torch.randn(3, 6, 5), torch.randn(3, 6, 5)
-    hidden = random_masking(3, 6, 0.5, stream()).hidden
+    hidden = masked.random_masking(3, 6, 0.5, stream()).hidden
     errors = []
     for b in range(3):
         for n in range(6):
@@ -156,25 +147,25 @@ def test_the_loss_equals_loops_over_hidden_patches(normalise):
             deviation = math.sqrt(sum((v - mean) ** 2 for v in true) / 4 + 1e-6)
             wanted = [(v - mean) / deviation for v in true] if normalise else true
             errors += [(p - w) ** 2 for p, w in zip(predicted[b, n].tolist(), wanted, strict=True)]
-    found = reconstruction_loss(predicted, patches, hidden, normalise=normalise)
+    found = masked.reconstruction_loss(predicted, patches, hidden, normalise=normalise)
     assert float(found) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
 
 
 def test_a_patch_of_one_colour_is_no_problem():
-    loss = reconstruction_loss(torch.ones(1, 2, 3), torch.ones(1, 2, 3), torch.ones(1, 2).bool(), normalise=True)
+    loss = masked.reconstruction_loss(torch.ones(1, 2, 3), torch.ones(1, 2, 3), torch.ones(1, 2).bool(), normalise=True)
     assert float(loss) == 1.0  # the normalised patch is 0
 
 
 def loss_of(encoder, decoder, x, masks):
-    patches = patches_of(encoder, x)
-    masking = random_masking(len(x), patches.shape[1], 0.5, masks)
-    predicted = decoder(encode_visible(encoder, x, masking), masking.restore)
-    return reconstruction_loss(predicted, patches, masking.hidden, normalise=False)
+    patches = masked.patches_of(encoder, x)
+    masking = masked.random_masking(len(x), patches.shape[1], 0.5, masks)
+    predicted = decoder(masked.encode_visible(encoder, x, masking), masking.restore)
+    return masked.reconstruction_loss(predicted, patches, masking.hidden, normalise=False)
 
 
 def test_encoder_and_decoder_receive_gradients():
     encoder = encoder_of()
-    decoder = PatchDecoder(encoder, 32, 1, 2)
+    decoder = masked.PatchDecoder(encoder, 32, 1, 2)
     loss_of(encoder, decoder, torch.randn(2, 3, 16, 16), stream()).backward()
     for name, value in (*encoder.named_parameters(), *decoder.named_parameters()):
         assert value.grad is not None, name

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from papers.creamfl.drift import (
-    Drift,
-    Represented,
-    drifts_of,
-    linear_cka,
-    mean_distances,
-    modality_drift,
-    one_of_each_item,
-    public_representations,
-)
+from papers.creamfl import drift
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,27 +20,27 @@ def unit(*shape: int, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def participant(name: str, group: str | None, values: Tensor) -> Represented:
-    return Represented(name, group, 3, {"sound": values})
+def participant(name: str, group: str | None, values: Tensor) -> drift.Represented:
+    return drift.Represented(name, group, 3, {"sound": values})
 
 
 def test_distances_by_hand_and_by_loop() -> None:
     a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0, 0.0], [0.0, 1.0]])
-    assert mean_distances([a, b]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    assert drift.mean_distances([a, b]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
     sets = [unit(9, 4, seed=k) for k in range(3)]
-    found = mean_distances(sets)
+    found = drift.mean_distances(sets)
     for i in range(3):
         for j in range(3):
             gaps = [math.dist(p.tolist(), q.tolist()) for p, q in zip(sets[i], sets[j], strict=True)]
             assert float(found[i, j]) == pytest.approx(sum(gaps) / 9)
     order = torch.tensor([8, 0, 3, 1, 2, 7, 6, 5, 4])
-    torch.testing.assert_close(mean_distances([each[order] for each in sets]), found)
+    torch.testing.assert_close(drift.mean_distances([each[order] for each in sets]), found)
 
 
 def test_means_over_pairs() -> None:
     same, other = unit(20, 5), unit(20, 5, seed=1)
     shown = {"a-0": ("a", same), "a-1": ("a", same), "b": ("b", -same), "server": (None, other)}
-    found = modality_drift("sound", [participant(name, *own) for name, own in shown.items()])
+    found = drift.modality_drift("sound", [participant(name, *own) for name, own in shown.items()])
     assert (found.clients, found.server) == ((0, 1, 2), 3)
     to_server = float(found.distances[:3, 3].mean())
     between = {"same": (1, 0), "different": (2, 2), "all": (3, 4 / 3), "server": (3, to_server)}
@@ -64,17 +55,17 @@ def test_means_over_pairs() -> None:
 
 def test_one_client_and_the_server_or_no_server() -> None:
     one, other = unit(9, 3), unit(9, 3, seed=1)
-    found = modality_drift("sound", [participant("a", "a", one), participant("server", None, other)])
+    found = drift.modality_drift("sound", [participant("a", "a", one), participant("server", None, other)])
     assert (found.between("all").pairs, found.between("server").pairs) == (0, 1)
     assert math.isnan(found.between("all").distance)
-    alone = modality_drift("sound", [participant("a", "a", one), participant("b", "b", other)])
+    alone = drift.modality_drift("sound", [participant("a", "a", one), participant("b", "b", other)])
     assert alone.server is None
     assert math.isnan(alone.between("server").cka)
 
 
 def test_widths_may_differ() -> None:
     sets = [unit(12, 3), unit(12, 5, seed=1), unit(12, 3, seed=2)]
-    found = modality_drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
+    found = drift.modality_drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
     assert found.distances[1].isnan().tolist() == [True, False, True]
     assert found.alignment.isfinite().all()
     assert found.mapped == (0, 2)
@@ -84,17 +75,15 @@ def test_widths_may_differ() -> None:
 
 def test_drift_of_a_run(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
-    number, (image, text) = drifts_of(opened, "last", 10, "pca")
+    number, (image, text) = drift.drifts_of(opened, "last", 10, "pca")
     assert number == 10
-    assert (image.names, text.names) == (
-        ("paired-0", "paired-1", "image", "server"),
-        ("paired-0", "paired-1", "server"),
-    )
+    assert image.names == ("paired-0", "paired-1", "image", "server")
+    assert text.names == ("paired-0", "paired-1", "server")
     assert image.groups == ("paired", "paired", "image", None)
     assert image.rounds == (1, 1, 1, 1)
     # another way to the same figure: both models on the whole public set, one picture an item
     server = open_run(fedafd_run).server_model("last")
-    every = drifts_of(opened, "last", 250, "pca")[1][0]
+    every = drift.drifts_of(opened, "last", 250, "pca")[1][0]
     views = {name: each.view for name, each in server.settings.encoders.items()}
     public = opened.federation.public_samples(views)
     assert public is not None
@@ -106,7 +95,7 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
 
 def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
-    found, again = (Drift(samples=6, method="pca").answer(opened) for _ in range(2))
+    found, again = (drift.Drift(samples=6, method="pca").answer(opened) for _ in range(2))
     assert str(found.figures) == str(again.figures)
     assert found.picture is not None
     (left, right, *_) = found.picture().axes
@@ -121,7 +110,7 @@ def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any]
     opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder)
     assert len(opened.clients) == 2
     alone = with_settings(opened, server=None)
-    found, beside = (drifts_of(each, "last", 250, "pca")[1][0] for each in (alone, opened))
+    found, beside = (drift.drifts_of(each, "last", 250, "pca")[1][0] for each in (alone, opened))
     assert (found.names, found.server) == (tuple(opened.clients), None)
     assert beside.names == (*found.names, "server")
     assert found.between("all") == beside.between("all")
@@ -130,10 +119,10 @@ def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any]
 def test_what_cannot_be(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
     with pytest.raises(ConfigError, match="3 public samples are too few to compare; it takes 4"):
-        drifts_of(opened, "last", 3, "pca")
+        drift.drifts_of(opened, "last", 3, "pca")
     private = with_settings(opened, public=None)
     with pytest.raises(ConfigError, match="has no public set, so there are no samples that all may see"):
-        Drift().answer(private)
+        drift.Drift().answer(private)
 
 
 def test_representations_are_in_the_order_that_is_asked_for(fedafd_run: Path) -> None:
@@ -142,16 +131,16 @@ def test_representations_are_in_the_order_that_is_asked_for(fedafd_run: Path) ->
     public = opened.federation.public_samples({name: each.view for name, each in member.model.encoders.items()})
     assert public is not None
     model, index = opened.client_model("paired-1"), torch.tensor([7, 3, 12])
-    values = public_representations(model, "text", public, index, 2, "client")
+    values = drift.public_representations(model, "text", public, index, 2, "client")
     every = model.represent("text", public.batch(torch.arange(20)).inputs["text"])
     torch.testing.assert_close(values, every[index])
     model.encoders["text"].register_forward_hook(lambda *_: torch.full((1, 8), torch.nan))
     with pytest.raises(DataError, match="representations of 'text' by client hold NaN or infinity"):
-        public_representations(model, "text", public, index, 9, "client")
+        drift.public_representations(model, "text", public, index, 9, "client")
 
 
 def test_one_sample_of_each_item() -> None:
-    assert one_of_each_item(torch.tensor([5, 5, 2, 9, 2, 5, 9])).tolist() == [0, 2, 3]
+    assert drift.one_of_each_item(torch.tensor([5, 5, 2, 9, 2, 5, 9])).tolist() == [0, 2, 3]
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -174,7 +163,7 @@ def test_it_is_as_defined(n: int) -> None:
     x, y = drawn(n, 3) + 2, drawn(n, 5, seed=1)
     y[:, 0] += x[:, 0]
     expected = naive_hsic(x, y) / (naive_hsic(x, x) * naive_hsic(y, y)) ** 0.5
-    found = linear_cka([x, y])
+    found = drift.linear_cka([x, y])
     torch.testing.assert_close(found, torch.tensor([[1, expected], [expected, 1]], dtype=torch.float64))
 
 
@@ -182,23 +171,23 @@ def test_more_samples_than_a_block_of_rows() -> None:
     x, y = drawn(150, 4), drawn(150, 4, seed=1) + drawn(150, 4)
     p, q = (each - each.mean(0) for each in (x, y))
     biased = (p.T @ q).square().sum() / ((p.T @ p).norm() * (q.T @ q).norm())
-    assert float(linear_cka([x, y])[0, 1]) == pytest.approx(float(biased), abs=0.03)
+    assert float(drift.linear_cka([x, y])[0, 1]) == pytest.approx(float(biased), abs=0.03)
 
 
 def test_a_turn_a_shift_and_a_scale_change_nothing() -> None:
     x = drawn(30, 6)
     turn = torch.linalg.qr(drawn(6, 6, seed=2))[0]
     other = drawn(30, 4, seed=3) + x[:, :4]
-    found = linear_cka([x, 7 * x @ turn + 100, other])
+    found = drift.linear_cka([x, 7 * x @ turn + 100, other])
     assert float(found[0, 1]) == pytest.approx(1)
     assert float(found[0, 2]) == pytest.approx(float(found[1, 2]))
     order = torch.randperm(30, generator=torch.Generator().manual_seed(4))
-    torch.testing.assert_close(linear_cka([x[order], 7 * x[order] @ turn + 100, other[order]]), found)
-    torch.testing.assert_close(linear_cka([x.float(), other.float()])[0, 1], found[0, 2], atol=1e-6, rtol=0)
+    torch.testing.assert_close(drift.linear_cka([x[order], 7 * x[order] @ turn + 100, other[order]]), found)
+    torch.testing.assert_close(drift.linear_cka([x.float(), other.float()])[0, 1], found[0, 2], atol=1e-6, rtol=0)
 
 
 def test_vectors_that_are_all_equal_have_none() -> None:
-    found = linear_cka([drawn(10, 3), torch.full((10, 3), 0.1), drawn(10, 2, seed=1)])
+    found = drift.linear_cka([drawn(10, 3), torch.full((10, 3), 0.1), drawn(10, 2, seed=1)])
     assert found.isnan().tolist() == [[False, True, False], [True] * 3, [False, True, False]]
 
 
@@ -207,4 +196,4 @@ def test_vectors_that_are_all_equal_have_none() -> None:
 )
 def test_sets_that_cannot_be_aligned(sets: list[Tensor]) -> None:
     with pytest.raises(DataError, match="it needs one finite vector for each of at least 4 samples"):
-        linear_cka(sets)
+        drift.linear_cka(sets)

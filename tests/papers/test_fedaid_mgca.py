@@ -4,13 +4,7 @@ import math
 
 import pytest
 import torch
-from papers.fedaid.objectives import (
-    prototype_alignment,
-    sinkhorn,
-    token_alignment,
-    token_weights,
-    uniform_weights,
-)
+from papers.fedaid.objectives import prototype_alignment, sinkhorn, token_alignment, token_weights, uniform_weights
 from torch.nn import functional as F
 
 from naive import dot, softmax, unit_vector

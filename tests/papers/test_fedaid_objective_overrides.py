@@ -11,10 +11,7 @@ LOCAL = ("server.model.aligner.local=true", "clients.hospital.model.aligner.loca
 
 
 @pytest.mark.parametrize("objective", ["convirt", "papers.fedaid.objectives.GLoRIA", "papers.fedaid.objectives.MGCA"])
-@pytest.mark.parametrize(
-    ("preset", "changes"),
-    [("fedaid-cxr", ()), ("fedaid-medpix", ()), ("fedaid-mimic", LOCAL)],
-)
+@pytest.mark.parametrize(("preset", "changes"), [("fedaid-cxr", ()), ("fedaid-medpix", ()), ("fedaid-mimic", LOCAL)])
 def test_the_objective_is_an_override_of_both_tasks(preset: str, changes: tuple[str, ...], objective: str) -> None:
     task = TASK.format(name=objective)
     experiment = Experiment.load(preset, [*changes, f"server.task={task}", f"clients.hospital.task={task}"])

@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from papers.fedcola.landscape import (
-    Eigenpairs,
-    Landscape,
-    flat,
-    grid_axis,
-    hessian_product,
-    like,
-    loss_surface,
-    top_eigenvectors,
-)
+from papers.fedcola import landscape
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,18 +34,18 @@ def dense_hessian(parameters: list[Tensor], losses: list) -> Tensor:
     return torch.stack([torch.cat([g.reshape(-1) for g in row]) for row in rows])
 
 
-def of_diagonal(entries: Tensor, k: int, **options) -> Eigenpairs:
+def of_diagonal(entries: Tensor, k: int, **options) -> landscape.Eigenpairs:
     """Eigenpairs of a quadratic whose Hessian is diagonal."""
     x = torch.ones(len(entries), dtype=entries.dtype, requires_grad=True)
-    return top_eigenvectors([lambda: (entries * x * x).sum() / 2], [x], k, **options)
+    return landscape.top_eigenvectors([lambda: (entries * x * x).sum() / 2], [x], k, **options)
 
 
 def test_a_product_is_that_with_the_dense_hessian() -> None:
     parameters, losses = tiny_network()
     hessian = dense_hessian(parameters, losses)
     vector = torch.randn(len(hessian), generator=generator(), dtype=torch.float64)
-    torch.testing.assert_close(hessian_product(losses, parameters, vector), hessian @ vector)
-    for piece, parameter in zip(like(flat(parameters), parameters), parameters, strict=True):
+    torch.testing.assert_close(landscape.hessian_product(losses, parameters, vector), hessian @ vector)
+    for piece, parameter in zip(landscape.like(landscape.flat(parameters), parameters), parameters, strict=True):
         assert torch.equal(piece, parameter)
 
 
@@ -68,7 +59,7 @@ def test_a_quadratic_with_a_known_spectrum() -> None:
         z = torch.cat([x, y])
         return z @ matrix @ z / 2 + z.sum()
 
-    pairs = top_eigenvectors([loss], [x, y], 3, tolerance=1e-10)
+    pairs = landscape.top_eigenvectors([loss], [x, y], 3, tolerance=1e-10)
     torch.testing.assert_close(pairs.values, spectrum[:3])
     torch.testing.assert_close((pairs.vectors @ basis[:, :3]).abs(), torch.eye(3, dtype=torch.float64))
     assert bool((pairs.residuals < 1e-6).all())
@@ -96,9 +87,9 @@ def test_it_stops_when_it_has_converged(entries: list[float], dtype: torch.dtype
 
 def test_a_linear_loss_has_no_curvature_and_unused_weights_count_as_flat() -> None:
     x, unused = torch.ones(4, requires_grad=True), torch.ones(2, requires_grad=True)
-    pairs = top_eigenvectors([lambda: x.sum()], [x, unused], 2)
+    pairs = landscape.top_eigenvectors([lambda: x.sum()], [x, unused], 2)
     assert (pairs.values.tolist(), pairs.residuals.tolist()) == ([0.0, 0.0], [0.0, 0.0])
-    pairs = top_eigenvectors([lambda: (3 * x * x).sum()], [x, unused], 1)
+    pairs = landscape.top_eigenvectors([lambda: (3 * x * x).sum()], [x, unused], 1)
     assert pairs.values.tolist() == pytest.approx([6.0])
 
 
@@ -112,7 +103,7 @@ def test_attention_and_recurrence_can_be_differentiated_twice() -> None:
         (attention, lambda: attention(data, src_key_padding_mask=mask).square().mean()),
         (recurrent, lambda: recurrent(data)[0].square().mean()),
     ):
-        assert float(top_eigenvectors([loss], list(part.parameters()), 1, steps=8).values[0]) > 0
+        assert float(landscape.top_eigenvectors([loss], list(part.parameters()), 1, steps=8).values[0]) > 0
 
 
 class _Once(torch.autograd.Function):
@@ -130,7 +121,7 @@ class _Once(torch.autograd.Function):
 def test_what_cannot_be_differentiated_twice_is_named() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(ConfigError, match="cannot be differentiated twice"):
-        top_eigenvectors([lambda: _Once.apply(x).square().sum()], [x], 1)
+        landscape.top_eigenvectors([lambda: _Once.apply(x).square().sum()], [x], 1)
 
 
 @pytest.mark.parametrize(("k", "steps"), [(0, 5), (2, 5), (3, 40)])
@@ -143,7 +134,7 @@ def test_a_quadratic_bowl_has_the_values_of_its_formula() -> None:
     x, y = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
     losses = [lambda: (x**2).sum() + 3 * (y**2).sum(), lambda: (x**2).sum() + 5 * (y**2).sum()]
     directions = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    found = loss_surface(losses, [x, y], directions, grid=5, extent=2.0)
+    found = landscape.loss_surface(losses, [x, y], directions, grid=5, extent=2.0)
     a = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0], dtype=torch.float64)
     torch.testing.assert_close(found, a[:, None] ** 2 + 4 * a**2)
 
@@ -154,7 +145,7 @@ def test_weights_are_as_before_bit_for_bit_even_when_the_loss_fails() -> None:
         parameters[0][0, 0] = 1e-30
     before = [parameter.detach().clone() for parameter in parameters]
     expected = loss().item()
-    assert float(loss_surface([loss], parameters, torch.randn(2, 31).double(), grid=3)[1, 1]) == expected
+    assert float(landscape.loss_surface([loss], parameters, torch.randn(2, 31).double(), grid=3)[1, 1]) == expected
 
     def failing() -> Tensor:
         if not torch.equal(parameters[0], before[0]):
@@ -162,10 +153,10 @@ def test_weights_are_as_before_bit_for_bit_even_when_the_loss_fails() -> None:
         return loss()
 
     with pytest.raises(ValueError, match="no further"):
-        loss_surface([failing], parameters, torch.ones(2, 31).double(), grid=3)
+        landscape.loss_surface([failing], parameters, torch.ones(2, 31).double(), grid=3)
     assert all(torch.equal(a.view(torch.int64), b.view(torch.int64)) for a, b in zip(before, parameters, strict=True))
-    assert grid_axis(5, 0.3).tolist() == pytest.approx([-0.3, -0.15, 0.0, 0.15, 0.3])
-    assert float(grid_axis(21, 0.7)[10]) == 0.0
+    assert landscape.grid_axis(5, 0.3).tolist() == pytest.approx([-0.3, -0.15, 0.0, 0.15, 0.3])
+    assert float(landscape.grid_axis(21, 0.7)[10]) == 0.0
 
 
 # ---- of runs
@@ -175,19 +166,19 @@ def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
     opened = open_run(tiny_run)
     model = opened.server_model("last").model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(opened)
+    found = landscape.Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(opened)
     assert tuple(found.figures[name] for name in ("data", "samples", "batch")) == ("public set (scenes, train)", 20, 16)
     assert [len(row) for row in found.figures["losses"]] == [3, 3, 3]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    again = Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(open_run(tiny_run))
+    again = landscape.Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(open_run(tiny_run))
     assert again.figures == found.figures
     assert found.figures["greatest_loss"] >= found.figures["loss"] == found.figures["losses"][1][1]
     # a last batch of one is left out
-    assert Landscape(samples=17, grid=3, steps=6).answer(open_run(tiny_run)).figures["samples"] == 16
+    assert landscape.Landscape(samples=17, grid=3, steps=6).answer(open_run(tiny_run)).figures["samples"] == 16
 
 
 def test_curvature_along_an_eigenvector_is_its_eigenvalue(classifier_run: Path) -> None:
-    found = Landscape(samples=8, grid=3, extent=0.01, steps=60).answer(open_run(classifier_run))
+    found = landscape.Landscape(samples=8, grid=3, extent=0.01, steps=60).answer(open_run(classifier_run))
     assert found.figures["data"] == "private, test"  # without a public set
     low, middle, high = (row[1] for row in found.figures["losses"])
     assert (high - 2 * middle + low) / 0.01**2 == pytest.approx(found.figures["eigenvalues"][0], rel=0.1)
@@ -199,4 +190,4 @@ def test_a_task_without_its_labels_in_the_public_set_uses_the_test_split(tiny: d
     tiny["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
     tiny["clients"], tiny["run"]["rounds"] = {"image": image}, 1
     folder = run(Experiment.load(tiny), tmp_path / "run").folder
-    assert Landscape(samples=8, grid=3, steps=6).answer(open_run(folder)).figures["data"] == "private, test"
+    assert landscape.Landscape(samples=8, grid=3, steps=6).answer(open_run(folder)).figures["data"] == "private, test"

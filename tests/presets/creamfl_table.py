@@ -115,10 +115,7 @@ SHARED = Table(
         "clients.*.encoders.image.dropout": (0.0, CNN),
         "clients.paired.training.optimizer.kind": ("adamp", MM),
         "clients.paired.training.optimizer.weight_decay": (0.0, MM),
-        "clients.paired.training.schedule.kind": (
-            "constant",
-            "code, MMClientTrainer.py never steps its own",
-        ),
+        "clients.paired.training.schedule.kind": ("constant", "code, MMClientTrainer.py never steps its own"),
         "clients.paired.training.batch_size": (128, MM),
         # a round
         "algorithm.local_epochs": (5, f"{MAIN}, local_epochs"),
@@ -336,10 +333,5 @@ VQA = PAPER_SCALE.changed(
     },
 ).without("server.task.folds", "server.task.scale")
 
-TABLES = {
-    "creamfl-paper": PAPER,
-    "creamfl-released": RELEASED,
-    "creamfl-paper-scale": PAPER_SCALE,
-    "vqa-v2": VQA,
-}
+TABLES = {"creamfl-paper": PAPER, "creamfl-released": RELEASED, "creamfl-paper-scale": PAPER_SCALE, "vqa-v2": VQA}
 ROWS = {"creamfl/t1: creamfl": PAPER_SCALE, "creamfl/t2: creamfl": VQA}

@@ -151,7 +151,7 @@ RELEASED = FEDERATION.changed(
         "clients.hospital.training.batch_size": (72, f"{MODULE}, batch_size"),
         "*.task.in_batch": (72, SAMPLES),
         "algorithm.robust_steps": (20, f"{LOOP}, max_steps of the first stage"),
-    },
+    }
 )
 
 TABLES = {"fedaid-mimic": PAPER, "feddra-mimic": RELEASED}

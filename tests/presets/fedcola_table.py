@@ -6,11 +6,8 @@ from stated import Entries, Table
 
 FL, MODEL = "paper, section 5, FL settings", "paper, section 5, model architecture"
 B1, SCRIPT = "supplement, section B.1", "code, scripts/flickr.sh"
-CLIENT, MOME, SERVER = (
-    "code, src/client/fedavgclient.py",
-    "code, src/models/mome.py",
-    "code, src/server/fedavgserver.py",
-)
+CLIENT, SERVER = "code, src/client/fedavgclient.py", "code, src/server/fedavgserver.py"
+MOME = "code, src/models/mome.py"
 SIZES = "supplement, section B.2: no Dirichlet of classes, which Flickr10k lacks, but a non-IID number of samples"
 DATA, SPLIT = "code, src/loaders/data.py", "code, src/loaders/split.py"
 BACKBONE, ADAPTED = "backbones", "pictures of 64 pixels"

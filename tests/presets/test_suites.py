@@ -21,13 +21,10 @@ SOURCED: dict[str, dict[str, tuple[Any, str]]] = {
         "fit.epochs": (50, MASKS),
         "fit.patience": (10, MASKS),
         "fit.batch_size": (8, MASKS),
-    },
+    }
 }
 CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
-    "few_shot": {
-        "shares": ([0.01, 0.1, 1.0], "all of the labels beside 1 % and 10 %"),
-        "draws": (5, "five draws"),
-    },
+    "few_shot": {"shares": ([0.01, 0.1, 1.0], "all of the labels beside 1 % and 10 %"), "draws": (5, "five draws")},
     "segmentation": {
         "shares": ([0.1, 1.0], "masks of 10 % and 100 % instead of 1 % and 10 %"),
         "draws": (5, "five draws"),

@@ -11,19 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from polyfed.reporting import run_tables
 from polyfed.reporting.metrics import ClientSpread, client_spreads, lower_is_better
 from polyfed.reporting.page import html_report, write_report
 from polyfed.reporting.run_figures import partition_sheet, run_figures
-from polyfed.reporting.run_tables import (
-    classes_of,
-    clients_table,
-    column_counts,
-    partition_tables,
-    short_names,
-    sources_of,
-    tables,
-    teacher_table,
-)
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import PartitionEntry, RunRecords
 from run_folders import write_lines, write_measured, write_run
@@ -36,11 +27,11 @@ def records(made_up_run: Path) -> RunRecords:
 
 @pytest.fixture(scope="module")
 def by_title(records):
-    return {table.title: table for table in tables(records)}
+    return {table.title: table for table in run_tables.tables(records)}
 
 
 def client_rows(records: RunRecords) -> dict[str, tuple[str, ...]]:
-    return {row[0]: row[1:] for row in clients_table(records, "test").rows}
+    return {row[0]: row[1:] for row in run_tables.clients_table(records, "test").rows}
 
 
 # ---- the spread over clients
@@ -92,7 +83,7 @@ def test_clients_are_summed_up_by_group(records):
     assert rows["image: accuracy"] == ("4 of 4", *shown[:2], spread.worst_client, *shown[2:], "-")
     assert "paired: r1_sum" in rows
     assert "image: n" not in rows
-    assert "image: Measured with n 50." in clients_table(records, "test").notes
+    assert "image: Measured with n 50." in run_tables.clients_table(records, "test").notes
 
 
 def test_clients_without_a_finite_value_are_counted_as_missing(tmp_path):
@@ -105,7 +96,7 @@ def test_clients_without_a_finite_value_are_counted_as_missing(tmp_path):
 def test_what_clients_were_measured_with_has_a_range_where_they_differ(tmp_path):
     sizes = {"a": 20.0, "b": 40.0}
     write_measured(tmp_path, {c: {"gallery_text": size, "folds": 1.0, "r1_sum": 9.0} for c, size in sizes.items()})
-    notes = clients_table(RunRecords.load(tmp_path), "test").notes
+    notes = run_tables.clients_table(RunRecords.load(tmp_path), "test").notes
     assert "clients: Measured with gallery_text 30 (20 to 40), folds 1." in notes
 
 
@@ -132,7 +123,7 @@ def test_exclusions_are_grouped_by_cause_where_the_run_told_it(tmp_path):
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)
     records = RunRecords.load(tmp_path)
-    (table,) = (one for one in tables(records) if one.title == "Excluded clients")
+    (table,) = (one for one in run_tables.tables(records) if one.title == "Excluded clients")
     assert table.rows == [
         ("a", "-", "1", "5", "why 5"),
         ("a", "failed", "1", "2", "why 2"),
@@ -151,7 +142,7 @@ def test_the_files_say_all_that_the_tables_say(run_folder):
     assert path == run_folder / "report.md"
     markdown = path.read_text()
     assert markdown.startswith("# run: 12 rounds in 2:0")
-    assert all(cell in markdown for table in tables(records) for row in table.rows for cell in row)
+    assert all(cell in markdown for table in run_tables.tables(records) for row in table.rows for cell in row)
     spreads = json.loads((run_folder / "client_spread.json").read_text())
     assert set(spreads) == {"test"}
     assert spreads["test"]["image"]["accuracy"]["clients"] == 4
@@ -170,7 +161,7 @@ def test_a_metric_without_finite_values_is_null_for_scripts(tmp_path):
 
 def test_an_empty_run_has_a_report(tmp_path):
     records = RunRecords.load(tmp_path)
-    assert tables(records) == []
+    assert run_tables.tables(records) == []
     assert "0 rounds, 0 clients" in write_report(records).read_text()
 
 
@@ -200,7 +191,7 @@ def test_instruments_are_read(
     metrics = {"teacher.r1_sum": ensemble, "student.r1_sum": server, "teacher.gallery": held_out}
     metrics |= {"teacher.r1_sum.image": 11.0, "mean_norm.image": norm}
     write_measured(folder, {"server": metrics}, 1, 2, kind="train")
-    table = teacher_table(open_run(folder).records)
+    table = run_tables.teacher_table(open_run(folder).records)
     notes = " ".join(table.notes)
     assert all(part in notes for part in said)
     assert ("not aligned" in notes) == (norm < 0.5)
@@ -211,7 +202,7 @@ def test_instruments_are_read(
 
 
 def test_a_run_without_instruments_says_nothing(run_folder: Path) -> None:
-    assert not [row for row in teacher_table(open_run(run_folder).records).rows if "ensemble" in row[0]]
+    assert not [row for row in run_tables.teacher_table(open_run(run_folder).records).rows if "ensemble" in row[0]]
 
 
 def ill(edema: int, effusion: int, both: int, none: int, **more: object) -> PartitionEntry:
@@ -238,7 +229,7 @@ def held() -> dict[str, PartitionEntry]:
 
 
 def test_tables_count_diseases_and_combinations(held):
-    sizes, columns, classes = partition_tables(held)
+    sizes, columns, classes = run_tables.partition_tables(held)
     assert sizes.rows == [("r-0", "16", "16", "7"), ("r-1", "45", "45", "7")]
     assert sizes.notes == ("Left out of 'notes' train: 85 without text.",)
     assert columns.columns == ("", "r-0", "r-1", "all")
@@ -253,7 +244,7 @@ def test_tables_count_diseases_and_combinations(held):
 
 def test_many_clients_stand_one_below_the_other(held):
     many = {f"r-{k:02d}": held["r-0"] for k in range(13)}
-    _, columns, _ = partition_tables(many)
+    _, columns, _ = run_tables.partition_tables(many)
     assert columns.columns == ("client", "edema", "effusion", "all")
     assert columns.rows[0] == ("r-00", "5", "3", "8")
     assert len(columns.rows) == 13
@@ -263,19 +254,19 @@ def test_values_of_other_columns_are_counted_by_name():
     labels = {"Italy / stage 1": 2, "Spain / stage 2": 1}
     columns = {"country": {"Italy": 2, "Spain": 1}, "stage": {"1": 2, "2": 1}}
     held = {"a": PartitionEntry("g", "s", "train", 3, 3, labels, columns=columns)}
-    assert column_counts(held) == {"a": {"country Italy": 2, "country Spain": 1, "stage 1": 2, "stage 2": 1}}
-    assert classes_of(held) == ["Italy / stage 1", "Spain / stage 2"]
-    assert short_names(["country Italy"], held) == ["country Italy"]
+    assert run_tables.column_counts(held) == {"a": {"country Italy": 2, "country Spain": 1, "stage 1": 2, "stage 2": 1}}
+    assert run_tables.classes_of(held) == ["Italy / stage 1", "Spain / stage 2"]
+    assert run_tables.short_names(["country Italy"], held) == ["country Italy"]
 
 
 def test_one_column_and_no_columns_have_no_table_by_column():
     one = {"a": PartitionEntry("g", "s", "train", 3, 3, {"Italy": 3}, columns={"country": {"Italy": 3}})}
     none = {"a": PartitionEntry("g", "s", "train", 3, 3, {"class 10": 1, "class 9": 2})}
     unlabelled = {"a": PartitionEntry("g", "s", "train", 3, 3)}
-    assert [table.title for table in partition_tables(one)] == ["g: sizes", "g: items by class"]
-    assert [row[0] for row in partition_tables(none)[1].rows] == ["class 9", "class 10"]
-    assert [table.title for table in partition_tables(unlabelled)] == ["g: sizes"]
-    assert partition_tables({}) == []
+    assert [table.title for table in run_tables.partition_tables(one)] == ["g: sizes", "g: items by class"]
+    assert [row[0] for row in run_tables.partition_tables(none)[1].rows] == ["class 9", "class 10"]
+    assert [table.title for table in run_tables.partition_tables(unlabelled)] == ["g: sizes"]
+    assert run_tables.partition_tables({}) == []
 
 
 def test_a_map_of_shares_is_drawn_between_classes_and_sizes(held, tmp_path):
@@ -306,6 +297,6 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
 def test_what_is_held_in_addition_is_said():
     also = {"public": True, "source": "coco", "split": "train", "items": 2, "samples": 4, "labels": None, "index": []}
     held = {name: PartitionEntry("pairs", "flickr", "train", 5, 19, also=also) for name in ("a", "b")}
-    (sizes,) = partition_tables(held)
+    (sizes,) = run_tables.partition_tables(held)
     assert sizes.notes == ("Counted above, but held in addition: 4 items, 8 samples of the public set, 'coco' train.",)
-    assert sources_of(held) == ["flickr train", "+ coco train, public"]
+    assert run_tables.sources_of(held) == ["flickr train", "+ coco train, public"]

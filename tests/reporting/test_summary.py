@@ -117,9 +117,7 @@ def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str,
 )
 def test_without_a_server_the_clients_are_judged(tmp_path: Path, values: dict[str, float], judged: str) -> None:
     folder = write_run(tmp_path / "run")
-    write_measured(
-        folder, {client: {"accuracy": value, "accuracy_of_constant": 25} for client, value in values.items()}
-    )
+    write_measured(folder, {name: {"accuracy": value, "accuracy_of_constant": 25} for name, value in values.items()})
     assert RunSummary(records(folder)).verdict.startswith(f"{judged} chance (25.00 %), after")
 
 

@@ -48,11 +48,7 @@ def federation(secret: Path | None = None, **privacy: Any) -> Config:
     config = topics(name="fedavg")
     config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
     reply = {"weights": 1.0, "noise_multiplier": 4.0} | privacy.pop("reply", {})
-    config["privacy"] = {
-        "reply": reply,
-        "metrics": "clear",
-        "secret": None if secret is None else str(secret),
-    } | privacy
+    config["privacy"] = {"reply": reply, "metrics": "clear", "secret": secret and str(secret)} | privacy
     config["run"] |= {"rounds": 3, "evaluate_clients": 1}
     return config
 

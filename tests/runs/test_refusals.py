@@ -129,7 +129,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {"clients.text.count": 2, "clients.text.model": GONE, "clients.text.models": [DEEP, SHALLOW]},
         r"text \(2 clients\)",
     ),
-    (with_another(centralised, "text", "more"), {}, r"text\+more: leave one of the groups text, more"),
+    (with_another(centralised, "text", "more"), {}, r"text\+more: leave one of text, more"),
     # what there is to train
     (tiny(name="fedema", task_weight=0.0, byol=None), {}, "nothing to train"),
     (mae(**MAE | {"decoder_heads": 5}), {}, "decoder_heads 5 does not divide decoder_width 32"),
@@ -165,11 +165,11 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {},
         r"algorithm\.task: the public set lacks the classes",
     ),
-    (fedmd(distiller={"loss": "kl"}), {}, r"distiller\.loss is kl, which compares class scores, not representations"),
+    (fedmd(distiller={"loss": "kl"}), {}, r"distiller\.loss is kl, which is of class scores alone"),
     (
         scores(distiller={"loss": "similarity"}),
         {},
-        r"distiller\.loss is similarity, which compares representations, not scores; choose kl",
+        r"distiller\.loss is similarity, which is of representations; choose kl",
     ),
     (scores(teacher={"alignment": {"kind": "ridge"}}), {}, r"teacher\.alignment is of representations"),
     (

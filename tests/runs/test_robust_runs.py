@@ -77,9 +77,7 @@ def test_a_rule_costs_honest_clients_little(tmp_path: Path, honest: float, name:
 
 def test_a_run_with_attackers_says_so_everywhere(tmp_path: Path) -> None:
     result = run(Experiment.parse(federation("median", FAR, rounds=1)), tmp_path / "run")
-    attackers = [
-        (0, name, "attacker") for name in ("text-0", "text-1", "text-2", "text-3", "text-4", "text-5", "text-6")
-    ]
+    attackers = [(0, f"text-{number}", "attacker") for number in range(7)]
     told = happened(result)
     assert len(told) == 2
     assert set(told) < set(attackers)

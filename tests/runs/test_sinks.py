@@ -18,15 +18,7 @@ from misbehaving import creamfl, failing
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
 from polyfed.runs.events import RunStarted
-from polyfed.runs.sink import (
-    Record,
-    Sink,
-    SinkRun,
-    SinkWriter,
-    Trackers,
-    round_points,
-    round_records,
-)
+from polyfed.runs.sink import Record, Sink, SinkRun, SinkWriter, Trackers, round_points, round_records
 from sink_rounds import EXPECTED, a_round, complete, sink_run
 
 # ---- what a round is made of

@@ -457,7 +457,7 @@ def architectures(file: str) -> list[str]:
         ("--site server=north", "--site server=north: needs the form NAME=FOLDER or NAME=FILE"),
         ("--site a=north --site b=patients.csv", "--site b: --table"),
         ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has such a column"),
-        ("--site a=north --public-share 0.2", "no site's own data become public; give --public FOLDER"),
+        ("--site a=north --public-share 0.2", "no site's data become public; give --public FOLDER"),
         ("--table patients.csv --label diagnosis --by hospitl", "--by hospitl: no column 'hospitl'; did you mean"),
         (
             "--site no=well.csv --site a=well.csv --label ill",

@@ -11,15 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.imputations import (
-    Imputer,
-    LeaveOut,
-    Neighbour,
-    Placeholder,
-    PresentEmbeddings,
-    Zero,
-    embeddings_of,
-)
+from polyfed.tasks.imputations import Imputer, LeaveOut, Neighbour, Placeholder, PresentEmbeddings, Zero, embeddings_of
 
 IMAGE = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
 TEXT = torch.tensor([[4.0, 2.0], [0.0, 6.0]])
@@ -44,10 +36,7 @@ def test_left_out_is_the_mean_of_what_is_there_and_zero_halves_it() -> None:
 
 @pytest.mark.parametrize("imputation", [LeaveOut(), Zero(), Placeholder()])
 def test_of_samples_that_lack_nothing_it_is_the_plain_mean(imputation: object) -> None:
-    complete = {
-        "image": PresentEmbeddings(IMAGE[:2], torch.arange(2)),
-        "text": PresentEmbeddings(TEXT, torch.arange(2)),
-    }
+    complete = {name: PresentEmbeddings(x, torch.arange(2)) for name, x in (("image", IMAGE[:2]), ("text", TEXT))}
     assert torch.equal(made(imputation)(complete, 2), torch.stack([IMAGE[:2], TEXT]).mean(0))
 
 

@@ -104,15 +104,7 @@ def test_the_order_in_memory_does_not_matter(order: Callable[[torch.Tensor], tor
 
 def test_values_that_json_has_no_word_for_cross_too() -> None:
     tensor = torch.tensor([float("nan"), float("inf"), -0.0])
-    numbers = {
-        "high": float("inf"),
-        "big": 1 << 62,
-        "whole": 1,
-        "real": 1.0,
-        "truth": True,
-        "text": "1",
-        "x": 0.1 + 0.2,
-    }
+    numbers = {"inf": float("inf"), "big": 1 << 62, "whole": 1, "real": 1.0, "x": 0.1 + 0.2, "truth": True, "text": "1"}
     payload = Payload({"w": Weights({"a": tensor}), **numbers})  # not a digit is lost
     require_equal(crossed(payload), payload)
     assert str(crossed(Payload({"x": float("nan")})).scalars["x"]) == "nan"

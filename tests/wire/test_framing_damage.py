@@ -64,7 +64,7 @@ def test_without_checksums_nothing_is_checked_or_paid() -> None:
 @pytest.mark.parametrize("count", [0, 8, 9, 11, 13])
 def test_bytes_that_were_cut_off_or_added_are_noticed(count: int) -> None:
     frame = pack_frame(Weights({"a": torch.zeros(3)}))
-    with pytest.raises(PayloadError, match=rf"tensor 'a' \[3\] has {count} bytes, expected 12"):
+    with pytest.raises(PayloadError, match=rf"tensor 'a' \[3\] has {count} bytes, not 12"):
         unpack_frame(Frame(frame.header, [memoryview((bytes(frame.buffers[0]) + b"\0")[:count])]))
 
 

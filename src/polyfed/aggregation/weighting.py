@@ -291,9 +291,7 @@ class Entropy(Weighting):
     needs_labels: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax whose entropy is taken")
-    floor: float = Field(
-        default=1e-3, gt=0, description="smallest entropy told apart, in nats: 1 / H is 1 / floor at most"
-    )
+    floor: float = Field(default=1e-3, gt=0, description="smallest entropy, in nats: 1 / H is 1 / floor at most")
     mask_siblings: bool = Field(default=False, description="a caption of the same picture ranked first is right too")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:

@@ -169,8 +169,6 @@ def _require_pooled(clients: Sequence[ClientInfo]) -> None:
     for name, client_type in client_types(clients).items():
         groups = dict.fromkeys(client.group for client in client_type.clients)
         if len(groups) > 1:
-            spread.append(
-                f"{name}: leave one of the groups {', '.join(groups)}, with all of the source (a second source: also)"
-            )
+            spread.append(f"{name}: leave one of {', '.join(groups)}, with all of the source (a second source: also)")
     if spread:
         raise ConfigError(f"centralised training needs all data of a type at one client, but {'; '.join(spread)}")

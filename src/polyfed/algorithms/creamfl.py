@@ -133,11 +133,7 @@ class CreamFL(TaughtServer):
     ('gca', 1.0, 'l2')
     """
 
-    keeps: ClassVar[Mapping[str, Lifetime]] = {
-        "model": Lifetime.RUN,
-        "optimizer": Lifetime.RUN,
-        "previous": Lifetime.RUN,
-    }
+    keeps: ClassVar[Mapping[str, Lifetime]] = dict.fromkeys(("model", "optimizer", "previous"), Lifetime.RUN)
     takes_late_replies: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")

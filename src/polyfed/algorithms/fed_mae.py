@@ -13,14 +13,7 @@ from polyfed.algorithms.algorithm import Client, Cohort, LocalEpochs, Reply, Ser
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
-from polyfed.models.masked import (
-    PatchDecoder,
-    encode_visible,
-    maskable,
-    patches_of,
-    random_masking,
-    reconstruction_loss,
-)
+from polyfed.models import masked
 from polyfed.models.model import Embedder, Model
 
 _DECODER = "mae_"
@@ -62,10 +55,10 @@ class FedMAE(FedAvg):
 
     def add_modules(self, model: Model) -> None:
         for modality, encoder in model.encoders.items():
-            blocks = maskable(encoder)
+            blocks = masked.maskable(encoder)
             if blocks is not None:
                 # under a name with the modality, as clients of one type average decoders by name
-                decoder = PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
+                decoder = masked.PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
                 model.extras[f"{_DECODER}{modality}"] = decoder
 
     @property
@@ -140,12 +133,14 @@ class FedMAE(FedAvg):
         for modality, own in batch.by_modality():
             x = own.inputs[modality]
             # batches also hold modalities that only the task sees, such as texts
-            encoder = maskable(client.model.encoders[modality])
+            encoder = masked.maskable(client.model.encoders[modality])
             if encoder is None:
                 continue
-            patches = patches_of(encoder, x)
-            masking = random_masking(len(x), patches.shape[1], self.mask_ratio, masks).to(x.device)
+            patches = masked.patches_of(encoder, x)
+            masking = masked.random_masking(len(x), patches.shape[1], self.mask_ratio, masks).to(x.device)
             decoder = client.model.extras[f"{_DECODER}{modality}"]
-            predicted = decoder(encode_visible(encoder, x, masking), masking.restore).float()
-            losses.append(reconstruction_loss(predicted, patches, masking.hidden, normalise=self.normalise_patches))
+            predicted = decoder(masked.encode_visible(encoder, x, masking), masking.restore).float()
+            losses.append(
+                masked.reconstruction_loss(predicted, patches, masking.hidden, normalise=self.normalise_patches)
+            )
         return torch.stack(losses or [batch.no_loss]).sum()

@@ -81,7 +81,7 @@ class FedAFD(TaughtServer):
     public: PublicExchange = PublicExchange()
     teacher: Teacher = Teacher(weights=SED())
     task: ServerTask | None = Field(
-        default=ServerTask(order="first"), description="on P, before the broadcast (Algorithm 1)"
+        default=ServerTask(order="first"), description="on P, before the broadcast (Alg. 1)"
     )
     distiller: Distiller | None = Field(default=Distiller(weight=0.4), description="its weight is the paper's gamma")
 

@@ -75,11 +75,7 @@ class FedDRA(RobustAlignment):
     ``measured_on: aggregated``, ``frozen_encoder_mode: training``, ``weights.divergence: released``.
     """
 
-    keeps: ClassVar[Mapping[str, Lifetime]] = {
-        "encoder": Lifetime.ROUND,
-        "aligner": Lifetime.ROUND,
-        "teacher": Lifetime.ROUND,
-    }
+    keeps: ClassVar[Mapping[str, Lifetime]] = dict.fromkeys(("encoder", "aligner", "teacher"), Lifetime.ROUND)
 
     robust_steps: int = Field(default=20, ge=1, description="batches of the first stage, which trains aligners alone")
     guidance: StagedGuidance | None = Field(default=StagedGuidance(), description="by the robust aligner; null: none")

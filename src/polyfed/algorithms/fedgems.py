@@ -103,9 +103,7 @@ class FedGEMS(Algorithm):
     temperature: float | None = Field(
         default=None, gt=0, description="of softmaxes over classes; None: 1 for scores, 0.1 for similarities"
     )
-    study: StudyPasses | None = Field(
-        default=StudyPasses(), description="clients learn from the server; null: they do not"
-    )
+    study: StudyPasses | None = Field(default=StudyPasses(), description="clients learn from the server; null: no")
     public: EitherExchange = EitherExchange()
     teacher: Teacher = Teacher(weights=Entropy())
     distiller: ServerPasses | None = Field(default=ServerPasses(), description="null: the server does not learn")

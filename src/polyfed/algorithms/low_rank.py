@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from polyfed.aggregation.averagings.low_rank import Residual, Separate, SingularValues, Stacked, fresh, only, without
-from polyfed.algorithms.algorithm import (
-    Client,
-    Cohort,
-    Reply,
-    Server,
-    WeightAveraging,
-    Weights,
-    client_step,
-    each,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 
 

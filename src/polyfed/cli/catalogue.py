@@ -238,11 +238,8 @@ class PresetFacts:
     @property
     def needs(self) -> str:
         """What must be there, in words."""
-        parts = {
-            f"data: {', '.join(self.data)}": self.data,
-            "data from the hub": self.download,
-            "weights": self.weights,
-        }
+        own = f"data: {', '.join(self.data)}"
+        parts = {own: self.data, "data from the hub": self.download, "weights": self.weights}
         return "; ".join(words for words, needed in parts.items() if needed) or "nothing"
 
     @property

@@ -50,9 +50,7 @@ def init(
         typer.echo("give each site its folder; there: polyfed deploy key FOLDER")
         typer.echo(f"with the node.pub that it sends back: polyfed deploy admit {made[SERVER_FOLDER]} NAME node.pub")
         if uses_rosters(experiment):
-            typer.echo(
-                "sites give theirs to each other too, past the server: polyfed deploy trust FOLDER NAME node.pub"
-            )
+            typer.echo("sites give theirs to each other, past the server: polyfed deploy trust FOLDER NAME node.pub")
 
 
 @deploy_app.command()
@@ -83,10 +81,8 @@ def rehearse(
         run = rehearse(experiment, place, _say)
     if different := unlike_runs(run, compare or run):
         raise RunError(f"{run} is unlike {compare} in {', '.join(different)}")
-    equal = (
-        f"equal to {compare}: metrics.jsonl and all weights of models" if compare else "compare it with --compare RUN"
-    )
-    typer.echo(f"rehearsed: {run}; {equal}")
+    equal = f"equal to {compare}: metrics.jsonl and all weights of models"
+    typer.echo(f"rehearsed: {run}; {equal if compare else 'compare it with --compare RUN'}")
 
 
 @deploy_app.command()

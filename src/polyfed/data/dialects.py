@@ -188,9 +188,7 @@ def _meant(lines: Sequence[str], start: int, delimiter: str) -> list[_Record]:
         plain = _records(lines, start, delimiter, quoting=csv.QUOTE_NONE)
         if all(len(one.fields) == len(heading) for one in plain if one.fields):
             what = f"lines {long.first} to {long.last} are one row if their quotes enclose a text, several if not"
-            remedy = (
-                "put the heading's names in quotes for the one, each text for the other, and write quotes in it twice"
-            )
+            remedy = "put the heading's names in quotes for the one, each text for the other, with quotes in it twice"
             raise DataError(f"{what}; {remedy}")
     return records
 

@@ -191,9 +191,7 @@ def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
     """
     dtype = innermost(column.values.type)
     if not is_text(dtype):
-        raise ConfigError(
-            f"public.without looks for words in texts, but {column.where} holds {dtype}; name another one"
-        )
+        raise ConfigError(f"public.without looks for words in texts, but {column.where} holds {dtype}; name another")
     forms = sorted({word.replace("_", " ").strip().lower() for word in words})
     if "" in forms:  # it would be found next to every mark
         raise ConfigError("public.without has a blank word; leave it out")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError
@@ -130,15 +131,7 @@ def _is_of_numbers(table: pa.Table, name: str) -> bool:
 
 def _as_yaml(name: str) -> str:
     """A name of a column as YAML reads it back, in quotes where it is more than a word."""
-    is_word = re.fullmatch(r"[A-Za-z]\w*", name) and name.lower() not in (
-        "null",
-        "true",
-        "false",
-        "yes",
-        "no",
-        "on",
-        "off",
-    )
+    is_word = re.fullmatch(r"[A-Za-z]\w*", name) and yaml.safe_load(name) == name
     return name if is_word else json.dumps(name, ensure_ascii=False)
 
 

@@ -83,9 +83,7 @@ def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
     row, label = next((row, labels[0]) for row, entry in enumerate(values.to_pylist()) if (labels := bad(entry)))
     valid = f"in 0 to {classes - 1}" if classes else "an integer"
     can_leave_out = label is None and not is_list(values.type)
-    remedy = "mend or leave out the row" + (
-        " (incomplete: leave_out), as polyfed prepare does" if can_leave_out else ""
-    )
+    remedy = f"mend or leave out the row{' (incomplete: leave_out), as polyfed prepare does' if can_leave_out else ''}"
     return DataError(f"{where}, row {row}: label {label} is not {valid}; {remedy}")
 
 

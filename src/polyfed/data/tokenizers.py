@@ -318,9 +318,7 @@ class PretrainedTokenizer(Tokenizer):
 
     short_name: ClassVar[str] = "pretrained"
 
-    path: str = Field(
-        description="folder or vocab.txt, absolute or relative to the weights folder; else a name on the hub"
-    )
+    path: str = Field(description="folder or vocab.txt, absolute or in the weights folder; else a name on the hub")
     lowercase: bool = Field(default=True, description="lower-case texts; only for a bare vocab.txt")
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:

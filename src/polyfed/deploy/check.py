@@ -275,9 +275,7 @@ def _met(plan: RunSpec, config: SiteConfig, population: Population) -> Finding:
         require_protection(plan, config)
         require_affordable_here(plan, config, population)
     except PayloadError as error:
-        return Finding(
-            "error", "plan and demands", f"the planned run would be refused: {error}", "agree on another plan"
-        )
+        return Finding("error", "plan and demands", f"the plan would be refused: {error}", "agree on another plan")
     return Finding("ok", "plan and demands", "the planned run meets them")
 
 

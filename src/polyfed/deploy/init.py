@@ -111,9 +111,7 @@ def create_federation(
 def _require_no_simulation(experiment: Experiment) -> None:
     for name, group in experiment.clients.items():
         if group.missing is not None:
-            raise ConfigError(
-                f"clients.{name}.missing takes data away for simulations; leave it out of what is deployed"
-            )
+            raise ConfigError(f"clients.{name}.missing takes data away for simulations; leave it out of deployments")
     if experiment.run.attackers:
         raise ConfigError("run.attackers is for simulations; sites do not attack: leave it out of what is deployed")
     if experiment.run.pace.clients is not None:

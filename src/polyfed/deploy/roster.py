@@ -112,9 +112,7 @@ def trust_key(folder: Path, name: str, public: Path, clients: list[str]) -> str:
     """
     config = SiteConfig.load(SiteFolder(folder).config)
     if config.roster is None:
-        raise ConfigError(
-            f"site '{config.name}' has no roster; set 'roster: roster.yaml' in its site.yaml, and make it"
-        )
+        raise ConfigError(f"site '{config.name}' has no roster; set 'roster: roster.yaml' in site.yaml, and make it")
     line, sites = read_public(public), load_settings(SiteRoster, config.roster).sites
     if name not in sites and not clients:
         valid = ", ".join(sites)

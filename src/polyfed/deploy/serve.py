@@ -108,9 +108,7 @@ class Admissions:
 
     def _admit(self, path: Path, key: str) -> None:
         if key in self._expelled:  # SuperLink does not forget a key while it runs
-            raise RunError(
-                f"{path.name} was expelled; give the site a new key, or start the server anew to take it back"
-            )
+            raise RunError(f"{path.name} was expelled; give the site a new key, or restart the server to take it back")
         self.admitted[key] = (self.link.register(path), path.stem)
 
     def _wanted(self) -> dict[str, Path]:

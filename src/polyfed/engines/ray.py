@@ -34,17 +34,8 @@ from polyfed.engines.quiet import SPEED, be_quiet
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
+from polyfed.wire import messages
 from polyfed.wire.limits import Frame
-from polyfed.wire.messages import (
-    Answer,
-    Cause,
-    Envelope,
-    Request,
-    answer_of,
-    envelope_answer,
-    envelope_requests,
-    request_of,
-)
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -150,11 +141,11 @@ class Worker:
         """Perform a client's request; returns the answer, the seconds it took, and the losses of its steps."""
         started = time.monotonic()
         try:
-            request = request_of(text, [_frame(frame) for frame in frames], self.site.limits)
+            request = messages.request_of(text, [_frame(frame) for frame in frames], self.site.limits)
             answer = self.site.answer(request)
         except PayloadError as error:
-            answer = Answer.failed(client, Cause.INVALID, str(error))
-        reply, made = envelope_answer(answer)
+            answer = messages.Answer.failed(client, messages.Cause.INVALID, str(error))
+        reply, made = messages.envelope_answer(answer)
         # the reply was waited for: these are there
         losses = [float(loss) for loss in answer.step_losses]
         return reply, [_portable(frame) for frame in made], time.monotonic() - started, losses
@@ -244,9 +235,7 @@ class _Pool:
         """
         numbers = sorted(self.workers)
         if not numbers:
-            raise ExchangeError(
-                "no Ray worker is left, and no node has room for a new one; bring nodes back and resume"
-            )
+            raise ExchangeError("no Ray worker is left, and no node has room for one; bring nodes back and resume")
         return numbers[position % len(numbers)]
 
     def grow(self) -> None:
@@ -325,8 +314,8 @@ class _Pool:
 class _Pending:
     """A request under way."""
 
-    request: Request
-    envelope: Envelope
+    request: messages.Request
+    envelope: messages.Envelope
     position: int
     worker: int
     reply: Any = None
@@ -344,10 +333,10 @@ class RayEngine:
     def clients(self) -> tuple[ClientInfo, ...]:
         return self._infos
 
-    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
+    def exchange(self, requests: Sequence[messages.Request], deadline: float | None) -> Iterator[messages.Answer]:
         """Run the step in the clients' workers; see ``Engine.exchange``. Time in a worker's queue does not count."""
         self._pool.grow()
-        envelopes, frames = envelope_requests(requests)
+        envelopes, frames = messages.envelope_requests(requests)
         uses = Counter(place for envelope in envelopes for place in envelope.places)
         round_trip = _RoundTrip(self._pool, frames, uses, deadline, self._retries)
         for request, envelope in zip(requests, envelopes, strict=True):
@@ -382,7 +371,7 @@ class _RoundTrip:
         self.under_way.append(pending)
         self._send(pending)
 
-    def next(self) -> Answer:
+    def next(self) -> messages.Answer:
         pending = self.under_way[0]
         answer = None
         while answer is None:
@@ -398,7 +387,7 @@ class _RoundTrip:
                 self._placed.pop(place, None)
         return answer
 
-    def _wait(self, pending: _Pending) -> Answer | None:
+    def _wait(self, pending: _Pending) -> messages.Answer | None:
         """The answer, or None if the request was given to another worker."""
         from ray import exceptions, get
 
@@ -409,19 +398,19 @@ class _RoundTrip:
             text, frames, seconds, losses = get(pending.reply, timeout=patience)
         except exceptions.GetTimeoutError:
             self._restart(pending.worker, skip=pending)  # it hangs, or is so slow that others would wait for it
-            return Answer.late(client, self.deadline)
+            return messages.Answer.late(client, self.deadline)
         except exceptions.RayActorError as error:
             return self._died(pending, str(error))
         except exceptions.RayError as error:
             # what a worker raised, or what Ray could not keep of its reply
-            cause = Cause.FAILED if isinstance(error, exceptions.RayTaskError) else Cause.LOST
-            return Answer.failed(client, cause, f"{type(error).__name__} in its worker", str(error))
+            cause = messages.Cause.FAILED if isinstance(error, exceptions.RayTaskError) else messages.Cause.LOST
+            return messages.Answer.failed(client, cause, f"{type(error).__name__} in its worker", str(error))
         if self.deadline is not None and seconds > self.deadline:
-            return Answer.late(client, self.deadline)
-        answer = answer_of(pending.request, text, [_frame(frame) for frame in frames], self.pool.limits)
+            return messages.Answer.late(client, self.deadline)
+        answer = messages.answer_of(pending.request, text, [_frame(frame) for frame in frames], self.pool.limits)
         return replace(answer, step_losses=losses)
 
-    def _died(self, pending: _Pending, details: str) -> Answer | None:
+    def _died(self, pending: _Pending, details: str) -> messages.Answer | None:
         pending.deaths += 1
         _log.warning("the worker of client %s died", pending.request.client)
         if pending.deaths <= self.retries:
@@ -429,7 +418,7 @@ class _RoundTrip:
             return None
         self._restart(pending.worker, skip=pending)
         reason = f"its worker died {pending.deaths} times in this step (run.engine.retries is {self.retries})"
-        return Answer.failed(pending.request.client, Cause.LOST, reason, details)
+        return messages.Answer.failed(pending.request.client, messages.Cause.LOST, reason, details)
 
     def _restart(self, number: int, skip: _Pending | None = None) -> None:
         """Give the requests of a worker to a new one in its place, or to those that are left."""

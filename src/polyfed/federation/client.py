@@ -67,9 +67,7 @@ class ClientInfo:
         _require_id(info.id)
         texts = (info.id, info.group, info.task, info.architecture, *info.modalities)
         if not all(isinstance(text, str) and len(text) <= _LONGEST and text.isprintable() for text in texts):
-            raise PayloadError(
-                f"not the description of a client: its texts are not up to {_LONGEST} printable characters"
-            )
+            raise PayloadError(f"not the description of a client: texts are not up to {_LONGEST} printable characters")
         for name, number in (("samples", info.samples), ("batch_size", info.batch_size)):
             if type(number) is not int or not 1 <= number < _MOST:
                 raise PayloadError(f"not the description of a client: {name} is {str(number)[:40]}, not 1 to 2^63")

@@ -223,9 +223,7 @@ def require_enough_items(name: str, group: GroupSettings, there: int) -> None:
     """
     wanted = group.items if isinstance(group.items, int) else there
     if wanted > there:
-        raise ConfigError(
-            f"clients.{name}.items is {wanted}, but '{group.source}' has {there} that can be dealt out; lower it"
-        )
+        raise ConfigError(f"clients.{name}.items is {wanted}, but '{group.source}' has {there} to deal out; lower it")
     if missing := max(0, group.count - wanted):
         are = f"are {wanted} samples" if wanted != 1 else "is 1 sample"
         raise ConfigError(

@@ -83,13 +83,9 @@ class DataSettings(Settings):
     """Where data, weights and caches are, and the data sets by name."""
 
     dir: PlaceBeside | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
-    weights_dir: PlaceBeside | None = Field(
-        default=None, description="folder of pretrained weights; or POLYFED_WEIGHTS"
-    )
+    weights_dir: PlaceBeside | None = Field(default=None, description="folder of weights; else POLYFED_WEIGHTS")
     cache_dir: PlaceBeside | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
-    max_pixels: int = Field(
-        default=PIXELS, ge=1, le=MOST_PIXELS, description="pixels of the largest picture that is decoded"
-    )
+    max_pixels: int = Field(default=PIXELS, ge=1, le=MOST_PIXELS, description="most pixels of a decoded picture")
     sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")
 
     @model_validator(mode="after")
@@ -195,9 +191,7 @@ class ServerSettings(Settings):
     model: ModelSettings
     task: TaskSettings
     source: str = Field(description="source of the server's validation and test samples")
-    validation_split: str | None = Field(
-        default="validation", description="split for model selection; None: no selection"
-    )
+    validation_split: str | None = Field(default="validation", description="split for model selection; None: none")
     test_split: str = "test"
     type: TypeName = ""
     expected_test_items: int | None = Field(

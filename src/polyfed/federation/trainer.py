@@ -73,9 +73,7 @@ class Epochs:
             RuntimeError: no loop over epochs is under way.
         """
         if self.current is None:
-            raise RuntimeError(
-                "a trainer steps only within an epoch: loop with 'for epoch in participant.epochs(number)'"
-            )
+            raise RuntimeError("a trainer steps within an epoch alone: 'for epoch in participant.epochs(number)'")
         return self.current
 
     def _counted(self, epochs: Iterable[Epoch]) -> Iterator[int]:

@@ -58,9 +58,7 @@ class AlignerSettings(Settings):
     head_norm: Literal["batch", "layer", "none"] = Field(
         default="batch", description="norms of an mlp head: after its hidden layer, and without affine at its end"
     )
-    local: bool = Field(
-        default=False, description="a linear head for positions as well, which losses of words and regions need"
-    )
+    local: bool = Field(default=False, description="a linear head for positions too, for losses of words and regions")
 
     @model_validator(mode="after")
     def _of_an_mlp(self) -> Self:

@@ -54,9 +54,7 @@ class GranularityFusion(nn.Module):
                 "bring maps to the same positions with match_positions"
             )
         if mask is not None and mask.shape != local.shape[:-1]:
-            raise ValueError(
-                f"mask {list(mask.shape)} for features {list(local.shape)}; one value a position, maps only"
-            )
+            raise ValueError(f"mask {list(mask.shape)} for features {list(local.shape)}; one value a position of maps")
         if local.dim() == 2:
             return self.forward(local.unsqueeze(1), received.unsqueeze(1)).squeeze(1)
         first = _mixed(self.attention(local + received, 0, mask), local, received)

@@ -27,11 +27,7 @@ UPDATE = "weights"
 _INITIAL = ("polyfed.algorithms.algorithm", "Algorithm.initial")  # of untrained weights, before any data
 _CLIPPED, _VOTED = 2.0, math.sqrt(2.0)  # distance of any two replies, in lengths of one; of two one-hot rows
 
-KIND_KEYS: dict[type[TensorBundle], str] = {
-    Weights: "weights",
-    Representations: "representations",
-    Logits: "logits",
-}
+KIND_KEYS: dict[type[TensorBundle], str] = {Weights: "weights", Representations: "representations", Logits: "logits"}
 """Kind of tensors -> what settings of its protection call it."""
 
 ClippingNorm = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
@@ -43,9 +39,7 @@ class Budget(Settings):
     epsilon: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="at most; a client that has spent it drops out; None: any"
     )
-    delta: float = Field(
-        default=1e-5, gt=0, lt=1, description="at which epsilon is told; below 1 / samples of a client"
-    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is told; below 1 / a client's samples")
 
 
 class ReplyProtection(Settings):
@@ -59,9 +53,7 @@ class ReplyProtection(Settings):
         default=None, gt=0, allow_inf_nan=False, description="noise over length; None: what budget.epsilon allows"
     )
     weights: ClippingNorm = Field(default=None, description="largest L2 norm of the update of all weights together")
-    representations: ClippingNorm = Field(
-        default=None, description="largest L2 norm of a public sample's representation"
-    )
+    representations: ClippingNorm = Field(default=None, description="largest norm of a public sample's representation")
     logits: ClippingNorm = Field(
         default=None, description="largest L2 norm of the logits of a public sample; of votes, the winner's logit"
     )

@@ -157,9 +157,7 @@ class SpendingLedger:
             raise self._damaged(f"'{self._head}' is damaged, or of another version")
         count = int(parts[1])
         if codes[count - 1 : count] != [parts[2].decode()]:
-            raise self._damaged(
-                f"'{self.path}' has {len(codes)} lines and lacks the last that '{self._head.name}' knows"
-            )
+            raise self._damaged(f"'{self.path}' has {len(codes)} lines and lacks the last that '{self._head.name}' has")
 
     def _damaged(self, what: str) -> DataError:
         both = f"'{self._head.name}'{'' if self.note is None else f' and {self.note}'}"

@@ -15,20 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.core.files import write_atomically
-from polyfed.reporting.figures import (
-    COLOURS,
-    GREY,
-    INK,
-    SEQUENTIAL,
-    empty_figure,
-    hover_id,
-    legend_below,
-    png_bytes,
-    show_on_hovering,
-    styled,
-    svg_text,
-    whole_rounds,
-)
+from polyfed.reporting import figures
 from polyfed.reporting.markup import printable
 from polyfed.reporting.statistics import MOST_DRAWN, finite_values
 from polyfed.reporting.tables import TextTable, format_number
@@ -99,11 +86,11 @@ class FigureSheet:
     title: str
     rows: Sequence[Sequence[Chart]]
 
-    @styled
+    @figures.styled
     def draw(self) -> Figure:
         heights = [max(chart.inches[1] for chart in row) for row in self.rows]
         width = max(sum(chart.inches[0] for chart in row) for row in self.rows)
-        drawing = empty_figure(width, sum(heights) + 0.4, self.title)
+        drawing = figures.empty_figure(width, sum(heights) + 0.4, self.title)
         parts = drawing.subfigures(len(self.rows), 1, height_ratios=heights, squeeze=False)[:, 0]
         for part, row in zip(parts, self.rows, strict=True):
             widths = [chart.inches[0] for chart in row]
@@ -128,7 +115,7 @@ class FigureSheet:
     @cached_property
     def svg(self) -> str:
         """For a page: values appear on hovering."""
-        return svg_text(self._drawn, self.title)
+        return figures.svg_text(self._drawn, self.title)
 
     @property
     def tables(self) -> list[TextTable]:
@@ -140,7 +127,7 @@ class FigureSheet:
         return self.svg
 
     def _repr_png_(self) -> bytes:
-        return png_bytes(self._drawn)
+        return figures.png_bytes(self._drawn)
 
     def save(self, path: Path | str) -> Path:
         """Write it as a PNG file, complete or not at all; returns the path."""
@@ -155,7 +142,7 @@ def sheet_of(title: str, charts: Sequence[Chart], columns: int = 3) -> FigureShe
 
 
 def chart_colour(number: int) -> str:
-    return COLOURS[(number - 1) % len(COLOURS)] if number else GREY
+    return figures.COLOURS[(number - 1) % len(figures.COLOURS)] if number else figures.GREY
 
 
 def value_text(value: float) -> str:
@@ -271,14 +258,14 @@ class RoundChart(Chart):
             axes.set_xlim(self.rounds[0] - 0.5, self.rounds[0] + 0.5)
         if self.begins_at_zero:
             axes.set_ylim(bottom=0)
-        whole_rounds(axes)
+        figures.whole_rounds(axes)
         if self.legend:
-            legend_below(axes, columns=4, handles=[entry.handle() for entry in self.legend])
+            figures.legend_below(axes, columns=4, handles=[entry.handle() for entry in self.legend])
         table = self.values_table()
         for number, *cells in table.rows:
             shown = [f"{label}: {cell}" for label, cell in zip(table.columns[1:], cells, strict=True) if cell != "-"]
             left, text = int(number) - self._step / 2, "\n".join([f"round {number}", *shown])
-            show_on_hovering(axes, (left, 0.0, self._step, 1.0), text, axes.get_xaxis_transform())
+            figures.show_on_hovering(axes, (left, 0.0, self._step, 1.0), text, axes.get_xaxis_transform())
 
     def values_table(self) -> TextTable:
         """The values, of a long run those of every so many rounds."""
@@ -356,7 +343,7 @@ class HeatMap(Chart):
         drawn = np.where(np.abs(self.values) <= MOST_DRAWN, self.values, np.nan)
         low, high = self.limits or ((np.nanmin(drawn), np.nanmax(drawn)) if np.isfinite(drawn).any() else (0.0, 0.0))
         axes.patch.set(hatch="///", edgecolor="#bbbbbb")  # shows through where there is no value
-        image = axes.imshow(drawn, aspect="auto", interpolation="nearest", cmap=SEQUENTIAL, vmin=low, vmax=high)
+        image = axes.imshow(drawn, aspect="auto", interpolation="nearest", cmap=figures.SEQUENTIAL, vmin=low, vmax=high)
         if self.scale:
             axes.figure.colorbar(image, ax=axes, label=short_name(self.scale))
         for number, row in enumerate(self.labels):
@@ -415,10 +402,10 @@ class BarRows(Chart):
             left = 0.0
             for part in parts:
                 (bar,) = axes.barh(index, part.value, left=left, color=chart_colour(part.colour), height=0.7)
-                bar.set(alpha=part.strength, gid=hover_id(f"{name}: {part.label}"))
+                bar.set(alpha=part.strength, gid=figures.hover_id(f"{name}: {part.label}"))
                 left += part.value
                 if part.ends is not None:
-                    axes.plot(part.ends, (index, index), color=INK, linewidth=1.2, marker="|", markersize=5)
+                    axes.plot(part.ends, (index, index), color=figures.INK, linewidth=1.2, marker="|", markersize=5)
             right = max([left, *(part.ends[1] for part in parts if part.ends)])
             behind = self.amounts[name]
             axes.annotate(behind, (right, index), (4, 0), textcoords="offset points", va="center", fontsize=8)
@@ -426,7 +413,7 @@ class BarRows(Chart):
         axes.set_xlim(left=0)
         axes.set_xlabel(self.unit)
         if self.legend:
-            legend_below(axes, columns=2, handles=[entry.handle() for entry in self.legend])
+            figures.legend_below(axes, columns=2, handles=[entry.handle() for entry in self.legend])
         _name_rows(axes, list(self.rows))
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
@@ -452,9 +439,9 @@ def _show_values(axes: Axes, rows: Sequence[str], columns: Sequence[str], values
     if values.size <= _MOST_CELLS:
         for (row, column), value in np.ndenumerate(values):
             text = f"{rows[row]}, {columns[column]}: {value_text(float(value))}"
-            show_on_hovering(axes, (column - 0.5, row - 0.5, 1.0, 1.0), text)
+            figures.show_on_hovering(axes, (column - 0.5, row - 0.5, 1.0, 1.0), text)
         return
     for row, name in enumerate(rows if len(rows) <= _NAMED_ROWS else ()):
         finite = values[row][np.isfinite(values[row])]
         ends = f"{value_text(float(finite.min()))} to {value_text(float(finite.max()))}" if finite.size else "-"
-        show_on_hovering(axes, (-0.5, row - 0.5, len(columns), 1.0), f"{name}: {ends}")
+        figures.show_on_hovering(axes, (-0.5, row - 0.5, len(columns), 1.0), f"{name}: {ends}")

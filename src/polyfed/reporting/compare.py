@@ -338,9 +338,7 @@ def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[
 
 
 def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> Iterator[str]:
-    yield (
-        "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest."
-    )
+    yield "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest."
     shown = {id(part) for item in differences for part in (item.comparison, item.reference)}
     if apart := [item.label for item in comparisons if id(item) not in shown]:
         yield f"No seed, or no metric, in common with the reference: {', '.join(apart)}."

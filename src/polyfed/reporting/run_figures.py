@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from polyfed.reporting import run_tables
 from polyfed.reporting.charts import (
     BarPart,
     BarRows,
@@ -24,16 +25,6 @@ from polyfed.reporting.charts import (
 )
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.metrics import Recall, chance_of, find_recalls, main_metric, recalls_and_others
-from polyfed.reporting.run_tables import (
-    BYTE_DIRECTIONS,
-    Holdings,
-    bytes_by,
-    classes_of,
-    column_counts,
-    partition_groups,
-    short_names,
-    sources_of,
-)
 from polyfed.reporting.statistics import finite_mean, finite_values, values_by_round
 from polyfed.reporting.summary import RunSummary, SiteResult
 from polyfed.reporting.tables import MIB, byte_size, count, duration, format_number
@@ -167,9 +158,7 @@ def recorded_charts(records: RunRecords) -> list[RoundChart]:
         families.setdefault(family, {})[name.removeprefix(f"{family}.")] = records.series(SERVER, name, "train")
     charts = []
     for family, members in families.items():
-        series = {
-            name: values for name, values in members.items() if len({*values.values()}) > 1
-        }  # others are settings
+        series = {name: values for name, values in members.items() if len({*values.values()}) > 1}  # else settings
         title = family.replace("_", " ")
         # nobody tells more lines apart than there are colours
         if len(series) > len(COLOURS):
@@ -258,7 +247,7 @@ def _unit(name: str) -> str:
 def traffic_charts(records: RunRecords) -> list[RoundChart]:
     sent = {
         label: {number: total / MIB for number, total in records.bytes_per_round(direction).items()}
-        for direction, label in BYTE_DIRECTIONS.items()
+        for direction, label in run_tables.BYTE_DIRECTIONS.items()
     }
     seconds = {"seconds": dict(sorted(records.seconds.items()))}
     charts = [
@@ -272,17 +261,19 @@ def traffic_charts(records: RunRecords) -> list[RoundChart]:
 
 def bytes_bars(records: RunRecords) -> list[BarRows]:
     """MiB by bundle and step, the largest first, and by client in the order of the run; nothing of no bytes."""
-    clients = bytes_by(records, lambda transfer: transfer.client)
+    clients = run_tables.bytes_by(records, lambda transfer: transfer.client)
     totals = {
-        "By bundle": _largest(bytes_by(records, lambda sent: f"{sent.bundle} ({sent.dtype or sent.kind})")),
-        "By step": _largest(bytes_by(records, lambda sent: sent.step or "(none)")),
+        "By bundle": _largest(run_tables.bytes_by(records, lambda sent: f"{sent.bundle} ({sent.dtype or sent.kind})")),
+        "By step": _largest(run_tables.bytes_by(records, lambda sent: sent.step or "(none)")),
     }
     # few clients in the order of the run, as everywhere in a report; of many only the largest matter
     if len(clients) > _MOST_ROWS:
         totals[f"By client: the {_MOST_ROWS} with most bytes of {len(clients):,}"] = _largest(clients)
     else:
         totals["By client"] = {client: clients[client] for client in records.clients if client in clients}
-    legend = [LegendEntry(label, colour, "area") for colour, label in enumerate(BYTE_DIRECTIONS.values(), start=1)]
+    legend = [
+        LegendEntry(label, colour, "area") for colour, label in enumerate(run_tables.BYTE_DIRECTIONS.values(), start=1)
+    ]
     return [
         BarRows(
             title,
@@ -303,7 +294,7 @@ def _largest(totals: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
 def _byte_parts(sent: Counter[str]) -> list[BarPart]:
     return [
         BarPart(sent[direction] / MIB, f"{label}: {byte_size(sent[direction])}", colour)
-        for colour, (direction, label) in enumerate(BYTE_DIRECTIONS.items(), start=1)
+        for colour, (direction, label) in enumerate(run_tables.BYTE_DIRECTIONS.items(), start=1)
     ]
 
 
@@ -329,40 +320,40 @@ def partition_sheet(records: RunRecords) -> FigureSheet | None:
     map by class alone.
     """
     rows: list[list[Chart]] = []
-    for group, held in partition_groups(records.holdings).items():
+    for group, held in run_tables.partition_groups(records.holdings).items():
         # a site that tells only its sizes has no classes to show
         charts: list[Chart] = [_class_map(group, held)] if any(holding.labels for holding in held.values()) else []
         if len(held) <= _MOST_BARS:
-            charts += [_column_map(held)] if any(column_counts(held).values()) else []
-            title = f"{group}: sizes ({', '.join(sources_of(held))})"
+            charts += [_column_map(held)] if any(run_tables.column_counts(held).values()) else []
+            title = f"{group}: sizes ({', '.join(run_tables.sources_of(held))})"
             charts.append(_size_bars(title, held, _group_colour(records, group)))
         rows += [charts] if charts else []
     return FigureSheet(f"{records.name}: partition", rows) if rows else None
 
 
-def _class_map(group: str, held: Holdings) -> HeatMap:
-    names = classes_of(held)
+def _class_map(group: str, held: run_tables.Holdings) -> HeatMap:
+    names = run_tables.classes_of(held)
     shown = names[:_MOST_COLUMNS]
     counts = np.array([[(holding.labels or {}).get(name, 0) for name in shown] for holding in held.values()])
     note = f"The first {len(shown)} of {len(names)} classes." if len(shown) < len(names) else ""
     labels = [[f"{count:,}" for count in row] for row in counts.tolist()] if counts.size <= _WRITTEN_CELLS else []
-    columns, title = short_names(shown, held), f"{group}: items by class"
+    columns, title = run_tables.short_names(shown, held), f"{group}: items by class"
     return HeatMap(title, list(held), counts.astype(float), "class", columns, note, scale="items", labels=labels)
 
 
-def _column_map(held: Holdings) -> HeatMap:
+def _column_map(held: run_tables.Holdings) -> HeatMap:
     """Per cent of each client's items on a scale from 0 to 100, with the counts where they fit."""
-    counts = list(column_counts(held).values())
+    counts = list(run_tables.column_counts(held).values())
     names = list(counts[0])
     items = [max(1, holding.items) for holding in held.values()]
     shares = np.array([[100 * row[name] / total for name in names] for row, total in zip(counts, items, strict=True)])
     fit = len(names) * len(held) <= _WRITTEN_CELLS
     labels = [[f"{row[name]:,}" for name in names] for row in counts] if fit else []
-    columns, limits = short_names(names, held), (0.0, 100.0)
+    columns, limits = run_tables.short_names(names, held), (0.0, 100.0)
     return HeatMap("by column (0 to 100 %)", list(held), shares, "column", columns, limits=limits, labels=labels)
 
 
-def _size_bars(title: str, held: Holdings, colour: int) -> BarRows:
+def _size_bars(title: str, held: run_tables.Holdings, colour: int) -> BarRows:
     """Samples of each client, those that it holds in addition paler."""
     rows, amounts = {}, {}
     for client, holding in held.items():

@@ -269,9 +269,7 @@ def clients_page_table(records: RunRecords) -> TextTable:
     """What each client is, what it holds, how well it does, and what it sent; columns without content are left out."""
     columns = {label: list(cells) for label, cells in _client_columns(records)}
     shown = {label: cells for label, cells in columns.items() if any(cell not in ("", "-") for cell in cells)}
-    note = (
-        "Metrics are those of each client's own last evaluation on its test samples, in the round it was measured in."
-    )
+    note = "Metrics are of each client's own last evaluation on its test samples, in the round it was measured in."
     return TextTable("Clients", list(shown), list(zip(*shown.values(), strict=True)), (note,))
 
 

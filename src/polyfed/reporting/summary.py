@@ -171,9 +171,8 @@ class RunSummary:
             source, _, target = recall.direction.partition(" to ")
             first = f"the first {recall.cutoff} of {count(recall.gallery)}"
             words = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-            meaning, example = (
-                (meaning, f" {words}.".replace("{}", format_number(recall.value))) if is_sum else (words, "")
-            )
+            example = f" {words}.".replace("{}", format_number(recall.value)) if is_sum else ""
+            meaning = meaning if is_sum else words
         value, kept = metrics[metric], records.interval(SERVER, metric)
         return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, whole, example)
 
@@ -442,9 +441,7 @@ class RunSummary:
         except ValueError as error:
             raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
         if not isinstance(content, dict):
-            raise RunError(
-                f"environment.json holds a {type(content).__name__}, not an object; restore {path} or delete it"
-            )
+            raise RunError(f"environment.json holds a {type(content).__name__}, no object; restore or delete {path}")
         return content
 
     @property

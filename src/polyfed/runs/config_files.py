@@ -205,9 +205,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset name"
-        ) from error
+        raise ConfigError(f"cannot read config '{path}': {error.strerror}; give a YAML file or a preset") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"'{path}' is not UTF-8 text ({error}); save it as UTF-8") from error
 

@@ -144,9 +144,7 @@ def _require_drawn(experiment: ExperimentSettings, clients: tuple[ClientInfo, ..
     most = min(len(run.sampling.draw(clients, generator(0))), pace.most(clients))
     for key, quorum in run.exchange.quorums.items():
         if experiment.algorithm.asks_clients and quorum > most:
-            raise ConfigError(
-                f"run.exchange.{key} is {quorum}, but a round has {most} replies; lower it, or give a share"
-            )
+            raise ConfigError(f"run.exchange.{key} is {quorum}, but a round has {most} replies; set less, or a share")
 
 
 def _require_cohorts(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:

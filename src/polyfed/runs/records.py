@@ -439,9 +439,7 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:
             yield f"{path.name} line {number}", content
         except ValueError as error:
             if number < len(lines):
-                raise RunError(
-                    f"{path.name} line {number} is damaged: {error}; restore {path} or delete the line"
-                ) from error
+                raise RunError(f"{path.name} line {number} is damaged: {error}; restore {path} or delete it") from error
             warnings.append(f"{path.name}: the last line is cut off (the run was killed) and left out")
 
 

@@ -26,19 +26,9 @@ import yaml
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError, nearest
+from polyfed.data import backbones, survey
 from polyfed.data.account import Count
 from polyfed.data.arrow import innermost, is_file, is_list, is_text, lacking
-from polyfed.data.backbones import (
-    PREPROCESSOR,
-    WHEEL,
-    folder_of_weights,
-    has_tokenizer,
-    input_kind,
-    locate,
-    most_tokens,
-    network_in_wheel,
-    read_backbone_config,
-)
 from polyfed.data.dialects import is_numeric_text, looks_missing
 from polyfed.data.files import SAVED
 from polyfed.data.images import reason_of
@@ -47,16 +37,6 @@ from polyfed.data.sounds import waveform
 from polyfed.data.sources.arrow import Arrow
 from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.parquet import Parquet
-from polyfed.data.survey import (
-    MaskSurvey,
-    PictureFacts,
-    equal_in_two_splits,
-    in_two_splits,
-    nearly_equal_classes,
-    pictures_of,
-    repeating_ids,
-    told_of_pictures,
-)
 from polyfed.data.tables import SplitTable, StoredSource, fitting_rows, with_folded
 from polyfed.data.tokenizers import PretrainedTokenizer, Wordpiece, words_of
 from polyfed.data.view import DataContext
@@ -183,7 +163,7 @@ class StarterEncoders:
         given = {part: name for part, name in (("image", image), ("text", text)) if name is not None}
         names |= given
         for part, name in names.items():
-            reads = _read_by(locate(name, weights, key=f"--{part}-encoder"))
+            reads = _read_by(backbones.locate(name, weights, key=f"--{part}-encoder"))
             if reads and part not in reads:
                 raise ConfigError(f"--{part}-encoder {name}: this network reads no {part}s; name another")
         return cls(names, weights, given)
@@ -213,7 +193,7 @@ class StarterEncoders:
 
     def is_averaged(self, part: str) -> bool:
         """Whether its network was trained with the mean of its positions."""
-        path = locate(self.names[part], self.weights) / _POOLING
+        path = backbones.locate(self.names[part], self.weights) / _POOLING
         return path.is_file() and bool(json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens"))
 
 
@@ -222,17 +202,17 @@ FROM_SCRATCH = StarterEncoders({})
 
 def _read_by(folder: Path) -> list[str]:
     """What a network reads, by its files; nothing where these do not tell."""
-    has_preprocessor = (folder / PREPROCESSOR).is_file()
-    kind = {"picture": "image", "sound": "audio"}[input_kind(folder, "whole")] if has_preprocessor else ""
-    return [*filter(None, [kind]), *(["text"] if has_tokenizer(folder) else [])]
+    has_preprocessor = (folder / backbones.PREPROCESSOR).is_file()
+    kind = {"picture": "image", "sound": "audio"}[backbones.input_kind(folder, "whole")] if has_preprocessor else ""
+    return [*filter(None, [kind]), *(["text"] if backbones.has_tokenizer(folder) else [])]
 
 
 def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
     """What is read -> name of the largest transformer for it that is not too large, else of another network."""
     sizes: dict[str, tuple[bool, bool, int, str]] = {}
-    top = folder_of_weights(weights)
-    wheels = sorted(top.glob(f"*{WHEEL}")) if top == weights else [weights]
-    networks = {path.name: folder for path in wheels if (folder := network_in_wheel(path)) is not None}
+    top = backbones.folder_of_weights(weights)
+    wheels = sorted(top.glob(f"*{backbones.WHEEL}")) if top == weights else [weights]
+    networks = {path.name: folder for path in wheels if (folder := backbones.network_in_wheel(path)) is not None}
     configs = [*sorted(top.glob("*/config.json")), *sorted(top.glob("*/*/config.json"))] if top == weights else []
     networks |= {config.parent.relative_to(top).as_posix(): config.parent for config in configs}
     for name, folder in networks.items():
@@ -244,7 +224,7 @@ def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
         if 0 < size <= _LARGEST * (1 + 2 * fits) and reads in (["image"], ["text"]):
             part = reads[0]
             try:
-                is_transformer = "num_attention_heads" in read_backbone_config(folder, "config.json")
+                is_transformer = "num_attention_heads" in backbones.read_backbone_config(folder, "config.json")
             except ConfigError:  # a damaged folder that nobody has asked for
                 continue
             network = fits, is_transformer, size, name
@@ -419,12 +399,7 @@ def _reader(path: Path, given: Mapping[str, Any]) -> type[Parquet | Arrow | Fold
 
 
 def _draw(
-    settings: dict[str, Any],
-    bare: StoredSource,
-    kind: DataKind,
-    label: str | None,
-    together: Sequence[str],
-    path: Path,
+    settings: dict[str, Any], bare: StoredSource, kind: DataKind, label: str | None, together: Sequence[str], path: Path
 ) -> list[str]:
     """Put the shares of splits that are to be drawn into settings; returns what was decided.
 
@@ -450,7 +425,7 @@ def are_one(tables: Mapping[str, SplitTable], label: str, folds: bool | None, wh
     Raises:
         DataError: names of classes are nearly equal, and nobody says whether they are the same.
     """
-    groups = nearly_equal_classes(tables, label)
+    groups = survey.nearly_equal_classes(tables, label)
     if groups and folds is None:
         shown = " and ".join(f"{name!r} ({count})" for name, count in groups[0])
         more = f", and {len(groups) - 1} more such" if len(groups) > 1 else ""
@@ -482,13 +457,13 @@ class _Look:
     together: Sequence[str]
 
     @cached_property
-    def _pictures(self) -> tuple[list[PictureFacts | None], list[str]]:
-        return pictures_of(self.tables, self.roles.image) if self.roles.image else ([], [])
+    def _pictures(self) -> tuple[list[survey.PictureFacts | None], list[str]]:
+        return survey.pictures_of(self.tables, self.roles.image) if self.roles.image else ([], [])
 
     @cached_property
     def _masks(self) -> tuple[str, str]:
         """Settings of masks, and the reason for them."""
-        masks = MaskSurvey.of(self.tables, str(self.roles.image), str(self.roles.mask))
+        masks = survey.MaskSurvey.of(self.tables, str(self.roles.image), str(self.roles.mask))
         masks.require_one_aspect()
         return masks.meaning() if self.values is None else masks.agreed(self.values)
 
@@ -550,9 +525,9 @@ class _Look:
         return [(name, number) for name, number in Counter(names).items() if looks_missing(name)]
 
     def warnings(self) -> list[str]:
-        lines = told_of_pictures(self._pictures[0])
+        lines = survey.told_of_pictures(self._pictures[0])
         told = self.roles.image or self.roles.audio or self.roles.text
-        equal = equal_in_two_splits(self.tables, told, self._pictures[0]) if told else []
+        equal = survey.equal_in_two_splits(self.tables, told, self._pictures[0]) if told else []
         if equal:
             remedy = "--together contents keeps them in one" if self.is_drawn else "polyfed prepare --drop-duplicates"
             what = f"{len(equal)} equal items of column '{told}' are in two splits"
@@ -561,9 +536,9 @@ class _Look:
             what = f"class '{name}' of column '{self.roles.label}' looks like a missing value ({number} rows)"
             lines.append(f"{what}; empty these cells, and their rows are left out")
         taken = {*self.together, self.roles.label, self.roles.text, *NO_CONTENT}
-        for name, different, rows in repeating_ids(self.tables, taken.__contains__):
+        for name, different, rows in survey.repeating_ids(self.tables, taken.__contains__):
             what = f"column '{name}' has {different:,} values in {rows:,} rows, as patients or groups have"
-            shared = in_two_splits(self.tables, name)
+            shared = survey.in_two_splits(self.tables, name)
             if self.is_drawn:
                 lines.append(f"{what}; --together {name} keeps the rows of each in one split")
             elif shared:
@@ -715,14 +690,8 @@ def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 _TESTED = ("validation", "test")
 _SPLITS = ("train", *_TESTED)
-_WORDS = {
-    "image": "pictures",
-    "text": "texts",
-    "label": "classes",
-    "audio": "recordings",
-    "mask": "masks",
-    "table": "cells",
-}
+_WORDS = {"image": "pictures", "text": "texts", "label": "classes", "audio": "recordings"}
+_WORDS |= {"mask": "masks", "table": "cells"}
 
 
 def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> list[StarterSource]:
@@ -766,11 +735,11 @@ def require_apart(sources: Iterable[StarterSource], public: StarterSource) -> No
     Raises:
         ConfigError: how many are, and the first.
     """
-    known = {one.digest: one.name for one in pictures_of(public.tables, str(public.roles.image))[0] if one}
+    known = {one.digest: one.name for one in survey.pictures_of(public.tables, str(public.roles.image))[0] if one}
     for source in sources:
         if source.roles.image is None:
             continue
-        found = [one for one in pictures_of(source.tables, source.roles.image)[0] if one and one.digest in known]
+        found = [one for one in survey.pictures_of(source.tables, source.roles.image)[0] if one and one.digest in known]
         if found:
             first = f"'{found[0].name}' is '{known[found[0].digest]}'"
             what = f"{len(found)} images of --{source.kind} are in it as well, such as {first}"
@@ -824,9 +793,7 @@ class Starter:
         if self.public is not None and self.public_share is not None:
             raise ConfigError("--public and --public-share exclude each other; give one of them")
         if self.public_share is not None and self.by_site:
-            raise ConfigError(
-                f"--public-share {self.public_share}: no site's own data become public; give --public FOLDER"
-            )
+            raise ConfigError(f"--public-share {self.public_share}: no site's data become public; give --public FOLDER")
         if self.public_share is not None and "pairs" not in self.kinds:
             raise ConfigError(f"--public-share {self.public_share}: of which pairs? give --pairs, or --public FOLDER")
         if method == _WITH_PUBLIC[0] and "pairs" not in self.kinds:
@@ -879,7 +846,7 @@ class Starter:
         read = [*self.sources, *([self.public] if self.public else [])]
         texts = [text for source in read for text in source.texts]
         if (name := self.encoders.names.get("text")) is not None:
-            folder = locate(name, self.encoders.weights)
+            folder = backbones.locate(name, self.encoders.weights)
             vocabulary = PretrainedTokenizer(path=str(folder)).load("text", DataContext(Path()))
             return [*map(len, vocabulary.encode(texts, 1 << 20))]
         if self.tokenizer == "hashing":
@@ -893,7 +860,7 @@ class Starter:
         """Tokens of a text that are read."""
         most, name = _MOST_TOKENS, self.encoders.names.get("text")
         if name is not None:
-            most = min(most_tokens(locate(name, self.encoders.weights)) or most, most)
+            most = min(backbones.most_tokens(backbones.locate(name, self.encoders.weights)) or most, most)
         return min(max(16 * math.ceil(max(self.lengths) / 16), 16), most)
 
     @property

@@ -19,17 +19,7 @@ from polyfed.data.files import holds_texts
 from polyfed.data.preparation import ColumnRoles
 from polyfed.data.survey import nearly_equal_classes
 from polyfed.data.tables import SplitTable, fitting_rows, spellings
-from polyfed.runs.starter import (
-    NEEDS,
-    DataKind,
-    StarterSource,
-    are_one,
-    bare_source,
-    cells_as_json,
-    cells_of,
-    require_classes,
-    typed_columns,
-)
+from polyfed.runs import starter
 
 _NAME = re.compile(r"[A-Za-z0-9][\w-]{0,62}", re.ASCII)
 _TAKEN = ("server", "public")  # names of others
@@ -49,7 +39,7 @@ class _Place:
     """
 
     name: str
-    kind: DataKind
+    kind: starter.DataKind
     path: Path
     told: Mapping[str, Any]
     option: str
@@ -57,7 +47,7 @@ class _Place:
     def table(self) -> SplitTable:
         """Its training rows, before splits are drawn."""
         layout = {key: value for key, value in self.told.items() if key not in _MEANINGS}
-        source, _ = bare_source(self.path, layout)
+        source, _ = starter.bare_source(self.path, layout)
         return fitting_rows(source.rows("train", name=self.name, data_dir=None), source)
 
 
@@ -65,7 +55,7 @@ _MEANINGS = ("label", "fold_labels", "mask_values", "cells", "together")
 _OF_KINDS = {"fold_labels": "label", "label": "label", "mask_values": "mask"}
 
 
-def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, Any]) -> list[StarterSource]:
+def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, Any]) -> list[starter.StarterSource]:
     """The data of sites.
 
     Args:
@@ -95,12 +85,12 @@ def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, 
     for name, text in texts.items():
         kind, _, path = text.partition(":")
         layout = {key: value for key, value in told.items() if value not in (None, (), [])}
-        place = _Place(name, "pairs", Path(path if kind in NEEDS else text), layout, f"--site {name}")
+        place = _Place(name, "pairs", Path(path if kind in starter.NEEDS else text), layout, f"--site {name}")
         with _at(place.option):
             table = place.table()
         column = own.get(name) or next((label for label in common if label in table.schema.names), None)
         used |= {column} if column else set()
-        found = next((one for one in NEEDS if one == kind), None) or _kind_of(place, table, column)
+        found = next((one for one in starter.NEEDS if one == kind), None) or _kind_of(place, table, column)
         places.append(replace(place, kind=found, told=layout | ({"label": column} if column else {})))
     if lost := [label for label in common if label not in used]:
         raise ConfigError(f"--label {lost[0]}: no site has such a column; leave it out, or name another")
@@ -108,8 +98,8 @@ def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, 
 
 
 def sites_of_column(
-    paths: Mapping[DataKind, Path], column: str, label: str | None, told: Mapping[str, Any]
-) -> tuple[list[StarterSource], list[str]]:
+    paths: Mapping[starter.DataKind, Path], column: str, label: str | None, told: Mapping[str, Any]
+) -> tuple[list[starter.StarterSource], list[str]]:
     """The data of sites that lie in one table or folder, each the rows with a value of a column, and what was decided.
 
     Raises:
@@ -134,7 +124,7 @@ def sites_of_column(
         what = f"{len(counts)} different values in {counts.total()} rows, which are no sites"
         raise DataError(f"{option}: the column has {what}; name another: {', '.join(table.schema.names)}")
     if label is None:
-        label = ColumnRoles.of(typed_columns(table, {column}), None).label if kind != "table" else None
+        label = ColumnRoles.of(starter.typed_columns(table, {column}), None).label if kind != "table" else None
     places, names = [], dict[str, Any]()
     for value in sorted(counts):
         plain = unicodedata.normalize("NFKD", str(value)).encode("ascii", "ignore").decode()
@@ -159,15 +149,15 @@ def _at(option: str) -> Iterator[None]:
         raise type(error)(f"{option}: {error}") from error
 
 
-def _kind_of(place: _Place, table: SplitTable, label: str | None) -> DataKind:
+def _kind_of(place: _Place, table: SplitTable, label: str | None) -> starter.DataKind:
     """What data are for, by their columns.
 
     Raises:
         DataError: they may be of two kinds, or of none.
     """
     apart = place.told.get("together", ())
-    roles = ColumnRoles.of(typed_columns(table, apart), label)
-    kinds = list[DataKind]()
+    roles = ColumnRoles.of(starter.typed_columns(table, apart), label)
+    kinds = list[starter.DataKind]()
     if roles.mask:
         kinds = ["masks"]
     elif roles.audio:
@@ -177,7 +167,7 @@ def _kind_of(place: _Place, table: SplitTable, label: str | None) -> DataKind:
         kinds += ["pairs"] if roles.text and label is None else []
         kinds += ["pictures"] if roles.label else []
     else:
-        cells, _ = cells_of(table, label, apart)
+        cells, _ = starter.cells_of(table, label, apart)
         text = roles.text
         is_free = text is not None and (holds_texts(text) or 2 * len(table.read(text).unique()) > table.count())
         kinds += ["texts"] if is_free and roles.label else []
@@ -186,26 +176,25 @@ def _kind_of(place: _Place, table: SplitTable, label: str | None) -> DataKind:
         return kinds[0]
     names = ", ".join(table.schema.names)
     if not kinds:
-        raise DataError(f"{place.option}={place.path}: columns {names} are none of {', '.join(NEEDS)}")
+        raise DataError(f"{place.option}={place.path}: columns {names} are none of {', '.join(starter.NEEDS)}")
     ways = " or ".join(f"{place.option}={kind}:{place.path}" for kind in kinds)
     raise DataError(f"{place.option}={place.path}: may be {' or '.join(kinds)} ({names}); say which with {ways}")
 
 
-def _read(places: Sequence[_Place]) -> list[StarterSource]:
+def _read(places: Sequence[_Place]) -> list[starter.StarterSource]:
     tables = {place.name: place.table() for place in places if place.kind == "table"}
-    shared, sources = _all_rows(list(tables.values())) if tables else None, list[StarterSource]()
+    shared, sources = _all_rows(list(tables.values())) if tables else None, list[starter.StarterSource]()
     for place in places:
-        needs = NEEDS[place.kind]
+        needs = starter.NEEDS[place.kind]
         told = {key: value for key, value in place.told.items() if _OF_KINDS.get(key, "") in ("", *needs)}
         if place.kind == "table" and "label" in told and shared is not None:
             apart = (*told.get("together", ()), *told.get("where", ()))
-            told["cells"] = [*cells_of(shared, told["label"], apart)[0]]
+            told["cells"] = [*starter.cells_of(shared, told["label"], apart)[0]]
             if not told["cells"]:
-                raise DataError(
-                    f"tables of sites have no columns to learn from in common: {', '.join(shared.schema.names)}"
-                )
+                names = ", ".join(shared.schema.names)
+                raise DataError(f"tables of sites have no columns to learn from in common: {names}")
         with _at(place.option):
-            sources.append(StarterSource.of(place.kind, place.path, told, name=place.name))
+            sources.append(starter.StarterSource.of(place.kind, place.path, told, name=place.name))
     folds = next((place.told["fold_labels"] for place in places if "fold_labels" in place.told), None)
     for kind in dict.fromkeys(source.kind for source in sources):
         own = _agreed(kind, [source for source in sources if source.kind == kind], folds)
@@ -224,27 +213,27 @@ def _all_rows(tables: Sequence[SplitTable]) -> SplitTable:
     return replace(tables[0], read=whole.column, count=lambda: whole.num_rows, schema=whole.schema)
 
 
-def _agreed(kind: DataKind, sources: Sequence[StarterSource], folds: bool | None) -> dict[str, StarterSource]:
+def _agreed(
+    kind: starter.DataKind, sources: Sequence[starter.StarterSource], folds: bool | None
+) -> dict[str, starter.StarterSource]:
     """Sites with data of one kind, by name, with what their networks must have in common.
 
     Raises:
         DataError: that cannot be, or may be meant in two ways.
     """
-    require_classes(sources, f"{kind} of sites")
+    starter.require_classes(sources, f"{kind} of sites")
     details = dict.fromkeys(source.details for source in sources)
     said = [next(iter(details))]
     if kind == "sounds":
         said = [max(details, key=lambda text: int(text.split()[-1]))]
     elif kind == "table":
         shared = _all_rows([source.tables["train"] for source in sources])
-        said = [cells_as_json(shared, sources[0].roles)]
+        said = [starter.cells_as_json(shared, sources[0].roles)]
     elif len(details) > 1:
         shown = "; ".join(f"{source.name}: {source.details}" for source in sources)
-        raise DataError(
-            f"masks of sites mean different classes ({shown}); say with --mask-values what all of them mean"
-        )
+        raise DataError(f"masks of sites mean different classes ({shown}); say with --mask-values what all mean")
     agreed = {source.name: replace(source, details=said[0]) for source in sources}
-    reading = _classes(sources, folds) if "label" in NEEDS[kind] and len(sources) > 1 else {}
+    reading = _classes(sources, folds) if "label" in starter.NEEDS[kind] and len(sources) > 1 else {}
     for name, source in agreed.items() if reading else ():
         own = {**source.settings.get("reading", {}), **reading}
         held = {value for table in source.tables.values() for value in table.read(str(source.roles.label)).to_pylist()}
@@ -255,7 +244,7 @@ def _agreed(kind: DataKind, sources: Sequence[StarterSource], folds: bool | None
     return agreed
 
 
-def _classes(sources: Sequence[StarterSource], folds: bool | None) -> dict[str, Any]:
+def _classes(sources: Sequence[starter.StarterSource], folds: bool | None) -> dict[str, Any]:
     """Settings of classes of all sites; none where the data number or name them the same way everywhere."""
     columns = [table.read(str(one.roles.label)) for one in sources for table in one.tables.values()]
     named = [source.roles.label in class_names(source.tables["train"].schema) for source in sources]
@@ -269,7 +258,7 @@ def _classes(sources: Sequence[StarterSource], folds: bool | None) -> dict[str, 
     if not is_text(values.type):
         return {"classes": {"label": sorted(values.unique().drop_null().to_pylist())}}
     every = SplitTable(whole.column, lambda: whole.num_rows, whole.schema, "sites", "all", str)
-    are_folded = are_one({"": every}, "label", folds, "classes of sites")
+    are_folded = starter.are_one({"": every}, "label", folds, "classes of sites")
     groups = spellings(values.to_pylist()).values()
     classes = sorted(name for group in groups for name in (group[:1] if are_folded else group))
     return {"classes": {"label": classes}} | ({"fold_labels": True} if are_folded else {})

@@ -31,9 +31,7 @@ _IMPUTER = "imputer"
 class ClassNames(Settings):
     """Texts that stand for classes, as CLIP classifies without training (Radford et al., ICML 2021, section 3.1)."""
 
-    modality: str = Field(
-        default="text", description="modality whose encoder reads the names; samples need not have it"
-    )
+    modality: str = Field(default="text", description="modality whose encoder reads the names; samples may lack it")
     template: str = Field(
         default="a photo of a {}", description="text in which {} is a class's name; {} alone where prompts are learnt"
     )

@@ -208,9 +208,7 @@ def require_attributes(cls: type[TensorBundle], attributes: Mapping[str, Any]) -
 def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:
     expected = math.prod(shape) * dtype.itemsize
     if not all(0 <= size < _LONGEST for size in shape) or raw.nbytes != expected:
-        raise PayloadError(
-            f"damaged message: tensor '{name}' {list(shape)} has {raw.nbytes} bytes, expected {expected}"
-        )
+        raise PayloadError(f"damaged message: tensor '{name}' {list(shape)} has {raw.nbytes} bytes, not {expected}")
     if not expected:
         try:
             return torch.empty(shape, dtype=dtype)

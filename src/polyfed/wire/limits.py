@@ -26,12 +26,8 @@ class Limits(Settings):
         description="largest text (JSON) of a message and the headers of its tensors, bytes",
     )
     tensors: int = Field(default=100_000, ge=1, description="most tensors in a message")
-    row_norm: float = Field(
-        default=1e4, gt=0, allow_inf_nan=False, description="largest L2 norm of one row of representations"
-    )
-    tensor_norm: float = Field(
-        default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of any other tensor"
-    )
+    row_norm: float = Field(default=1e4, gt=0, allow_inf_nan=False, description="largest L2 norm of a representation")
+    tensor_norm: float = Field(default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of other tensors")
 
 
 class ReplySize(NamedTuple):

@@ -28,12 +28,8 @@ def _converted(bundle: TensorBundle, before: torch.dtype, after: torch.dtype) ->
 class Transport(Settings):
     """How tensors are encoded on the wire; receivers get fp32 back."""
 
-    dtype: Encoding = Field(
-        default="float32", description="type in which fp32 tensors cross, unless a key below says otherwise"
-    )
-    representations: Encoding | None = Field(
-        default=None, description="type of representations and scores; None: dtype"
-    )
+    dtype: Encoding = Field(default="float32", description="type in which fp32 tensors cross, but for the keys below")
+    representations: Encoding | None = Field(default=None, description="type of representations, scores; None: dtype")
     weights: Encoding | None = Field(default=None, description="type of weights; None: dtype")
 
     def encode(self, payload: Payload) -> Payload:

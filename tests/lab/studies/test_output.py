@@ -55,11 +55,9 @@ def test_tables_by_hand(loaded: Load) -> None:
         claims=claims,
         tuning={"settings": settings, "column": column, "candidates": 3},
     )
-    choices = (
-        Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, ["rate"]),
-        Chosen({}, {}, {"": 1.0}),
-    )
-    chosen = {("prox", (), seed): choice for seed, choice in enumerate((choices[0], choices[0], choices[1]))}
+    twice = Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, ["rate"])
+    choices = (twice, twice, Chosen({}, {}, {"": 1.0}))
+    chosen = {("prox", (), seed): choice for seed, choice in enumerate(choices)}
     own = results(study, chosen=chosen, causes={"x, seed 1": "why"}, replies={"tiny": [0, 0], "prox": [3, 1]})
     main, differences, judged, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]

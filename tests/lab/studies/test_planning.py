@@ -61,11 +61,8 @@ def test_wrong_rows_are_named(loaded: Load, row: dict[str, Any], message: str) -
 
 
 def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, tmp_path: Path) -> None:
-    rows = {
-        "one": {},
-        "same": {"set": {"description": "x", "run.state_memory": 5}},
-        "other": {"set": {"run.rounds": 2}},
-    }
+    same = {"set": {"description": "x", "run.state_memory": 5}}
+    rows = {"one": {}, "same": same, "other": {"set": {"run.rounds": 2}}}
     study = loaded(rows=rows)
     plans = [planned(study, tmp_path, places) for places in (Places(), Places(data_dir=tmp_path, engine="ray"))]
     digests = [{row: plan.cell(row, (), 0).digest for row in rows} for plan in plans]

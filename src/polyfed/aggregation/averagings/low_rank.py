@@ -143,9 +143,7 @@ class LowRankAveraging(Averaging):
     @model_validator(mode="after")
     def _is_exact(self) -> Self:
         if self.mean != "exact":
-            raise ValueError(
-                "mean: sequential interpolates tensor by tensor, this rule averages layers; leave it at exact"
-            )
+            raise ValueError("mean: sequential interpolates tensors, this rule averages layers; leave it at exact")
         return self
 
     def fold(self, mean: Any, factors: Factors, weight: float) -> Any:

@@ -93,13 +93,9 @@ class Distiller(Settings):
             ConfigError: it does not.
         """
         if self.loss == "kl" and not public.exchanges_scores:
-            raise ConfigError(
-                "algorithm.distiller.loss is kl, which compares class scores, not representations; choose l2"
-            )
+            raise ConfigError("algorithm.distiller.loss is kl, which is of class scores alone; choose l2")
         if self.loss == "similarity" and public.exchanges_scores:
-            raise ConfigError(
-                "algorithm.distiller.loss is similarity, which compares representations, not scores; choose kl"
-            )
+            raise ConfigError("algorithm.distiller.loss is similarity, which is of representations; choose kl")
 
     def distil(
         self,

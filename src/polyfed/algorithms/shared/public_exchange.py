@@ -103,9 +103,7 @@ class PublicExchange(Settings):
             ConfigError: it is not.
         """
         if len(server.public_set) < 2:
-            raise ConfigError(
-                f"the public set has {len(server.public_set)} samples, too few to learn from; raise public.items"
-            )
+            raise ConfigError(f"the public set has {len(server.public_set)} samples, too few; raise public.items")
         if self.samples is not None and self.samples > len(server.public_set):
             raise ConfigError(
                 f"algorithm.public.samples is {self.samples}, but the public set has {len(server.public_set)}; "

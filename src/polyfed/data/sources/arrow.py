@@ -34,9 +34,7 @@ class Arrow(StoredSource):
         default_factory=dict, description="our split -> name of the saved one, or of the file without its ending"
     )
     max_bytes: arrow.MaxBytes = None
-    id: str | None = Field(
-        default=None, description="column that identifies an item; without it an id is path, split and row"
-    )
+    id: str | None = Field(default=None, description="column that identifies an item; None: by path, split and row")
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; opens the files, which stay mapped into memory."""

@@ -52,12 +52,8 @@ _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a
 class FolderReading(Reading):
     """How texts and cells of files are read."""
 
-    encoding: str | None = Field(
-        default=None, description="encoding of texts, such as windows-1251; null: told by the files"
-    )
-    decimal: Literal[".", ","] | None = Field(
-        default=None, description="sign before decimals of numbers; null: told by the file"
-    )
+    encoding: str | None = Field(default=None, description="of texts, such as windows-1251; null: told by the files")
+    decimal: Literal[".", ","] | None = Field(default=None, description="sign before decimals; null: told by the file")
 
 
 class Folder(StoredSource):
@@ -84,9 +80,7 @@ class Folder(StoredSource):
         default=None,
         description="column with pictures' file names; null: found by its name (file_name, image, ...) or its content",
     )
-    split_column: str | None = Field(
-        default=None, description="column that says the split; null: `split`, if there is one"
-    )
+    split_column: str | None = Field(default=None, description="column that says the split; null: `split`, if any")
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict, description="our split -> values of the column, or names of folders, that it is made of"
     )

@@ -55,9 +55,7 @@ class MimicCxr(TableSource):
     columns: dict[str, ColumnNames] = Field(
         default={"image": "image", "text": "text"}, description="modality -> column that holds it"
     )
-    matches: str | None = Field(
-        default="study", description="column whose equal values make items right answers to each other"
-    )
+    matches: str | None = Field(default="study", description="items with equal values of it match each other")
     path: str = Field(description="folder of MIMIC-CXR-JPG: absolute, or relative to the data folder")
     reports: str | None = Field(default=None, description="folder whose ``files`` hold the reports; None: ``path``")
     views: tuple[str, ...] | None = Field(

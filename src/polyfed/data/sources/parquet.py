@@ -61,9 +61,7 @@ class Parquet(StoredSource):
 
     path: str = Field(description="folder with the files, or one file: absolute, or relative to the data folder")
     max_bytes: MaxBytes = None
-    id: str | None = Field(
-        default=None, description="column that identifies an item; without it an id is path, split and row"
-    )
+    id: str | None = Field(default=None, description="column that identifies an item; None: by path, split and row")
 
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict,

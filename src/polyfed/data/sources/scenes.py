@@ -37,9 +37,7 @@ class Scenes(TableSource):
     columns: dict[str, ColumnNames] = Field(
         default={"image": "image", "text": "captions"}, description="modality -> column that holds it"
     )
-    targets: dict[str, str] = Field(
-        default={"label": "label"}, description="target name -> column: label, topic or answers"
-    )
+    targets: dict[str, str] = Field(default={"label": "label"}, description="target -> column: label, topic or answers")
     train: int = Field(default=2000, ge=0, le=1_000_000, description="training scenes")
     validation: int = Field(default=300, ge=0, le=1_000_000, description="validation scenes")
     test: int = Field(default=300, ge=0, le=1_000_000, description="test scenes")
@@ -52,9 +50,7 @@ class Scenes(TableSource):
         description="more things, clutter, noise and look-alike scenes; vaguer and more relational captions",
     )
     domain: Domain = Field(default="day", description="style of the pictures: day, night or sketch")
-    shift: float = Field(
-        default=0.0, ge=0, le=1, description="how far colours and contrast are moved from the domain's own"
-    )
+    shift: float = Field(default=0.0, ge=0, le=1, description="how far colours and contrast move from the domain's")
 
     def most_items(self, split: str, name: str) -> int:
         """See ``Source``."""

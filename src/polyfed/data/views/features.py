@@ -18,27 +18,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
+from polyfed.data import backbones
 from polyfed.data.account import Count
-from polyfed.data.backbones import (
-    BackboneTower,
-    ImagePreparation,
-    Pool,
-    Preparation,
-    Prepared,
-    SoundPreparation,
-    TextPreparation,
-    averaged_neighbours,
-    channels_last,
-    digest,
-    frozen_backbone,
-    full_length,
-    input_kind,
-    locate,
-    most_tokens,
-    outline,
-    pool_of,
-    require_tokenizer,
-)
 from polyfed.data.cache import StoredRows, content_digest, remembered, unreadable
 from polyfed.data.images import Augment, ImageFit, MeanStd
 from polyfed.data.samples import Inputs
@@ -68,7 +49,7 @@ class Features(View):
     backbone: str = Field(
         default=_DEFAULT, min_length=1, description="folder below data.weights_dir, or hub name owner/name"
     )
-    pool: Pool = Field(
+    pool: backbones.Pool = Field(
         default="auto",
         description="cls, mean (of all positions), pooled (its own pooler), projected (where towers meet) or tokens "
         "(all positions); auto: pooled for a tower of several, else cls for transformers, mean for convolutional "
@@ -80,7 +61,9 @@ class Features(View):
         description="of pool tokens: neighbours averaged to so many positions, a square number for pictures, which "
         "keep their CLS token before them; null: all",
     )
-    tower: BackboneTower = Field(default="whole", description="vision or text, for backbones with both (CLIP)")
+    tower: backbones.BackboneTower = Field(
+        default="whole", description="vision or text, for backbones with both (CLIP)"
+    )
     size: int | None = Field(default=None, ge=8, description="image side in pixels; the backbone's own by default")
     fit: ImageFit = Field(default="squash", description="squash to a square, or crop to one")
     length: int = Field(default=64, ge=1, le=8192, description="tokens of a text, the rest is cut off")
@@ -123,7 +106,7 @@ class Features(View):
     def cut(self, column: Column, modality: str, context: DataContext) -> Count | None:
         """See ``View``; of texts alone."""
         folder = self._folder(context)
-        if input_kind(folder, self.tower) != "text":
+        if backbones.input_kind(folder, self.tower) != "text":
             return None
         tokens = Tokens(tokenizer=PretrainedTokenizer(path=str(folder)), length=max(2, self.length))
         return tokens.cut(column, modality, context)
@@ -136,10 +119,10 @@ class Features(View):
 
             def shape() -> list[int]:
                 one = self.prepare(folder).shape
-                is_text = input_kind(folder, self.tower) == "text"
+                is_text = backbones.input_kind(folder, self.tower) == "text"
                 blank = torch.zeros(1, *one, dtype=torch.int64 if is_text else torch.float32, device="meta")
                 mask = torch.ones(1, *one, dtype=torch.bool, device="meta") if is_text else None
-                outlined = outline(folder, self.pool, self.tower, self.left)(blank)
+                outlined = backbones.outline(folder, self.pool, self.tower, self.left)(blank)
                 return list(self.averaged(outlined, mask).shape[1:])
 
             context.fitted[key] = InputSpec(tuple(remembered(path, shape)))
@@ -147,48 +130,48 @@ class Features(View):
         assert isinstance(spec, InputSpec)
         return spec
 
-    def prepare(self, folder: Path) -> Preparation:
+    def prepare(self, folder: Path) -> backbones.Preparation:
         """What turns values of a column into input of the backbone in ``folder``.
 
         Raises:
             ConfigError: the folder lacks the preprocessor or the tokenizer.
         """
         positions, what = self.positions, f"view features: positions is {self.positions}"
-        match input_kind(folder, self.tower):
+        match backbones.input_kind(folder, self.tower):
             case "picture":
                 if positions is not None and math.isqrt(positions) ** 2 != positions:
                     raise ConfigError(f"{what}, of pictures a square such as 4 or 9")
-                return ImagePreparation.of(folder, self.size, self.fit)
+                return backbones.ImagePreparation.of(folder, self.size, self.fit)
             case "sound":
                 if positions is not None:
                     raise ConfigError(f"{what}, but those of sounds are not averaged")
-                return SoundPreparation.of(folder)
-        most = most_tokens(folder)
+                return backbones.SoundPreparation.of(folder)
+        most = backbones.most_tokens(folder)
         if most is not None and self.length > most:
             raise ConfigError(
                 f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
                 f"{most} tokens; set the view's length to {most} or less"
             )
-        return TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not positions)
+        return backbones.TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not positions)
 
     def _folder(self, context: DataContext) -> Path:
-        return locate(self.backbone, context.weights, key="view features, backbone", hub=context.hub)
+        return backbones.locate(self.backbone, context.weights, key="view features, backbone", hub=context.hub)
 
     def averaged(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        return features if self.positions is None else averaged_neighbours(features, mask, self.positions)
+        return features if self.positions is None else backbones.averaged_neighbours(features, mask, self.positions)
 
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
         # batch_size is not among them: it changes the speed only
         settings: list[Any] = {"picture": [self.size, self.fit], "sound": []}.get(
-            takes := input_kind(folder, self.tower), []
+            takes := backbones.input_kind(folder, self.tower), []
         )
         if takes == "text":
-            settings = [self.length, *filter(None, [full_length(folder)])]
+            settings = [self.length, *filter(None, [backbones.full_length(folder)])]
         settings += [] if self.positions is None else [self.positions]
         settings += [] if self.left is None else ["before last", self.left]
-        pool = pool_of(self.pool, self.tower)
-        identity = [_VERSION, content, digest(folder), pool, self.tower, self.precision, *settings]
+        pool = backbones.pool_of(self.pool, self.tower)
+        identity = [_VERSION, content, backbones.digest(folder), pool, self.tower, self.precision, *settings]
         stamp = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return f"features-{re.sub(r'[^A-Za-z0-9.-]+', '-', folder.name)}-{self.pool}-{stamp}"
 
@@ -205,7 +188,7 @@ class FeatureComputation:
         return self.column.flat_values()
 
     @functools.cached_property
-    def prepare(self) -> Preparation:
+    def prepare(self) -> backbones.Preparation:
         return self.view.prepare(self.folder)
 
     @property
@@ -216,10 +199,10 @@ class FeatureComputation:
     @functools.cached_property
     def backbone(self) -> nn.Module:
         fitted, view = self.context.fitted, self.view
-        key = f"backbone {digest(self.folder)} {view.pool} {view.tower} {view.left}"
+        key = f"backbone {backbones.digest(self.folder)} {view.pool} {view.tower} {view.left}"
         if key not in fitted:  # one for all columns
-            loaded = frozen_backbone(self.folder, view.pool, view.tower, view.left)
-            fitted[key] = channels_last(loaded).to(self.device)
+            loaded = backbones.frozen_backbone(self.folder, view.pool, view.tower, view.left)
+            fitted[key] = backbones.channels_last(loaded).to(self.device)
         backbone = fitted[key]
         assert isinstance(backbone, nn.Module)
         return backbone
@@ -256,7 +239,7 @@ class FeatureComputation:
             features = self.view.averaged(self.backbone(x, mask), mask)
         return features[: len(rows)].float().cpu()
 
-    def _prepared(self, values: list[Any], rows: Sequence[int], width: int | None) -> Prepared:
+    def _prepared(self, values: list[Any], rows: Sequence[int], width: int | None) -> backbones.Prepared:
         folder, pixels = self.column.folder, self.context.pixels
         try:
             return self.prepare(values, folder, pixels, width)
@@ -290,10 +273,8 @@ class Native(View):
     short_name: ClassVar[str] = "native"
 
     backbone: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
-    tower: BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
-    size: int | None = Field(
-        default=None, ge=8, le=2048, description="image side in pixels; the network's own by default"
-    )
+    tower: backbones.BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
+    size: int | None = Field(default=None, ge=8, le=2048, description="image side in pixels; None: the network's own")
     fit: ImageFit | None = Field(default=None, description="squash or crop; as the network's processor by default")
     augment: Augment = Field(default=Augment(), description="random changes of pictures in the training view")
     length: int = Field(default=64, ge=2, le=8192, description="tokens of a text, the rest is cut off")
@@ -314,10 +295,10 @@ class Native(View):
         Raises:
             ConfigError: the folder cannot be had, or lacks its preprocessor or tokenizer.
         """
-        folder = locate(self.backbone, context.weights, key="view native, backbone", hub=context.hub)
-        match input_kind(folder, self.tower):
+        folder = backbones.locate(self.backbone, context.weights, key="view native, backbone", hub=context.hub)
+        match backbones.input_kind(folder, self.tower):
             case "picture":
-                own = ImagePreparation.of(folder, self.size, self.fit)
+                own = backbones.ImagePreparation.of(folder, self.size, self.fit)
                 # pixels from 0 to 1 are 255 factors
                 span = 255 * own.factor
                 red, green, blue = (value / span for value in own.mean)
@@ -326,10 +307,10 @@ class Native(View):
                     size=own.size, fit=own.fit, resampling=own.resampling, normalise=constants, augment=self.augment
                 )
             case "sound":
-                sound = SoundPreparation.of(folder)
+                sound = backbones.SoundPreparation.of(folder)
                 constant = {"mean": sound.mean, "std": sound.std}
                 return Mel(rate=sound.rate, bands=sound.bands, frames=sound.frames, layout="positions", **constant)
-        require_tokenizer(folder)
-        most = most_tokens(folder)
+        backbones.require_tokenizer(folder)
+        most = backbones.most_tokens(folder)
         length = self.length if most is None else min(self.length, most)
         return Tokens(tokenizer=PretrainedTokenizer(path=str(folder)), length=length)

@@ -92,9 +92,7 @@ class Masks(View):
 
     short_name: ClassVar[str] = "masks"
 
-    size: int | None = Field(
-        default=None, ge=8, le=2048, description="height and width in pixels; None: of the pictures `of`"
-    )
+    size: int | None = Field(default=None, ge=8, le=2048, description="height and width in pixels; None: those of `of`")
     fit: ImageFit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
     of: str | None = Field(default=None, description="modality whose size, fit and augment the masks share")
     threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")

@@ -57,9 +57,7 @@ class Flower(EngineSettings):
         default_factory=dict, description="deployment: site -> clients that it may bring at most; 1 for those not named"
     )
     join: float = Field(default=600, gt=0, description="deployment: seconds to wait for all sites before the start")
-    absence: float = Field(
-        default=180, ge=0, description="seconds that a node may be away before its clients count as failed"
-    )
+    absence: float = Field(default=180, ge=0, description="seconds that a node may be away before its clients fail")
     retries: int = Field(default=2, ge=0, description="times that a message is sent again when a node or process died")
     message_bytes: int = Field(
         default=1 << 26, ge=1, description="clients of a node share a message up to this size, bytes of tensors"
@@ -72,9 +70,7 @@ class Flower(EngineSettings):
         """Check that Flower is installed, and that a deployment names its sites."""
         for package in ("flwr",) if self.superlink else ("flwr", "ray"):
             if find_spec(package) is None:
-                raise ConfigError(
-                    f"run.engine is flower, but {package} is not installed; {how_to_install(self.pip_extra)}"
-                )
+                raise ConfigError(f"run.engine is flower, but {package} is missing; {how_to_install(self.pip_extra)}")
         if self.superlink and not self.sites:
             raise ConfigError("run.engine.sites is empty; a deployment names the sites that take part")
         if unknown := sorted(self.clients.keys() - self.sites):

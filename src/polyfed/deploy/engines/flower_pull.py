@@ -163,9 +163,7 @@ def _require_plain(content: bytes, most: int) -> None:
     elif kind != b"ArrayChunk":
         bound = {b"Array": 4096 + 128 * (most >> 20)}.get(kind, _FRAMING)
         if kind not in _KINDS or len(content) > bound:
-            raise PayloadError(
-                f"damaged message: {kind[:32]!r} of {len(content):,} bytes is nothing that belongs in it"
-            )
+            raise PayloadError(f"damaged message: {kind[:32]!r} of {len(content):,} bytes does not belong in it")
 
 
 def _only_field(field: memoryview, tag: bytes) -> memoryview:

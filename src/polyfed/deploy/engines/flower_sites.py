@@ -104,9 +104,7 @@ class RegisteredSites(Sites):
         site, _ = self._keys[node]
         if claimed is None or claimed == site:
             return site
-        raise self._refusal(
-            node, f"it says that it is site {_quoted(str(claimed))}, and its key was admitted as '{site}'"
-        )
+        raise self._refusal(node, f"it says it is site {_quoted(str(claimed))}, and its key was admitted as '{site}'")
 
     def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
         """Take a site's clients, which carry its name, and are those that it joined with if it has joined before."""

@@ -125,15 +125,8 @@ class RoundCosts:
         for cost in self.costs:
             memory = "-" if cost.memory is None else mib(cost.memory)
             sent = ("-", "-") if cost.kind == SERVER else (mib(cost.moved("down")), mib(cost.moved("up")))
-            row = (
-                cost.participant,
-                count(cost.samples),
-                f"{cost.flops / 1e9:,.2f}",
-                f"{cost.seconds:,.2f}",
-                memory,
-                *sent,
-            )
-            work.append(row)
+            spent = f"{cost.flops / 1e9:,.2f}", f"{cost.seconds:,.2f}", memory
+            work.append((cost.participant, count(cost.samples), *spent, *sent))
             if cost.size is not None:
                 sizes.append((cost.participant, count(cost.size.parameters), count(cost.size.trained)))
         notes = [

@@ -26,15 +26,7 @@ from polyfed.data.samples import Samples
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client, ClientInfo, ServerEncoders
 from polyfed.federation.participant import Participant
-from polyfed.lab.analysis.cost import (
-    ModelSize,
-    StrictEngine,
-    bytes_by_kind,
-    model_sizes,
-    one_of_each,
-    one_round,
-    without_deadlines,
-)
+from polyfed.lab.analysis import cost
 from polyfed.models.model import Model
 from polyfed.reporting.accounts import account_table
 from polyfed.reporting.tables import TextTable, count, mib
@@ -69,7 +61,7 @@ class DryRun:
 
     experiment: Experiment
     clients: tuple[ClientInfo, ...]
-    sizes: Mapping[str, ModelSize]
+    sizes: Mapping[str, cost.ModelSize]
     moved: Mapping[str, Moved]
     accounts: Accounts
 
@@ -81,7 +73,7 @@ class DryRun:
             PolyfedError: something does not fit, or a client fails.
         """
         with tempfile.TemporaryDirectory() as folder, cpu_threads(experiment.run.threads):
-            session = Session(without_deadlines(experiment), RunFolder(Path(folder)), "dry")
+            session = Session(cost.without_deadlines(experiment), RunFolder(Path(folder)), "dry")
             session.federation.data.ahead = False
             session.require_sound()
             accounts = accounts_of(experiment, session.federation)
@@ -105,7 +97,7 @@ class DryRun:
 
     @cached_property
     def _first(self) -> dict[tuple[str, str], str]:
-        return {_kind(client): client.id for client in one_of_each(self.clients)}
+        return {_kind(client): client.id for client in cost.one_of_each(self.clients)}
 
     def tables(self) -> list[TextTable]:
         """Who takes part, what crosses in a round and in the whole run, and what protects it."""
@@ -146,7 +138,7 @@ def _kind(client: ClientInfo) -> tuple[str, str]:
 # ---- a round of few samples
 
 
-def _tried(session: Session) -> tuple[dict[str, ModelSize], dict[str, Moved]]:
+def _tried(session: Session) -> tuple[dict[str, cost.ModelSize], dict[str, Moved]]:
     """Sizes of models, and bytes of a round of one client of each kind, the first in which something crosses."""
     experiment = session.experiment
     algorithm = _short(experiment.algorithm)
@@ -154,18 +146,18 @@ def _tried(session: Session) -> tuple[dict[str, ModelSize], dict[str, Moved]]:
     few = _FewPublic.of(session)
     site = _FewSamples(**vars(session.hosting.here()))
     site.spec, site.few = site.spec.model_copy(update={"algorithm": algorithm}), few
-    session.attach(StrictEngine(site))
+    session.attach(cost.StrictEngine(site))
     server = session.server
     algorithm.setup(server)
     few.cut(server)
     first = min(algorithm.rounds_without_clients + 1, experiment.run.rounds)
     for number in range(first, min(first + _TRIED, experiment.run.rounds + 1)):
         preparing(f"a batch of each kind of client, round {number}")
-        ledger = one_round(session, number, nullcontext())
+        ledger = cost.one_round(session, number, nullcontext())
         if ledger.records or not algorithm.asks_clients:
             break
-    moved = {client.id: few.whole(bytes_by_kind(ledger, client.id)) for client in one_of_each(server.clients)}
-    return model_sizes(session), moved
+    moved = {client.id: few.whole(cost.bytes_by_kind(ledger, client.id)) for client in cost.one_of_each(server.clients)}
+    return cost.model_sizes(session), moved
 
 
 def _short(settings: _S) -> _S:

@@ -135,9 +135,7 @@ class Simulated:
     def _global(self, client_type: str, name: str | None = None) -> TrainedModel:
         number = self.run.checkpoint.round
         if self.which.isdecimal() and int(self.which) != number:
-            raise ConfigError(
-                f"model {self.which}: the global model of '{client_type}' is there of round {number} alone"
-            )
+            raise ConfigError(f"model {self.which}: the global model of '{client_type}' is of round {number} alone")
         member = self.federation.members[self.run.types[client_type].clients[0].id]
         return self._of_member(name or client_type, number, member, self.run.global_model(client_type))
 

@@ -145,9 +145,7 @@ def channels_of(run: Run, number: int | None = None, samples: int = 7) -> list[C
     recorded = sorted(set(chain.from_iterable(arrays.values())))
     number = recorded[-1] if number is None else number
     if number not in recorded:
-        raise ConfigError(
-            f"round {number} of '{run.folder}' has no weights; {nearest(str(number), map(str, recorded))}"
-        )
+        raise ConfigError(f"round {number} of '{run.folder}' lacks weights; {nearest(str(number), map(str, recorded))}")
     kinds, channels = _kinds(run), []
     for name, rounds in arrays.items():
         if number in rounds:  # a modality may have had no clients in the round

@@ -271,9 +271,7 @@ class CellFigures:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RunError(
-                f"'{folder / FIGURES}' cannot be read ({error}); delete '{folder}' to run it again"
-            ) from error
+            raise RunError(f"'{folder / FIGURES}' cannot be read ({error}); delete '{folder}' to rerun it") from error
         if content.get("config") != config:
             raise RunError(f"'{folder / 'config.yaml'}' was edited after the run; delete the folder to run it again")
         values = {name: float("nan") if value is None else value for name, value in content["figures"].items()}

@@ -275,9 +275,7 @@ class Results:
             ConfigError: its study names code, which is not allowed.
         """
         if not (folder / RESULTS).is_file():
-            raise RunError(
-                f"no study in '{folder}' (no {RESULTS} in it); give the folder that polyfed study run printed"
-            )
+            raise RunError(f"no study in '{folder}' (no {RESULTS} in it); give the one that polyfed study run printed")
         require_plain(folder)
         try:
             with code_of(folder, allow_code):

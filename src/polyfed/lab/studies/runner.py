@@ -307,9 +307,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(
-                f"another process works on the study in '{folder}'; wait for it, or choose another --out"
-            ) from None
+            raise RunError(f"another process works on the study in '{folder}'; wait, or choose another --out") from None
         yield
 
 

@@ -60,12 +60,8 @@ class Tuning(Settings):
     """
 
     settings: dict[str, TunedSettings] = Field(default_factory=dict, description="kind -> where its settings are")
-    candidates: int = Field(
-        default=5, ge=1, description="how many of each kind a row has at most, what it has included"
-    )
-    column: SerializeAsAny[ColumnSettings] | None = Field(
-        default=None, description="what is compared; of validation data"
-    )
+    candidates: int = Field(default=5, ge=1, description="how many of each kind a row has at most, its own included")
+    column: SerializeAsAny[ColumnSettings] | None = Field(default=None, description="what is compared, on validation")
     at: Literal["row", "point"] = Field(
         default="row", description="row: once, at its first point, for all its points; point: at each"
     )

@@ -164,9 +164,7 @@ def study_files(folder: Path) -> dict[str, Path]:
         ConfigError: there is no such folder, or a file in it is no YAML.
     """
     if not folder.is_dir():
-        raise ConfigError(
-            f"no folder '{folder}'; studies of papers are in {REPOSITORY}: polyfed study list CLONE/papers"
-        )
+        raise ConfigError(f"no folder '{folder}'; paper studies are in {REPOSITORY}: polyfed study list CLONE/papers")
     files = {file: study_content(file) for file in sorted(folder.rglob(f"*{SUFFIX}")) if isinstance(_read(file), dict)}
     studies = [file for file, content in files.items() if {"title", "rows", "columns"} <= content.keys()]
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in studies}

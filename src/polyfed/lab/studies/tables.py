@@ -15,12 +15,7 @@ from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import (
-    FEWEST_SEEDS,
-    Comparison,
-    PairedSample,
-    compared,
-)
+from polyfed.reporting.statistics import FEWEST_SEEDS, Comparison, PairedSample, compared
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.tuning import choice_label
 

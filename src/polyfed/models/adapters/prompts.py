@@ -84,9 +84,7 @@ class Prompts(Adapter):
             if getattr(self, key) is not None:
                 raise ConfigError(f"adapter.{key}: prompts of pictures start from random numbers; leave it out")
         if self.place == "front":
-            raise ConfigError(
-                "adapter.place is front, but prompts of pictures stand behind the class token; use behind"
-            )
+            raise ConfigError("adapter.place is front, but prompts of pictures come behind the class token; use behind")
         _require_places_among_patches(trunk, body)
         width, config = body.config.hidden_size, body.config
         # VPT's range; the patches' embedding is drawn alike

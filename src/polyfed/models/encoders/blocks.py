@@ -66,12 +66,8 @@ class Blocks(Encoder):
     size: Literal["pico", "nano", "micro", "tiny", "small", "base"] = Field(
         default="nano", description="architecture, unless `weights` bring their own (small is ViT-S)"
     )
-    depth: int | None = Field(
-        default=None, ge=1, description="number of blocks, over `size`; of `weights` the first so many"
-    )
-    patch: int = Field(
-        default=16, ge=1, description="side of a patch in pixels, unless it comes with `pretrained_embedding`"
-    )
+    depth: int | None = Field(default=None, ge=1, description="blocks, over `size`; of `weights` the first so many")
+    patch: int = Field(default=16, ge=1, description="pixels of a patch's side, unless `pretrained_embedding` has it")
     drop_path: float = Field(
         default=0.1, ge=0, lt=1, description="stochastic depth of the last block, linear from 0 in the first"
     )

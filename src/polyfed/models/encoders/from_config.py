@@ -84,9 +84,7 @@ class ViT(Encoder):
     short_name: ClassVar[str] = "vit"
 
     view: SerializeAsAny[View] = Pixels(size=64)
-    size: Literal["nano", "tiny", "small", "base"] = Field(
-        default="nano", description="architecture (small is ViT-S/16)"
-    )
+    size: Literal["nano", "tiny", "small", "base"] = Field(default="nano", description="architecture (small: ViT-S/16)")
     patch: int | None = Field(default=None, ge=1, description="side of a patch in pixels, over `size`")
     pooling: Literal["cls", "mean"] = Field(default="cls", description="CLS token, or mean of the patch tokens")
     pie: bool = Field(default=False, description="attention over the patch tokens")

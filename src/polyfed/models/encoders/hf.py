@@ -12,19 +12,7 @@ from pydantic import Field, SerializeAsAny, StrictInt, model_validator
 from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
-from polyfed.data.backbones import (
-    Backbone,
-    BackboneTower,
-    Pool,
-    channels_last,
-    digest,
-    frozen_backbone,
-    locate,
-    most_tokens,
-    outline,
-    pool_of,
-    pooled,
-)
+from polyfed.data import backbones
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features, Native, States
 from polyfed.models.adapters.adapter import Adapter, FeatureAdapter
@@ -54,7 +42,7 @@ class HF(Encoder):
         "trained, or what its own processor gives; keys of a view without a name are taken over into that",
     )
     weights: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
-    tower: BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
+    tower: backbones.BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
     trainable: Literal["none", "all", "adapters"] | StrictInt = Field(
         default="none", description="none, all, adapters, or the number of last layers that are trained"
     )
@@ -126,12 +114,12 @@ class HF(Encoder):
             yield f"view.pool is {view.pool}, the encoder asks for {self._pool}; leave view.pool out"
         # auto and cls take the first of the positions, which must not be an average
         possible = ("mean", "auto", "cls") if view.positions is None else ("mean",)
-        wanted = pool_of(self._pool, self.tower)
+        wanted = backbones.pool_of(self._pool, self.tower)
         if view.pool == "tokens" and wanted not in possible:
             yield f"the view gives positions, of which {wanted} cannot be had; set pooling to mean"
 
     @property
-    def _pool(self) -> Pool:
+    def _pool(self) -> backbones.Pool:
         return "projected" if self.projection == "own" else self.pooling
 
     @property
@@ -163,9 +151,7 @@ class HF(Encoder):
         """
         width, local = (spec.shape[-1],) * 2 if self._is_cached else self._widths(spec, context)
         if self.projection == "own" and width != dim:
-            raise ConfigError(
-                f"encoder 'hf': '{self.weights}' projects to {width}, model.dim is {dim}; set it to {width}"
-            )
+            raise ConfigError(f"hf: '{self.weights}' projects to {width}, model.dim is {dim}; set it to {width}")
         trunk = self._cached_trunk(spec, context) if self._is_cached else self._network(spec, context)
         parts = [self.adapter.behind(width)] if isinstance(self.adapter, FeatureAdapter) else list[nn.Module]()
         if self.projection == "new":
@@ -177,21 +163,21 @@ class HF(Encoder):
         if self.trainable == "all":
             return ""
         folder = self._folder(context)
-        key = f"size of {digest(folder)} {self._pool} {self.tower}"
+        key = f"size of {backbones.digest(folder)} {self._pool} {self.tower}"
         if key not in context.fitted:
-            values = outline(folder, self._pool, self.tower).parameters()
+            values = backbones.outline(folder, self._pool, self.tower).parameters()
             context.fitted[key] = sum(value.numel() for value in values)
-        return f"{context.fitted[key]}x{digest(folder)[:8]}"
+        return f"{context.fitted[key]}x{backbones.digest(folder)[:8]}"
 
     def _folder(self, context: DataContext) -> Path:
-        return locate(self.weights, context.weights, key="encoder hf, weights", hub=context.hub)
+        return backbones.locate(self.weights, context.weights, key="encoder hf, weights", hub=context.hub)
 
     def _cached_trunk(self, spec: InputSpec, context: DataContext) -> CachedTrunk:
         """The first of cached positions stands for all, of transformers, unless their mean is asked for."""
         if len(spec.shape) == 1 or self.pooling == "mean":
             return CachedTrunk(leads=False)
         folder = self._folder(context)
-        output = outline(folder, "tokens", self.tower).output(self._example(folder, "meta"))
+        output = backbones.outline(folder, "tokens", self.tower).output(self._example(folder, "meta"))
         return CachedTrunk(leads=output.last_hidden_state.dim() == 3)
 
     def _example(self, folder: Path, device: str) -> Tensor:
@@ -236,8 +222,8 @@ class HF(Encoder):
         key = self._key(spec, context)
         if key not in context.fitted:
             folder = self._folder(context)
-            backbone = frozen_backbone(folder, self._pool, self.tower)
-            channels_last(backbone)
+            backbone = backbones.frozen_backbone(folder, self._pool, self.tower)
+            backbones.channels_last(backbone)
             for part in backbone.modules():
                 if isinstance(part, nn.BatchNorm2d) and part.momentum is not None and part.momentum > _FORGETS:
                     part.momentum = 1 - part.momentum
@@ -248,7 +234,14 @@ class HF(Encoder):
         return cast("Frozen", context.fitted[key])
 
     def _key(self, spec: InputSpec, context: DataContext) -> str:
-        held = digest(self._folder(context)), self._pool, self.tower, self._last, self.precision, self.checkpointing
+        held = (
+            backbones.digest(self._folder(context)),
+            self._pool,
+            self.tower,
+            self._last,
+            self.precision,
+            self.checkpointing,
+        )
         return f"network {held} {spec.shape} {spec.pad if spec.vocabulary else None}"
 
     def _widths(self, spec: InputSpec, context: DataContext) -> tuple[int, int]:
@@ -264,7 +257,7 @@ class HF(Encoder):
         return cast("tuple[int, int]", context.fitted[key])
 
     def _outlined(self, spec: InputSpec, folder: Path) -> tuple[int, int]:
-        backbone = outline(folder, self._pool, self.tower)
+        backbone = backbones.outline(folder, self._pool, self.tower)
         if isinstance(self.view, States):
             start_at_last(backbone.body, self.view.before_last)
         else:
@@ -273,14 +266,14 @@ class HF(Encoder):
         blank = torch.zeros(1, *spec.shape, dtype=dtype, device="meta")
         try:
             output = backbone.output(blank)
-            return backbone.features(output, None).shape[1], pooled(output, "tokens").shape[2]
+            return backbone.features(output, None).shape[1], backbones.pooled(output, "tokens").shape[2]
         except (IndexError, ValueError, RuntimeError, TypeError) as error:
             reason = f"does not take what its view gives: {str(error).splitlines()[0]}"
             raise ConfigError(
                 f"encoder 'hf': '{self.weights}' {NO_STATES if isinstance(self.view, States) else reason}"
             ) from error
 
-    def _require_fitting(self, backbone: Backbone, spec: InputSpec, folder: Path) -> None:
+    def _require_fitting(self, backbone: backbones.Backbone, spec: InputSpec, folder: Path) -> None:
         """Raise ConfigError if the view gives no pictures, or no texts, that a network of these has room for."""
         config: Any = backbone.body.config
         if backbone.reads == "pixel_values":
@@ -291,7 +284,7 @@ class HF(Encoder):
             return
         prompts = 0 if self.adapter is None else self.adapter.positions
         what = f"tokens a text, {prompts} of them prompts (adapter.length)" if prompts else "tokens a text"
-        self._require_room(token_length(spec, "hf") + prompts, most_tokens(folder), what)
+        self._require_room(token_length(spec, "hf") + prompts, backbones.most_tokens(folder), what)
         self._require_room(len(spec.vocabulary), config.vocab_size, "words in the vocabulary")
 
     def _require_room(self, given: int, room: int | None, what: str) -> None:
@@ -327,7 +320,7 @@ def _default_view(data: Mapping[str, Any]) -> dict[str, Any]:
     cached = view | {"precision": data.get("precision", "fp32")}
     if data.get("trainable", "none") == "none" or isinstance(_adapter_of(data), FeatureAdapter):
         own: Any = "projected" if data.get("projection") == "own" else data.get("pooling", "auto")
-        if data.get("pie") and pool_of(own, view["tower"]) == "pooled":
+        if data.get("pie") and backbones.pool_of(own, view["tower"]) == "pooled":
             return view | {"name": "native"}  # a pooler needs the network itself, pie its positions
         return cached | {"name": "features", "pool": "tokens" if data.get("pie") else own}
     trainable = data.get("trainable")

@@ -21,19 +21,9 @@ from polyfed.data.arrow import fingerprint_of
 from polyfed.data.backbones import digest, local_folder, missing_folder
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.tokens import Tokens
+from polyfed.models import towers
 from polyfed.models.encoder import Encoder, token_length
 from polyfed.models.frozen import Frozen
-from polyfed.models.towers import (
-    PIE,
-    LocalFeatures,
-    Positions,
-    last_valid,
-    lengths_of,
-    masked_mean,
-    reversed_valid,
-    trimmed,
-    valid_positions,
-)
 
 _logger = logging.getLogger(__name__)
 
@@ -203,7 +193,7 @@ class _BagModule(nn.Module):
         # its kernel holds no words [b, l, c], but has neither a second derivative nor a form for ``vmap`` or an export
         learns = torch.is_grad_enabled() and table.requires_grad
         if learns or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return masked_mean(self.embedding(tokens), valid_positions(tokens, self.pad))
+            return towers.masked_mean(self.embedding(tokens), towers.valid_positions(tokens, self.pad))
         skipped = self.pad if 0 <= self.pad < len(table) else None
         return F.embedding_bag(tokens, table, mode="mean", padding_idx=skipped)
 
@@ -211,8 +201,8 @@ class _BagModule(nn.Module):
         """The word embeddings and their mean; of the layers after these nothing stays."""
         return _BagTrunk(self.embedding, self.pad, self.project[0]), self.embedding.embedding_dim
 
-    def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
-        return self.project(self.embedding(tokens)), valid_positions(tokens, self.pad)
+    def positions(self, tokens: Int64[Tensor, "b l"]) -> towers.Positions:
+        return self.project(self.embedding(tokens)), towers.valid_positions(tokens, self.pad)
 
 
 class _BagTrunk(nn.Module):
@@ -220,10 +210,10 @@ class _BagTrunk(nn.Module):
         super().__init__()
         self.embedding, self.pad, self.dropout = embedding, pad, dropout
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
-        mask = valid_positions(tokens, self.pad)
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> towers.LocalFeatures:
+        mask = towers.valid_positions(tokens, self.pad)
         words = self.dropout(self.embedding(tokens))
-        return LocalFeatures(masked_mean(words, mask), words, mask)
+        return towers.LocalFeatures(towers.masked_mean(words, mask), words, mask)
 
 
 class GRU(WordEncoder):
@@ -269,12 +259,12 @@ class _GRUModule(nn.Module):
         self.forwards = nn.GRU(width, hidden, batch_first=True)
         self.backwards = nn.GRU(width, hidden, batch_first=True) if settings.bidirectional else None
         self.project = nn.Linear(state, dim) if settings.project or state != dim else nn.Identity()
-        self.pie = PIE(width, dim) if settings.pie else None
+        self.pie = towers.PIE(width, dim) if settings.pie else None
 
     def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
-        tokens = trimmed(tokens, self.pad)
-        mask = valid_positions(tokens, self.pad)
-        lengths = lengths_of(mask)
+        tokens = towers.trimmed(tokens, self.pad)
+        mask = towers.valid_positions(tokens, self.pad)
+        lengths = towers.lengths_of(mask)
         words = self.dropout(self.embedding(tokens))
         out: Tensor = self.project(self._state(words, lengths))
         return out if self.pie is None else self.pie(out, words, mask)
@@ -282,17 +272,17 @@ class _GRUModule(nn.Module):
     def split(self) -> tuple[nn.Module, int]:
         return _GRUTrunk(self), self.forwards.hidden_size * (1 if self.backwards is None else 2)
 
-    def local(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
-        mask = valid_positions(tokens, self.pad)
-        words, lengths = self.dropout(self.embedding(trimmed(tokens, self.pad))), lengths_of(mask)
+    def local(self, tokens: Int64[Tensor, "b l"]) -> towers.LocalFeatures:
+        mask = towers.valid_positions(tokens, self.pad)
+        words, lengths = self.dropout(self.embedding(towers.trimmed(tokens, self.pad))), towers.lengths_of(mask)
         state, states = self._state(words, lengths), self._states(words, lengths)
         # one length for all batches, whatever was trimmed, so that they can be put together
-        return LocalFeatures(state, F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask)
+        return towers.LocalFeatures(state, F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask)
 
-    def positions(self, tokens: Int64[Tensor, "b l"]) -> Positions:
-        mask = valid_positions(tokens, self.pad)
-        words = self.dropout(self.embedding(trimmed(tokens, self.pad)))
-        states = self.project(self._states(words, lengths_of(mask)))
+    def positions(self, tokens: Int64[Tensor, "b l"]) -> towers.Positions:
+        mask = towers.valid_positions(tokens, self.pad)
+        words = self.dropout(self.embedding(towers.trimmed(tokens, self.pad)))
+        states = self.project(self._states(words, towers.lengths_of(mask)))
         return F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask
 
     def _states(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b l h"]:
@@ -300,8 +290,8 @@ class _GRUModule(nn.Module):
         if self.backwards is None:
             return states
         # back to front within the text: padding stays behind it in both directions
-        mirrored = self.backwards(reversed_valid(words, lengths))[0]
-        return torch.cat([states, reversed_valid(mirrored, lengths)], dim=-1)
+        mirrored = self.backwards(towers.reversed_valid(words, lengths))[0]
+        return torch.cat([states, towers.reversed_valid(mirrored, lengths)], dim=-1)
 
     def _state(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b h"]:
         state = final_state(self.forwards, words, lengths)
@@ -309,9 +299,9 @@ class _GRUModule(nn.Module):
             return state
         # the backward direction has read one word only when it is at the last one
         if self.readout == "last":
-            word = last_valid(words, lengths).unsqueeze(1)
+            word = towers.last_valid(words, lengths).unsqueeze(1)
             return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
-        mirrored = reversed_valid(words, lengths)
+        mirrored = towers.reversed_valid(words, lengths)
         return torch.cat([state, final_state(self.backwards, mirrored, lengths)], dim=-1)
 
 
@@ -322,7 +312,7 @@ class _GRUTrunk(nn.Module):
         encoder.project, encoder.pie = nn.Identity(), None
         self.gru = encoder
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> LocalFeatures:
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> towers.LocalFeatures:
         return self.gru.local(tokens)
 
 
@@ -333,7 +323,7 @@ def final_state(gru: nn.GRU, x: Float[Tensor, "b l c"], lengths: Int64[Tensor, "
     device, and cannot be traced for an export.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return last_valid(gru(x)[0], lengths)
+        return towers.last_valid(gru(x)[0], lengths)
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     state: Tensor = gru(packed)[1]
     return state[-1]

@@ -78,6 +78,4 @@ def unsealed(key: bytes, text: bytes, about: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, text, about)
     except InvalidTag as error:
-        raise PayloadError(
-            "shares that were not made for this client and request, or were changed on the way"
-        ) from error
+        raise PayloadError("shares that were not made for this client and request, or changed on the way") from error

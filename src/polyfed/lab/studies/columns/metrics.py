@@ -77,9 +77,7 @@ class Metric(ColumnSettings):
 
     def _validated(self, server: ServerSettings | None) -> ServerSettings:
         if server is None:
-            raise ConfigError(
-                "of: there is no server; name a group of clients, or take the column out of the row (null)"
-            )
+            raise ConfigError("of: there is no server; name a group of clients, or leave the column out (null)")
         if self.kind == "validation" and server.validation_split is None:
             raise ConfigError("kind: validation, but server.validation_split is null")
         return server
@@ -209,9 +207,7 @@ class TimeTo(ColumnSettings):
         values, spent = run.records.series(SERVER, self.metric, self.kind), self.spent(run)
         if not values:
             names = run.records.metric_names(SERVER, self.kind)
-            raise ConfigError(
-                f"metric: no '{self.metric}' of the server in '{run.name}'; {nearest(self.metric, names)}"
-            )
+            raise ConfigError(f"metric: no '{self.metric}' of a server in '{run.name}'; {nearest(self.metric, names)}")
         return next((spent[number] for number, value in values.items() if value >= self.target), math.nan)
 
     def spent(self, run: Run) -> Mapping[int, float]:
