@@ -78,10 +78,9 @@ def in_one_process(settings: dict[str, Any], folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sites", [["hospital"], ["archive", "hospital"]], ids=["one", "all"])
-def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
-    live: Live, tmp_path: Path, sites: list[str]
-) -> None:
-    train(live, sites, tmp_path / "run")
+def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(tmp_path: Path, sites: list[str]) -> None:
+    with served(make(tmp_path / "federation"), tmp_path) as live:
+        train(live, sites, tmp_path / "run")
     alone = experiment_settings()
     alone["clients"] = {name: alone["clients"][name] for name in sites}
     expected = in_one_process(alone, tmp_path / "alone")
