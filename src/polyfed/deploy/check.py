@@ -346,7 +346,7 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
         "ok",
         "never leaves",
         "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
-        "for polyfed's own steps; Flower runs here the app that the server sends, so the site trusts its operator",
+        "for the steps of the polyfed that is installed here; the site runs no program of the server",
     )
 
 
