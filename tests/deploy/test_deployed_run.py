@@ -108,12 +108,11 @@ def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
     assert not RunRecords.load(tmp_path / "run").events
 
 
-def guide() -> dict[str, Any]:
+def guide() -> Any:
     """The experiment of the guide to masked sums and noise, of sites that share a secret, so that noise can be told."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "masked-sums-at-sites.md").read_text(encoding="utf-8")
     written = yaml.safe_load(page.partition("<<'END'\n")[2].partition("END\n")[0])
-    settings: dict[str, Any] = yaml.safe_load(Experiment.parse(written).to_yaml())  # with clients for sites
-    return settings
+    return yaml.safe_load(Experiment.parse(written).to_yaml())  # with clients for sites
 
 
 @pytest.mark.slow
