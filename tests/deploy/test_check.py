@@ -131,7 +131,7 @@ def test_what_the_server_learns_of_clients_and_of_failures(fresh: Folders) -> No
     assert the(found, "leaves on failure").level == "ok"
     edit(fresh.site("archive").config, tracebacks=True)
     assert the(offline(fresh.site("archive")), "leaves on failure").level == "warning"
-    assert "samples, labels" in the(found, "never leaves").detail
+    assert "the site runs no program of the server" in the(found, "never leaves").detail
 
 
 # ---- faults

@@ -38,7 +38,7 @@ def intruder(live: Live, folder: Path) -> SiteFolder:
     """What a site has that was never admitted: the authority's certificate, the address, a key of its own."""
     site = SiteFolder(folder / "intruder")
     known = live.folders.site("archive")
-    for path in (known.config, known.connection, known.authority):
+    for path in (known.config, known.agreed, known.connection, known.authority):
         write_new(site.path / path.name, path.read_bytes())
     create_keys(site.path)
     return site

@@ -78,10 +78,9 @@ def in_one_process(settings: dict[str, Any], folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sites", [["hospital"], ["archive", "hospital"]], ids=["one", "all"])
-def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(
-    live: Live, tmp_path: Path, sites: list[str]
-) -> None:
-    train(live, sites, tmp_path / "run")
+def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(tmp_path: Path, sites: list[str]) -> None:
+    with served(make(tmp_path / "federation"), tmp_path) as live:
+        train(live, sites, tmp_path / "run")
     alone = experiment_settings()
     alone["clients"] = {name: alone["clients"][name] for name in sites}
     expected = in_one_process(alone, tmp_path / "alone")
@@ -109,11 +108,11 @@ def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
     assert not RunRecords.load(tmp_path / "run").events
 
 
-def guide() -> dict[str, Any]:
+def guide() -> Any:
     """The experiment of the guide to masked sums and noise, of sites that share a secret, so that noise can be told."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "masked-sums-at-sites.md").read_text(encoding="utf-8")
-    settings: dict[str, Any] = yaml.safe_load(page.partition("<<'END'\n")[2].partition("END\n")[0])
-    return settings
+    written = yaml.safe_load(page.partition("<<'END'\n")[2].partition("END\n")[0])
+    return yaml.safe_load(Experiment.parse(written).to_yaml())  # with clients for sites
 
 
 @pytest.mark.slow

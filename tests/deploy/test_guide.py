@@ -16,6 +16,8 @@ PAGE = DOCS / "tutorials" / "three-sites.md"
 @pytest.mark.slow
 def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
     said = carried_out(PAGE, tmp_path, **recording(tmp_path / "records"))
+    shown = PAGE.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+    assert shown in (tmp_path / "consortium.yaml").read_text()
     assert outside(recorded(tmp_path / "records")) == [], "training looks up nothing and stays on loopback"
     rows = [json.loads(line) for line in (tmp_path / "runs" / "consortium" / "metrics.jsonl").read_text().splitlines()]
     assert {"north", "south", "west"} <= {str(value) for row in rows for value in row.values()}

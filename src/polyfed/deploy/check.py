@@ -343,8 +343,8 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
     yield Finding(
         "ok",
         "never leaves",
-        "samples, labels, their ids and file names, what clients keep in the state folder, the node key: the site runs "
-        "no program but the polyfed that is installed here",
+        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
+        "for the steps of the polyfed that is installed here; the site runs no program of the server",
     )
 
 
