@@ -246,7 +246,7 @@ def test_each_site_is_told_what_it_gains_by_taking_part(tmp_path: Path) -> None:
         first, *others = one.sentences
         assert first == (
             "Taking part brings a gain to 1 of 3 sites: north +30.0 (16.3 to 42.5); a loss to 1 of 3 sites: west -30.0 "
-            "(-43.0 to -15.7); nothing that can be told from no gain to 1 of 3 sites: south +5.0 (-9.3 to 19.1) "
+            "(-43.0 to -15.7); no clear difference to 1 of 3 sites: south +5.0 (-9.3 to 19.1) "
             "(points with 95 % intervals, one seed)."
         )
         assert not any("training alone" in other for other in others)

@@ -162,7 +162,7 @@ def _sources(
 
     if sites:
         if paths or by is not None:
-            raise ConfigError("--site names the data of institutions, beside which no others are given; leave them out")
+            raise ConfigError("--site cannot be combined with --pairs, --table or --by; leave them out")
         return named_sites(sites, labels, told), []
     if len(labels) > 1:
         raise ConfigError(f"--label is given {len(labels)} times; give it once")

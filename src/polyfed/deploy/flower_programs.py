@@ -44,7 +44,8 @@ def flower_environment(home: Path) -> dict[str, str]:
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1,localhost"]))
     own = {"FLWR_HOME": str(home.resolve()), "PATH": path, "PYTHONUNBUFFERED": "1"}
-    return os.environ | _SETTINGS | own | {"NO_PROXY": direct, "no_proxy": direct}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    return inherited | _SETTINGS | own | {"NO_PROXY": direct, "no_proxy": direct}
 
 
 def shown_command(command: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -127,7 +127,7 @@ def _require_alike(request: Request, before: AnsweredAsk, now: AnsweredAsk) -> N
         return
     instead = "another request" if others is None else f"{', '.join(others[0])}, not {', '.join(others[1])}"
     raise RefusedError(
-        f"ask {request.phase} of round {request.round} was answered here for {instead}; two answers would tell more of "
-        "its data; a run begun anew needs a plan with another run.seed, or whoever operates the site removes the "
-        f"client's '{FILE}'"
+        f"ask {request.phase} of round {request.round} was answered here for {instead}; a second answer would reveal "
+        "more of its data; to start again, agree on a plan with another run.seed, or have the site's operator remove "
+        f"the client's '{FILE}'"
     )

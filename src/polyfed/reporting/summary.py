@@ -590,7 +590,7 @@ def _gains_in_words(results: Sequence[SiteResult]) -> list[str]:
     for one in results:
         if one.gain != "-" and one.site != SERVER:
             low, high = one.interval or (-math.inf, math.inf)
-            what = "a gain" if low > 0 else "a loss" if high < 0 else "nothing that can be told from no gain"
+            what = "a gain" if low > 0 else "a loss" if high < 0 else "no clear difference"
             told.setdefault(what, []).append(f"{one.site} {one.gain}")
     number = sum(map(len, told.values()))
     parts = [

@@ -118,7 +118,7 @@ def sites_of_column(
         raise DataError(f"{option}: the column holds {values.type}; name one of texts or whole numbers")
     if alike := nearly_equal_classes({"": table}, column):
         shown = " and ".join(f"{name!r} ({count})" for name, count in alike[0])
-        raise DataError(f"{option}: {shown} differ in case, blanks or the writing of a number alone; make them one")
+        raise DataError(f"{option}: {shown} differ in case, blanks or the writing of a number alone; spell them alike")
     counts = Counter((unless_blank(values) if is_text(values.type) else values).drop_null().to_pylist())
     if not 2 <= len(counts) <= min(_MOST, counts.total() // 2):
         what = f"{len(counts)} different values in {counts.total()} rows, which are no sites"
