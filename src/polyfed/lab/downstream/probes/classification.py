@@ -15,7 +15,17 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import DataError
 from polyfed.core.extras import brought_by
-from polyfed.lab.downstream import probe
+from polyfed.lab.downstream.probe import (
+    Bench,
+    FeatureKind,
+    Outcome,
+    Probe,
+    ProbeRow,
+    Share,
+    absent_note,
+    class_metrics,
+    require_apart,
+)
 
 _STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 _NEVER = -100.0  # logarithm of the chance of what cannot be
@@ -28,7 +38,7 @@ class Labelled(NamedTuple):
     y: Int64[Tensor, " n"]
 
 
-class FewShot(probe.Probe):
+class FewShot(Probe):
     """Linear probe on shares of the training data (FedAID, arXiv 2404.03854, appendix B.2).
 
     Features are computed once: the pooled vector before projection or align module where the encoder can be split, else
@@ -50,21 +60,19 @@ class FewShot(probe.Probe):
     train: str = Field(default="train", description="split that shares are drawn from")
     validation: str | None = Field(default="validation", description="split that C is chosen by; None: C is 1")
     test: str = Field(default="test", description="split that metrics are of")
-    shares: tuple[probe.Share, ...] = Field(
-        default=(0.01, 0.1, 1.0), min_length=1, description="shares of the training data"
-    )
+    shares: tuple[Share, ...] = Field(default=(0.01, 0.1, 1.0), min_length=1, description="shares of the training data")
     draws: int = Field(default=5, ge=1, description="draws of each share, with seeds 42, 43, ...")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        probe.require_apart(self.train, self.validation, [self.test], "name different splits, or validation: null")
+        require_apart(self.train, self.validation, [self.test], "name different splits, or validation: null")
         return self
 
-    def unsuitable(self, bench: probe.Bench) -> str | None:
+    def unsuitable(self, bench: Bench) -> str | None:
         """The model does not encode the modality."""
         return bench.subject.lacks([self.modality])
 
-    def check(self, bench: probe.Bench, task: str) -> None:
+    def check(self, bench: Bench, task: str) -> None:
         """Splits, columns, the target, and that there is more than one class to learn."""
         splits = [self.train, self.test, *([self.validation] if self.validation else [])]
         learnt: set[str] = set()
@@ -80,7 +88,7 @@ class FewShot(probe.Probe):
                 "take another target, or data with at least two classes"
             )
 
-    def run(self, bench: probe.Bench, task: str) -> probe.Outcome:
+    def run(self, bench: Bench, task: str) -> Outcome:
         kind = bench.kind(self.modality)
         names = list(dict.fromkeys(name for source in self._sources for name in self._names(bench, source, self.train)))
         train, test = self._data(bench, self.train, kind, names), self._data(bench, self.test, kind, names)
@@ -91,24 +99,24 @@ class FewShot(probe.Probe):
             for draw in range(bench.draws or self.draws):
                 chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
                 scores = class_scores(Labelled(train.x[chosen], train.y[chosen]), validation, test.x, len(names))
-                for name, value in probe.class_metrics(scores, test.y).items():
+                for name, value in class_metrics(scores, test.y).items():
                     values.setdefault(name, []).append(value)
             facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}
-            rows.append(probe.ProbeRow(f"{100 * share:g} %", values, facts))
-        notes = [f"Features: {kind}, width {train.x.shape[1]}. ± over draws.", *probe.absent_note(test.y, names)]
-        return probe.Outcome(f"{'+'.join(self._sources)}.{self.target}", rows, notes)
+            rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
+        notes = [f"Features: {kind}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
+        return Outcome(f"{'+'.join(self._sources)}.{self.target}", rows, notes)
 
     @property
     def _sources(self) -> tuple[str, ...]:
         return (self.source,) if isinstance(self.source, str) else self.source
 
-    def _names(self, bench: probe.Bench, source: str, split: str) -> list[str]:
+    def _names(self, bench: Bench, source: str, split: str) -> list[str]:
         """Names of a source's classes; where it has none, their numbers."""
         labels = bench.labels(source, split, self.modality, self.target)
         names = bench.split(source, split).classes.get(self.target)
         return list(names or map(str, range(int(labels.max()) + 1)))
 
-    def _data(self, bench: probe.Bench, split: str, kind: probe.FeatureKind, names: list[str]) -> Labelled:
+    def _data(self, bench: Bench, split: str, kind: FeatureKind, names: list[str]) -> Labelled:
         """Features and classes of a split of all sources.
 
         Raises:
