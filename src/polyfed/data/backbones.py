@@ -52,7 +52,7 @@ _TOKENIZER_FILES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")  # count from behind the padding id
-NOT_ASKED = "in the hub's cache; a folder that is opened has the hub asked only with allow_code=True (--allow-code)"
+NOT_ASKED = "in the hub's cache here; a folder that is opened has the hub asked with allow_code=True (--allow-code)"
 _CODE = {
     "attn_implementation": ("eager", "sdpa"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),

@@ -143,7 +143,7 @@ REFUSALS = [
     (f"centres {RUN} --device warp", "'warp' is not usable here"),
     (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' is of one run, not of 2; ask run by run"),
     (f"weights {RUN}", "has no aggregation weights"),
-    (f"weights {EXCHANGE} round=9", "has no weights; valid: 1"),
+    (f"weights {EXCHANGE} round=9", "lacks weights; valid: 1"),
     (f"weights {EXCHANGE} samples=x", "samples: Input should be a valid integer"),
     ("cost nothing", "no preset or file 'nothing'"),
     (f"partition {RUN} run.seed=1", "is a run that is over; give its config.yaml instead"),

@@ -144,7 +144,7 @@ def test_virtual_seconds_until_a_metric_is_reached(finished: Run) -> None:
     times = [TimeTo(metric="r1_sum", target=target).measure(run) for target in (0, 5, 10, 11, 21)]
     assert times[:4] == [0.0, 2.5, 2.5, 4.0]
     assert math.isnan(times[4])
-    with pytest.raises(ConfigError, match=r"metric: no 'rsum' of the server .* r1_sum"):
+    with pytest.raises(ConfigError, match=r"metric: no 'rsum' of a server .* r1_sum"):
         TimeTo(metric="rsum", target=1).measure(run)
     with pytest.raises(ConfigError, match=r"run.pace.clients is null, so that the run has no virtual time"):
         TimeTo(metric="r1_sum", target=1).require(run.experiment)
