@@ -51,7 +51,7 @@ def site(tmp_path: Path) -> Site:
 def test_an_ask_is_answered_for_one_request_whatever_the_run_is_called(site: Site, tmp_path: Path) -> None:
     first = site.answer(asked(site)).payload
     assert first is not None
-    other = "ask 0 of round 1 was answered here for another request.* needs a plan with another run.seed"
+    other = "ask 0 of round 1 was answered here for another request.* agree on a plan with another run.seed"
     for place in (site, institution(tmp_path, run="another")):
         again = place.answer(asked(place)).payload
         assert again is not None
