@@ -104,15 +104,14 @@ class _Started:
 
 
 def unlike_runs(run: Path, other: Path) -> list[str]:
-    """Files of weights and metrics in which two runs differ."""
-    ours, theirs = (
-        {
-            path.relative_to(one): path.read_bytes()
-            for path in [one / "metrics.jsonl", *one.rglob("models/**/*.safetensors")]
-        }
-        for one in (run, other)
-    )
-    return [str(path) for path in sorted(ours.keys() | theirs.keys()) if ours.get(path) != theirs.get(path)]
+    """Files of metrics, of models and of the server's state, of which another run has none that is equal."""
+    weights = [*run.rglob("models/**/*.safetensors"), *run.glob("checkpoints/*.safetensors")]
+    names = sorted(path.relative_to(run) for path in (run / "metrics.jsonl", *weights))
+    return [str(name) for name in names if not _are_equal(run / name, other / name)]
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def _is_open(server: ServerFolder) -> bool:

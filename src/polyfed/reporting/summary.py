@@ -312,7 +312,8 @@ class RunSummary:
         by_site = bool(self.sites) and self._pair[0] is None
         twin = _TWINS[SERVER if has_server_only and not by_site else "clients"]
         is_alone = _algorithm(records) in _TWINS.values() or records.section("twin")
-        if not records.config or is_alone or self.headline is None or finished_twin(records, twin):
+        is_out_of_reach = twin == _TWINS["clients"] and not records.section("clients")  # of a deployment, at the sites
+        if not records.config or is_alone or is_out_of_reach or self.headline is None or finished_twin(records, twin):
             return None
         words = "each site alone" if by_site else f"its {'server' if has_server_only else 'clients'} alone"
         return words, _twin_command(folder or self._named_folder, twin.replace("_", "-"))
