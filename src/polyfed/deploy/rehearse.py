@@ -104,8 +104,8 @@ class _Started:
 
 
 def unlike_runs(run: Path, other: Path) -> list[str]:
-    """Files of metrics, of models and of the server's state, of which another run has none that is equal."""
-    weights = [*run.rglob("models/**/*.safetensors"), *run.glob("checkpoints/*.safetensors")]
+    """Files of metrics and weights, of models or else of the server's state, that another run has not, or unlike."""
+    weights = [*run.rglob("models/**/*.safetensors")] or [*run.glob("checkpoints/*.safetensors")]
     names = sorted(path.relative_to(run) for path in (run / "metrics.jsonl", *weights))
     return [str(name) for name in names if not _are_equal(run / name, other / name)]
 
