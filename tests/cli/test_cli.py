@@ -265,9 +265,9 @@ def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
     image, own = tiny["clients"]["image"], tiny["data"]["sources"]["private"]
     sites = {"north": own, "south": own | {"seed": 5}}
     clients = {name: image | {"source": name} for name in sites}
-    config.write_text(
-        yaml.safe_dump(tiny | {"data": {"sources": sites}, "clients": clients, "public": None, "server": None})
-    )
+    config.with_name("spare.csv").touch()
+    data = {"sources": sites | {"spare": {"name": "folder", "path": "spare.csv"}}}
+    config.write_text(yaml.safe_dump(tiny | {"data": data, "clients": clients, "public": None, "server": None}))
     _, out, _ = cli("run", config, "--rounds", 1, "--out", "here")
     assert "Not yet compared with each site alone: polyfed run here/config.yaml --twin local" in " ".join(out.split())
     code, out, err = cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")
@@ -275,6 +275,8 @@ def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
     assert out.count("Taking part brings ") == 1
     assert re.search(r"north +\d+\.\d\d +\d+\.\d\d +[+-]\d+\.\d \(-?[\d.]+ to ", out)
     assert 'id="sites"' in Path("there/report.html").read_text()
+    shutil.rmtree("there")  # as if it was interrupted in between
+    assert cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")[0] == 0
     refused = "error: --with-alone: there-local is a run of other settings; choose another --out\n"
     assert cli("run", config, "--with-alone", "--out", "there")[::2] == (2, refused)
     assert cli("run", config, "--with-alone", "--twin", "local")[0] == 2

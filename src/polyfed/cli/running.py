@@ -80,9 +80,10 @@ def run_command(
         folder = folder or free_folder(Path("runs") / name)
         if its_twin is not None:  # a federation tells what it brings over a twin that is there when it ends
             beside = folder.with_name(f"{folder.name}-local")
-            if beside.exists() and open_run(beside).experiment != its_twin:
+            start = its_twin.start  # a run keeps the paths below it as relative ones
+            if beside.exists() and open_run(beside).experiment.to_yaml(start) != its_twin.to_yaml(start):
                 raise ConfigError(f"--with-alone: {beside} is a run of other settings; choose another --out")
-            _run_or_resume(its_twin, beside)
+            _run_or_resume(its_twin, beside, f"the same command, with --out {shlex.quote(str(folder))}")
         _run_into(experiment, folder)
 
 

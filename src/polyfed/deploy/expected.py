@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from polyfed.federation.data import OpenedData
 from polyfed.federation.population import Population
 from polyfed.federation.settings import GroupSettings
 from polyfed.runs.starter import language_of
+
+_log = logging.getLogger(__name__)
 
 _TEXTS = 1000  # that tell the language
 
@@ -38,10 +41,11 @@ def described(split: Split) -> ExpectedData:
 
 
 def expected_data(at_hand: Population, group: GroupSettings) -> dict[str, Any]:
-    """Source of a group -> its data as they are here; nothing where they cannot be read."""
+    """Source of a group -> its data as they are here; nothing where they are at the site alone."""
     try:
         return {group.source: described(at_hand.data.split(group.source, group.split)).model_dump(mode="json")}
-    except PolyfedError:  # the data may be at the site alone
+    except PolyfedError as error:
+        _log.warning("polyfed deploy check will compare with nothing what cannot be read here: %s", error)
         return {}
 
 

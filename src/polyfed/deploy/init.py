@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from polyfed.deploy.settings import (
 from polyfed.federation.membership import member_ids
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
+
+_log = logging.getLogger(__name__)
 
 SERVER_FOLDER = "server"
 """Name of the server's folder; no site can be called so."""
@@ -154,11 +158,13 @@ def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...
     return names
 
 
+@lru_cache(maxsize=1)  # one federation is made, of several sites
 def public_digest(population: Population) -> str | None:
-    """Digest of the public set and its order; None without one, or where its data are not at hand."""
+    """Digest of the public set and its order; None without one, or where its data are at the sites alone."""
     try:
         return population.public_order or None
-    except PolyfedError:  # the data may be at the sites alone; the digest is then not compared
+    except PolyfedError as error:
+        _log.warning("no site will compare its public set with an agreed digest, as it cannot be read here: %s", error)
         return None
 
 
