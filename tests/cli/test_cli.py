@@ -265,8 +265,7 @@ def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
     image, own = tiny["clients"]["image"], tiny["data"]["sources"]["private"]
     sites = {"north": own, "south": own | {"seed": 5}}
     clients = {name: image | {"source": name} for name in sites}
-    config.with_name("spare.csv").touch()
-    data = {"sources": sites | {"spare": {"name": "folder", "path": "spare.csv"}}}
+    data = {"sources": sites | {"spare": {"name": "folder", "path": str(Path("spare.csv").absolute())}}}
     config.write_text(yaml.safe_dump(tiny | {"data": data, "clients": clients, "public": None, "server": None}))
     _, out, _ = cli("run", config, "--rounds", 1, "--out", "here")
     assert "Not yet compared with each site alone: polyfed run here/config.yaml --twin local" in " ".join(out.split())
