@@ -43,9 +43,9 @@ class Consensus(Algorithm):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Ask everybody, average by modality, learn the mean."""
         own = self.public.server_outputs(server)
-        sent, check = self.public.to_wire(server, own, own.order), self.public.check(server, own, "representations")
+        sent = self.public.to_wire(server, own, own.order)
         mean = self.teacher.ensembles(server, self.public, own)
-        for reply in cohort.ask(self.fit, check=check, representations=sent):
+        for reply in cohort.ask(self.fit, representations=sent):
             mean.add(reply, reply.representations)
         self.distiller.distil(server, self.public, mean.targets())
 

@@ -162,7 +162,7 @@ class ChangeDistillation(TaughtServer):
         digested = {name: rows for name, rows in own.items() if part_of(name) != GALLERY}
         replies = cohort.ask(
             self.fit,
-            check=self.public.check(server, own, "representations"),
+            like=self.public.layout(server, own, "representations"),
             representations=self.public.to_wire(server, digested, own.order),
         )
         for reply in replies:

@@ -148,10 +148,6 @@ class CreamFL(TaughtServer):
         require_learning(self.task, self.distiller, self.teacher)
         return self
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
-
     # ---- server half
 
     def require(self, plan: FederationPlan) -> None:
@@ -173,7 +169,7 @@ class CreamFL(TaughtServer):
         ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=compares_rows(self.distiller))
         replies = cohort.ask(
             self.fit,
-            check=self.public.check(server, own, "representations"),
+            like=self.public.layout(server, own, "representations"),
             representations=self.public.to_wire(server, of_part(own), own.order),
         )
         for reply in replies:
@@ -182,7 +178,7 @@ class CreamFL(TaughtServer):
 
     # ---- client half
 
-    @client_step(representations=Representations, num_examples=int)
+    @client_step(representations=Representations, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
         received = self.public.from_wire(client, representations)

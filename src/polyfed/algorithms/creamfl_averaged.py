@@ -15,19 +15,17 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     FederationPlan,
-    LayoutCheck,
     Reply,
     Representations,
     Server,
     Weights,
     client_step,
     each,
-    tap,
 )
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
-from polyfed.algorithms.shared.public_exchange import PublicExchange, PublicOutputs, of_part
+from polyfed.algorithms.shared.public_exchange import PublicExchange, of_part
 from polyfed.algorithms.shared.public_training import Stored
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
@@ -38,7 +36,7 @@ from polyfed.federation.trainer import Regulariser
 from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings
 
-_PUBLIC = PublicExchange()
+_PUBLIC, _NONE = PublicExchange(), Representations({})
 
 
 class StepContrast(Settings):
@@ -73,7 +71,6 @@ class CreamFLAveraged(FedAvg):
 
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
-    fit: ClassVar[None] = None  # type: ignore[assignment]  # clients take ``contrasted_fit``
 
     contrast: StepContrast | None = Field(default=StepContrast(), description="contrasts; null: clients train plainly")
     teacher: Teacher = Teacher(weights=GCA())
@@ -90,10 +87,6 @@ class CreamFLAveraged(FedAvg):
     def _of_one_piece(self) -> Self:
         require_learning(None, self.distiller, self.teacher)
         return self
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
 
     @property
     def server_passes(self) -> int:
@@ -116,14 +109,16 @@ class CreamFLAveraged(FedAvg):
         ensembles = self.teacher.ensembles(server, _PUBLIC, own, keep_rows=compares_rows(self.distiller))
         nothing = Representations({}, order=own.order)
         sent = _PUBLIC.to_wire(server, of_part(own), own.order)
-        replies = cohort.ask(
-            self.contrasted_fit,
-            check=self.reply_check(server, own),
+        means, rows = server.new_means(self.averaging, cohort), _PUBLIC.layout(server, own, "rows")["rows"]
+        for reply in cohort.ask(
+            self.fit,
+            like={"representations": each(lambda client: rows.of(client) if _is_single(client) else nothing)},
             weights=each(server.weights_for),
             representations=each(lambda client: sent if _is_single(client) else nothing),
-        )
-        folded = tap(replies, lambda reply: ensembles.add(reply, reply.representations))
-        self.average(server, cohort, folded)
+        ):
+            means[reply.type].add(reply.weights, reply.num_examples)
+            ensembles.add(reply, reply.representations)
+        server.update_weights(server.averaged(self.averaging, means))
         targets = ensembles.targets()
         if self.distiller is not None:
             self.distiller.distil(server, _PUBLIC, targets, diagnostic_samples=self.teacher.diagnostic_samples)
@@ -131,24 +126,10 @@ class CreamFLAveraged(FedAvg):
         distilled = {name: value.clone() for name, value in server.model.exchanged().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
-    def reply_check(self, server: Server, own: PublicOutputs) -> LayoutCheck:
-        """Raises PayloadError for a reply whose weights or representations are not what its sender was asked for."""
-        rows = _PUBLIC.check(server, own, "representations")
-
-        def check(reply: Reply) -> None:
-            if _is_single(reply.sender):
-                rows(reply)
-            else:
-                reply.representations.require(own.order, {})
-
-        return server.weights_check() & LayoutCheck(
-            lambda client: rows.layout(client) if _is_single(client) else {"representations": {}}, check
-        )
-
     # ---- client half
 
-    @client_step(weights=Weights, representations=Representations, num_examples=int)
-    def contrasted_fit(self, client: Client, weights: Weights, representations: Representations) -> Reply:
+    @client_step(weights=Weights, representations=Representations, num_examples=int, name="contrasted_fit")
+    def fit(self, client: Client, weights: Weights, representations: Representations = _NONE) -> Reply:
         """Train the received model, with the contrasts if there are representations, and send these in return."""
         client.load_weights(weights)
         received = _PUBLIC.from_wire(client, representations)

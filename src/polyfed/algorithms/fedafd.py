@@ -118,7 +118,7 @@ class FedAFD(TaughtServer):
         version, encoders = self.encoders(server, cohort)
         replies = cohort.ask(
             self.fit,
-            check=self.public.check(server, own, "representations"),
+            like=self.public.layout(server, own, "representations"),
             representations=self.public.to_wire(server, of_part(own), own.order),
             encoders=each(lambda client: Weights(encoders[client.id])),
             version=version,

@@ -208,8 +208,7 @@ class FedAID(RobustAlignment):
         had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
         replies = cohort.ask(
             self.guide,
-            check=server.weights_check(),
-            origins={"weights": Weights(now)},
+            like={"weights": Weights(now)},
             weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
             teacher=selected(now, parts.aligner if repeated else ()),
         )
@@ -224,8 +223,7 @@ class FedAID(RobustAlignment):
         sent = Weights(aggregated if teacher.measured_on == "local" else {})
         replies = cohort.ask(
             self.teach,
-            check=server.weights_check(names),
-            origins={"weights": selected(server.weights[only_type(server)], names)},
+            like={"weights": selected(server.weights[only_type(server)], names)},
             weights=sent,
             factor=each(teacher.weights.loss_factor(server)),
         )

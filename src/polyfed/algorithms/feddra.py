@@ -126,8 +126,7 @@ class FedDRA(RobustAlignment):
         factor = each(self.weights.loss_factor(server)) if self.weighted_stages == "both" else 1.0
         replies = cohort.ask(
             self.bind,
-            check=server.weights_check(),
-            origins={"weights": Weights(server.weights[only_type(server)] | robust)},
+            like={"weights": Weights(server.weights[only_type(server)] | robust)},
             aligner=Weights(robust),
             factor=factor,
         )
@@ -142,7 +141,7 @@ class FedDRA(RobustAlignment):
         names = server_parts(server).without_encoder
         replies = cohort.ask(
             self.align,
-            check=server.weights_check(names),
+            like={"weights": server.weights_for(cohort.clients[0]).part(names)},
             weights=server.weights_for(cohort.clients[0]),
             teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.weights.loss_factor(server)),

@@ -162,7 +162,7 @@ class FedET(TaughtServer):
         ensembles = self.ensembles(server, server_outputs)
         replies = cohort.ask(
             self.fit,
-            check=server.weights_check() & self.public.check(server, server_outputs, "knowledge"),
+            like=self.public.layout(server, server_outputs, "knowledge"),
             weights=each(server.weights_for),
             order=server_outputs.order,
             channels=each(self.public.asked(server_outputs)),

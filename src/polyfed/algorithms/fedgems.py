@@ -159,9 +159,9 @@ class FedGEMS(Algorithm):
     def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
         """Ask the cohort to train and study, and weigh its outputs."""
         ensembles = self.teacher.ensembles(server, self.public, own)
-        check = self.public.check(server, own, "knowledge")
+        layout = self.public.layout(server, own, "knowledge")
         sent = self.public.to_wire(server, own, own.order)
-        for reply in cohort.ask(self.fit, check=check, knowledge=each(self.public.outputs_for(sent))):
+        for reply in cohort.ask(self.fit, like=layout, knowledge=each(self.public.outputs_for(sent))):
             ensembles.add(reply, reply.knowledge)
         return ensembles.targets()
 

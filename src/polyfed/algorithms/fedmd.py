@@ -63,10 +63,6 @@ class FedMD(TaughtServer):
         require_learning(self.task, self.distiller, self.teacher, others_learn=self.digest is not None)
         return self
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"tell": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
-
     def sends(self, declared: Declared) -> Declared:
         return self.public.sends(declared)
 
@@ -94,7 +90,7 @@ class FedMD(TaughtServer):
         ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=compares_rows(self.distiller))
         replies = cohort.ask(
             self.tell,
-            check=self.public.check(server, own, "knowledge"),
+            like=self.public.layout(server, own, "knowledge"),
             order=own.order,
             channels=each(self.public.asked(own)),
         )
@@ -106,7 +102,7 @@ class FedMD(TaughtServer):
 
     # ---- client half
 
-    @client_step(knowledge=Representations | Logits, num_examples=int)
+    @client_step(knowledge=Representations | Logits, num_examples=int, mean_by="num_examples")
     def tell(self, client: Client, order: str, channels: str) -> Reply:
         """The client's outputs on the exchanged samples, those that ``channels`` lists as JSON."""
         own = self.public.client_outputs(client, order, read_json(channels))

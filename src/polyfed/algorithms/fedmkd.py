@@ -147,7 +147,7 @@ class FedMKD(Algorithm):
         senders: dict[str, list[str]] = {name: [] for name in server_outputs}
         replies = cohort.ask(
             self.fit,
-            check=self.public.check(server, server_outputs, "knowledge"),
+            like=self.public.layout(server, server_outputs, "knowledge"),
             order=server_outputs.order,
             channels=each(self.public.asked(server_outputs)),
         )

@@ -13,16 +13,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
-from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Logits, Reply, Representations, Server
+from polyfed.algorithms.algorithm import Client, ClientInfo, FederationPlan, Logits, Representations, Server
 from polyfed.algorithms.shared.public_training import Pair, interleave
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import SERVER
-from polyfed.federation.filters import LayoutCheck
+from polyfed.federation.filters import each
 from polyfed.federation.participant import Participant
-from polyfed.federation.types import Outline
 from polyfed.models.model import Embedder
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.task import Task
@@ -55,7 +54,7 @@ class PublicExchange(Settings):
 
     An *output* is a modality (participants exchange representations [n, d] of unit norm) or a target (they exchange
     logits [n, C] of one classification). Down: ``server_outputs``, ``to_wire``, and ``from_wire`` at the client. Up:
-    ``client_outputs``, ``check``, and ``from_wire`` at the server. Each distinct input crosses once: samples that are
+    ``client_outputs``, ``layout``, and ``from_wire`` at the server. Each distinct input crosses once: samples that are
     captions of one picture share its representation.
     """
 
@@ -215,22 +214,18 @@ class PublicExchange(Settings):
                 raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
         return {name: unpacked(rows.to(participant.device), inverse.get(name)) for name, rows in payload.items()}
 
-    def check(self, server: Server, server_outputs: PublicOutputs, field: str) -> LayoutCheck:
-        """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
+    def layout(self, server: Server, server_outputs: PublicOutputs, field: str) -> dict[str, each[PublicOutputs]]:
+        """Layout of the outputs that clients are asked for in a field of their replies (``like`` of ``Cohort.ask``)."""
         inverse = self.inverse_index(server)
-        shapes = {
-            name: (distinct_count(inverse[name]) if name in inverse else len(rows), *rows.shape[1:])
-            for name, rows in server_outputs.items()
+        rows = {
+            name: torch.empty(distinct_count(inverse[name]) if name in inverse else len(x), *x.shape[1:], device="meta")
+            for name, x in server_outputs.items()
         }
 
-        def layout(client: ClientInfo) -> dict[str, Outline]:
-            return {field: {name: (shapes[name], torch.float32) for name in self.names_for(client, shapes)}}
+        def of(client: ClientInfo) -> PublicOutputs:
+            return self.bundle({name: rows[name] for name in self.names_for(client, rows)}, server_outputs.order)
 
-        def check(reply: Reply) -> None:
-            expected = layout(reply.sender)[field]
-            getattr(reply, field).require(server_outputs.order, {name: shape for name, (shape, _) in expected.items()})
-
-        return LayoutCheck(layout, check)
+        return {field: each(of)}
 
     # ---- training on public samples
 
