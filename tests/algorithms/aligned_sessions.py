@@ -128,6 +128,5 @@ def stage_two(
     session = session_of(folder, **settings)
     start, said = global_model(session), heard(session, monkeypatch)
     play(session, 1, 1)
-    step = "teach" if settings.get("teacher", {}).get("measured_on") == "local" else "judge"
-    (aggregated,) = (one.sent["weights"] for one in said if one.step == step and one.client == client)
+    (aggregated,) = (one.sent["weights"] for one in said if one.step == "judge" and one.client == client)
     return session, aggregated, start, said

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.runs.session import Session
-from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import crossing, of_samples, prepared, request, site_of
 from small_federations import Config, sgd, three_kinds
 
@@ -36,7 +35,7 @@ def session_of(folder: Path, **algorithm: Any) -> Session:
     return prepared(config, folder)
 
 
-def known_of(session: Session) -> PublicOutputs:
+def known_of(session: Session) -> Representations:
     return session.experiment.algorithm.public.server_outputs(session.server)
 
 
@@ -47,7 +46,7 @@ def encoders_of(session: Session, *modalities: str) -> Values:
 
 
 def asked(
-    session: Session, client: str, known: PublicOutputs, encoders: Values | None = None, number: int = 1
+    session: Session, client: str, known: Representations, encoders: Values | None = None, number: int = 1
 ) -> Payload:
     """What a client answers that is asked to train."""
     """Its representations are those of all exchanged samples."""

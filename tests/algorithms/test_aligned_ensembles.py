@@ -35,7 +35,7 @@ def turned(values: Tensor, seed: int) -> Tensor:
 def ensembles(folder: Path, known: Tensor, kind: Kind | None) -> Ensembles:
     server = prepared(three_kinds(name="creamfl"), folder).server
     teacher = Teacher(weights=Mean(), alignment=Alignment(kind=kind) if kind else None)
-    return teacher.ensembles(server, PublicExchange(), Representations({"image": known}, order=""))
+    return Ensembles(teacher, PublicExchange(), server, Representations({"image": known}, order=""))
 
 
 def test_turned_copies_of_the_server_average_to_it_once_they_are_aligned(tmp_path: Path) -> None:

@@ -44,14 +44,12 @@ def method_of(session: Session) -> ChangeDistillation:
 
 def targets_of(session: Session) -> Rows:
     """What the server is to learn, from the first round's replies."""
-    found = method_of(session).ask(session.server, session.cohort(1, Ledger()), own(session))
+    found = method_of(session).changed(session.server, session.cohort(1, Ledger()))
     return {name: target.values for name, target in found.items()}
 
 
 def own(session: Session) -> Representations:
-    found = method_of(session).public.server_outputs(session.server)
-    assert isinstance(found, Representations)
-    return found
+    return method_of(session).public.server_outputs(session.server)
 
 
 def answering(

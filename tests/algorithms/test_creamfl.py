@@ -15,7 +15,7 @@ import polyfed
 from by_hand import naive_gca
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.algorithms.shared.public_exchange import PublicOutputs
+from polyfed.algorithms.shared.public_training import Reference
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
 from polyfed.runs.config_files import merged
@@ -118,10 +118,15 @@ def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, 
 # ---- the client half
 
 
-def contrasts(method: CreamFL, client: Client, batch: Batch, known: PublicOutputs) -> torch.Tensor:
+def reference_of(session: Session, client: Client) -> Reference:
+    method = session.experiment.algorithm
+    return method.contrast.reference(client, method.public)
+
+
+def contrasts(method: CreamFL, client: Client, batch: Batch, known: Representations) -> torch.Tensor:
     assert method.contrast is not None
-    goals = method.contrast.targets(client, method.public, known)
-    return method.contrast.loss(client, batch, goals, method.reference(client))
+    targets = method.contrast.targets(client, method.public, known)
+    return method.contrast.loss(client, batch, targets, method.contrast.reference(client, method.public))
 
 
 def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> None:
@@ -188,7 +193,7 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
     sent = ask(session, "image", known)["image"].clone()
     client = woken(session, "image", (2, 0), after=(1, 0))
     assert torch.equal(client.state["previous"]["image"], sent)
-    reference = session.experiment.algorithm.reference(client)
+    reference = reference_of(session, client)
     batch = client.public.pairs.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)  # the live model moves on
@@ -199,7 +204,7 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
 def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, tmp_path: Path) -> None:
     session = session_of(creamfl, tmp_path, contrast={"intra": {"previous": "on_the_fly"}})
     client = woken(session, "image")
-    reference = session.experiment.algorithm.reference(client)
+    reference = reference_of(session, client)
     batch = client.public.pairs.batch(torch.arange(4))
     before = reference("image", batch).clone()
     client.fit(client.train, epochs=1)
@@ -244,31 +249,3 @@ def test_public_batches_of_an_epoch(
     assert sum(batch is not None for _, batch in steps) == public
     if (settings["contrast"] or {}).get("schedule") == "separate_pass":
         assert [batch is None for batch, _ in steps] == [False] * private + [True] * public
-
-
-@pytest.mark.slow
-def test_the_server_learns_from_its_clients(creamfl: Config, tmp_path: Path) -> None:
-    """Without any training of its own the server's recall rises, from what paired clients send alone."""
-    scenes = {"name": "scenes", "train": 900, "validation": 40, "test": 60, "size": 32, "difficulty": 0.0}
-    creamfl["data"]["sources"]["scenes"] = scenes
-    creamfl["public"]["items"] = 150
-    creamfl["clients"] = {"paired": creamfl["clients"]["paired"]}
-    training = {"optimizer": {"kind": "adamp", "lr": 0.003}, "batch_size": 32}
-    for participant in (creamfl["server"], creamfl["clients"]["paired"]):
-        participant["training"] = training
-        participant["task"] = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
-        participant["model"] = wide(participant["model"])
-    creamfl["algorithm"] |= {"task": None, "local_epochs": 2, "distiller": {"epochs": 2}}
-    creamfl["algorithm"]["contrast"]["inter"] = {"tau": 0.1}
-    creamfl["run"] |= {"rounds": 4}
-    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
-    series = list(result.records.series("server", "text_to_image_r@10").values())
-    chance = 100 * 10 / 60
-    assert series[-1] > 1.7 * chance
-
-
-def wide(model: Config) -> Config:
-    pixels = {"name": "pixels", "size": 32}
-    image = {"name": "resnet", "widths": [16, 32, 64], "depths": [1, 1, 1], "block": "basic", "view": pixels}
-    text = {"name": "bag", "width": 32, "view": {"name": "tokens", "length": 24}}
-    return {"dim": 32, "encoders": {"image": image, "text": text}}

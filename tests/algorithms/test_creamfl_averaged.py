@@ -14,6 +14,7 @@ import polyfed
 from by_hand import assert_mean, copies, descend, naive_gca, plain_training, weights_of
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, StepContrast
 from polyfed.algorithms.shared.distiller import Distiller
+from polyfed.algorithms.shared.public_exchange import Exchange, PublicExchange
 from polyfed.core.errors import PayloadError
 from polyfed.data.samples import Batch
 from polyfed.federation.filters import Reply
@@ -157,11 +158,12 @@ def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Co
 # ---- what crosses
 
 
-def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> None:
+def test_a_reply_with_more_than_was_asked_for_is_refused(config: Config, tmp_path: Path) -> None:
     session = prepared(config, tmp_path)
     server = session.server
     known = server.represent_public()
-    check, packed = session.experiment.algorithm.reply_check(server, known), crossing(session, known)
+    exchange = Exchange(PublicExchange(), server, known)
+    check, packed = session.experiment.algorithm.reply_check(server, exchange), crossing(session, known)
     for client in server.clients:
         own = {name: packed[name] for name in client.modalities if len(client.modalities) == 1}
         weights = server.weights_for(client)
@@ -181,7 +183,7 @@ def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> 
 
 def test_defaults_are_those_of_fedcolas_paper() -> None:
     method = CreamFLAveraged()
-    assert method.contrast == StepContrast(weight=1e-7, tau_inter=0.5, tau_intra=0.5, batch_size=128)
+    assert method.contrast == StepContrast(weight=1e-7, batch_size=128)
     adamw = TrainingSettings(optimizer=OptimizerSettings(kind="adamw", lr=1e-4, clip=2.0), batch_size=128)
     assert method.distiller == Distiller(loss="mse", weight=1.0, epochs=1, training=adamw)
 

@@ -17,7 +17,7 @@ from by_hand import as_left, play
 from grids import mostly_slow
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
-from polyfed.algorithms.shared.public_exchange import PublicOutputs
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
@@ -25,7 +25,7 @@ from polyfed.models.fused import FusionGuidance
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.payload import Weights
+from polyfed.wire.payload import Representations, Weights
 from sessions import prepared, woken
 from small_federations import Config, group, sgd, three_kinds
 
@@ -43,7 +43,7 @@ def parts(client: Client) -> dict[str, float]:
     return dict(squares)
 
 
-def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, Batch, FusionGuidance]:
+def scene(session: Session, name: str) -> tuple[FedAFD, Client, Representations, Batch, FusionGuidance]:
     algorithm, client, known = session.experiment.algorithm, woken(session, name), known_of(session)
     assert isinstance(algorithm, FedAFD)
     assert algorithm.fusion is not None
@@ -254,8 +254,8 @@ def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("wanted", "public"), [(None, 2), (1, 1), (5, 5)])
 def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | None, public: int) -> None:
     session = session_of(tmp_path, adversarial={"batches_per_epoch": wanted})
-    client = woken(session, "image")
-    steps = list(session.experiment.algorithm.batches(client, known_of(session), 0))
+    client, alignment = woken(session, "image"), alignment_of(session.experiment.algorithm)
+    steps = list(alignment.batches(client, PublicExchange(), known_of(session), 0))
     assert sum(batch is not None for batch, _ in steps) == 2
     assert sum(batch is not None for _, batch in steps) == public
 

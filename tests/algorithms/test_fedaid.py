@@ -39,8 +39,7 @@ from small_federations import Config, aligned
 # ---- stage 1
 
 CONTRASTIVE: Config = {
-    "guidance": {"distance": "contrastive", "temperature": 0.1},
-    "teacher": {"contrast": {"temperature": 0.1}},
+    "guidance": {"distance": "contrastive"},
 }
 GUIDES: dict[str, tuple[Config, Config]] = {
     "sum": ({}, {}),
@@ -219,34 +218,15 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
     assert not names & taught_names
 
 
-@pytest.mark.parametrize("measured_on", ["aggregated", "local"])
-def test_the_local_aligner_of_stage_two_may_be_the_clients_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured_on: str
-) -> None:
-    settings = {"teacher": {"aligner": "local", "measured_on": measured_on}}
-    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
-    found = without_statistics(replies(said, "teach")["hospital-2"]["weights"])
-    trained = replies(said, "guide")["hospital-2"]["weights"]
-    own = {name: trained[name] for name in parts_of(session).aligner}
-    phase = 2 if measured_on == "aggregated" else 1
-    expected = taught(session, "hospital-2", aggregated, start, local=own, phase=phase)
-    assert_close(found, without_statistics(expected))
-    assert furthest(found, taught(session, "hospital-2", aggregated, start, phase=phase)) > 1e-3
-
-
-@pytest.mark.parametrize("broadcast", ["shared", "repeated"])
-def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broadcast: str) -> None:
-    session, aggregated, _, said = stage_two(tmp_path, monkeypatch, teacher={"broadcast": broadcast})
+def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, aggregated, _, said = stage_two(tmp_path, monkeypatch)
     parts = parts_of(session)
     for reply in replies(said, "teach").values():
         assert set(reply) == {"weights"}
         assert set(reply["weights"]) == set(parts.aligner)
     for client in CLIENTS:
         kept = unflatten(site_of(session).store.load(client, session.cohorts.accepted[client]))
-        if broadcast == "repeated":
-            assert "encoder" not in kept
-        else:
-            assert same(kept["encoder"], {name: aggregated[name] for name in parts.encoder})
+        assert same(kept["encoder"], {name: aggregated[name] for name in parts.encoder})
     for one in said:
         if one.step == "judge":
             assert set(one.sent) == {"weights"}
@@ -256,21 +236,20 @@ def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- putting a round together
 
 
-@pytest.mark.parametrize(("mean", "use"), [("uniform", "aggregate"), ("samples", "none"), ("uniform", "loss")])
-def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str, use: str) -> None:
-    settings = {"mean": mean, "teacher": {"weights": {"use": use, "gamma": 3.0}}}
-    session = session_of(tmp_path, task={"learn_temperature": True}, **settings)
+@pytest.mark.parametrize("use", ["aggregate", "none", "loss"])
+def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    teacher = {"weights": {"use": use, "gamma": 3.0}}
+    session = session_of(tmp_path, task={"learn_temperature": True}, teacher=teacher)
     shrink(session, "hospital-2", 15)
     said = heard(session, monkeypatch)
     play(session, 1, 1)
     parts, found, noted = parts_of(session), global_model(session), metrics(session)
-    shares = dict.fromkeys(CLIENTS, 1.0) if mean == "uniform" else dict(zip(CLIENTS, (30.0, 30.0, 15.0), strict=True))
+    uniform = dict.fromkeys(CLIENTS, 1.0)
     stage_one = {client: reply["weights"] for client, reply in replies(said, "guide").items()}
-    assert_mean({name: found[name] for name in (*parts.encoder, *parts.rest)}, stage_one, shares)
+    assert_mean({name: found[name] for name in (*parts.encoder, *parts.rest)}, stage_one, uniform)
     w = {client: noted[f"weight.{client}"] for client in CLIENTS}
     assert sum(w.values()) == pytest.approx(1)
     assert max(w.values()) - min(w.values()) > 0.05
-    uniform = dict.fromkeys(CLIENTS, 1.0)
     stage_two = {client: reply["weights"] for client, reply in replies(said, "teach").items()}
     robust = {name: found[name] for name in parts.aligner}
     assert_mean(robust, stage_two, w if use == "aggregate" else uniform)
@@ -278,7 +257,7 @@ def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(AssertionError):
         assert_mean(robust, stage_two, other)
     aggregated = next(one.sent["weights"] for one in said if one.step == "judge")
-    assert_mean(aggregated, stage_one, shares)
+    assert_mean(aggregated, stage_one, uniform)
     shown = session.server.model.state_dict()
     assert same({name: shown[name] for name in found}, found)
 

@@ -15,7 +15,6 @@ from polyfed.losses.distillation import (
     DISTILLATIONS,
     Distillation,
     relational_kl,
-    row_kl,
     score_kl,
     similarity_kl,
     squared_distance,
@@ -34,7 +33,6 @@ def by_loops(name, student, target, rows):
             "mse": squared / len(difference),
             "l1": sum(abs(x) for x in difference) / len(difference),
             "cosine": 1 - dot / norms,
-            "kl": kl(target[k].tolist(), student[k].tolist()),
         }
         values.append(found[name])
     return sum(values) / len(values) if values else 0.0
@@ -143,8 +141,6 @@ def test_similarities_equal_loops_and_their_gradient(rows, tau, chunk):
 def test_no_rows_and_the_choice_by_anchors(rows):
     student, teacher, anchors = rows
     assert similarity_kl(student[:0], teacher[:0], anchors).shape == (0,)
-    assert torch.equal(row_kl(student, teacher, None, 0.5), score_kl(student, teacher, 0.5))
-    assert torch.equal(row_kl(student, teacher, anchors, 0.5), similarity_kl(student, teacher, anchors, 0.5))
 
 
 def drawn(count: int, seed: int) -> Tensor:
