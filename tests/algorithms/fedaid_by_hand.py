@@ -20,7 +20,7 @@ from sessions import woken
 
 
 class Known:
-    """What a task sees of representations that are there already."""
+    """Known representations, as a task receives them."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
@@ -70,13 +70,13 @@ class ByHand:
                     value -= RATE * value.grad
 
     def result(self, names: Sequence[str] | None = None) -> Values:
-        found = self.model.state_dict()
-        return {name: found[name].detach().clone() for name in names or found}
+        actual = self.model.state_dict()
+        return {name: actual[name].detach().clone() for name in names or actual}
 
 
 def seen(aligners: Mapping[str, nn.Module], features: dict[str, Any]) -> Values:
     """Unit vectors."""
-    values = {name: aligners[name](found) for name, found in features.items()}
+    values = {name: aligners[name](actual) for name, actual in features.items()}
     return {name: value / value.norm(dim=1, keepdim=True) for name, value in values.items()}
 
 
@@ -101,7 +101,7 @@ def contrast(u: Tensor, v: Tensor, temperature: float, same: Sequence[int]) -> T
 
 
 def same_in(session: Session, client: str, batch: Batch) -> list[int]:
-    """Numbers that samples share which are no negatives of each other in the client's task."""
+    """Numbers shared by samples that are not negatives of each other in the client's task."""
     task = session.federation.members[client].settings.task
     return (batch.matches if task.mask_siblings else torch.arange(len(batch.matches))).tolist()  # type: ignore[attr-defined]
 

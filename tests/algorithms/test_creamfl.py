@@ -72,9 +72,9 @@ def whole(values: torch.Tensor) -> Ensembled:
     return Ensembled(values, torch.ones(len(values), dtype=torch.bool))
 
 
-@pytest.mark.parametrize(("kind", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])
-def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, factor: float | None) -> None:
-    settings = {"teacher": {"weights": kind}, "contrast": None}
+@pytest.mark.parametrize(("form", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])
+def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, form: str, factor: float | None) -> None:
+    settings = {"teacher": {"weights": form}, "contrast": None}
     session = session_of(creamfl, tmp_path, **settings)
     known = session.server.represent_public()
     targets = taught(session)
@@ -86,11 +86,11 @@ def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, kind: str, fa
     ]
     expected = sum(w * value for w, value in zip(weights, local, strict=True)) / sum(weights)
     assert torch.allclose(targets["image"].values, expected, atol=1e-6)
-    shares, told = [w / sum(weights) for w in weights], metrics(session)
+    shares, noted = [w / sum(weights) for w in weights], metrics(session)
     entropy = -sum(share * math.log(share) for share in shares) / math.log(len(shares))
-    assert told["weight_entropy.image"] == pytest.approx(100 * entropy, rel=1e-5)
+    assert noted["weight_entropy.image"] == pytest.approx(100 * entropy, rel=1e-5)
     gaps = [torch.dist(value.mean(0), known["image"].mean(0)).item() for value in local]
-    assert told["centre_gap.image"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
+    assert noted["centre_gap.image"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
 
 
 def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_p
         for name, value in known.items()
     }
     distil(session, targets)
-    told = metrics(session)
+    noted = metrics(session)
     for modality in ("image", "text"):
-        assert told[f"kd_distance_after.{modality}"] < 0.9 * told[f"kd_distance_before.{modality}"]
+        assert noted[f"kd_distance_after.{modality}"] < 0.9 * noted[f"kd_distance_before.{modality}"]
 
 
 def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_pa
         known = session.server.represent_public()
         batch = client.public.pairs.batch(torch.arange(10))
         losses[masked] = contrasts(session.experiment.algorithm, client, batch, known).item()
-    assert losses[True] < losses[False]  # five captions a picture: four negatives fewer
+    assert losses[True] < losses[False]  # five captions per image: four negatives fewer
 
 
 def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_path: Path) -> None:

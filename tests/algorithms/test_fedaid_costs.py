@@ -37,10 +37,10 @@ def crossed(ledger: Ledger) -> dict[tuple[int, str, str], set[int]]:
     for line in ledger.records:
         key = (line["round"], line["step"], line["direction"], line["client"])
         totals[key] = totals.get(key, 0) + (line["bytes"] if line["kind"] == "weights" else 0)
-    found: dict[tuple[int, str, str], set[int]] = {}
+    actual: dict[tuple[int, str, str], set[int]] = {}
     for (number, step, direction, _), size in totals.items():
-        found.setdefault((number, step, direction), set()).add(size)
-    return found
+        actual.setdefault((number, step, direction), set()).add(size)
+    return actual
 
 
 @pytest.mark.slow
@@ -51,19 +51,19 @@ def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:
     for number in (1, 2):
         session.server.begin(number)
         session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
-    whole = sum(value.nbytes for value in model.values())
-    aligner, rest = (sum(model[name].nbytes for name in names) for names in (parts.aligner, parts.without_encoder))
+    full = sum(value.nbytes for value in model.values())
+    aligner, remainder = (sum(model[name].nbytes for name in names) for names in (parts.aligner, parts.without_encoder))
     for number in (1, 2):
         expected = {
-            ("guide", "down"): rest if number == 2 else whole,
-            ("guide", "up"): whole,
-            ("judge", "down"): whole,
+            ("guide", "down"): remainder if number == 2 else full,
+            ("guide", "up"): full,
+            ("judge", "down"): full,
             ("judge", "up"): 0,
             ("teach", "down"): 0,
             ("teach", "up"): aligner,
         }
-        found = {key[1:]: sizes for key, sizes in crossed(ledger).items() if key[0] == number}
-        assert found == {key: {size} for key, size in expected.items()}
+        actual = {key[1:]: sizes for key, sizes in crossed(ledger).items() if key[0] == number}
+        assert actual == {key: {size} for key, size in expected.items()}
 
 
 @dataclass
@@ -86,14 +86,14 @@ class OnPaper:
         (client,) = self.clients
         content = {name: value.of(client) if isinstance(value, each) else value for name, value in sent.items()}
         self.enter("down", step.__name__, content)
-        whole = self.session.server.weights["hospital"]
-        aligner = {name: whole[name] for name in self.parts.aligner}
+        full = self.session.server.weights["hospital"]
+        aligner = {name: full[name] for name in self.parts.aligner}
         reply = {
-            "guide": {"weights": Weights(whole), "num_examples": 30},
+            "guide": {"weights": Weights(full), "num_examples": 30},
             "judge": {"loss": 1.0},
             "teach": {"weights": Weights(aligner)},
             "align": {"weights": Weights(aligner)},
-            "bind": {"weights": Weights(whole), "num_examples": 30, "loss": 1.0},
+            "bind": {"weights": Weights(full), "num_examples": 30, "loss": 1.0},
         }[step.__name__]
         self.enter("up", step.__name__, reply)
         yield Reply.received(Payload(reply), client)
@@ -120,8 +120,8 @@ def on_paper(folder: Path, **algorithm: Any) -> dict[tuple[int, str, str], float
         text = settings.around(Bert(size="base").build(128, words, context), "text", 128)
     model = Model({"image": image, "text": text}, {}, 128)
     server, ledger = session.server, Ledger()
-    (kind,) = server.types.values()
-    server.global_models.blueprints = {kind.architecture: Blueprint(model.state_dict(), model_slots(model))}
+    (form,) = server.types.values()
+    server.global_models.blueprints = {form.architecture: Blueprint(model.state_dict(), model_slots(model))}
     server.global_models.weights = {"hospital": dict(model.state_dict())}
     for number in (1, 2):
         server.begin(number)
@@ -141,15 +141,15 @@ IN_ANY = {
 
 def test_costs_are_the_papers(tmp_path: Path) -> None:
     """ViT-B, BERT-base and their align modules; no client trains."""
-    found = on_paper(tmp_path)
+    actual = on_paper(tmp_path)
     expected = {(number, *key): size for number in (1, 2) for key, size in IN_ANY.items()}
     expected |= {(1, "guide", "down"): 792.3, (2, "guide", "down"): 54.1}
-    assert found == pytest.approx(expected, abs=0.05)
-    totals = {way: sum(x for key, x in found.items() if key[0] == 2 and key[2] == way) for way in ("down", "up")}
+    assert actual == pytest.approx(expected, abs=0.05)
+    totals = {way: sum(x for key, x in actual.items() if key[0] == 2 and key[2] == way) for way in ("down", "up")}
     assert totals == pytest.approx({"down": 846.4, "up": 846.4}, abs=0.05)
 
 
 def test_costs_of_feddra(tmp_path: Path) -> None:
-    found = on_paper(tmp_path, name="feddra")
+    actual = on_paper(tmp_path, name="feddra")
     one = {("align", "down"): 792.3, ("align", "up"): 54.1, ("bind", "down"): 54.1, ("bind", "up"): 792.3}
-    assert found == pytest.approx({(number, *key): size for number in (1, 2) for key, size in one.items()}, abs=0.05)
+    assert actual == pytest.approx({(number, *key): size for number in (1, 2) for key, size in one.items()}, abs=0.05)

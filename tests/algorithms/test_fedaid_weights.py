@@ -96,9 +96,9 @@ def teaching(folder: Path, monkeypatch: pytest.MonkeyPatch, use: str, optimizer:
     session = session_of(folder, optimizer=optimizer, teacher=teacher)
     w = dict(zip(CLIENTS, (2 / 3, 1 / 6, 1 / 6), strict=True))
     session.server.state["robust_weights"] = {name: torch.tensor(x, dtype=torch.float64) for name, x in w.items()}
-    start, said = global_model(session), heard(session, monkeypatch)
+    start, messages = global_model(session), heard(session, monkeypatch)
     play(session, 1, 1)
-    return start, {client: without_statistics(reply["weights"]) for client, reply in replies(said, "teach").items()}
+    return start, {client: without_statistics(reply["weights"]) for client, reply in replies(messages, "teach").items()}
 
 
 def test_as_factor_of_the_loss_a_weight_scales_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,14 +122,14 @@ def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tin
 
 def test_answers_among_distinct_anchors_are_those_among_the_anchors_of_all_samples() -> None:
     """An image among the anchors stands for each of its captions, without changing answers."""
-    places = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+    positions = torch.tensor([0, 0, 1, 2, 2, 2, 3])
     draw = generator(3)
     anchors, rows = (F.normalize(torch.randn(count, 5, generator=draw), dim=1) for count in (4, 7))
     rows[1] = anchors[0]  # whose own anchor wins, among its two copies
     nearest = [max(range(4), key=lambda k, row=row: float(row @ anchors[k])) for row in rows]
-    assert answers(rows, anchors, places).tolist() == nearest
-    among_all = answers(rows, anchors[places])
-    assert places[among_all].tolist() == nearest
+    assert answers(rows, anchors, positions).tolist() == nearest
+    among_all = answers(rows, anchors[positions])
+    assert positions[among_all].tolist() == nearest
     assert len(set(nearest)) > 1
 
 
@@ -180,14 +180,16 @@ def test_models_by_type_and_the_head_over_all(tiny: Config, tmp_path: Path) -> N
     assert len(set(sizes.values())) > 1
     sent = {name: asked(twin, exchange, name)["weights"] for name in sizes}
     heads = {name for name in sent["image"] if name.startswith("heads.")}
-    assert {kind: set(method.shared(server, kind)) for kind in server.types} == dict.fromkeys(server.types, heads)
+    assert {type_name: set(method.shared(server, type_name)) for type_name in server.types} == dict.fromkeys(
+        server.types, heads
+    )
     method.gathered(exchange, first_cohort(session))
-    for kind, members in server.types.items():
+    for type_name, members in server.types.items():
         ids = [info.id for info in members.clients]
-        whole = sum(sizes[name] for name in ids)
-        for name, value in server.weights[kind].items():
+        full = sum(sizes[name] for name in ids)
+        for name, value in server.weights[type_name].items():
             if value.is_floating_point():
-                mean = sum(sizes[c] / whole * sent[c][name].double() for c in ids)
+                mean = sum(sizes[c] / full * sent[c][name].double() for c in ids)
                 assert torch.allclose(value.double(), mean, atol=1e-6), name
     own = server.model.state_dict()
     for name in heads:
@@ -210,27 +212,29 @@ def test_the_types_receive_the_servers_head(tiny: Config, tmp_path: Path) -> Non
     before = copy.deepcopy(server.weights)
     method.round(server, first_cohort(session))
     assert equal() == {True}
-    for kind, model in server.weights.items():
-        assert any(not torch.equal(value, before[kind][name]) for name, value in model.items() if "encoders" in name)
+    for type_name, model in server.weights.items():
+        assert any(
+            not torch.equal(value, before[type_name][name]) for name, value in model.items() if "encoders" in name
+        )
 
 
 def test_heads_that_differ_stay_apart(tiny: Config, tmp_path: Path) -> None:
     session, method = session_of(tiny, tmp_path)
-    (paired,) = (kind for kind, members in session.server.types.items() if len(members.modalities) == 2)
-    found = {kind: method.shared(session.server, kind) for kind in session.server.types}
-    assert {kind for kind, names in found.items() if names} == {paired}  # the loss of retrieval
+    (paired,) = (type_name for type_name, members in session.server.types.items() if len(members.modalities) == 2)
+    actual = {type_name: method.shared(session.server, type_name) for type_name in session.server.types}
+    assert {type_name for type_name, names in actual.items() if names} == {paired}  # the loss of retrieval
 
 
 @pytest.mark.parametrize("largest", [0.1, 0.5, 100.0])
 def test_updates_are_bounded(largest: float) -> None:
     received = {"a": unit(3, 4, seed=1).double(), "b": 5 * unit(2, 4, seed=2).double(), "n": torch.tensor(3)}
     trained = {"a": unit(3, 4, seed=3).double(), "b": unit(2, 4, seed=4).double(), "n": torch.tensor(9)}
-    found = limited(received, trained, largest)
-    flat = [torch.cat([model[name].flatten() for name in "ab"]) for model in (received, trained, found)]
+    actual = limited(received, trained, largest)
+    flat = [torch.cat([model[name].flatten() for name in "ab"]) for model in (received, trained, actual)]
     change, bound = float((flat[1] - flat[0]).norm()), largest * float(flat[0].norm())
     expected = flat[0] + min(1.0, bound / change) * (flat[1] - flat[0])
     assert torch.allclose(flat[2], expected, atol=1e-6)
-    assert int(found["n"]) == 9
+    assert int(actual["n"]) == 9
     if largest == 100.0:
         assert torch.equal(flat[2], flat[1])
 
@@ -239,7 +243,9 @@ def test_one_wild_client_cannot_carry_its_type_away(tiny: Config, tmp_path: Path
     session, method = session_of(tiny, tmp_path, classified=True, largest_update=0.01)
     server, before = session.server, copy.deepcopy(session.server.weights)
     method.gathered(method.exchange(server), first_cohort(session))
-    for kind, model in server.weights.items():
+    for type_name, model in server.weights.items():
         names = [name for name, value in model.items() if value.is_floating_point()]
-        change = torch.cat([(model[name] - before[kind][name]).flatten() for name in names]).norm()
-        assert 0 < float(change) <= 0.01 * float(torch.cat([before[kind][n].flatten() for n in names]).norm()) + 1e-5
+        change = torch.cat([(model[name] - before[type_name][name]).flatten() for name in names]).norm()
+        assert (
+            0 < float(change) <= 0.01 * float(torch.cat([before[type_name][n].flatten() for n in names]).norm()) + 1e-5
+        )

@@ -82,12 +82,12 @@ def test_the_server_is_right_where_the_own_sample_or_a_sibling_is_nearest(tiny: 
     images = unit(80, 8, seed=1)[server.public_set.distinct("image")[1]]
     known = Representations({"image": images, "text": unit(80, 8, seed=2)}, order="x")
     known["text"][:20] = images[:20]  # the server knows these
-    found, items = method.right(server, known), server.public_set.items.tolist()
+    actual, items = method.right(server, known), server.public_set.items.tolist()
     for name, other in (("image", "text"), ("text", "image")):
         nearest = (known[name].double() @ known[other].double().T).argmax(1).tolist()
-        assert found[name].tolist() == [items[j] == items[k] for k, j in enumerate(nearest)]
-        assert found[name][:20].all()
-        assert not found[name].all()
+        assert actual[name].tolist() == [items[j] == items[k] for k, j in enumerate(nearest)]
+        assert actual[name][:20].all()
+        assert not actual[name].all()
 
 
 def test_the_four_cases_and_the_store(tiny: Config, tmp_path: Path) -> None:

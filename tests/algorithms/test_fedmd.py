@@ -142,7 +142,7 @@ def test_a_modality_that_the_server_lacks_is_not_exchanged(tmp_path: Path, monke
     assert set(session.cohorts.accepted.values()) == {(1, 1)}
 
 
-def test_without_clients_that_count_there_is_no_consensus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_counting_clients_no_consensus_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = three_kinds(name="fedmd", teacher={"weights": "paired_only"})
     del config["clients"]["paired"]
     session = prepared(config, tmp_path)

@@ -58,8 +58,8 @@ def test_teachers_are_the_clients_with_the_modality_at_unit_norm(tiny: Config, t
     session, method = session_of(tiny, tmp_path / "a")
     twin, _ = session_of(tiny, tmp_path / "b")
     exchange = method.public.exchange(session.server)
-    found = method.teachers(exchange, first_cohort(session))
-    for name, teachers in found.items():
+    actual = method.teachers(exchange, first_cohort(session))
+    for name, teachers in actual.items():
         ids = [info.id for info in twin.server.clients if name in info.modalities]
         assert teachers.senders == ids
         assert teachers.values.shape == (len(ids), *exchange.outputs[name].shape)
@@ -68,7 +68,7 @@ def test_teachers_are_the_clients_with_the_modality_at_unit_norm(tiny: Config, t
         sent = of_samples(twin, site_of(twin).handle(request(info.id, payload)).fields["knowledge"])
         name = next(iter(sent))
         rows = sent[name] / sent[name].norm(dim=1, keepdim=True)
-        assert torch.allclose(found[name].values[found[name].senders.index(info.id)], rows, atol=1e-5), info.id
+        assert torch.allclose(actual[name].values[actual[name].senders.index(info.id)], rows, atol=1e-5), info.id
 
 
 def test_a_client_trains_on_its_own_task_alone(tiny: Config, tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def contrast_by_hand(
     queue, owners = student.queue[f"values.{name}"].double(), student.queue[f"items.{name}"].tolist()
     losses = []
     for k in range(len(own)):
-        rest = [target for j, target in enumerate(targets) if items[j] != items[k]]
-        rest += [row for row, owner in zip(queue, owners, strict=True) if owner != items[k]]
-        logits = torch.stack([own[k] @ row / tau for row in [targets[k], *rest]])
+        remainder = [target for j, target in enumerate(targets) if items[j] != items[k]]
+        remainder += [row for row, owner in zip(queue, owners, strict=True) if owner != items[k]]
+        logits = torch.stack([own[k] @ row / tau for row in [targets[k], *remainder]])
         losses.append(logits.exp().sum().log() - logits[0])
     return torch.stack(losses).mean()
 
@@ -115,9 +115,9 @@ def test_the_contrast_and_its_queue_equal_plain_loops(tiny: Config, tmp_path: Pa
     for index in (torch.tensor([0, 1, 40, 77]), torch.tensor([3, 20, 41, 60])):  # captions 0, 1 and 3 of one image
         batch = server.public_set.batch(index)
         for name, own in method.public.batch_outputs(server, server.model, batch, list(teachers)).items():
-            said, items = teachers[name].values[:, index], batch.items.tolist()
-            expected = contrast_by_hand(student, name, own, said, items, 0.2)
-            assert float(student.contrast(name, own, said, batch, settings).detach()) == pytest.approx(
+            messages, items = teachers[name].values[:, index], batch.items.tolist()
+            expected = contrast_by_hand(student, name, own, messages, items, 0.2)
+            assert float(student.contrast(name, own, messages, batch, settings).detach()) == pytest.approx(
                 float(expected.detach()), rel=1e-5
             )
             seen[name] = (items + seen[name])[:6]
@@ -131,9 +131,9 @@ def byol_by_hand(student: Student, server: Server, first: Tensor, second: Tensor
     encoder, predictor = server.model.encoders["image"], student.predictors["image"]
     ahead = predictor(encoder(first)), predictor(encoder(second))
     with torch.no_grad():
-        goals = student.views.target["image"](first), student.views.target["image"](second)
+        desired = student.views.target["image"](first), student.views.target["image"](second)
     losses = []
-    for p, t in ((ahead[0], goals[1]), (ahead[1], goals[0])):
+    for p, t in ((ahead[0], desired[1]), (ahead[1], desired[0])):
         losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
     return losses[0] + losses[1]
 
@@ -155,10 +155,10 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path) -> N
     stream = server.generator("second-views")
     again = server.public_set.batch(batch.index, stream, ["image"])
     torch.manual_seed(3)  # of the dropout
-    said = method.public.batch_outputs(server, server.model, batch, list(teachers))
+    messages = method.public.batch_outputs(server, server.model, batch, list(teachers))
     contrast = sum(
         contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
-        for name, own in said.items()
+        for name, own in messages.items()
     )
     own = copy.deepcopy(student.views.target.state_dict())
     byol = byol_by_hand(student, server, batch.inputs["image"], again.inputs["image"])

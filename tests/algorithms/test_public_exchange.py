@@ -67,10 +67,10 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         yield from answers
 
     monkeypatch.setattr(session.engine, "exchange", remembered)
-    found = {}
-    for kind in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
+    actual = {}
+    for form in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
         settings = session.experiment.model_dump(mode="json")["algorithm"]
-        settings["teacher"]["weights"] = {"name": kind}
+        settings["teacher"]["weights"] = {"name": form}
         session.experiment = Experiment.parse(three_kinds() | {"algorithm": settings})
         session.experiment.algorithm.setup(server)
         targets = taught(session)
@@ -78,11 +78,11 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert senders == ["image", "paired-0", "paired-1"]
         valid = targets["image"].valid  # entropy lets clients be silent
         torch.testing.assert_close(weights.sum(0), valid.float())
-        assert bool(valid.all()) == (kind != "entropy")
-        found[kind] = targets["image"].values
-    for kind, values in found.items():
-        if kind != "mean":
-            assert not torch.allclose(values, found["mean"], atol=1e-6), kind
+        assert bool(valid.all()) == (form != "entropy")
+        actual[form] = targets["image"].values
+    for form, values in actual.items():
+        if form != "mean":
+            assert not torch.allclose(values, actual["mean"], atol=1e-6), form
 
 
 def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> None:
