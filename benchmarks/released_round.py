@@ -33,7 +33,6 @@ from torch.nn import functional as F
 
 from losses import pair_by_pair
 from polyfed.algorithms.creamfl import CreamFL
-from polyfed.algorithms.shared.distiller import train_task
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.tokenizers import Vocabulary
@@ -266,10 +265,11 @@ def ours(session: Session, number: int) -> dict[str, Tensor]:
     method, server = session.experiment.algorithm, session.server
     assert isinstance(method, CreamFL)
     server.begin(number)
-    assert method.distiller is not None
-    train_task(method.task, "first", server)
-    targets = method.ask(server, session.cohort(number, Ledger()), method.public.server_outputs(server))
-    method.distiller.distil(server, method.public, targets, task=method.task)
+    exchange = method.exchange(server)
+    for reply in exchange.ask(session.cohort(number, Ledger()), method.fit, representations=exchange.pairs):
+        exchange.add(reply, reply.representations)
+    targets = exchange.targets()
+    method.distil(server, targets)
     return {name: target.values for name, target in targets.items()}
 
 

@@ -101,7 +101,6 @@ SECTIONS: Mapping[str, Sequence[Answer]] = {
             ("100",),
         ),
         Answer("the same, 1,000 pairs", "`creamfl`", "creamfl/regime", "creamfl", ALONE, "r1_sum", ("1000",)),
-        Answer("class scores of public samples", "`fedmd` with `public.form: scores`"),
         Answer("adapters", "`fedit` with `lora`, rank 8", ADAPTERS, "lora 8", ZERO, "R@1 sum"),
         Answer(
             "adapters of unequal rank", "`hetlora`", "polyfed/adapters-ranks", "hetlora", "fedit, rank 2", "R@1 sum"

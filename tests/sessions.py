@@ -11,7 +11,6 @@ import pytest
 
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.shared.distiller import Distiller
-from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client, ClientInfo
@@ -21,7 +20,7 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Failure, Request, StateVersion
-from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.payload import Payload, Representations, Weights
 
 
 def asked(site: Site, scale: float = 1.0, **more: Any) -> Request:
@@ -119,27 +118,27 @@ def request(client: str, payload: Payload, label: StateVersion = (1, 0), after: 
 # ---- outputs on the public set: representations cross once for each distinct input
 
 
-def crossing(session: Session, known: PublicOutputs) -> PublicOutputs:
+def crossing(session: Session, known: Representations) -> Representations:
     """Outputs on exchanged samples, in evaluation views, as they cross: packed by a plain loop."""
     found = {}
     for name, values in known.items():
         rows, distinct = _public_rows(session, name)
         found[name] = values[[rows.index(row) for row in distinct]]
-    return type(known)(found, order=known.order)
+    return Representations(found, order=known.order)
 
 
-def of_samples(session: Session, payload: PublicOutputs) -> PublicOutputs:
+def of_samples(session: Session, payload: Representations) -> Representations:
     """Outputs on all exchanged samples, of what crossed: unpacked by a plain loop."""
     found = {}
     for name, values in payload.items():
         rows, distinct = _public_rows(session, name)
         assert len(values) == len(distinct), f"{len(values)} rows of '{name}' crossed, not {len(distinct)}"
         found[name] = values[[distinct.index(row) for row in rows]]
-    return type(payload)(found, order=payload.order)
+    return Representations(found, order=payload.order)
 
 
 def _public_rows(session: Session, output: str) -> tuple[list[int], list[int]]:
-    """What each exchanged sample is an output of, and all that differ; every sample has scores of its own."""
+    """The input behind each exchanged sample, and the distinct inputs."""
     exchange = getattr(session.experiment.algorithm, "public", None)
     samples = session.server.exchanged(exchange.samples if exchange else None)
     rows = samples.rows[output].tolist() if output in samples.rows else list(range(len(samples)))

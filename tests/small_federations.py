@@ -290,22 +290,15 @@ def aligned(**algorithm: Any) -> Config:
     )
 
 
-def topics(*, server: bool = False, **algorithm: Any) -> Config:
-    """Two clients that tell the topic of a text, one of six, by a bag of words: learnt in a second.
-
-    With ``server`` there is one, with a public set; participants then exchange class scores.
-    """
-    config = transformers(local_epochs=3, **({"public": {"form": "scores"}} if server else {}), **algorithm)
+def topics(**algorithm: Any) -> Config:
+    """Two clients that classify texts by topic, one of six, by a bag of words: learnt in a second."""
+    config = transformers(local_epochs=3, **algorithm)
     texts = config["data"]["sources"]["texts"] | {"difficulty": 0.0, "test": 200}
     client = config["clients"]["text"] | {"training": training("adam", 0.02, 32)}
     client["model"] = {"dim": 32, "encoders": {"text": bag(words(24, 400), 32)}}
     config |= {"clients": {"text": client}}
     config["data"]["sources"]["texts"] = texts | {"train": 600}
     del config["server"]
-    if server:
-        config["data"]["sources"] = {"texts": texts | {"train": 600}, "public": texts | {"train": 300, "seed": 5}}
-        own = {key: client[key] for key in ("model", "task", "training")} | {"source": "public"}
-        config |= {"server": own, "public": {"source": "public"}}
     return config
 
 
@@ -327,30 +320,11 @@ def plain_sgd(config: Config, batch_size: int = 12) -> Config:
 
 
 def one_classification(config: Config) -> Config:
-    """``three_kinds`` whose clients and server all tell the same classes, which public samples have too."""
+    """``three_kinds`` with one classification for clients and server, whose classes public samples have too."""
     task = {"name": "classification", "target": "label", "classes": 18}
     config["data"]["sources"]["texts"]["targets"] = {"label": "label"}
     clients = {name: participant | {"task": task} for name, participant in config["clients"].items()}
     return config | {"clients": clients, "server": config["server"] | {"task": task}}
-
-
-def classifying(tiny: Config) -> Config:
-    """``tiny`` with one classification everywhere, and a public set that has its classes."""
-    config = copy.deepcopy(tiny)
-    for participant in participants(config):
-        participant["task"] = "classification"
-    return config
-
-
-def unlabelled(tiny: Config) -> Config:
-    """The same with a public set that lacks these classes."""
-    config = classifying(tiny)
-    config["data"]["sources"]["scenes"] |= {"targets": {"topic": "topic"}, "columns": {"image": "image"}}
-    del config["clients"]["paired"]
-    image = config["clients"]["image"]
-    config["server"] = {key: image[key] for key in ("model", "task", "source", "training")}
-    config["clients"]["image"]["count"] = 2
-    return config
 
 
 def participants(config: Config) -> Iterator[Config]:
@@ -374,11 +348,10 @@ _LITTLE: dict[str, Config] = {"resnet": {"widths": [4], "depths": [1]}, "blocks"
 _RANDOM: dict[str, Config] = {"pixels": {"augment": {"flip": True}}, "tokens": {"drop": 0.2}}
 
 
-def federation_for(method: str, *, scores: bool = False, linear: bool = False, **algorithm: Any) -> Config:
+def federation_for(method: str, *, linear: bool = False, **algorithm: Any) -> Config:
     """A federation in which a method can do all that it does; settings that only cost time are small.
 
-    With ``scores`` all participants tell the same classes, as methods need that exchange class scores. With ``linear``
-    clients have texts alone, and one linear layer over fixed features.
+    With ``linear`` clients have texts alone, and one linear layer over fixed features.
     """
     build = _kind(method)
     config = build(name=method, **merged(_SMALL.get(method, {}), algorithm))
@@ -393,7 +366,7 @@ def federation_for(method: str, *, scores: bool = False, linear: bool = False, *
     if linear:
         config["clients"] = {"text": copy.deepcopy(config["clients"]["text"])}
         config["clients"]["text"]["model"]["encoders"]["text"]["freeze_embedding"] = True
-    return one_classification(config) if scores else config
+    return config
 
 
 def _kind(method: str) -> Any:

@@ -1,4 +1,4 @@
-"""Clients that agree with each other: they learn what the server made of all that they said."""
+"""Clients that agree with each other: they learn the representations of a server that has learnt theirs."""
 
 from __future__ import annotations
 
@@ -41,17 +41,15 @@ class Consensus(Algorithm):
     distiller: Distiller = Distiller(epochs=2)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Ask everybody, average by modality, learn the mean."""
-        own = self.public.server_outputs(server)
-        sent = self.public.to_wire(server, own, own.order)
-        mean = self.teacher.ensembles(server, self.public, own)
-        for reply in cohort.ask(self.fit, representations=sent):
-            mean.add(reply, reply.representations)
-        self.distiller.distil(server, self.public, mean.targets())
+        """Ask all clients, average by modality, learn the mean."""
+        exchange = self.teacher.exchange(self.public, server)
+        for reply in exchange.ask(cohort, self.fit, representations=exchange.pairs):
+            exchange.add(reply, reply.representations)
+        self.distiller.distil(server, self.public, exchange.targets())
 
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
-        """Digest, revisit, and say what the public set looks like now."""
+        """Digest, revisit, and return representations of the public set."""
         self.digest.fit(client, self.public, self.public.from_wire(client, representations))
         client.fit(client.train, epochs=self.local_epochs)
         own = self.public.client_outputs(client, representations.order, representations)

@@ -1,4 +1,4 @@
-"""Federations of aligned models, what they say and what they end with, for tests of FedAID."""
+"""Federations of aligned models, their messages and results, for tests of FedAID."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def events(session: Session) -> list[tuple[str, str]]:
     return [(record["participant"], record["event"]) for record in round_records(session) if record["kind"] == "event"]
 
 
-class Said(NamedTuple):
+class Message(NamedTuple):
     """A message and its answer."""
 
     round: int
@@ -83,18 +83,18 @@ Spoil = Callable[[Request, Answer], Answer]
 
 def heard(
     session: Session, monkeypatch: pytest.MonkeyPatch, spoil: Spoil = lambda request, answer: answer
-) -> list[Said]:
-    """All that is said while the session goes on; ``spoil`` may change what reaches the server."""
-    said: list[Said] = []
+) -> list[Message]:
+    """Messages of the session from now on; ``spoil`` may change what reaches the server."""
+    exchanged: list[Message] = []
 
     def note(one: Request, answer: Answer) -> Answer:
         answer = spoil(one, answer)
         reply = fields(answer.payload) if answer.payload else {}
-        said.append(Said(one.round, one.step, one.client, fields(one.payload), reply))
+        exchanged.append(Message(one.round, one.step, one.client, fields(one.payload), reply))
         return answer
 
     watched(session, monkeypatch, note)
-    return said
+    return exchanged
 
 
 def fields(payload: Payload) -> dict[str, Any]:
@@ -103,17 +103,17 @@ def fields(payload: Payload) -> dict[str, Any]:
     return known | payload.scalars
 
 
-def replies(said: list[Said], step: str, number: int = 1) -> dict[str, dict[str, Any]]:
-    return {one.client: one.reply for one in said if one.step == step and one.round == number}
+def replies(exchanged: list[Message], step: str, number: int = 1) -> dict[str, dict[str, Any]]:
+    return {one.client: one.reply for one in exchanged if one.step == step and one.round == number}
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 5e-5) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+def assert_close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 5e-5) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], atol=atol, rtol=1e-5, msg=name)
 
 
@@ -123,11 +123,10 @@ def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 def stage_two(
     folder: Path, monkeypatch: pytest.MonkeyPatch, client: str = "hospital-2", **settings: Any
-) -> tuple[Session, Values, Values, list[Said]]:
-    """A session after its first round, its aggregated model, the teacher before, and what was said."""
+) -> tuple[Session, Values, Values, list[Message]]:
+    """A session after its first round, its aggregated model, the teacher before, and the messages."""
     session = session_of(folder, **settings)
-    start, said = global_model(session), heard(session, monkeypatch)
+    start, exchanged = global_model(session), heard(session, monkeypatch)
     play(session, 1, 1)
-    step = "teach" if settings.get("teacher", {}).get("measured_on") == "local" else "judge"
-    (aggregated,) = (one.sent["weights"] for one in said if one.step == step and one.client == client)
-    return session, aggregated, start, said
+    (aggregated,) = (one.sent["weights"] for one in exchanged if one.step == "judge" and one.client == client)
+    return session, aggregated, start, exchanged

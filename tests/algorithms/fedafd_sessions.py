@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from polyfed.algorithms.shared.public_exchange import PublicOutputs
 from polyfed.runs.session import Session
-from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import crossing, of_samples, prepared, request, site_of
 from small_federations import Config, sgd, three_kinds
 
@@ -20,7 +19,7 @@ RELEASED: Config = {
     "fusion": {"reset": True, "shared_global_branch": True, "send": "all", "renormalise": False, "cache": False},
     "distiller": {"loss": "mse"},
 }
-"""What the released code does otherwise than the paper."""
+"""Settings in which the released code differs from the paper."""
 SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
 
 
@@ -36,7 +35,7 @@ def session_of(folder: Path, **algorithm: Any) -> Session:
     return prepared(config, folder)
 
 
-def known_of(session: Session) -> PublicOutputs:
+def known_of(session: Session) -> Representations:
     return session.experiment.algorithm.public.server_outputs(session.server)
 
 
@@ -47,12 +46,11 @@ def encoders_of(session: Session, *modalities: str) -> Values:
 
 
 def asked(
-    session: Session, client: str, known: PublicOutputs, encoders: Values | None = None, number: int = 1
+    session: Session, client: str, known: Representations, encoders: Values | None = None, number: int = 1
 ) -> Payload:
-    """What a client answers that is asked to train."""
-    """Its representations are those of all exchanged samples."""
+    """A client's reply to ``fit``, with its representations of all exchanged samples."""
     fields = {"representations": crossing(session, known), "encoders": Weights(encoders or {}), "version": 1}
     after = session.cohorts.accepted.get(client)
     reply = site_of(session).handle(request(client, Payload(fields), (number, 0), after))
-    said = of_samples(session, reply.fields["representations"])
-    return Payload(reply.fields | {"representations": said})
+    messages = of_samples(session, reply.fields["representations"])
+    return Payload(reply.fields | {"representations": messages})

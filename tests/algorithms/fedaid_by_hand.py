@@ -20,7 +20,7 @@ from sessions import woken
 
 
 class Known:
-    """What a task sees of representations that are there already."""
+    """Known representations, as a task receives them."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
@@ -70,13 +70,13 @@ class ByHand:
                     value -= RATE * value.grad
 
     def result(self, names: Sequence[str] | None = None) -> Values:
-        found = self.model.state_dict()
-        return {name: found[name].detach().clone() for name in names or found}
+        actual = self.model.state_dict()
+        return {name: actual[name].detach().clone() for name in names or actual}
 
 
 def seen(aligners: Mapping[str, nn.Module], features: dict[str, Any]) -> Values:
     """Unit vectors."""
-    values = {name: aligners[name](found) for name, found in features.items()}
+    values = {name: aligners[name](actual) for name, actual in features.items()}
     return {name: value / value.norm(dim=1, keepdim=True) for name, value in values.items()}
 
 
@@ -101,7 +101,7 @@ def contrast(u: Tensor, v: Tensor, temperature: float, same: Sequence[int]) -> T
 
 
 def same_in(session: Session, client: str, batch: Batch) -> list[int]:
-    """Numbers that samples share which are no negatives of each other in the client's task."""
+    """Numbers shared by samples that are not negatives of each other in the client's task."""
     task = session.federation.members[client].settings.task
     return (batch.matches if task.mask_siblings else torch.arange(len(batch.matches))).tolist()  # type: ignore[attr-defined]
 
@@ -128,7 +128,7 @@ def guided(
                 targets = {name: value.detach() for name, value in targets.items()}
             if how == "contrastive":
                 same = same_in(session, client, batch)
-                near = torch.stack([contrast(z[name], targets[name], 0.1, same) for name in z]).sum()
+                near = torch.stack([contrast(z[name], targets[name], 0.07, same) for name in z]).sum()
             else:
                 near = distance(z, targets, how)
             hand.descend(guide * near + alpha * hand.task(z, batch))
@@ -141,19 +141,17 @@ def taught(
     aggregated: Mapping[str, Tensor],
     teacher: Mapping[str, Tensor],
     *,
-    local: Mapping[str, Tensor] | None = None,
     beta: float = 2.0,
     weight: float = 1.0,
     how: str = "sum",
-    phase: int = 2,
 ) -> Values:
     """Stage 2 from the aggregated model and the present teacher: the align modules that two steps give."""
     names = parts_of(session).aligner
-    g = ByHand(session, client, {**aggregated, **(local or {})}).aligners()
+    g = ByHand(session, client, aggregated).aligners()
     hand = ByHand(session, client, {**aggregated, **{name: teacher[name] for name in names}})
     still = copy.deepcopy(hand.model).eval()
     hand.model.train()
-    with isolated(0, 1, client, "teach", phase):
+    with isolated(0, 1, client, "teach", 2):
         for batch in hand.batches("robust"):
             features = hand.features(batch)
             with torch.no_grad():
@@ -173,32 +171,15 @@ def without_statistics(values: Mapping[str, Tensor]) -> Values:
 
 
 @torch.no_grad()
-def loss_of(
-    session: Session,
-    client: str,
-    weights: Mapping[str, Tensor],
-    samples: int = 30,
-    *,
-    weight: float = 0.0,
-    teacher: Mapping[str, Tensor] | None = None,
-) -> float:
-    """v: mean over whole batches of 12 of ``samples`` drawn ones, in evaluation mode, of L_task + weight x L_CL.
-
-    L_task is of g(f(x)), L_CL of g*(f(x)), ``teacher`` having the tensors of g* (Eq. 4 and 5).
-    """
+def loss_of(session: Session, client: str, weights: Mapping[str, Tensor]) -> float:
+    """v: mean of L_task over whole batches of 12 of 30 drawn samples, in evaluation mode."""
     hand = ByHand(session, client, weights)
-    robust = ByHand(session, client, {**weights, **(teacher or {})}).aligners()
     hand.model.eval()
-    for aligner in robust.values():
-        aligner.eval()
     own = woken(session, client, (1, 0))
-    order = torch.randperm(30, generator=own.generator("measured"))[: samples // 12 * 12]
+    order = torch.randperm(30, generator=own.generator("measured"))[:24]
     total, count = 0.0, 0
     for chunk in order.split(12):
         batch = own.train.batch(chunk)
-        features = hand.features(batch)
-        z, anchors = hand.own(features), seen(robust, features)
-        same = same_in(session, client, batch)
-        pairs = sum(float(contrast(anchors[a], anchors[b], 0.07, same)) for a, b in combinations(z, 2))
-        total, count = total + len(chunk) * (float(hand.task(z, batch)) + weight * pairs), count + len(chunk)
+        total += len(chunk) * float(hand.task(hand.own(hand.features(batch)), batch))
+        count += len(chunk)
     return total / count

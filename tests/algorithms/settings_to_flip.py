@@ -10,7 +10,6 @@ _HALF = {"name": "momentum", "momentum": 0.0, "lr": 0.5}
 _NOT_JOINT = {"task": {"order": "last"}}
 _PROCRUSTES: dict[str, Any] = {"teacher": {"alignment": {"kind": "procrustes"}}}
 _RIDGE: dict[str, Any] = {"teacher": {"alignment": {"kind": "ridge"}}}
-_SCORES = {"scores": True, "public": {"form": "scores"}}
 _SHARED = {"name": "by_slot", "layers": "blocks"}
 
 VALUES: dict[tuple[str, str], Any] = {
@@ -23,7 +22,6 @@ VALUES: dict[tuple[str, str], Any] = {
     ("", "digest.batch_size"): 4,
     ("", "digest.loss"): "mse",
     ("", "distiller.loss"): "mse",
-    ("", "public.largest_score"): 1e-3,
     ("", "weights.rho"): 1e-4,
     ("", "teacher.weights.rho"): 1e-4,
     ("", "study.batch_size"): 4,
@@ -65,8 +63,6 @@ VALUES: dict[tuple[str, str], Any] = {
 
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("", "distiller.temperature"): {"distiller": {"loss": "similarity"}},
-    ("", "public.form"): {"scores": True},
-    ("", "public.largest_score"): _SCORES,
     ("", "teacher.alignment.kind"): _PROCRUSTES,
     ("", "teacher.alignment.penalty"): _RIDGE,
     ("change_distillation", "digest.by"): {"linear": True},
@@ -82,17 +78,12 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("creamfl_averaged", "distiller.optimizer"): {"distiller": {"training": None}},
     ("creamfl_averaged", "teacher.weights"): {"distiller": {"training": _FAST}},
     ("creamfl_averaged", "contrast.batch_size"): {"contrast": {"weight": 5.0}},
-    ("creamfl_averaged", "contrast.tau_inter"): {"contrast": {"weight": 5.0}},
-    ("creamfl_averaged", "contrast.tau_intra"): {"contrast": {"weight": 5.0}},
     ("fedaid", "guidance"): {"local_steps": 3},  # in the first step the anchors are met exactly
     ("fedaid", "guidance.reduction"): {"local_steps": 3},
     ("fedaid", "guidance.weight"): {"local_steps": 3},
-    ("fedaid", "guidance.temperature"): {"guidance": {"distance": "contrastive"}},
     ("fedaid", "local_epochs"): {"local_steps": None},
-    ("fedaid", "teacher.aligner"): {"teacher": {"steps": 3}},  # in the first step nothing is distorted yet
     ("fedaid", "teacher.weights.divergence"): {"teacher": {"weights": {"rho": 1e-3}}},
     ("feddra", "guidance.measured"): {"measured_on": "aggregated"},
-    ("feddra", "guidance.temperature"): {"guidance": {"distance": "contrastive"}},
     ("feddra", "local_epochs"): {"local_steps": None},
     ("feddra", "weighted_stages"): {"weights": {"use": "loss"}},
     ("feddra", "weights.divergence"): {"weights": {"rho": 1e-3}},

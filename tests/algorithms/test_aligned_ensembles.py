@@ -32,34 +32,34 @@ def turned(values: Tensor, seed: int) -> Tensor:
     return values @ torch.linalg.qr(unit(values.shape[1], values.shape[1], seed=seed))[0]
 
 
-def ensembles(folder: Path, known: Tensor, kind: Kind | None) -> Ensembles:
+def ensembles(folder: Path, known: Tensor, form: Kind | None) -> Ensembles:
     server = prepared(three_kinds(name="creamfl"), folder).server
-    teacher = Teacher(weights=Mean(), alignment=Alignment(kind=kind) if kind else None)
-    return teacher.ensembles(server, PublicExchange(), Representations({"image": known}, order=""))
+    teacher = Teacher(weights=Mean(), alignment=Alignment(kind=form) if form else None)
+    return Ensembles(teacher, PublicExchange(), server, Representations({"image": known}, order=""))
 
 
 def test_turned_copies_of_the_server_average_to_it_once_they_are_aligned(tmp_path: Path) -> None:
     known = unit(200, 8, seed=0)
     lengths = dict[Kind | None, float]()
-    for kind in KINDS:
-        folded = ensembles(tmp_path / f"{kind}", known, kind)
+    for form in KINDS:
+        folded = ensembles(tmp_path / f"{form}", known, form)
         for seed in range(1, 5):
             folded.add_weighed("image", f"{seed}", folded.clip_and_align({"image": turned(known, seed)})["image"], 0.0)
         mean = folded.targets()["image"].values
-        lengths[kind] = float(mean.norm(dim=1).mean())
-        assert torch.allclose(mean, known, atol=0.03) == (kind is not None)
+        lengths[form] = float(mean.norm(dim=1).mean())
+        assert torch.allclose(mean, known, atol=0.03) == (form is not None)
     assert lengths[None] < 0.7 < lengths["procrustes"] == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["procrustes", "ridge"])
-def test_one_huge_row_moves_the_others_little(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("form", ["procrustes", "ridge"])
+def test_one_huge_row_moves_the_others_little(tmp_path: Path, form: Kind) -> None:
     known = unit(200, 8, seed=0)
-    folded, honest = ensembles(tmp_path, known, kind), turned(known, 1)
+    folded, honest = ensembles(tmp_path, known, form), turned(known, 1)
     attack = honest.clone()
     attack[0] = -1e6 * turned(known, 2)[0]
-    expected, found = (folded.clip_and_align({"image": rows})["image"] for rows in (honest, attack))
-    assert float((expected - found)[1:].norm(dim=1).max()) < 0.05
-    assert float(found.norm(dim=1).max()) < 1.001
+    expected, actual = (folded.clip_and_align({"image": rows})["image"] for rows in (honest, attack))
+    assert float((expected - actual)[1:].norm(dim=1).max()) < 0.05
+    assert float(actual.norm(dim=1).max()) < 1.001
 
 
 def test_similarity_brings_what_is_alike_nearer_in_no_common_space(tmp_path: Path) -> None:

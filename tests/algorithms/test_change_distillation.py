@@ -43,15 +43,13 @@ def method_of(session: Session) -> ChangeDistillation:
 
 
 def targets_of(session: Session) -> Rows:
-    """What the server is to learn, from the first round's replies."""
-    found = method_of(session).ask(session.server, session.cohort(1, Ledger()), own(session))
-    return {name: target.values for name, target in found.items()}
+    """The server's targets from the first round's replies."""
+    actual = method_of(session).changed(session.server, session.cohort(1, Ledger()))
+    return {name: target.values for name, target in actual.items()}
 
 
 def own(session: Session) -> Representations:
-    found = method_of(session).public.server_outputs(session.server)
-    assert isinstance(found, Representations)
-    return found
+    return method_of(session).public.server_outputs(session.server)
 
 
 def answering(
@@ -72,7 +70,7 @@ def answering(
 
 
 def per_sample(session: Session, rows: Rows) -> Rows:
-    """Rows of all samples: captions of a picture share its row."""
+    """Rows of all samples: captions of an image share its row."""
     samples = session.server.public_set
     return {name: values[torch.unique(samples.rows[name], return_inverse=True)[1]] for name, values in rows.items()}
 
@@ -91,10 +89,10 @@ def test_targets_are_the_servers_rows_and_eta_weighted_mean_changes(
     assert examples["paired-0"] != examples["paired-1"]
     invented = {name: 0.3 * unit(20, 8, seed=k) for k, name in enumerate(CLIENTS)}
     sent = answering(session, monkeypatch, lambda name, rows: {k: invented[name][: len(v)] for k, v in rows.items()})
-    known, found = own(session), targets_of(session)
+    known, actual = own(session), targets_of(session)
     changes = {client: per_sample(session, rows) for client, rows in sent.items()}
     assert {name: list(rows) for name, rows in sent.items()}["text"] == ["text"]
-    for modality, values in found.items():
+    for modality, values in actual.items():
         for k, row in enumerate(known[modality].double()):
             senders = [name for name in CLIENTS if modality in changes[name]]
             total = sum(examples[name] for name in senders)
@@ -105,27 +103,27 @@ def test_targets_are_the_servers_rows_and_eta_weighted_mean_changes(
 
 @pytest.mark.parametrize("targets", ["change", "absolute"])
 def test_a_change_cancels_the_bias_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str) -> None:
-    """Two clients say S + b_c before, and S + b_c + d_c after. Changes know nothing of b_c, absolute rows do."""
+    """Two clients represent P as S + b_c before, and S + b_c + d_c after. Changes do not depend on b_c, absolute rows do."""
     config = linear(targets=targets)
     del config["clients"]["text"]
     session = session_of(tmp_path, config)
-    known, inner, said = own(session), PublicExchange.outputs, list[str]()
+    known, inner, calls = own(session), PublicExchange.outputs, list[str]()
     bias = {"paired-0": 0.4 * unit(1, 8, seed=1), "paired-1": 0.2 * unit(1, 8, seed=2)}
     drift = {"paired-0": 0.1 * unit(1, 8, seed=3), "paired-1": 0.3 * unit(1, 8, seed=4)}
 
     def outputs(public: PublicExchange, participant: Participant) -> Rows:
         if participant.name == "server":
             return inner(public, participant)
-        said.append(participant.name)
-        after = targets == "absolute" or said.count(participant.name) == 2
+        calls.append(participant.name)
+        after = targets == "absolute" or calls.count(participant.name) == 2
         shift = bias[participant.name] + after * drift[participant.name]
         return {name: rows + shift for name, rows in known.items()}
 
     monkeypatch.setattr(PublicExchange, "outputs", outputs)
     monkeypatch.setattr(Participant, "fit", lambda *given, **settings: 0)
     sent = answering(session, monkeypatch, lambda name, rows: rows)
-    found = targets_of(session)
-    for name, values in found.items():
+    actual = targets_of(session)
+    for name, values in actual.items():
         if targets == "change":
             for client, rows in sent.items():
                 torch.testing.assert_close(rows[name], drift[client].expand_as(rows[name]), atol=1e-6, rtol=0)
@@ -144,7 +142,7 @@ def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatc
         session = session_of(tmp_path / targets, targets=targets)
         with monkeypatch.context() as patch:
             replies[targets] = answering(session, patch, lambda name, rows: rows)
-            found = targets_of(session)
+            actual = targets_of(session)
     known = session.server.represent(session.server.public_set)
     client = woken(session, "paired-0")
     method = method_of(session)
@@ -157,7 +155,7 @@ def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatc
         torch.testing.assert_close(packed - change, before[name], atol=1e-6, rtol=0)
         assert float(change.norm(dim=1).min()) > 1e-3
     mean = sum(per_sample(session, replies["absolute"][name])["text"] for name in CLIENTS) / 3
-    torch.testing.assert_close(found["text"], F.normalize(mean, dim=1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual["text"], F.normalize(mean, dim=1), atol=1e-6, rtol=0)
 
 
 # ---- who changes nothing
@@ -174,10 +172,10 @@ def test_a_client_without_private_data_changes_nothing(tmp_path: Path, monkeypat
     session = session_of(tmp_path)
     idle(session, *CLIENTS)
     sent = answering(session, monkeypatch, lambda name, rows: rows)
-    found, known = targets_of(session), own(session)
+    actual, known = targets_of(session), own(session)
     assert set(sent) == set(CLIENTS)
     assert not any(bool(rows.any()) for replies in sent.values() for rows in replies.values())
-    for name, values in found.items():
+    for name, values in actual.items():
         torch.testing.assert_close(values, known[name], atol=1e-6, rtol=0)
 
 
@@ -185,12 +183,12 @@ def test_an_idle_client_halves_the_change_of_the_other(tmp_path: Path, monkeypat
     session = session_of(tmp_path)
     idle(session, "paired-1")
     sent = answering(session, monkeypatch, lambda name, rows: rows)
-    found, known = targets_of(session), own(session)
+    actual, known = targets_of(session), own(session)
     changes = per_sample(session, sent["paired-0"])["image"]
-    torch.testing.assert_close(found["image"], F.normalize(known["image"] + changes, dim=1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual["image"], F.normalize(known["image"] + changes, dim=1), atol=1e-6, rtol=0)
 
 
-def test_in_the_warm_up_nobody_is_asked_and_the_server_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_warm_up_no_client_is_asked_and_the_server_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = linear(warmup_rounds=2)
     config["run"]["rounds"] = 3
     session = session_of(tmp_path, config)
@@ -210,7 +208,7 @@ def test_in_the_warm_up_nobody_is_asked_and_the_server_trains(tmp_path: Path, mo
 def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path, teacher={"groups": ["paired"]})
     sent = answering(session, monkeypatch, lambda name, rows: rows)
-    found, known = targets_of(session), own(session)
+    actual, known = targets_of(session), own(session)
     assert bool(sent["text"]["text"].any())
     assert set(session.cohorts.accepted) == set(CLIENTS)
     assert metrics(session)["senders.text"] == 3
@@ -218,7 +216,7 @@ def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch
     assert weights[senders.index("text")].eq(0).all()
     assert metrics(session)["weight_entropy.text"] == pytest.approx(100 * math.log(2) / math.log(3))
     changes = [per_sample(session, sent[name])["text"] for name in ("paired-0", "paired-1")]
-    torch.testing.assert_close(found["text"], F.normalize(known["text"] + sum(changes), dim=1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual["text"], F.normalize(known["text"] + sum(changes), dim=1), atol=1e-6, rtol=0)
 
 
 # ---- loud and wrong rows
@@ -233,16 +231,16 @@ def test_one_client_moves_targets_no_further_than_a_row_of_norm_two(
         return {key: 90 * unit(len(value), 8, seed=5) for key, value in rows.items()} if name == "paired-0" else rows
 
     sent = answering(session, monkeypatch, shouted)
-    found, known = targets_of(session), own(session)
+    actual, known = targets_of(session), own(session)
     assert not [record for record in round_records(session) if record["kind"] == "event"]
     honest = per_sample(session, sent["paired-1"])["image"]
     loud = F.normalize(per_sample(session, sent["paired-0"])["image"], dim=1) * 2
     expected = known["image"] + 2 * (honest + loud) / 2
-    torch.testing.assert_close(found["image"], F.normalize(expected, dim=1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual["image"], F.normalize(expected, dim=1), atol=1e-5, rtol=0)
 
 
 def test_a_reply_with_a_row_a_pair_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten pictures with two captions each have ten rows."""
+    """Ten images with two captions each have ten rows."""
     session = session_of(tmp_path, only_paired())
     answering(session, monkeypatch, lambda name, rows: rows | {"image": rows["image"].repeat(2, 1)})
     with pytest.raises(StepError, match=r"\[20, 8\], expected \[10, 8\]"):

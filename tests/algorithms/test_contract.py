@@ -35,13 +35,13 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "fedet:few": {"public": {"samples": 10}},
     "fedgems:few": {"public": {"samples": 10}},
     "fedmd:procrustes": {"teacher": {"alignment": {"kind": "procrustes"}}},
-    "fedmd:scores": {"scores": True, "public": {"form": "scores", "samples": 10}},
+    "fedmd:few": {"public": {"samples": 10}},
     "fedmkd:few": {"public": {"samples": 10}},
     "fedcola:adam": {"averaging": {"name": "fedcola", "server_optimizer": "adam"}},
 }
 """Methods with their defaults, and forms of them that exchange or keep other things."""
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
-"""Slow: fewer public samples cross by the same code in all methods, which ``fedmd:scores`` runs."""
+"""Slow: fewer public samples cross by the same code in all methods, which ``fedmd:few`` runs."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
 ALIKE |= {
     "fedit",
@@ -200,7 +200,6 @@ CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "fedet": lambda its: its.weights() | _told(its, [0, 0]),
     "fedgems": lambda its: _told(its, its.own),
     "fedmd": lambda its: _told(its, its.agreed),
-    "fedmd:scores": lambda its: {"down scores": [10 * 18 * 4] * 2, "up scores": [10 * 18 * 4] * 2},
     "fedmkd": lambda its: _told(its, [0, 0]),
     "local": lambda its: {},
     "margin_weighted": lambda its: _told(its, its.agreed),

@@ -30,17 +30,17 @@ from small_federations import Config, plain_sgd, sized, transformers
 
 Tensors = dict[str, Tensor]
 GAMMA = 10.0
-ROWS, WIDTH = 30, 96  # of the public set: 6 pictures of 5 captions
+ROWS, WIDTH = 30, 96  # of the public set: 6 images of 5 captions
 
 
 @pytest.fixture
 def config() -> Config:
-    found = sized(transformers(name="creamfl_averaged", contrast={"weight": 1.0, "batch_size": ROWS}), 48)
-    found["public"] = {"source": "scenes", "items": ROWS // 5}
-    found["clients"]["image"]["items"] = 24
-    found["clients"]["text"]["items"] = 48
-    found["clients"]["paired"]["items"] = 10
-    return found
+    actual = sized(transformers(name="creamfl_averaged", contrast={"weight": 1.0, "batch_size": ROWS}), 48)
+    actual["public"] = {"source": "scenes", "items": ROWS // 5}
+    actual["clients"]["image"]["items"] = 24
+    actual["clients"]["text"]["items"] = 48
+    actual["clients"]["paired"]["items"] = 10
+    return actual
 
 
 def one_round(session: Session) -> None:
@@ -83,13 +83,13 @@ def scatter(*models: Tensors) -> None:
 
 def trained_by_hand(session: Session, known: Representations) -> dict[str, Tensors]:
     """Two steps of every client."""
-    server, found = session.server, {}
+    server, actual = session.server, {}
     start = copies(server.weights)
     for info in server.clients:
         own = start[server.type_of(info)]
         extra = {} if len(info.modalities) > 1 else {"extra": naive_contrasts(session, info.id, own, known)}
-        found[info.id] = plain_training(session, info.id, own, step="contrasted_fit", **extra)
-    return found
+        actual[info.id] = plain_training(session, info.id, own, step="contrasted_fit", **extra)
+    return actual
 
 
 def test_models_are_averaged_by_type_and_only_single_modalities_are_contrasted(config: Config, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_models_are_averaged_by_type_and_only_single_modalities_are_contrasted(c
     assert set(samples.values()) <= {10, 24}
     trained = trained_by_hand(session, server.represent_public())
     one_round(session)
-    for kind, members in server.types.items():
-        assert_mean(server.weights[kind], {info.id: trained[info.id] for info in members.clients}, samples)
+    for form, members in server.types.items():
+        assert_mean(server.weights[form], {info.id: trained[info.id] for info in members.clients}, samples)
 
 
 def replies_of(session: Session, known: Tensors) -> tuple[dict[str, Tensors], dict[str, Tensor]]:
@@ -111,9 +111,9 @@ def replies_of(session: Session, known: Tensors) -> tuple[dict[str, Tensors], di
     weights: dict[str, Tensors] = {}
     sent: dict[str, list[Tensor]] = {name: [] for name in known}
     for info in session.server.clients:
-        told = crossing(session, Representations(known if len(info.modalities) == 1 else {}))
+        noted = crossing(session, Representations(known if len(info.modalities) == 1 else {}))
         client = woken(session, info.id)
-        reply = session.experiment.algorithm.fit(client, session.server.weights_for(info), told)
+        reply = session.experiment.algorithm.fit(client, session.server.weights_for(info), noted)
         weights[info.id] = {name: value.clone() for name, value in reply.weights.items()}
         for modality, value in of_samples(session, reply.representations).items():
             sent[modality].append(value.double())
@@ -158,7 +158,7 @@ def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Co
 # ---- what crosses
 
 
-def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> None:
+def test_a_reply_with_more_than_was_asked_for_is_refused(config: Config, tmp_path: Path) -> None:
     session = prepared(config, tmp_path)
     cohort, refused = session.cohort(1, Ledger()), Excluded()
     packed = crossing(session, session.server.represent_public())
@@ -179,7 +179,7 @@ def test_nobody_sends_what_was_not_asked_for(config: Config, tmp_path: Path) -> 
 
 def test_defaults_are_those_of_fedcolas_paper() -> None:
     method = CreamFLAveraged()
-    assert method.contrast == StepContrast(weight=1e-7, tau_inter=0.5, tau_intra=0.5, batch_size=128)
+    assert method.contrast == StepContrast(weight=1e-7, batch_size=128)
     adamw = TrainingSettings(optimizer=OptimizerSettings(kind="adamw", lr=1e-4, clip=2.0), batch_size=128)
     assert method.distiller == Distiller(loss="mse", weight=1.0, epochs=1, training=adamw)
 

@@ -121,11 +121,11 @@ def session_of(folder: Path, **settings: Any) -> Session:
     return prepared(config, folder)
 
 
-def take_in(session: Session, client: Client, goals: dict[str, Tensor]) -> None:
+def take_in(session: Session, client: Client, targets: dict[str, Tensor]) -> None:
     method = session.experiment.algorithm
     assert isinstance(method, ChangeDistillation)
     assert method.digest is not None
-    method.digest.fit(client, method.public, goals)
+    method.digest.fit(client, method.public, targets)
 
 
 def goals_of(seed: int = 3) -> dict[str, Tensor]:
@@ -133,30 +133,32 @@ def goals_of(seed: int = 3) -> dict[str, Tensor]:
 
 
 def features_of(client: Client, modality: str) -> Tensor:
-    """What the last layer gets of all samples that have goals, by hand."""
+    """Inputs of the last layer for all samples with targets, by hand."""
     samples = {"": client.public_set} | {name: part for name, part in client.public.parts.items() if modality in name}
-    found = []
+    actual = []
     for part in samples.values():
         x = part.batch(torch.arange(len(part)), modalities=[modality]).inputs[modality]
         if modality == "image":  # one layer norm a sample, without affine
-            found.append((x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt())
+            actual.append((x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt())
         else:
             table = client.model.encoders["text"].embedding.weight.detach()
-            found.append(torch.stack([table[row[row != 0]].mean(0) if (row != 0).any() else 0 * table[0] for row in x]))
-    return torch.cat(found)
+            actual.append(
+                torch.stack([table[row[row != 0]].mean(0) if (row != 0).any() else 0 * table[0] for row in x])
+            )
+    return torch.cat(actual)
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_the_closed_form_is_the_least_squares_optimum_of_a_real_tower(tmp_path: Path, modality: str) -> None:
     """A small penalty and more samples than features: what is reached is what lstsq reaches."""
     session = session_of(tmp_path, digest={"penalty": 1e-6})
-    client, goals = woken(session, "paired-1"), goals_of()  # 20 features of pictures, 12 of words
+    client, targets = woken(session, "paired-1"), goals_of()  # 20 features of images, 12 of words
     x = features_of(client, modality)
-    goal = torch.cat([goals[name] for name in goals if modality in name])
+    goal = torch.cat([targets[name] for name in targets if modality in name])
     assert len(x) == len(goal) > x.shape[1]
     one = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
     solution = torch.linalg.lstsq(one, goal.double(), driver="gelsd").solution
-    take_in(session, client, goals)
+    take_in(session, client, targets)
     # in evaluation mode: with dropout there would have been other features and another optimum
     parts = [client.public_set, *(part for name, part in client.public.parts.items() if modality in name)]
     inputs = torch.cat([part.batch(torch.arange(len(part)), modalities=[modality]).inputs[modality] for part in parts])
@@ -194,21 +196,21 @@ def test_representing_and_training_have_their_own_modes_after_a_digest(tmp_path:
     assert all(modes)  # with dropout
 
 
-def test_rows_of_zeros_are_no_goals(tmp_path: Path) -> None:
-    """They change nothing, whatever the others are; where there is no other, the layer stays as it is."""
-    session, goals = session_of(tmp_path), goals_of()
+def test_rows_of_zeros_do_not_count(tmp_path: Path) -> None:
+    """Rows of zeros change nothing; without other rows the layer stays as it is."""
+    session, targets = session_of(tmp_path), goals_of()
     client = woken(session, "paired-0")
     layer = only_layer(client.model, "image")
     assert layer is not None
     client.model.eval()
     start = layer.weight.clone()
-    fit_in_closed_form(PUBLIC, client, "image", layer, {n: 0 * v for n, v in goals.items()}, 0.01)
+    fit_in_closed_form(PUBLIC, client, "image", layer, {n: 0 * v for n, v in targets.items()}, 0.01)
     assert torch.equal(layer.weight, start)
-    goals["image"][5:] = 0
-    fit_in_closed_form(PUBLIC, client, "image", layer, goals, 0.01)
+    targets["image"][5:] = 0
+    fit_in_closed_form(PUBLIC, client, "image", layer, targets, 0.01)
     x = features_of(client, "image")
     wanted = torch.cat([torch.arange(5), torch.arange(20, 26)])
-    weight, intercept = ridge_regression(x[wanted], torch.cat([goals["image"][:5], goals["unpaired/image"]]), 0.01)
+    weight, intercept = ridge_regression(x[wanted], torch.cat([targets["image"][:5], targets["unpaired/image"]]), 0.01)
     torch.testing.assert_close(layer.weight, weight.T, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(layer.bias, intercept, atol=1e-4, rtol=1e-3)
 
@@ -218,26 +220,26 @@ def test_rows_of_zeros_are_no_goals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "l1"])
 def test_a_digest_by_gradient_lowers_the_distance(tmp_path: Path, loss: Distillation) -> None:
-    """Of pairs and of captions without a picture."""
+    """On pairs and on captions without an image."""
     config = three_kinds(name="change_distillation", warmup_rounds=0)
     config["public"]["unpaired"] = {"text": 3}
     config["clients"]["paired"]["training"] = training("adam", 0.02, 12)
     session = prepared(config, tmp_path)
     client = woken(session, "paired-0")
-    goals = {"image": unit(16, 8), "text": unit(16, 8, seed=1), "unpaired/text": unit(6, 8, seed=2)}
+    targets = {"image": unit(16, 8), "text": unit(16, 8, seed=1), "unpaired/text": unit(6, 8, seed=2)}
 
     def distances() -> dict[str, float]:
         rows = PUBLIC.outputs(client)
-        return {name: float(DISTILLATIONS[loss](rows[name], goals[name], None)) for name in goals}
+        return {name: float(DISTILLATIONS[loss](rows[name], targets[name], None)) for name in targets}
 
     before = distances()
-    Digest(epochs=15, batch_size=4, loss=loss).fit(client, PUBLIC, goals)
+    Digest(epochs=15, batch_size=4, loss=loss).fit(client, PUBLIC, targets)
     after = distances()
-    assert all(after[name] < 0.9 * before[name] for name in goals), (before, after)
+    assert all(after[name] < 0.9 * before[name] for name in targets), (before, after)
 
 
 def test_rows_without_a_goal_give_no_gradient(tmp_path: Path) -> None:
-    """Other values in rows that are not asked for could not be told from zeros: their samples do not count at all."""
+    """Samples without a target do not count at all."""
     session = prepared(three_kinds(name="change_distillation", warmup_rounds=0), tmp_path)
     client = woken(session, "text")
     before = {name: value.clone() for name, value in client.model.state_dict().items()}
@@ -246,15 +248,15 @@ def test_rows_without_a_goal_give_no_gradient(tmp_path: Path) -> None:
 
 
 def test_towers_that_are_linear_are_solved_and_the_others_descend(tmp_path: Path) -> None:
-    """``auto``, on a client whose words are frozen and whose pictures are not: each modality in its own way."""
+    """``auto``, on a client with frozen words and trained images: each modality in its own way."""
     config = linear()
     paired = config["clients"]["paired"]
     paired["models"] = [{"dim": 8, "encoders": config["server"]["model"]["encoders"]}]
     session = prepared(config, tmp_path)
     client = woken(session, "paired-0")
     start = {name: value.clone() for name, value in client.model.state_dict().items()}
-    goals = {name: unit(20, 8, seed=k) for k, name in enumerate(PAIRED)}
-    take_in(session, client, goals)
+    targets = {name: unit(20, 8, seed=k) for k, name in enumerate(PAIRED)}
+    take_in(session, client, targets)
     changed = {name for name, value in client.model.state_dict().items() if not torch.equal(value, start[name])}
     solved = {"encoders.text.project.1.weight", "encoders.text.project.1.bias"}
     assert {name for name in changed if name.startswith("encoders.text.")} == solved

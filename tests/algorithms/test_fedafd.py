@@ -17,7 +17,7 @@ from by_hand import as_left, play
 from grids import mostly_slow
 from polyfed.algorithms.fedafd import FedAFD
 from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
-from polyfed.algorithms.shared.public_exchange import PublicOutputs
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
@@ -25,7 +25,7 @@ from polyfed.models.fused import FusionGuidance
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.payload import Weights
+from polyfed.wire.payload import Representations, Weights
 from sessions import prepared, woken
 from small_federations import Config, group, sgd, three_kinds
 
@@ -43,7 +43,7 @@ def parts(client: Client) -> dict[str, float]:
     return dict(squares)
 
 
-def scene(session: Session, name: str) -> tuple[FedAFD, Client, PublicOutputs, Batch, FusionGuidance]:
+def scene(session: Session, name: str) -> tuple[FedAFD, Client, Representations, Batch, FusionGuidance]:
     algorithm, client, known = session.experiment.algorithm, woken(session, name), known_of(session)
     assert isinstance(algorithm, FedAFD)
     assert algorithm.fusion is not None
@@ -63,9 +63,9 @@ def test_the_task_teaches_encoders_head_and_fusion(tmp_path: Path, name: str) ->
     algorithm, client, _, _, guidance = scene(session_of(tmp_path), name)
     assert algorithm.fusion is not None
     algorithm.fusion.task_loss(client, client.train.batch(torch.arange(10)), guidance).backward()
-    found = parts(client)
-    assert found["discriminator"] == -1
-    assert min(found[part] for part in ("encoders", "heads", "fusion")) > 0
+    actual = parts(client)
+    assert actual["discriminator"] == -1
+    assert min(actual[part] for part in ("encoders", "heads", "fusion")) > 0
     assert all(value.grad is None and not value.requires_grad for value in guidance.model.parameters())
 
 
@@ -77,9 +77,9 @@ def test_the_alignment_teaches_encoders_alone(tmp_path: Path, name: str, form: s
     local = alignment.local_representations(client, public, known)
     assert tuple(local) == client.info.modalities
     alignment.alignment_loss(client, public, local, known).backward()
-    found = parts(client)
-    assert found.pop("encoders") > 0
-    assert set(found.values()) == {-1}
+    actual = parts(client)
+    assert actual.pop("encoders") > 0
+    assert set(actual.values()) == {-1}
     for modality in client.info.modalities:
         assert any(value.grad is not None for value in client.model.encoders[modality].parameters())
 
@@ -89,9 +89,9 @@ def test_discriminators_teach_themselves_alone(tmp_path: Path, name: str) -> Non
     algorithm, client, known, public, _ = scene(session_of(tmp_path), name)
     alignment = alignment_of(algorithm)
     alignment.discriminating(client, public, alignment.local_representations(client, public, known), known).backward()
-    found = parts(client)
-    assert found.pop("discriminator") > 0
-    assert set(found.values()) == {-1}
+    actual = parts(client)
+    assert actual.pop("discriminator") > 0
+    assert set(actual.values()) == {-1}
     judges = [value for key, value in client.model.named_parameters() if "discriminator" in key]
     assert all(value.grad is not None for value in judges)  # those of the same and of the other modality
 
@@ -141,8 +141,8 @@ class ByHand:
     def levels(self, local: Values) -> Iterator[tuple[Tensor, torch.nn.Module, Tensor]]:
         for modality, values in local.items():
             for other, real in self.known.items():
-                kind = "own" if other == modality else "cross"
-                yield values, self.model.extras[f"discriminator_{kind}_{modality}"], real
+                variant = "own" if other == modality else "cross"
+                yield values, self.model.extras[f"discriminator_{variant}_{modality}"], real
 
     def judge(self, local: Values, batch: Batch, factor: float) -> None:
         losses = []
@@ -186,9 +186,9 @@ class ByHand:
 
     def _step(self, loss: Tensor, rates: dict[str, float]) -> None:
         named = dict(self.model.named_parameters())
-        found = torch.autograd.grad(loss, [named[key] for key in rates], allow_unused=True)
+        actual = torch.autograd.grad(loss, [named[key] for key in rates], allow_unused=True)
         with torch.no_grad():
-            for (key, rate), gradient in zip(rates.items(), found, strict=True):
+            for (key, rate), gradient in zip(rates.items(), actual, strict=True):
                 if gradient is not None:
                     named[key] -= rate * gradient
 
@@ -211,16 +211,16 @@ def test_training_equals_plain_loops(tmp_path: Path, name: str, options: Config)
     with isolated(0, 1, name, "fit", 0):  # dropout draws as the step's does
         getattr(hand, options["adversarial"]["update"])()
     answer = asked(session, name, hand.known, encoders_of(session, *hand.streams.info.modalities))
-    found = woken(session, name, (2, 0), after=(1, 0)).model
+    actual = woken(session, name, (2, 0), after=(1, 0)).model
     for key, value in hand.model.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[key], value, atol=5e-6, rtol=1e-5, msg=key)
+        torch.testing.assert_close(actual.state_dict()[key], value, atol=5e-6, rtol=1e-5, msg=key)
     moved = {
-        key.split(".")[0] + key.split(".")[1] for key in before if not torch.equal(before[key], value_of(found, key))
+        key.split(".")[0] + key.split(".")[1] for key in before if not torch.equal(before[key], value_of(actual, key))
     }
     assert {f"encoders{modality}" for modality in hand.streams.info.modalities} <= moved
     assert "extrasfusion" in moved
     assert sum("discriminator" in key for key in moved) == 2 * len(hand.streams.info.modalities)
-    unfused = found.eval().represent
+    unfused = actual.eval().represent
     for modality, sent in answer.fields["representations"].items():
         samples = hand.streams.public_set
         x = samples.inputs[modality](samples.rows[modality])
@@ -236,10 +236,10 @@ def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> No
     algorithm, client, known, public, _ = scene(session, "paired")
     alignment = alignment_of(algorithm)
     local = alignment.local_representations(client, public, known)
-    found = [(modality, id(judge), id(real)) for modality, judge, real in alignment.levels(client, local, known)]
-    own, cross = (id(client.model.extras[f"discriminator_{kind}_every"]) for kind in ("own", "cross"))
+    actual = [(modality, id(judge), id(real)) for modality, judge, real in alignment.levels(client, local, known)]
+    own, cross = (id(client.model.extras[f"discriminator_{variant}_every"]) for variant in ("own", "cross"))
     image, text = (id(known[name]) for name in ("image", "text"))
-    assert found == [("image", own, image), ("image", cross, text), ("text", own, text), ("text", cross, image)]
+    assert actual == [("image", own, image), ("image", cross, text), ("text", own, text), ("text", cross, image)]
 
 
 def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("wanted", "public"), [(None, 2), (1, 1), (5, 5)])
 def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | None, public: int) -> None:
     session = session_of(tmp_path, adversarial={"batches_per_epoch": wanted})
-    client = woken(session, "image")
-    steps = list(session.experiment.algorithm.batches(client, known_of(session), 0))
+    client, alignment = woken(session, "image"), alignment_of(session.experiment.algorithm)
+    steps = list(alignment.batches(client, PublicExchange(), known_of(session), 0))
     assert sum(batch is not None for batch, _ in steps) == 2
     assert sum(batch is not None for _, batch in steps) == public
 

@@ -1,4 +1,4 @@
-"""What FedAFD costs at the size of its paper: bytes and parameters."""
+"""Costs of FedAFD at the size of its paper: bytes and parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS, IMAGE, TEXT = 10_000 * 256 * 4, 45_647_936, 109_679_104  # bytes of a moda
 def test_costs_are_the_papers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, size: int, mib: float
 ) -> None:
-    """Ten rounds with K = 10 at the paper's size; nobody trains."""
+    """Ten rounds with K = 10 at the paper's size; no client trains."""
     config = three_kinds(name="fedafd", fusion={"broadcast_every": 10}, task=None, distiller=None)
     config["clients"]["paired"]["count"] = 1
     config["run"]["exchange"] = {"transport": {"weights": dtype}}
@@ -61,7 +61,7 @@ def test_costs_are_the_papers(
 
     monkeypatch.setattr(session.engine, "exchange", exchange)
     monkeypatch.setattr(Ensembles, "add", lambda *arguments: None)
-    # every pair of the paper's public set has a picture of its own
+    # every pair of the paper's public set has an image of its own
     monkeypatch.setattr(PublicExchange, "inverse_index", lambda self, participant: {})
     monkeypatch.setattr(PublicExchange, "server_outputs", lambda self, server: known)
     for number in range(1, 11):
@@ -71,18 +71,18 @@ def test_costs_are_the_papers(
     assert counts == {"image": IMAGE, "text": TEXT}
     assert (IMAGE + TEXT) * size / 2**20 == pytest.approx(mib, abs=0.01)
 
-    found: dict[tuple[str, str, str], int] = defaultdict(int)
+    actual: dict[tuple[str, str, str], int] = defaultdict(int)
     for line in ledger.records:
-        found[line["client"], line["direction"], line["kind"]] += line["bytes"]
+        actual[line["client"], line["direction"], line["kind"]] += line["bytes"]
     for client, own in modalities.items():
         tensors = [x for name in own for x in model.encoders[name].state_dict().values()]
         held = sum(x.numel() * (size if x.is_floating_point() else x.element_size()) for x in tensors)
         trained = sum(counts[name] for name in own) * size
         assert trained <= held < 1.01 * trained  # the rest is batch statistics
-        assert found[client, "down", "weights"] == held
-        assert found[client, "down", "representations"] == 10 * 2 * ROWS
-        assert found[client, "up", "representations"] == 10 * len(own) * ROWS
-    received = sum(found["paired", "down", kind] for kind in ("weights", "representations"))
+        assert actual[client, "down", "weights"] == held
+        assert actual[client, "down", "representations"] == 10 * 2 * ROWS
+        assert actual[client, "up", "representations"] == 10 * len(own) * ROWS
+    received = sum(actual["paired", "down", form] for form in ("weights", "representations"))
     if dtype == "float16":
         assert received / 10 / 2**20 == pytest.approx(49.26, abs=0.1)  # Table 2 of the supplement
 

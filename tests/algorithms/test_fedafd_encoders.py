@@ -27,15 +27,15 @@ pytestmark = pytest.mark.slow
 
 def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Values, Values]]:
     """(round, client, encoders it is sent, the server's at that time), filled while the session goes on."""
-    found: list[tuple[int, str, Values, Values]] = []
+    actual: list[tuple[int, str, Values, Values]] = []
 
     def note(one: Request, answer: Answer) -> Answer:
         sent = {name: value.clone() for name, value in one.payload.fields.get("encoders", {}).items()}
-        found.append((one.round, one.client, sent, encoders_of(session)))
+        actual.append((one.round, one.client, sent, encoders_of(session)))
         return answer
 
     watched(session, monkeypatch, note)
-    return found
+    return actual
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -53,7 +53,7 @@ def seen_by(session: Session, client: Client, teacher: Values) -> dict[str, Tens
     client.model.eval()
     member = session.federation.members[client.name]
     own, there = client.test, session.federation.test(member, session.experiment.server.model)
-    found = {}
+    actual = {}
     with torch.no_grad():
         for name in own.modalities:
             rows = []
@@ -62,8 +62,8 @@ def seen_by(session: Session, client: Client, teacher: Values) -> dict[str, Tens
                 local = F.normalize(client.model.embed(name, own.batch(index).inputs[name]))
                 received = F.normalize(guide.embed(name, there.batch(index).inputs[name]))
                 rows.append(client.model.extras["fusion"](local, received))
-            found[name] = torch.cat(rows)
-    return found
+            actual[name] = torch.cat(rows)
+    return actual
 
 
 @pytest.mark.parametrize("name", ["image", "text"])
@@ -73,12 +73,12 @@ def test_accuracy_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.
     play(session, 1, 1)
     (teacher,) = (encoders for _, client, encoders, _ in sent if client == name)
     client = as_left(session, name)
-    found = session.experiment.algorithm.assess(client).payload.scalars
+    actual = session.experiment.algorithm.assess(client).payload.scalars
     logits = client.head(seen_by(session, client, teacher)[name]).detach()
     labels = client.test.targets[client.task.target]
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), abs=1e-5)
-    assert found["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
-    assert abs(client.evaluate(client.test)["loss"] - found["loss"]) > 1e-4  # its own features give something else
+    assert actual["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), abs=1e-5)
+    assert actual["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
+    assert abs(client.evaluate(client.test)["loss"] - actual["loss"]) > 1e-4  # its own features give something else
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
@@ -88,14 +88,14 @@ def test_recall_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.Mo
     play(session, 1, 1)
     (teacher,) = (encoders for _, client, encoders, _ in sent if client == "paired")
     client = as_left(session, "paired")
-    found = session.experiment.algorithm.assess(client).payload.scalars
+    actual = session.experiment.algorithm.assess(client).payload.scalars
     fused = seen_by(session, client, teacher)
     norms = fused["image"].norm(dim=1)
     assert not torch.allclose(norms, torch.ones_like(norms), atol=1e-3)
     if renormalise:
         fused = {modality: F.normalize(values) for modality, values in fused.items()}
     items = client.test.items
-    first = torch.stack([(items == item).nonzero()[0, 0] for item in items.unique()])  # a picture has many captions
+    first = torch.stack([(items == item).nonzero()[0, 0] for item in items.unique()])  # an image has many captions
     pictures, captions = fused["image"][first], fused["text"]
     for cutoff in (1, 5, 10):
         hits = [
@@ -106,8 +106,8 @@ def test_recall_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.Mo
             bool((items[first][(caption @ pictures.T).topk(cutoff).indices] == item).any())
             for caption, item in zip(captions, items, strict=True)
         ]
-        assert found[f"image_to_text_r@{cutoff}"] == pytest.approx(100 * sum(hits) / len(hits))
-        assert found[f"text_to_image_r@{cutoff}"] == pytest.approx(100 * sum(back) / len(back))
+        assert actual[f"image_to_text_r@{cutoff}"] == pytest.approx(100 * sum(hits) / len(hits))
+        assert actual[f"text_to_image_r@{cutoff}"] == pytest.approx(100 * sum(back) / len(back))
 
 
 def test_a_client_without_encoders_is_judged_by_its_own_features(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_late_clients_get_the_encoders_of_the_current_window_once(
     assert not [event for event in round_records(session) if event["kind"] == "event"]
 
 
-def test_a_client_that_lost_its_encoders_says_so(tmp_path: Path) -> None:
+def test_a_client_that_lost_its_encoders_is_refused(tmp_path: Path) -> None:
     session = play(session_of(tmp_path, fusion={"broadcast_every": 10}), 1, 1)
     session.cohorts.accepted.pop("image")
     with pytest.raises(RunError, match="encoders of round 1 are needed, but this client has none"):
@@ -200,5 +200,5 @@ def test_a_modality_that_the_server_does_not_encode_goes_unfused(tmp_path: Path)
     config["server"] |= {"model": server | {"encoders": {"image": server["encoders"]["image"]}}, "task": task}
     session = play(prepared(config, tmp_path), 1, 2)
     assert not [event for event in round_records(session) if event["kind"] == "event"]
-    found = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
-    assert set(found) == {"image", "text", "paired-0", "paired-1"}
+    actual = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(3, Ledger()))
+    assert set(actual) == {"image", "text", "paired-0", "paired-1"}

@@ -39,8 +39,7 @@ from small_federations import Config, aligned
 # ---- stage 1
 
 CONTRASTIVE: Config = {
-    "guidance": {"distance": "contrastive", "temperature": 0.1},
-    "teacher": {"contrast": {"temperature": 0.1}},
+    "guidance": {"distance": "contrastive"},
 }
 GUIDES: dict[str, tuple[Config, Config]] = {
     "sum": ({}, {}),
@@ -69,12 +68,12 @@ def quick(table: dict[str, Any], *names: str) -> list[Any]:
 def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = GUIDES[name]
     session = session_of(tmp_path, **settings)
-    start, said = global_model(session), heard(session, monkeypatch)
+    start, messages = global_model(session), heard(session, monkeypatch)
     play(session, 1, 1)
-    found = replies(said, "guide")["hospital-1"]["weights"]
+    actual = replies(messages, "guide")["hospital-1"]["weights"]
     expected = guided(session, "hospital-1", start, **factors)
-    assert_close(found, expected)
-    assert furthest(found, start) > 5e-3
+    assert_close(actual, expected)
+    assert furthest(actual, start) > 5e-3
     if factors.get("how") != "contrastive" and name != "task":
         other = guided(session, "hospital-1", start, cut=True, **factors)
         assert furthest(other, expected) > 1e-3  # gradient flows through g*
@@ -137,11 +136,11 @@ ROBUST: dict[str, tuple[Config, Config]] = {
 @pytest.mark.parametrize("name", quick(ROBUST, "default", "contrast", "mean"))
 def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = ROBUST[name]
-    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
-    found = without_statistics(replies(said, "teach")["hospital-2"]["weights"])
+    session, aggregated, start, messages = stage_two(tmp_path, monkeypatch, **settings)
+    actual = without_statistics(replies(messages, "teach")["hospital-2"]["weights"])
     expected = without_statistics(taught(session, "hospital-2", aggregated, start, **factors))
-    assert_close(found, expected)
-    assert furthest(found, start) > 5e-3
+    assert_close(actual, expected)
+    assert furthest(actual, start) > 5e-3
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -157,9 +156,9 @@ def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path
     same = list(range(len(batch.matches)))
     one_direction_each = 2 * contrast(z["image"], z["text"], 0.07, same)
     expected = one_direction_each if reduction == "sum" else one_direction_each / 2
-    found = algorithm.teacher.contrast.loss(client, view, batch)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert found.item() == pytest.approx(client.task.loss(view, client.head, batch).item(), rel=1e-5)
+    actual = algorithm.teacher.contrast.loss(client, view, batch)
+    assert actual.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert actual.item() == pytest.approx(client.task.loss(view, client.head, batch).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +202,8 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
         participant["model"] = participant["model"] | {"aligner": {"hidden": 16, "local": True}}
         participant["task"] = {"name": "papers.fedaid.objectives.GLoRIA"}
     session = prepared(config, tmp_path)
-    said = heard(session, monkeypatch)
-    names = {f"encoders.{side}.aligner.local.{kind}" for side in ("image", "text") for kind in ("weight", "bias")}
+    messages = heard(session, monkeypatch)
+    names = {f"encoders.{side}.aligner.local.{form}" for side in ("image", "text") for form in ("weight", "bias")}
     before = global_model(session)
     assert names <= set(before)
     for number in (1, 2):
@@ -214,40 +213,21 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
         assert min(value for name, value in moved.items() if name.endswith("weight")) > 1e-4
         assert not names & set(parts_of(session).aligner)
         before = after
-    taught_names = {name for reply in replies(said, "teach").values() for name in reply["weights"]}
+    taught_names = {name for reply in replies(messages, "teach").values() for name in reply["weights"]}
     assert taught_names
     assert not names & taught_names
 
 
-@pytest.mark.parametrize("measured_on", ["aggregated", "local"])
-def test_the_local_aligner_of_stage_two_may_be_the_clients_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured_on: str
-) -> None:
-    settings = {"teacher": {"aligner": "local", "measured_on": measured_on}}
-    session, aggregated, start, said = stage_two(tmp_path, monkeypatch, **settings)
-    found = without_statistics(replies(said, "teach")["hospital-2"]["weights"])
-    trained = replies(said, "guide")["hospital-2"]["weights"]
-    own = {name: trained[name] for name in parts_of(session).aligner}
-    phase = 2 if measured_on == "aggregated" else 1
-    expected = taught(session, "hospital-2", aggregated, start, local=own, phase=phase)
-    assert_close(found, without_statistics(expected))
-    assert furthest(found, taught(session, "hospital-2", aggregated, start, phase=phase)) > 1e-3
-
-
-@pytest.mark.parametrize("broadcast", ["shared", "repeated"])
-def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broadcast: str) -> None:
-    session, aggregated, _, said = stage_two(tmp_path, monkeypatch, teacher={"broadcast": broadcast})
+def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, aggregated, _, messages = stage_two(tmp_path, monkeypatch)
     parts = parts_of(session)
-    for reply in replies(said, "teach").values():
+    for reply in replies(messages, "teach").values():
         assert set(reply) == {"weights"}
         assert set(reply["weights"]) == set(parts.aligner)
     for client in CLIENTS:
         kept = unflatten(site_of(session).store.load(client, session.cohorts.accepted[client]))
-        if broadcast == "repeated":
-            assert "encoder" not in kept
-        else:
-            assert same(kept["encoder"], {name: aggregated[name] for name in parts.encoder})
-    for one in said:
+        assert same(kept["encoder"], {name: aggregated[name] for name in parts.encoder})
+    for one in messages:
         if one.step == "judge":
             assert set(one.sent) == {"weights"}
             assert set(one.reply) == {"loss"}
@@ -256,39 +236,38 @@ def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- putting a round together
 
 
-@pytest.mark.parametrize(("mean", "use"), [("uniform", "aggregate"), ("samples", "none"), ("uniform", "loss")])
-def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str, use: str) -> None:
-    settings = {"mean": mean, "teacher": {"weights": {"use": use, "gamma": 3.0}}}
-    session = session_of(tmp_path, task={"learn_temperature": True}, **settings)
+@pytest.mark.parametrize("use", ["aggregate", "none", "loss"])
+def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    teacher = {"weights": {"use": use, "gamma": 3.0}}
+    session = session_of(tmp_path, task={"learn_temperature": True}, teacher=teacher)
     shrink(session, "hospital-2", 15)
-    said = heard(session, monkeypatch)
+    messages = heard(session, monkeypatch)
     play(session, 1, 1)
-    parts, found, noted = parts_of(session), global_model(session), metrics(session)
-    shares = dict.fromkeys(CLIENTS, 1.0) if mean == "uniform" else dict(zip(CLIENTS, (30.0, 30.0, 15.0), strict=True))
-    stage_one = {client: reply["weights"] for client, reply in replies(said, "guide").items()}
-    assert_mean({name: found[name] for name in (*parts.encoder, *parts.rest)}, stage_one, shares)
+    parts, actual, noted = parts_of(session), global_model(session), metrics(session)
+    uniform = dict.fromkeys(CLIENTS, 1.0)
+    stage_one = {client: reply["weights"] for client, reply in replies(messages, "guide").items()}
+    assert_mean({name: actual[name] for name in (*parts.encoder, *parts.rest)}, stage_one, uniform)
     w = {client: noted[f"weight.{client}"] for client in CLIENTS}
     assert sum(w.values()) == pytest.approx(1)
     assert max(w.values()) - min(w.values()) > 0.05
-    uniform = dict.fromkeys(CLIENTS, 1.0)
-    stage_two = {client: reply["weights"] for client, reply in replies(said, "teach").items()}
-    robust = {name: found[name] for name in parts.aligner}
+    stage_two = {client: reply["weights"] for client, reply in replies(messages, "teach").items()}
+    robust = {name: actual[name] for name in parts.aligner}
     assert_mean(robust, stage_two, w if use == "aggregate" else uniform)
     other = uniform if use == "aggregate" else w
     with pytest.raises(AssertionError):
         assert_mean(robust, stage_two, other)
-    aggregated = next(one.sent["weights"] for one in said if one.step == "judge")
-    assert_mean(aggregated, stage_one, shares)
+    aggregated = next(one.sent["weights"] for one in messages if one.step == "judge")
+    assert_mean(aggregated, stage_one, uniform)
     shown = session.server.model.state_dict()
-    assert same({name: shown[name] for name in found}, found)
+    assert same({name: shown[name] for name in actual}, actual)
 
 
 def test_without_a_robust_teacher_it_is_guided_averaging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path, teacher=None)
-    said = heard(session, monkeypatch)
+    messages = heard(session, monkeypatch)
     play(session, 1, 2)
-    assert {one.step for one in said} == {"guide"}
-    stage_one = {client: reply["weights"] for client, reply in replies(said, "guide", 2).items()}
+    assert {one.step for one in messages} == {"guide"}
+    stage_one = {client: reply["weights"] for client, reply in replies(messages, "guide", 2).items()}
     assert_mean(global_model(session), stage_one, dict.fromkeys(CLIENTS, 1.0))
     assert metrics(session) == {}
 

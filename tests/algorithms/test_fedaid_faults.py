@@ -31,12 +31,12 @@ pytestmark = pytest.mark.slow
 
 
 SPOILT: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "loss": ("judge", lambda found: {"loss": math.nan}),
-    "endless loss": ("judge", lambda found: {"loss": math.inf}),
-    "trained": ("guide", lambda found: found | {"weights": spoilt(found["weights"], math.nan)}),
-    "robust": ("teach", lambda found: {"weights": spoilt(found["weights"], math.nan)}),
-    "part": ("teach", lambda found: {"weights": dict(list(found["weights"].items())[1:])}),
-    "samples": ("guide", lambda found: found | {"num_examples": 31}),
+    "loss": ("judge", lambda actual: {"loss": math.nan}),
+    "endless loss": ("judge", lambda actual: {"loss": math.inf}),
+    "trained": ("guide", lambda actual: actual | {"weights": spoilt(actual["weights"], math.nan)}),
+    "robust": ("teach", lambda actual: {"weights": spoilt(actual["weights"], math.nan)}),
+    "part": ("teach", lambda actual: {"weights": dict(list(actual["weights"].items())[1:])}),
+    "samples": ("guide", lambda actual: actual | {"num_examples": 31}),
 }
 
 
@@ -51,8 +51,8 @@ def test_replies_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def spoil(request: Request, answer: Answer) -> Answer:
         if (request.client, request.step, request.round) != ("hospital-0", step, 1) or answer.payload is None:
             return answer
-        found = change(fields(answer.payload))
-        content = {name: Weights(value) if isinstance(value, dict) else value for name, value in found.items()}
+        actual = change(fields(answer.payload))
+        content = {name: Weights(value) if isinstance(value, dict) else value for name, value in actual.items()}
         return Answer("hospital-0", Payload(content))
 
     monkeypatch.setattr(RunSettings, "stopped_by", frozenset())  # as on_error: exclude
@@ -82,7 +82,7 @@ def test_a_client_without_a_batch_does_no_harm(tmp_path: Path, method: str) -> N
 
 
 def of_one_item(samples: Samples) -> Samples:
-    """Captions of one picture, all right answers to each other."""
+    """Captions of one image, all right answers to each other."""
     return samples.subset((samples.items == samples.items[0]).nonzero().flatten())
 
 
@@ -115,7 +115,7 @@ def test_clients_whose_weights_have_vanished(tmp_path: Path) -> None:
 
 
 class Dies(Callback):
-    """Ends the run in round 2, once a client has done a step."""
+    """Ends the run in round 2, after a client's step."""
 
     def __init__(self, step: str, client: str) -> None:
         self.at, self.round = (2, client, step), 0

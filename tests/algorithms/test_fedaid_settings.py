@@ -22,9 +22,8 @@ from small_federations import Config, aligned, transformers
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"guidance": None, "task_weight": 0}, "nothing to train"),
+        ({"guidance": None, "task_weight": 0}, "no loss trains"),
         ({"teacher": {"weights": {"divergence": "released", "rho": 0}}}, "use chi_square"),
-        ({"teacher": {"measured_on": "local", "measure": "robust"}}, "use measured_on 'aggregated'"),
         ({"teacher": {"beta": 0, "contrast": None}}, "no teacher would be learnt"),
         ({"local_epochs": 2}, "local_epochs has no effect with local_steps"),
     ],

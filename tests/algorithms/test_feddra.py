@@ -49,7 +49,7 @@ def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
 def units(model: Model, trunks: Model, batch: Batch) -> Values:
     """Unit vectors of the features of ``trunks`` under the align modules of ``model``."""
     features = {name: trunks.encoders[name].trunk(x) for name, x in batch.inputs.items()}
-    values = {name: model.encoders[name].aligner(found) for name, found in features.items()}
+    values = {name: model.encoders[name].aligner(actual) for name, actual in features.items()}
     return {name: value / value.norm(dim=1, keepdim=True) for name, value in values.items()}
 
 
@@ -111,9 +111,9 @@ def test_a_round_of_two_clients_by_hand(tmp_path: Path, guide: float) -> None:
     robust = {name: sum(0.5 * stage_one[client][name].double() for client in CLIENTS) for name in names}
     received = start | {name: value.to(start[name].dtype) for name, value in robust.items()}
     stage_two = {client: bound_by_hand(session, client, received, guide) for client in CLIENTS}
-    found = copies(session.server.weights)["hospital"]
-    assert_mean(found, stage_two, dict.fromkeys(CLIENTS, 1.0), tolerance=1e-3)  # fp32: a ReLU at 0 may flip
-    assert max(float((found[name] - start[name]).abs().max()) for name in parts_of(session).encoder) > 0.01
+    actual = copies(session.server.weights)["hospital"]
+    assert_mean(actual, stage_two, dict.fromkeys(CLIENTS, 1.0), tolerance=1e-3)  # fp32: a ReLU at 0 may flip
+    assert max(float((actual[name] - start[name]).abs().max()) for name in parts_of(session).encoder) > 0.01
     assert max(float((received[name] - start[name]).abs().max()) for name in parts_of(session).aligner) > 0.01
     alone = bound_by_hand(session, CLIENTS[0], received, 0.0)
     assert max(float((alone[name] - stage_two[CLIENTS[0]][name]).abs().max()) for name in names) > 1e-3
@@ -131,9 +131,9 @@ def test_a_round_of_two_clients_by_hand(tmp_path: Path, guide: float) -> None:
 
 def test_encoders_rest_in_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path)
-    start, parts, said = copies(session.server.weights)["hospital"], parts_of(session), heard(session, monkeypatch)
+    start, parts, exchanged = copies(session.server.weights)["hospital"], parts_of(session), heard(session, monkeypatch)
     play(session, 1, 1)
-    messages = {(one.step, one.client): (one.sent, one.reply) for one in said}
+    messages = {(one.step, one.client): (one.sent, one.reply) for one in exchanged}
     for client in CLIENTS:
         sent, reply = messages["align", client]
         assert set(sent["weights"]) == set(start)
@@ -153,7 +153,7 @@ def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.Monkey
     client = woken(session, CLIENTS[0])
     reached: dict[str, bool] = {}
 
-    def fit(samples: Any, *, regulariser: Any, **rest: Any) -> int:
+    def fit(samples: Any, *, regulariser: Any, **remainder: Any) -> int:
         client.model.train()
         regulariser(client.model, next(client.batches(samples, "x"))).backward()
         reached.update({name: value.grad is not None for name, value in client.model.named_parameters()})
@@ -164,7 +164,7 @@ def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.Monkey
     algorithm = session.experiment.algorithm
     algorithm.align(client, session.server.weights_for(client.info), PayloadWeights({}), 1.0)
     parts = parts_of(session)
-    assert {name for name, found in reached.items() if found} == set(reached) & set(parts.aligner)
+    assert {name for name, actual in reached.items() if actual} == set(reached) & set(parts.aligner)
     after = client.model.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in parts.encoder)  # batch statistics too
 
@@ -174,14 +174,14 @@ def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_weights_of_a_round_serve_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path, weights={"gamma": 20.0})
-    said = heard(session, monkeypatch)
+    exchanged = heard(session, monkeypatch)
     play(session, 1, 1)
     w = {client: float(session.server.state["robust_weights"][client]) for client in CLIENTS}
     assert abs(w[CLIENTS[0]] - 0.5) > 0.02
     play(session, 2, 2)
     for number, shares in ((1, dict.fromkeys(CLIENTS, 0.5)), (2, w)):
-        trained = {client: reply["weights"] for client, reply in replies(said, "align", number).items()}
-        robust = next(one.sent["aligner"] for one in said if (one.round, one.step) == (number, "bind"))
+        trained = {client: reply["weights"] for client, reply in replies(exchanged, "align", number).items()}
+        robust = next(one.sent["aligner"] for one in exchanged if (one.round, one.step) == (number, "bind"))
         assert_mean(robust, trained, shares)
     noted = metrics(session)
     losses = torch.tensor([noted[f"loss.{client}"] for client in CLIENTS], dtype=torch.float64)
@@ -210,8 +210,8 @@ def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:
     session = session_of(tmp_path)
     model, parts, ledger = copies(session.server.weights)["hospital"], parts_of(session), Ledger()
     session.experiment.algorithm.round(session.server, session.cohort(1, ledger))
-    whole, rest = (sum(model[name].nbytes for name in names) for names in (model, parts.without_encoder))
-    expected = {("align", "down"): whole, ("align", "up"): rest, ("bind", "down"): rest, ("bind", "up"): whole}
+    full, remainder = (sum(model[name].nbytes for name in names) for names in (model, parts.without_encoder))
+    expected = {("align", "down"): full, ("align", "up"): remainder, ("bind", "down"): remainder, ("bind", "up"): full}
     lines = [line for line in ledger.records if line["kind"] == "weights" and line["bytes"]]  # no teacher in round 1
     assert len(lines) == 4 * len(CLIENTS)
     assert all(line["bytes"] == expected[line["step"], line["direction"]] for line in lines)

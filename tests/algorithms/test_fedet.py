@@ -1,4 +1,4 @@
-"""FedET: consensus and dissent, weights by type, the shared head and bounded updates by hand, and that it learns."""
+"""FedET: consensus and dissent, weights by type, the shared head and bounded updates by hand."""
 
 from __future__ import annotations
 
@@ -15,36 +15,30 @@ from by_hand import divergence, unit
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.fedet import ClientOutput, ConsensusTarget, FedET, answers, limited
 from polyfed.algorithms.shared.distiller import Distiller
-from polyfed.algorithms.shared.public_exchange import PublicOutputs
+from polyfed.algorithms.shared.teacher import Ensembles
 from polyfed.core.randomness import generator
-from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
-from polyfed.wire.payload import Payload
-from sessions import first_cohort, of_samples, prepared, request, round_records, site_of
-from small_federations import Config, classifying, unlabelled
-
-METHOD = {"name": "fedet", "local_epochs": 1}
-FORMS = ["representations", "scores"]
+from polyfed.wire.payload import Payload, Representations
+from sessions import first_cohort, metrics, of_samples, prepared, request, site_of
+from small_federations import Config, participants
 
 
-def config_of(tiny: Config, form: str, **algorithm: Any) -> Config:
-    """A large server, two small clients with pictures of one type and one of another, and paired ones in retrieval."""
-    config = classifying(tiny) if form == "scores" else copy.deepcopy(tiny)
+def session_of(tiny: Config, folder: Path, *, classified: bool = False, **algorithm: Any) -> tuple[Session, FedET]:
+    """A large server, small image clients of two types, and paired ones; ``classified``: one head for all."""
+    config = copy.deepcopy(tiny)
     config["server"]["model"] = copy.deepcopy(config["server"]["model"])
     config["server"]["model"]["encoders"]["image"]["widths"] = [16, 16]
     image = config["clients"]["image"]
     other = copy.deepcopy(image)
     other["model"]["encoders"]["image"]["widths"] = [4, 8]
-    if form == "scores":  # all on one source: the server has the same head
-        config["server"] |= {"source": "private", "model": config["server"]["model"]}
+    config["clients"]["other"] = other
+    if classified:  # all on one source: the server has the same head
+        config["server"] |= {"source": "private"}
         del config["clients"]["paired"]
         other["count"] = 2
-    config["clients"]["other"] = other
-    return config | {"algorithm": merged(METHOD | {"public": {"form": form}}, algorithm)}
-
-
-def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple[Session, FedET]:
-    session = prepared(config_of(tiny, form, **algorithm), folder)
+        for participant in participants(config):
+            participant["task"] = "classification"
+    session = prepared(config | {"algorithm": {"name": "fedet", "local_epochs": 1} | algorithm}, folder)
     method = session.experiment.algorithm
     assert isinstance(method, FedET)
     return session, method
@@ -55,114 +49,108 @@ def distiller_of(method: FedET) -> Distiller:
     return method.distiller
 
 
-def asked(session: Session, method: FedET, client: str, known: PublicOutputs) -> dict[str, Any]:
-    """What a client replies in round 1."""
+def asked(session: Session, exchange: Ensembles, client: str) -> dict[str, Any]:
+    """A client's reply in round 1."""
     (info,) = (info for info in session.server.clients if info.id == client)
-    weights, channels = session.server.weights_for(info), method.public.asked(known)(info)
-    payload = Payload({"weights": weights, "order": known.order, "channels": channels})
+    weights, channels = session.server.weights_for(info), exchange.wanted.of(info)
+    payload = Payload({"weights": weights, "order": exchange.order, "channels": channels})
     reply = site_of(session).handle(request(client, payload)).fields
     return dict(reply) | {"knowledge": of_samples(session, reply["knowledge"])}
+
+
+def exchange_of(session: Session, method: FedET, **outputs: Tensor) -> Ensembles:
+    """An exchange in which the server has these representations."""
+    exchange = method.exchange(session.server)
+    exchange.outputs = Representations(outputs, order=exchange.order)
+    return exchange
 
 
 # ---- consensus and dissent
 
 
-def votes(values: list[Tensor], anchors: Tensor | None, k: int) -> tuple[list[float], list[int]]:
+def answer_of(values: list[Tensor], anchors: Tensor, k: int) -> tuple[list[float], list[int]]:
     """Variance and answer of each client on one sample."""
-    rows = [value[k] if anchors is None else anchors @ F.normalize(value[k], dim=0) for value in values]
+    rows = [anchors @ F.normalize(value[k], dim=0) for value in values]
     return [float(row.var(correction=0)) for row in rows], [int(row.argmax()) for row in rows]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_consensus_and_who_contradicts_it(tiny: Config, tmp_path: Path, form: str) -> None:
-    tiny["public"]["per_item"] = 1  # captions of one picture would tie
-    session, method = session_of(tiny, tmp_path / "a", form, diversity=0.5)
-    twin, _ = session_of(tiny, tmp_path / "b", form, diversity=0.5)
-    known = method.public.server_outputs(session.server)
-    channel = "label" if form == "scores" else "image"
-    aim = method.aims(session.server, known, method.votes(session.server, first_cohort(session), known))[channel]
-    replies = [asked(twin, method, info.id, known) for info in twin.server.clients]
-    said = [reply["knowledge"][channel].double() for reply in replies]
-    anchors = None if form == "scores" else known[channel].double()
-    assert len(said) > 2
+def test_consensus_and_dissent_equal_plain_loops(tiny: Config, tmp_path: Path) -> None:
+    tiny["public"]["per_item"] = 1  # captions of one image would tie
+    session, method = session_of(tiny, tmp_path / "a", diversity=0.5)
+    twin, _ = session_of(tiny, tmp_path / "b", diversity=0.5)
+    exchange = method.exchange(session.server)
+    target = method.targets(exchange, method.gathered(exchange, first_cohort(session)))["image"]
+    replies = [asked(twin, exchange, info.id) for info in twin.server.clients]
+    sent = [reply["knowledge"]["image"].double() for reply in replies if "image" in reply["knowledge"]]
+    anchors = exchange.outputs["image"].double()
+    assert len(sent) > 2
     differing = 0
-    for k in range(len(aim.consensus.values)):
-        variances, classes = votes(said, anchors, k)
-        mean = sum(v / sum(variances) * value[k] for v, value in zip(variances, said, strict=True))
-        assert torch.allclose(aim.consensus.values[k].double(), mean, atol=1e-5)
-        (agreed,) = votes([mean[None]], anchors, 0)[1]
+    for k in range(len(target.consensus.values)):
+        variances, classes = answer_of(sent, anchors, k)
+        mean = sum(v / sum(variances) * value[k] for v, value in zip(variances, sent, strict=True))
+        assert torch.allclose(target.consensus.values[k].double(), mean, atol=1e-5)
+        (agreed,) = answer_of([mean[None]], anchors, 0)[1]
         away = [c for c, answer in enumerate(classes) if answer != agreed]
-        assert bool(aim.others.valid[k]) == bool(away)
+        assert bool(target.others.valid[k]) == bool(away)
         if away:
             share = sum(variances[c] for c in away)
-            expected = sum(variances[c] / share * said[c][k] for c in away)
-            assert torch.allclose(aim.others.values[k].double(), expected, atol=1e-5)
-            differing += len(away) < len(said)
+            expected = sum(variances[c] / share * sent[c][k] for c in away)
+            assert torch.allclose(target.others.values[k].double(), expected, atol=1e-5)
+            differing += len(away) < len(sent)
     assert differing
 
 
 def test_clients_that_agree_leave_no_dissent_and_their_order_does_not_matter(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "scores")
-    known = method.public.bundle({"label": torch.zeros(3, 4)}, "x")
-    said = [ClientOutput(name, unit(3, 4, seed=seed), float(seed)) for seed, name in enumerate("abc")]
-    (first, second) = (method.aims(session.server, known, {"label": order})["label"] for order in (said, said[::-1]))
-    assert torch.allclose(first.consensus.values, second.consensus.values)
-    assert torch.allclose(first.others.values, second.others.values)
-    alike = method.aims(session.server, known, {"label": [one._replace(values=said[0].values) for one in said]})
-    assert not alike["label"].others.valid.any()
-    assert round_records(session)[-1]["metrics"] == {"contradicted.label": 0.0}
-
-
-def test_a_client_whose_scores_are_all_equal_says_nothing(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "scores")
-    known = method.public.bundle({"label": torch.zeros(3, 4)}, "x")
-    silent = ClientOutput("a", torch.zeros(3, 4), torch.zeros(3).log())
-    aim = method.aims(session.server, known, {"label": [silent]})["label"]
-    assert not aim.consensus.valid.any()
-    assert not aim.others.valid.any()
+    session, method = session_of(tiny, tmp_path)
+    known = unit(80, 8, seed=9)
+    sent = [ClientOutput(name, unit(80, 8, seed=seed), float(seed)) for seed, name in enumerate("abc")]
+    first, second = (
+        method.targets(exchange_of(session, method, text=known), {"text": order})["text"]
+        for order in (sent, sent[::-1])
+    )
+    assert torch.allclose(first.consensus.values, second.consensus.values, atol=1e-6)
+    assert torch.allclose(first.others.values, second.others.values, atol=1e-6)
+    alike = [one._replace(values=sent[0].values) for one in sent]
+    target = method.targets(exchange_of(session, method, text=known), {"text": alike})["text"]
+    assert not target.others.valid.any()
+    assert metrics(session)["contradicted.text"] == 0.0
+    silent = [ClientOutput("a", torch.zeros(80, 8), torch.zeros(80).log())]
+    target = method.targets(exchange_of(session, method, text=known), {"text": silent})["text"]
+    assert not target.consensus.valid.any()
+    assert not target.others.valid.any()
 
 
 def test_answers_among_distinct_anchors_are_those_among_the_anchors_of_all_samples() -> None:
-    """A captioned picture stands there for each of its captions, which do not answer differently for that."""
-    places = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+    """An image among the anchors stands for each of its captions, without changing answers."""
+    positions = torch.tensor([0, 0, 1, 2, 2, 2, 3])
     draw = generator(3)
     anchors, rows = (F.normalize(torch.randn(count, 5, generator=draw), dim=1) for count in (4, 7))
     rows[1] = anchors[0]  # whose own anchor wins, among its two copies
     nearest = [max(range(4), key=lambda k, row=row: float(row @ anchors[k])) for row in rows]
-    assert answers(rows, anchors, places).tolist() == nearest
-    among_all = answers(rows, anchors[places])
-    assert places[among_all].tolist() == nearest
+    assert answers(rows, anchors, positions).tolist() == nearest
+    among_all = answers(rows, anchors[positions])
+    assert positions[among_all].tolist() == nearest
     assert len(set(nearest)) > 1
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("diversity", [0.0, 0.3])
-def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: float) -> None:
-    session, method = session_of(
-        tiny, tmp_path, form, diversity=diversity, **({"temperature": 0.4} if diversity else {})
-    )
+def test_the_servers_loss_equals_a_plain_loop(tiny: Config, tmp_path: Path, diversity: float) -> None:
+    session, method = session_of(tiny, tmp_path, diversity=diversity, **({"temperature": 0.4} if diversity else {}))
     server = session.server
     server.model.eval()
-    known, aims = method.public.server_outputs(server), {}
+    known, targets = method.public.server_outputs(server), {}
     batch = server.public_set.batch(torch.tensor([4, 0, 33]))
     valid, differs = torch.ones(80, dtype=torch.bool), torch.zeros(80, dtype=torch.bool)
-    valid[0], differs[33] = False, True  # one nobody spoke for, one that somebody contradicts
+    valid[0], differs[33] = False, True  # one without a consensus, one that is contradicted
     for name, values in known.items():
         goal, others = (Ensembled(unit(*values.shape, seed=s), mask) for s, mask in ((1, valid), (2, differs)))
-        aims[name] = ConsensusTarget(goal, others, method.public.anchors(known, name))
-    loss = method.aim_loss(server, batch, aims, distiller_of(method))
+        targets[name] = ConsensusTarget(goal, others, known[name])
+    loss = method.consensus_loss(server, batch, targets, distiller_of(method))
     total = 0.0
     for name, own in method.public.batch_outputs(server, server.model, batch, list(known)).items():
-        own, (goal, others, anchors) = own.detach().double(), aims[name]
-        for row, k in ((0, 4), (2, 33)):
-            target = goal.values[k].double()
-            if anchors is None:
-                total += float(F.cross_entropy(own[row][None], target.argmax()[None])) / 2
-            else:
-                total += float((own[row] - target).norm()) / 2
-        mine, theirs = own[2][None], others.values[33][None].double()
-        if anchors is not None:
-            mine, theirs = (rows @ anchors.double().T for rows in (mine, theirs))
+        own, (goal, others, anchors) = own.detach().double(), targets[name]
+        total += sum(float((own[row] - goal.values[k].double()).norm()) / 2 for row, k in ((0, 4), (2, 33)))
+        mine, theirs = (rows @ anchors.double().T for rows in (own[2][None], others.values[33][None].double()))
         total += diversity * float(divergence(mine, theirs, 0.4)) / 2
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
     loss.backward()
@@ -170,36 +158,38 @@ def test_the_servers_loss(tiny: Config, tmp_path: Path, form: str, diversity: fl
 
 
 def test_the_server_comes_closer_to_the_consensus(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "representations", distiller={"epochs": 6})
+    session, method = session_of(tiny, tmp_path, distiller={"epochs": 6})
     server, valid = session.server, torch.ones(80, dtype=torch.bool)
     known = method.public.server_outputs(server)
     goal = Ensembled(unit(8).expand(80, 8).contiguous(), valid)
-    aims = {name: ConsensusTarget(goal, Ensembled(goal.values, ~valid), known[name]) for name in known}
-    method.distil(server, aims, distiller_of(method))
-    metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
+    targets = {name: ConsensusTarget(goal, Ensembled(goal.values, ~valid), known[name]) for name in known}
+    method.distil_consensus(server, targets, distiller_of(method))
+    noted = metrics(session)
     for name in known:
-        assert metrics[f"kd_distance_after.{name}"] < 0.9 * metrics[f"kd_distance_before.{name}"]
+        assert noted[f"kd_distance_after.{name}"] < 0.9 * noted[f"kd_distance_before.{name}"]
 
 
 # ---- weights
 
 
 def test_models_by_type_and_the_head_over_all(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path / "a", "scores")
-    twin, _ = session_of(tiny, tmp_path / "b", "scores")
-    server, known = session.server, method.public.server_outputs(session.server)
+    session, method = session_of(tiny, tmp_path / "a", classified=True)
+    twin, _ = session_of(tiny, tmp_path / "b", classified=True)
+    server, exchange = session.server, method.exchange(session.server)
     sizes = {info.id: info.samples for info in server.clients}
     assert len(set(sizes.values())) > 1
-    sent = {name: asked(twin, method, name, known)["weights"] for name in sizes}
+    sent = {name: asked(twin, exchange, name)["weights"] for name in sizes}
     heads = {name for name in sent["image"] if name.startswith("heads.")}
-    assert {kind: set(method.shared(server, kind)) for kind in server.types} == dict.fromkeys(server.types, heads)
-    method.votes(server, first_cohort(session), known)
-    for kind, members in server.types.items():
+    assert {type_name: set(method.shared(server, type_name)) for type_name in server.types} == dict.fromkeys(
+        server.types, heads
+    )
+    method.gathered(exchange, first_cohort(session))
+    for type_name, members in server.types.items():
         ids = [info.id for info in members.clients]
-        whole = sum(sizes[name] for name in ids)
-        for name, value in server.weights[kind].items():
+        full = sum(sizes[name] for name in ids)
+        for name, value in server.weights[type_name].items():
             if value.is_floating_point():
-                mean = sum(sizes[c] / whole * sent[c][name].double() for c in ids)
+                mean = sum(sizes[c] / full * sent[c][name].double() for c in ids)
                 assert torch.allclose(value.double(), mean, atol=1e-6), name
     own = server.model.state_dict()
     for name in heads:
@@ -207,9 +197,8 @@ def test_models_by_type_and_the_head_over_all(tiny: Config, tmp_path: Path) -> N
         assert torch.allclose(own[name].double(), mean, atol=1e-6)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_types_get_the_head_that_the_server_made(tiny: Config, tmp_path: Path, shared: bool) -> None:
-    session, method = session_of(tiny, tmp_path, "scores", share_head=shared)
+def test_the_types_receive_the_servers_head(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, classified=True)
     server = session.server
 
     def equal() -> set[bool]:
@@ -219,51 +208,44 @@ def test_the_types_get_the_head_that_the_server_made(tiny: Config, tmp_path: Pat
         assert pairs
         return {torch.equal(*pair) for pair in pairs}
 
-    assert equal() == {shared}
+    assert equal() == {True}
     before = copy.deepcopy(server.weights)
     method.round(server, first_cohort(session))
-    assert equal() == {shared}
-    for kind, model in server.weights.items():
-        assert any(not torch.equal(value, before[kind][name]) for name, value in model.items() if "encoders" in name)
+    assert equal() == {True}
+    for type_name, model in server.weights.items():
+        assert any(
+            not torch.equal(value, before[type_name][name]) for name, value in model.items() if "encoders" in name
+        )
 
 
 def test_heads_that_differ_stay_apart(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "representations")
-    (paired,) = (kind for kind, members in session.server.types.items() if len(members.modalities) == 2)
-    found = {kind: method.shared(session.server, kind) for kind in session.server.types}
-    assert {kind for kind, names in found.items() if names} == {paired}  # the loss of retrieval
+    session, method = session_of(tiny, tmp_path)
+    (paired,) = (type_name for type_name, members in session.server.types.items() if len(members.modalities) == 2)
+    actual = {type_name: method.shared(session.server, type_name) for type_name in session.server.types}
+    assert {type_name for type_name, names in actual.items() if names} == {paired}  # the loss of retrieval
 
 
 @pytest.mark.parametrize("largest", [0.1, 0.5, 100.0])
 def test_updates_are_bounded(largest: float) -> None:
     received = {"a": unit(3, 4, seed=1).double(), "b": 5 * unit(2, 4, seed=2).double(), "n": torch.tensor(3)}
     trained = {"a": unit(3, 4, seed=3).double(), "b": unit(2, 4, seed=4).double(), "n": torch.tensor(9)}
-    found = limited(received, trained, largest)
-    flat = [torch.cat([model[name].flatten() for name in "ab"]) for model in (received, trained, found)]
+    actual = limited(received, trained, largest)
+    flat = [torch.cat([model[name].flatten() for name in "ab"]) for model in (received, trained, actual)]
     change, bound = float((flat[1] - flat[0]).norm()), largest * float(flat[0].norm())
     expected = flat[0] + min(1.0, bound / change) * (flat[1] - flat[0])
     assert torch.allclose(flat[2], expected, atol=1e-6)
-    assert int(found["n"]) == 9
+    assert int(actual["n"]) == 9
     if largest == 100.0:
         assert torch.equal(flat[2], flat[1])
 
 
 def test_one_wild_client_cannot_carry_its_type_away(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "scores", largest_update=0.01)
+    session, method = session_of(tiny, tmp_path, classified=True, largest_update=0.01)
     server, before = session.server, copy.deepcopy(session.server.weights)
-    method.votes(server, first_cohort(session), method.public.server_outputs(server))
-    for kind, model in server.weights.items():
+    method.gathered(method.exchange(server), first_cohort(session))
+    for type_name, model in server.weights.items():
         names = [name for name, value in model.items() if value.is_floating_point()]
-        change = torch.cat([(model[name] - before[kind][name]).flatten() for name in names]).norm()
-        assert 0 < float(change) <= 0.01 * float(torch.cat([before[kind][n].flatten() for n in names]).norm()) + 1e-5
-
-
-# ---- runs
-
-
-def test_unlabelled_public_sets_are_enough_without_a_task_of_the_servers_own(tiny: Config, tmp_path: Path) -> None:
-    config = unlabelled(tiny) | {"algorithm": METHOD | {"public": {"form": "scores"}}}
-    session = prepared(config | {"algorithm": config["algorithm"] | {"task": None}}, tmp_path / "b")
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    metrics = {name: value for record in round_records(session) for name, value in record["metrics"].items()}
-    assert metrics["kd_distance_after.label"] != metrics["kd_distance_before.label"]
+        change = torch.cat([(model[name] - before[type_name][name]).flatten() for name in names]).norm()
+        assert (
+            0 < float(change) <= 0.01 * float(torch.cat([before[type_name][n].flatten() for n in names]).norm()) + 1e-5
+        )

@@ -1,4 +1,4 @@
-"""FedMKD: the student's step by hand, and that it learns from teachers in both forms."""
+"""FedMKD: the student's step by hand, and that it learns from teachers."""
 
 from __future__ import annotations
 
@@ -20,24 +20,19 @@ from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, of_samples, prepared, request, round_records, site_of, woken
-from small_federations import Config, classifying
+from small_federations import Config
 
 METHOD = {"name": "fedmkd", "local_epochs": 1, "distiller": {"epochs": 2}, "byol": {"predictor_width": 16}}
-FORMS = ["representations", "scores"]
 RATE = 0.05
 
 
-def config_of(tiny: Config, form: str, augment: bool = True, **algorithm: Any) -> Config:
-    """Pictures have random views, texts have not."""
-    config = classifying(tiny) if form == "scores" else copy.deepcopy(tiny)
+def session_of(tiny: Config, folder: Path, augment: bool = True, **algorithm: Any) -> tuple[Session, FedMKD]:
+    """Images have random views, texts have not."""
+    config = copy.deepcopy(tiny)
     if augment:
         config["server"]["model"] = copy.deepcopy(config["server"]["model"])
         config["server"]["model"]["encoders"]["image"]["view"]["augment"] = {"flip": True, "jitter": True, "shift": 2}
-    return config | {"algorithm": merged(METHOD | {"public": {"form": form}}, algorithm)}
-
-
-def session_of(tiny: Config, folder: Path, form: str, **algorithm: Any) -> tuple[Session, FedMKD]:
-    session = prepared(config_of(tiny, form, **algorithm), folder)
+    session = prepared(config | {"algorithm": merged(METHOD, algorithm)}, folder)
     method = session.experiment.algorithm
     assert isinstance(method, FedMKD)
     return session, method
@@ -49,42 +44,41 @@ def passes_of(method: FedMKD) -> StudentPasses:
 
 
 def student_of(method: FedMKD, server: Server) -> tuple[Student, dict[str, Teachers]]:
-    """A student, and three teachers who say anything."""
+    """A student, and three random teachers."""
     known = method.public.server_outputs(server)
     teachers = {name: Teachers(unit(3, *values.shape, seed=7), list("abc")) for name, values in known.items()}
     widths = {name: values.shape[1] for name, values in known.items()}
     return Student(method, passes_of(method), server, method.public.drawn(server), widths), teachers
 
 
-# ---- what teachers say
+# ---- teachers
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_teachers_are_those_who_have_the_channel_with_unit_norm(tiny: Config, tmp_path: Path, form: str) -> None:
-    session, method = session_of(tiny, tmp_path / "a", form)
-    twin, _ = session_of(tiny, tmp_path / "b", form)
-    known = method.public.server_outputs(session.server)
-    found = method.teachers(session.server, first_cohort(session), known)
-    for name, teachers in found.items():
-        ids = [info.id for info in twin.server.clients if form == "scores" or name in info.modalities]
+def test_teachers_are_the_clients_with_the_modality_at_unit_norm(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path / "a")
+    twin, _ = session_of(tiny, tmp_path / "b")
+    exchange = method.public.exchange(session.server)
+    actual = method.teachers(exchange, first_cohort(session))
+    for name, teachers in actual.items():
+        ids = [info.id for info in twin.server.clients if name in info.modalities]
         assert teachers.senders == ids
-        assert teachers.values.shape == (len(ids), *known[name].shape)
-    for place, info in enumerate(twin.server.clients):
-        payload = Payload({"order": known.order, "channels": method.public.asked(known)(info)})
-        said = of_samples(twin, site_of(twin).handle(request(info.id, payload)).fields["knowledge"])
-        name = next(iter(said))
-        rows = said[name] / said[name].norm(dim=1, keepdim=True)
-        assert torch.allclose(found[name].values[found[name].senders.index(info.id)], rows, atol=1e-5), place
+        assert teachers.values.shape == (len(ids), *exchange.outputs[name].shape)
+    for info in twin.server.clients:
+        payload = Payload({"order": exchange.order, "channels": exchange.wanted.of(info)})
+        sent = of_samples(twin, site_of(twin).handle(request(info.id, payload)).fields["knowledge"])
+        name = next(iter(sent))
+        rows = sent[name] / sent[name].norm(dim=1, keepdim=True)
+        assert torch.allclose(actual[name].values[actual[name].senders.index(info.id)], rows, atol=1e-5), info.id
 
 
 def test_a_client_trains_on_its_own_task_alone(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path / "a", "representations", augment=False)
+    session, method = session_of(tiny, tmp_path / "a", augment=False)
     order, plain = session.server.order(), woken(session, "image")
     plain.fit(plain.train, epochs=1)
     payload = Payload({"order": order, "channels": '["image"]'})
-    said = of_samples(session, site_of(session).handle(request("image", payload)).fields["knowledge"])
+    sent = of_samples(session, site_of(session).handle(request("image", payload)).fields["knowledge"])
     assert method.local_epochs == 1
-    assert torch.equal(said["image"], plain.represent(plain.public_set)["image"])
+    assert torch.equal(sent["image"], plain.represent(plain.public_set)["image"])
 
 
 # ---- the student's step, by hand
@@ -104,27 +98,26 @@ def contrast_by_hand(
     queue, owners = student.queue[f"values.{name}"].double(), student.queue[f"items.{name}"].tolist()
     losses = []
     for k in range(len(own)):
-        rest = [target for j, target in enumerate(targets) if items[j] != items[k]]
-        rest += [row for row, owner in zip(queue, owners, strict=True) if owner != items[k]]
-        logits = torch.stack([own[k] @ row / tau for row in [targets[k], *rest]])
+        remainder = [target for j, target in enumerate(targets) if items[j] != items[k]]
+        remainder += [row for row, owner in zip(queue, owners, strict=True) if owner != items[k]]
+        logits = torch.stack([own[k] @ row / tau for row in [targets[k], *remainder]])
         losses.append(logits.exp().sum().log() - logits[0])
     return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_contrast_and_its_queue(tiny: Config, tmp_path: Path, form: str) -> None:
-    session, method = session_of(tiny, tmp_path, form, contrast={"queue": 6, "temperature": 0.2})
+def test_the_contrast_and_its_queue_equal_plain_loops(tiny: Config, tmp_path: Path) -> None:
+    session, method = session_of(tiny, tmp_path, contrast={"queue": 6, "temperature": 0.2})
     server = session.server
     server.model.eval()
     student, teachers = student_of(method, server)
     assert (settings := method.contrast) is not None
     seen: dict[str, list[int]] = {name: [] for name in teachers}
-    for index in (torch.tensor([0, 1, 40, 77]), torch.tensor([3, 20, 41, 60])):  # captions 0, 1 and 3 of one picture
+    for index in (torch.tensor([0, 1, 40, 77]), torch.tensor([3, 20, 41, 60])):  # captions 0, 1 and 3 of one image
         batch = server.public_set.batch(index)
         for name, own in method.public.batch_outputs(server, server.model, batch, list(teachers)).items():
-            said, items = teachers[name].values[:, index], batch.items.tolist()
-            expected = contrast_by_hand(student, name, own, said, items, 0.2)
-            assert float(student.contrast(name, own, said, batch, settings).detach()) == pytest.approx(
+            messages, items = teachers[name].values[:, index], batch.items.tolist()
+            expected = contrast_by_hand(student, name, own, messages, items, 0.2)
+            assert float(student.contrast(name, own, messages, batch, settings).detach()) == pytest.approx(
                 float(expected.detach()), rel=1e-5
             )
             seen[name] = (items + seen[name])[:6]
@@ -138,20 +131,18 @@ def byol_by_hand(student: Student, server: Server, first: Tensor, second: Tensor
     encoder, predictor = server.model.encoders["image"], student.predictors["image"]
     ahead = predictor(encoder(first)), predictor(encoder(second))
     with torch.no_grad():
-        goals = student.views.target["image"](first), student.views.target["image"](second)
+        desired = student.views.target["image"](first), student.views.target["image"](second)
     losses = []
-    for p, t in ((ahead[0], goals[1]), (ahead[1], goals[0])):
+    for p, t in ((ahead[0], desired[1]), (ahead[1], desired[0])):
         losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
     return losses[0] + losses[1]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form: str) -> None:
+def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path) -> None:
     sgd = {"optimizer": {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}, "batch_size": 16}
     session, method = session_of(
         tiny,
         tmp_path,
-        form,
         distiller={"training": sgd, "weight": 0.5},
         byol={"weight": 0.3, "momentum": 0.9},
         contrast={"weight": 0.6},
@@ -164,10 +155,10 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
     stream = server.generator("second-views")
     again = server.public_set.batch(batch.index, stream, ["image"])
     torch.manual_seed(3)  # of the dropout
-    said = method.public.batch_outputs(server, server.model, batch, list(teachers))
+    messages = method.public.batch_outputs(server, server.model, batch, list(teachers))
     contrast = sum(
         contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
-        for name, own in said.items()
+        for name, own in messages.items()
     )
     own = copy.deepcopy(student.views.target.state_dict())
     byol = byol_by_hand(student, server, batch.inputs["image"], again.inputs["image"])
@@ -194,7 +185,7 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path, form
 
 
 def test_without_random_views_the_contrast_is_all(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "representations", augment=False)
+    session, method = session_of(tiny, tmp_path, augment=False)
     student, _ = student_of(method, session.server)
     assert len(student.predictors) == len(student.views.target) == 0
     method.round(session.server, first_cohort(session))
@@ -207,9 +198,9 @@ def test_without_random_views_the_contrast_is_all(tiny: Config, tmp_path: Path) 
 
 
 def test_the_student_comes_closer_to_its_teachers(tiny: Config, tmp_path: Path) -> None:
-    session, method = session_of(tiny, tmp_path, "representations", augment=False, distiller={"epochs": 15})
+    session, method = session_of(tiny, tmp_path, augment=False, distiller={"epochs": 15})
     server = session.server
-    _, place = server.public_set.items.unique(return_inverse=True)  # a teacher who knows one picture from another
+    _, place = server.public_set.items.unique(return_inverse=True)  # a teacher that distinguishes images
     teachers = {name: Teachers(unit(16, 8)[place][None], ["a"]) for name in method.public.server_outputs(server)}
     before = {name: preference(method, server, name, teachers) for name in teachers}
     method.distil(server, teachers, passes_of(method))
@@ -219,6 +210,6 @@ def test_the_student_comes_closer_to_its_teachers(tiny: Config, tmp_path: Path) 
 
 
 def preference(method: FedMKD, server: Server, name: str, teachers: dict[str, Teachers]) -> float:
-    """By how much cosines to the teacher of a sample's own target exceed those to all targets."""
+    """Mean cosine to the teacher's target of the same sample, minus that to all targets."""
     matches = method.public.server_outputs(server)[name] @ teachers[name].values[0].T
     return float(matches.diagonal().mean() - matches.mean())

@@ -27,14 +27,14 @@ with_gaps = samples_module.with_gaps
 def poisoned(
     inputs: Inputs, rows: Int64[Tensor, " b"], there: Bool[Tensor, " b"], generator: torch.Generator | None
 ) -> Tensor:
-    """What nobody may look at: where a modality is lacking NaN, or a number that no table has."""
+    """Inputs that must not be read: NaN in place of a missing modality, or a number that no table has."""
     filled = with_gaps(inputs, rows, there, generator)
     poison = float("nan") if filled.is_floating_point() else torch.iinfo(filled.dtype).max
     return filled.clone().index_fill_(0, (~there).nonzero()[:, 0], poison)
 
 
 def incomplete(config: Config, rate: float) -> Config | None:
-    """The federation with modalities missing wherever a client has several; None if nobody has."""
+    """The federation with modalities missing wherever a client has several; None if no client has."""
     several = [group for group in config["clients"].values() if len(_encoders(group)) > 1 and "names" not in str(group)]
     for group in several:
         names = sorted(_encoders(group))
@@ -69,7 +69,7 @@ def test_what_a_sample_lacks_is_never_looked_at(method: str, tmp_path: Path, mon
 
 
 def classifying(**task: object) -> Config:
-    """Clients that tell the topic of a picture and its text, of whose samples most lack one of the two."""
+    """Clients that classify an image and its text by topic, of whose samples most lack one of the two."""
     config = tiny_experiment()
     paired = config["clients"]["paired"] | {"task": {"name": "classification", "target": "label"} | task}
     config["clients"] = {"paired": paired | {"missing": {"rates": {"image": 0.4, "text": 0.4}, "test": True}}}

@@ -1,4 +1,4 @@
-"""Methods over a public set: all weightings, and joint distillation."""
+"""Methods over a public set: bounded rows, representations, all weightings, and joint distillation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,46 @@ from torch.nn import functional as F
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.shared.distiller import Distiller
+from polyfed.algorithms.shared.public_exchange import PublicExchange, clip_row_norms
 from polyfed.core.randomness import generator
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Answer, Request
-from sessions import distil, prepared, taught
+from sessions import distil, prepared, taught, woken
 from small_federations import three_kinds
+
+
+def test_bounded_rows_equal_a_plain_loop() -> None:
+    stream = torch.Generator().manual_seed(0)
+    values = torch.randn(40, 5, generator=stream) * torch.logspace(-2, 2, 40)[:, None]
+    clipped = clip_row_norms(values, 3.0)
+    for row, result in zip(values.double(), clipped.double(), strict=True):
+        norm = float(row.square().sum()) ** 0.5
+        expected = row * 3.0 / norm if norm > 1.01 * 3.0 else row
+        torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(clip_row_norms(clipped, 3.0), clipped)
+
+
+def test_a_hundredth_more_and_no_rows_are_let_pass_bit_for_bit() -> None:
+    rows = torch.tensor([[0.6, 0.8], [0.6, 0.8]]) * torch.tensor([[1.009], [1.02]])
+    clipped = clip_row_norms(rows, 1.0)
+    assert torch.equal(clipped[0], rows[0])
+    assert float(clipped[1].norm()) == pytest.approx(1.0)
+    for same in (torch.zeros(2, 3), torch.zeros(0, 3)):
+        assert torch.equal(clip_row_norms(same, 1.0), same)
+
+
+def test_representations_have_unit_norm_and_are_the_models(tmp_path: Path) -> None:
+    client, public = woken(prepared(three_kinds(name="fedmd"), tmp_path), "paired-0"), PublicExchange()
+    outputs = public.outputs(client)
+    assert set(outputs) == {"image", "text"}
+    assert public.names_for(client.info, ["text", "audio", "unpaired/image"]) == ("text", "unpaired/image")
+    client.model.eval()
+    batch = client.public_set.batch(torch.tensor([2, 5]))
+    for name, values in outputs.items():
+        torch.testing.assert_close(values.norm(dim=1), torch.ones(16))
+        again = public.batch_outputs(client, client.model, batch, [name])[name]
+        assert again.requires_grad
+        torch.testing.assert_close(again, values[[2, 5]], atol=1e-6, rtol=1e-5)
 
 
 def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,10 +67,10 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         yield from answers
 
     monkeypatch.setattr(session.engine, "exchange", remembered)
-    found = {}
-    for kind in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
+    actual = {}
+    for form in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
         settings = session.experiment.model_dump(mode="json")["algorithm"]
-        settings["teacher"]["weights"] = {"name": kind}
+        settings["teacher"]["weights"] = {"name": form}
         session.experiment = Experiment.parse(three_kinds() | {"algorithm": settings})
         session.experiment.algorithm.setup(server)
         targets = taught(session)
@@ -43,11 +78,11 @@ def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert senders == ["image", "paired-0", "paired-1"]
         valid = targets["image"].valid  # entropy lets clients be silent
         torch.testing.assert_close(weights.sum(0), valid.float())
-        assert bool(valid.all()) == (kind != "entropy")
-        found[kind] = targets["image"].values
-    for kind, values in found.items():
-        if kind != "mean":
-            assert not torch.allclose(values, found["mean"], atol=1e-6), kind
+        assert bool(valid.all()) == (form != "entropy")
+        actual[form] = targets["image"].values
+    for form, values in actual.items():
+        if form != "mean":
+            assert not torch.allclose(values, actual["mean"], atol=1e-6), form
 
 
 def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> None:

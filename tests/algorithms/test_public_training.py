@@ -68,14 +68,14 @@ def test_a_frozen_copy_stays_as_it_was() -> None:
 def test_remembered_references_encode_each_distinct_input_once_and_stay_as_they_were() -> None:
     encoded: list[int] = []
     model = Model({"image": nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5))}, {}, 3).train()
-    places, inputs = torch.tensor([0, 0, 1, 2, 2]), torch.randn(3, 2)
+    positions, inputs = torch.tensor([0, 0, 1, 2, 2]), torch.randn(3, 2)
     expected = FrozenCopy(model)("image", Batch({"image": inputs}, {}, torch.arange(3), torch.arange(3)))
     model.encoders["image"].register_forward_pre_hook(lambda _, given: encoded.append(len(given[0])))
-    reference = Remembered(model, {"image": places})
+    reference = Remembered(model, {"image": positions})
     with torch.no_grad():
         for value in model.parameters():
             value.add_(1.0)
     for index in (torch.tensor([4, 0]), torch.tensor([1, 3]), torch.tensor([2, 0, 4])):
-        asked = Batch({"image": inputs[places[index]]}, {}, index, index)
-        torch.testing.assert_close(reference("image", asked), expected[places[index]])
+        asked = Batch({"image": inputs[positions[index]]}, {}, index, index)
+        torch.testing.assert_close(reference("image", asked), expected[positions[index]])
     assert encoded == [2, 1]

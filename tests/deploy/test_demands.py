@@ -141,11 +141,6 @@ FEDAVG = {"name": "fedavg"}
         ({"sums": "only"}, ({"name": "scaffold"}, "pairwise_masks"), "'controlled_fit' of 'scaffold' sends 'weights'"),
         ({"representations": "never"}, ({"name": "creamfl"},), "no representations leave it"),
         ({"representations": "summed"}, ({"name": "fedmd"},), "demands.representations: summed"),
-        (
-            {"logits": "never"},
-            ({"name": "fedmd", "public": {"form": "scores"}},),
-            r"no logits leave it \(demands.logits: never",
-        ),
     ],
 )
 def test_a_run_that_protects_less_is_refused(demands: Any, run: tuple[Any, ...], message: str) -> None:
@@ -160,7 +155,6 @@ def test_a_run_that_protects_less_is_refused(demands: Any, run: tuple[Any, ...],
         ({"sums": "only", "weights": "summed"}, {"name": "fedcola"}, "pairwise_masks"),
         ({"sums": "only"}, {"name": "creamfl", "teacher": {"weights": "count"}}, "pairwise_masks"),
         ({"weights": "never", "logits": "never"}, {"name": "fedmd"}, None),  # which exchanges representations
-        ({"weights": "never", "representations": "never"}, {"name": "fedmd", "public": {"form": "scores"}}, None),
         ({"sums": "only"}, {"name": "local"}, None),  # nothing leaves
     ],
 )

@@ -19,7 +19,6 @@ from small_federations import METHODS, Config, federation_for, topics
 FORMS: dict[str, Config] = {
     "fedafd broadcasting twice": {"fusion": {"broadcast_every": 2}},
     "fedafd maps": {"fusion": {"level": "maps"}, "adversarial": {"update": "alternate"}},
-    "fedaid repeated": {"teacher": {"steps": 1, "broadcast": "repeated", "aligner": "local"}},
     "fedavg adam": {"averaging": {"name": "by_type", "server_optimizer": "adam"}},
     "fedcola modules": {
         "averaging": {"name": "fedcola", "mean": "sequential"},

@@ -107,18 +107,6 @@ def test_a_step_that_fails_is_answered_as_one_that_does_not(
         assert charges(tmp_path / "ill", client) == charges(tmp_path / "well", client) > 0
 
 
-def test_votes_of_a_client_that_fails_are_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = federation_for("fedmd", scores=True, public={"form": "scores"})
-    config["run"] = config["run"] | {"on_error": "exclude"}
-    config["privacy"] = {"reply": {"logits": 4.0, "votes": True, "noise_multiplier": 1.0}, "metrics": "clear"}
-    session = prepared(config, tmp_path / "run")
-    break_data(site_of(session))
-    for request, answer in answered(session, monkeypatch, rounds=1):
-        assert answer.payload is not None
-        for rows in answer.payload.bundles["knowledge"].values() if request.step == "tell" else ():
-            assert torch.equal(rows.sort(-1).values[:, -2:], torch.tensor([[0.0, 4.0]]).expand(len(rows), 2))
-
-
 # ---- one client, one request
 
 

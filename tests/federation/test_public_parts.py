@@ -35,7 +35,7 @@ from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
 from polyfed.wire.transport import Transport
 from sessions import Excluded, distil, metrics, prepared, woken
-from small_federations import Config, one_classification, three_kinds
+from small_federations import Config, three_kinds
 
 PARTS: Config = {"unpaired": {"image": 5, "text": 3}, "gallery": 4}
 ROWS = {"image": 8, "text": 16, "unpaired/image": 5, "unpaired/text": 6, "gallery/image": 4, "gallery/text": 8}
@@ -180,19 +180,10 @@ def test_parts_that_cannot_be_drawn_are_refused(public: Config, message: str) ->
 
 
 @pytest.mark.parametrize("parts", [{"gallery": 4}, {"unpaired": {"image": 4}}])
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [
-        ({"name": "fedmkd"}, "public.unpaired and public.gallery have no effect: the method learns from pairs"),
-        ({"name": "fedmd", "public": {"form": "scores"}}, "the method exchanges scores"),
-    ],
-)
-def test_parts_are_refused_where_nobody_learns_from_them(
-    tmp_path: Path, parts: Config, algorithm: Config, message: str
-) -> None:
-    config = config_of(parts, **algorithm)
+def test_parts_are_refused_where_no_participant_learns_from_them(tmp_path: Path, parts: Config) -> None:
+    message = "public.unpaired and public.gallery have no effect: the method learns from pairs"
     with pytest.raises(ConfigError, match=message):
-        prepared(one_classification(config) if "public" in algorithm else config, tmp_path)
+        prepared(config_of(parts, name="fedmkd"), tmp_path)
 
 
 # ---- what crosses
@@ -359,7 +350,7 @@ def test_pictures_and_captions_of_other_items_are_not_contrasted(
         return found
 
     monkeypatch.setattr(Ensembles, "log_weights", noted)
-    method.ask(session.server, session.cohort(1, Ledger()), method.public.server_outputs(session.server))  # type: ignore[attr-defined]
+    method.round(session.server, session.cohort(1, Ledger()))
     assert weights["unpaired/image"] == weights["unpaired/text"] == [0.0] * 3
     for name in ("image", "text", "gallery/image", "gallery/text"):
         assert all(len(found.unique()) > 1 for found in weights[name]), name

@@ -25,8 +25,8 @@ def sigmoid(x):
 
 def by_loops(real, fake):
     """E[log D(real) + log(1 - D(fake))], each over its own samples."""
-    told = sum(math.log(sigmoid(x)) for x in real.tolist()) / len(real)
-    return told + sum(math.log(1 - sigmoid(x)) for x in fake.tolist()) / len(fake)
+    noted = sum(math.log(sigmoid(x)) for x in real.tolist()) / len(real)
+    return noted + sum(math.log(1 - sigmoid(x)) for x in fake.tolist()) / len(fake)
 
 
 def grads(module):
@@ -43,10 +43,10 @@ def test_logit_losses_equal_loops(logits):
 
 def test_losses_of_representations_are_those_of_their_logits(parts):
     discriminator, real, fake = parts
-    told = discriminator(real).detach(), discriminator(fake).detach()
-    assert adversarial.discriminator_loss(*parts).item() == pytest.approx(-by_loops(*told), rel=1e-5)
-    assert adversarial.encoder_loss(*parts).item() == pytest.approx(by_loops(*told), rel=1e-5)
-    assert torch.equal(adversarial.encoder_loss(*parts, "non_saturating"), adversarial.non_saturating(*told))
+    noted = discriminator(real).detach(), discriminator(fake).detach()
+    assert adversarial.discriminator_loss(*parts).item() == pytest.approx(-by_loops(*noted), rel=1e-5)
+    assert adversarial.encoder_loss(*parts).item() == pytest.approx(by_loops(*noted), rel=1e-5)
+    assert torch.equal(adversarial.encoder_loss(*parts, "non_saturating"), adversarial.non_saturating(*noted))
 
 
 def test_the_discriminator_loss_trains_the_discriminator_only(parts):
@@ -89,9 +89,9 @@ def test_a_double_sigmoid_confines_the_losses():
     discriminator = adversarial.Discriminator(6, double_sigmoid=True)
     with torch.no_grad():
         discriminator.layers[-1].weight.mul_(200)
-    told = discriminator(20 * torch.randn(500, 6)).detach()
-    real = torch.stack([adversarial.separation(one, torch.full((1,), -1e9)) for one in told.split(1)])
-    fake = torch.stack([adversarial.separation(torch.full((1,), 1e9), one) for one in told.split(1)])
+    noted = discriminator(20 * torch.randn(500, 6)).detach()
+    real = torch.stack([adversarial.separation(one, torch.full((1,), -1e9)) for one in noted.split(1)])
+    fake = torch.stack([adversarial.separation(torch.full((1,), 1e9), one) for one in noted.split(1)])
     ends = {"real": (math.log(1 + math.exp(-1)), math.log(2)), "fake": (math.log(2), math.log(1 + math.e))}
     for values, (low, high) in zip((real, fake), ends.values(), strict=True):
         assert float(values.min()) == pytest.approx(low, abs=1e-3)
@@ -99,10 +99,10 @@ def test_a_double_sigmoid_confines_the_losses():
     assert [round(end, 3) for pair in ends.values() for end in pair] == [0.313, 0.693, 0.693, 1.313]
 
 
-@pytest.mark.parametrize(("real", "fake", "kind"), [(0, 2, "real"), (2, 0, "fake")])
-def test_a_mean_over_nobody_is_refused(real, fake, kind):
+@pytest.mark.parametrize(("real", "fake", "variant"), [(0, 2, "real"), (2, 0, "fake")])
+def test_an_empty_mean_is_refused(real, fake, variant):
     discriminator = adversarial.Discriminator(6)
-    with pytest.raises(ValueError, match=f"without {kind} representations"):
+    with pytest.raises(ValueError, match=f"without {variant} representations"):
         adversarial.discriminator_loss(discriminator, torch.zeros(real, 6), torch.zeros(fake, 6))
 
 

@@ -1,4 +1,4 @@
-"""What holds for all losses: precision under autocast, who learns, the order of the batch, and NaN."""
+"""Properties of all losses: precision under autocast, gradients, the order of the batch, and NaN."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Case:
     """A loss of a batch of six.
 
     Attributes:
-        loss: of tensors.
-        shapes: of its tensors; those of six rows are of the batch.
+        loss: Function of tensors.
+        shapes: Shapes of its tensors; tensors of six rows are batches.
         learn: places of those that get a gradient.
         unit: whether rows have unit norm.
         other: further tensors, such as labels; those of six rows are of the batch.

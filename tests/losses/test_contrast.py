@@ -49,18 +49,18 @@ def test_inter_modal_equals_loops(public, include_self, siblings, chunk):
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_distinct_anchors_with_counts_equal_loops_over_all_samples(public, include_self, siblings, chunk):
     u, anchors, positive = public
-    places = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 6, 6, 6, 6, 6, 7])
-    distinct, counts = anchors[:8], torch.bincount(places).double()
+    positions = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 6, 6, 6, 6, 6, 7])
+    distinct, counts = anchors[:8], torch.bincount(positions).double()
     items = torch.arange(8) if siblings else None
     ours = inter_modal(
-        u, distinct, places[positive], 0.5, items=items, include_self=include_self, counts=counts, chunk=chunk
+        u, distinct, positions[positive], 0.5, items=items, include_self=include_self, counts=counts, chunk=chunk
     )
-    naive = inter_by_loops(u, distinct[places], positive, 0.5, places if siblings else None, include_self)
+    naive = inter_by_loops(u, distinct[positions], positive, 0.5, positions if siblings else None, include_self)
     torch.testing.assert_close(ours, naive)
     torch.testing.assert_close(torch.autograd.grad(ours, u), torch.autograd.grad(naive, u))
     with torch.no_grad():
         assert float(
-            inter_modal(u, distinct, places[positive], 0.5, items=items, include_self=include_self, counts=counts)
+            inter_modal(u, distinct, positions[positive], 0.5, items=items, include_self=include_self, counts=counts)
         ) == pytest.approx(float(naive))
 
 
@@ -152,11 +152,11 @@ def test_queue_contrast_equals_loops(rows, tau, items):
     assert float(queue_contrast(*rows, items, queued, tau)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_without_a_queue_the_batch_is_left_and_one_item_is_no_contrast(rows):
+def test_without_a_queue_the_batch_is_left_and_one_item_has_no_contrast(rows):
     student, targets, queue = rows
     none = torch.zeros(0, dtype=torch.int64)
-    found = queue_contrast(student, targets, queue[:0], torch.arange(4), none, 0.1)
-    assert float(found) == pytest.approx(
+    actual = queue_contrast(student, targets, queue[:0], torch.arange(4), none, 0.1)
+    assert float(actual) == pytest.approx(
         queue_by_loops(student, targets, queue[:0], torch.arange(4), none, 0.1), abs=1e-12
     )
     assert float(queue_contrast(student, targets, queue[:0], torch.zeros(4, dtype=torch.int64), none)) == 0.0

@@ -1,4 +1,4 @@
-"""The running log-sum-exp and what is summed beside it, against torch on all logits at once."""
+"""The running log-sum-exp and its companion sums, against torch on all logits at once."""
 
 import math
 

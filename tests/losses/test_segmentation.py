@@ -98,7 +98,7 @@ def naive_cross_entropy_dice(logits: Tensor, masks: Tensor, over: str, backgroun
 def test_cross_entropy_with_dice_is_the_formula(over: str, background: bool, weight: float) -> None:
     stream = torch.Generator().manual_seed(5)
     logits, masks = torch.randn(3, 3, 2, 4, generator=stream), torch.randint(0, 4, (3, 2, 4), generator=stream)
-    masks[masks == 3], masks[2] = 255, 255  # left out, also a whole picture
+    masks[masks == 3], masks[2] = 255, 255  # left out, also a full image
     made = cross_entropy_dice(
         logits,
         masks.to(torch.uint8),

@@ -22,23 +22,23 @@ class Naive:
         self.m = b1 * self.m + (1 - b1) * g
         self.v = b2 * self.v + (1 - b2) * g * g
         q = (self.m / (1 - b1**self.t)) / ((self.v / (1 - b2**self.t)).sqrt() + self.eps)
-        kind = self.kind(g)
-        self.kinds.append(kind)
-        if kind == "channel":
+        form = self.kind(g)
+        self.kinds.append(form)
+        if form == "channel":
             for row in range(len(self.w)):
                 q[row] -= (self.w[row] * q[row]).sum() / (self.w[row] ** 2).sum() * self.w[row]
-        elif kind == "layer":
+        elif form == "layer":
             q = q - (self.w * q).sum() / (self.w**2).sum() * self.w
-        self.w = (1 - self.lr * self.wd * (self.ratio if kind else 1)) * self.w - self.lr * q
+        self.w = (1 - self.lr * self.wd * (self.ratio if form else 1)) * self.w - self.lr * q
 
-    def kind(self, g):
+    def form(self, g):
         if self.w.ndim < 2:
             return None
         rows = [abs(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in zip(self.w, g, strict=True)]
         if max(rows) < self.delta / math.sqrt(self.w[0].numel()):
             return "channel"
-        whole = abs(F.cosine_similarity(self.w.flatten(), g.flatten(), dim=0))
-        return "layer" if whole < self.delta / math.sqrt(self.w.numel()) else None
+        full = abs(F.cosine_similarity(self.w.flatten(), g.flatten(), dim=0))
+        return "layer" if full < self.delta / math.sqrt(self.w.numel()) else None
 
 
 def orthogonal(weight, gradient, how):

@@ -22,15 +22,15 @@ from polyfed.optim.settings import (
 KINDS = {"adamp": AdamP, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_builds_the_optimiser_with_its_settings(kind):
-    own = {"momentum": 0.8} if kind == "sgd" else {"betas": (0.7, 0.9)}
-    settings = OptimizerSettings(kind=kind, lr=0.5, weight_decay=0.25, **own)
+@pytest.mark.parametrize("rule", KINDS)
+def test_builds_the_optimiser_with_its_settings(rule):
+    own = {"momentum": 0.8} if rule == "sgd" else {"betas": (0.7, 0.9)}
+    settings = OptimizerSettings(kind=rule, lr=0.5, weight_decay=0.25, **own)
     optimizer = settings.build(iter([torch.nn.Parameter(torch.ones(2))]))
-    assert isinstance(optimizer, KINDS[kind])
+    assert isinstance(optimizer, KINDS[rule])
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
-    assert group.get("momentum", group.get("betas")) == (0.8 if kind == "sgd" else (0.7, 0.9))
+    assert group.get("momentum", group.get("betas")) == (0.8 if rule == "sgd" else (0.7, 0.9))
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ def test_training_goes_on_bit_for_bit_after_storage(settings):
     assert all(torch.equal(after[key], again[key]) for key in after)
 
 
-@pytest.mark.parametrize("kind", ["adamp", "adamw", "sgd"])
-def test_a_fresh_state_trains_differently(kind):
-    model, optimizer = make(SETTINGS[kind])
+@pytest.mark.parametrize("rule", ["adamp", "adamw", "sgd"])
+def test_a_fresh_state_trains_differently(rule):
+    model, optimizer = make(SETTINGS[rule])
     train(model, optimizer, 4, seed=1)
-    other, fresh = make(SETTINGS[kind], model.state_dict())
+    other, fresh = make(SETTINGS[rule], model.state_dict())
     train(model, optimizer, 3, seed=2)
     train(other, fresh, 3, seed=2)
     assert not torch.equal(model[0].weight, other[0].weight)
@@ -221,19 +221,19 @@ def test_state_of_another_architecture_is_refused_and_nothing_changes(tensors, m
     assert all(torch.equal(after[key], before[key]) for key in before)
 
 
-def test_state_that_is_no_tensor_is_refused():
+def test_state_that_is_not_a_tensor_is_refused():
     model, optimizer = make(SETTINGS["sgd"])
     optimizer.state[model[0].weight]["count"] = 3
     with pytest.raises(PayloadError, match="'count' of parameter"):
         optimizer_tensors(optimizer, model.named_parameters())
 
 
-@pytest.mark.parametrize("kind", ["adamp", "adamw", "sgd"])
-def test_weights_of_another_layout_go_on_bit_for_bit_after_storage(kind):
+@pytest.mark.parametrize("rule", ["adamp", "adamw", "sgd"])
+def test_weights_of_another_layout_go_on_bit_for_bit_after_storage(rule):
     # stored tensors are contiguous, and a fused kernel reads memory in order whatever the strides
     weight = torch.randn(6, 5, 3, 3).contiguous(memory_format=torch.channels_last)
     models = [torch.nn.ParameterDict({"conv": torch.nn.Parameter(weight.clone())}) for _ in range(2)]
-    first, second = (SETTINGS[kind].build(model.parameters()) for model in models)
+    first, second = (SETTINGS[rule].build(model.parameters()) for model in models)
 
     def step(model, optimizer, seed):
         optimizer.zero_grad()
@@ -251,14 +251,14 @@ def test_weights_of_another_layout_go_on_bit_for_bit_after_storage(kind):
     assert torch.equal(models[0]["conv"], models[1]["conv"])
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
-def test_the_fused_form_goes_on_from_the_state_of_the_plain_one(kind):
-    of_torch = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[kind]
-    options = {"lr": 0.01, "weight_decay": SETTINGS[kind].weight_decay}
-    model, _ = make(SETTINGS[kind])
-    plain = of_torch(model.parameters(), **options | ({"momentum": 0.9} if kind == "sgd" else {}))
+@pytest.mark.parametrize("rule", ["adamw", "adam", "sgd"])
+def test_the_fused_form_goes_on_from_the_state_of_the_plain_one(rule):
+    of_torch = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[rule]
+    options = {"lr": 0.01, "weight_decay": SETTINGS[rule].weight_decay}
+    model, _ = make(SETTINGS[rule])
+    plain = of_torch(model.parameters(), **options | ({"momentum": 0.9} if rule == "sgd" else {}))
     train(model, plain, 4, seed=1)
-    other, fused = make(SETTINGS[kind], model.state_dict())
+    other, fused = make(SETTINGS[rule], model.state_dict())
     load_optimizer_tensors(fused, other.named_parameters(), optimizer_tensors(plain, model.named_parameters()))
     for which in ((model, plain), (other, fused)):
         train(*which, 3, seed=2)

@@ -69,16 +69,16 @@ def test_three_rounds_equal_algorithm_2_number_by_number(name: str) -> None:
     start = torch.randn(2, 3, generator=stream, dtype=torch.float64)
     updates = [torch.randn(2, 3, generator=stream, dtype=torch.float64) * 0.1**k for k in range(3)]  # v - D^2 < 0, > 0
     optimizer, state = made(name), {}
-    now, aggregates, found = {"a": {"w": start.clone()}}, [], []
+    now, aggregates, actual = {"a": {"w": start.clone()}}, [], []
     for update in updates:
         aggregates.append(now["a"]["w"] + update)
         now = optimizer.step(now, {"a": {"w": aggregates[-1]}}, state)
-        found.append(now["a"]["w"])
+        actual.append(now["a"]["w"])
     for row in range(2):
         for column in range(3):
             given = [float(value[row, column]) for value in aggregates]
             expected = list(algorithm_2(name, float(start[row, column]), given))
-            assert [float(value[row, column]) for value in found] == pytest.approx(expected, rel=1e-12)
+            assert [float(value[row, column]) for value in actual] == pytest.approx(expected, rel=1e-12)
 
 
 def test_momentum_zero_at_rate_one_is_replacing() -> None:
@@ -92,10 +92,10 @@ def test_integers_follow_the_aggregate(name: str) -> None:
     old = {"a": {"n": torch.tensor(3), "on": torch.tensor([True]), "w": torch.zeros(1)}}
     new = {"a": {"n": torch.tensor(8), "on": torch.tensor([False]), "w": torch.ones(1)}}
     state: Models = {}
-    found = made(name).step(old, new, state)["a"]
-    assert found["n"].item() == 8
-    assert found["n"].dtype == torch.int64
-    assert not found["on"]
+    actual = made(name).step(old, new, state)["a"]
+    assert actual["n"].item() == 8
+    assert actual["n"].dtype == torch.int64
+    assert not actual["on"]
     assert {key for group in state.values() for key in group} == (set() if name == "replace" else {"w"})
 
 
@@ -116,14 +116,16 @@ def test_momenta_are_of_a_type_and_a_tensor(name: str) -> None:
     """Types that move together move as each would alone."""
     optimizer, together = made(name), {}
     alone: dict[str, Models] = {"a": {}, "b": {}}
-    joint = {kind: {"w": torch.zeros(1)} for kind in alone}
+    joint = {type_name: {"w": torch.zeros(1)} for type_name in alone}
     single = copies(joint)
     for number in range(3):
         new = {"a": {"w": joint["a"]["w"] + 1 + number}, "b": {"w": joint["b"]["w"] - 2}}
         joint = optimizer.step(joint, new, together)
-        for kind, state in alone.items():
-            single |= optimizer.step({kind: single[kind]}, {kind: new[kind]}, state)
-    assert all(torch.equal(joint[kind]["w"], single[kind]["w"]) for kind in alone)
+        for type_name, state in alone.items():
+            single |= optimizer.step(
+                {type_name: single[type_name]}, {type_name: new[type_name]}, state
+            )
+    assert all(torch.equal(joint[type_name]["w"], single[type_name]["w"]) for type_name in alone)
     assert sorted(together) == sorted(group for state in alone.values() for group in state)
     assert {group.partition(":")[2] for group in together} == {"a", "b"}
 
@@ -134,10 +136,10 @@ def test_momenta_are_of_a_type_and_a_tensor(name: str) -> None:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    found = sized(transformers(local_steps=1), 48)
-    for group in found["clients"].values():
+    actual = sized(transformers(local_steps=1), 48)
+    for group in actual["clients"].values():
         group["items"] = 16
-    return found
+    return actual
 
 
 def one_round(session: Session, number: int, absent: Sequence[str] = ()) -> None:
@@ -147,15 +149,17 @@ def one_round(session: Session, number: int, absent: Sequence[str] = ()) -> None
     session.experiment.algorithm.round(session.server, cohort)
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(value, expected[name]) for name, value in found.items())
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return actual.keys() == expected.keys() and all(
+        torch.equal(value, expected[name]) for name, value in actual.items()
+    )
 
 
-def momenta(session: Session, kind: str) -> dict[str, Tensor]:
+def momenta(session: Session, type_name: str) -> dict[str, Tensor]:
     return {
         f"{group}/{name}": value.clone()
         for group, values in session.server.state.items()
-        if group.endswith(f":{kind}")
+        if group.endswith(f":{type_name}")
         for name, value in values.items()
     }
 
@@ -196,18 +200,21 @@ def test_what_an_absent_type_shares_moves_and_the_rest_does_not(config: Config, 
 @pytest.mark.parametrize("name", mostly_slow(STATEFUL, "adam"))
 def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: Path, name: str) -> None:
     config["algorithm"] |= followed_by(SETTINGS[name])
-    whole, other = (prepared(config, tmp_path / which) for which in ("whole", "other"))
-    one_round(whole, 1)
-    one_round(whole, 2)
+    complete, other = (prepared(config, tmp_path / which) for which in ("whole", "other"))
+    one_round(complete, 1)
+    one_round(complete, 2)
     groups = {
-        group: {key: value.clone() for key, value in found.items()} for group, found in whole.server.snapshot().items()
+        group: {key: value.clone() for key, value in actual.items()}
+        for group, actual in complete.server.snapshot().items()
     }
     assert any(group.startswith("state:server-") for group in groups)
     other.server.restore(2, groups)
-    for session in (whole, other):
+    for session in (complete, other):
         one_round(session, 3)
-    assert all(same(other.server.weights[kind], found) for kind, found in whole.server.weights.items())
-    without = {group: found for group, found in groups.items() if not group.startswith("state:")}
+    assert all(
+        same(other.server.weights[type_name], actual) for type_name, actual in complete.server.weights.items()
+    )
+    without = {group: actual for group, actual in groups.items() if not group.startswith("state:")}
     other.server.restore(2, without)
     one_round(other, 3)
-    assert not same(other.server.weights["text"], whole.server.weights["text"])  # the momenta matter
+    assert not same(other.server.weights["text"], complete.server.weights["text"])  # the momenta matter

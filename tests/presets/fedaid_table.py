@@ -74,7 +74,6 @@ FEDERATION = Table(
         "clients.hospital.training.optimizer.clip": (None, f"{LOOP}: the trainer is given none"),
         "clients.hospital.training.schedule.kind": ("constant", f"{MODULE}, configure_optimizers"),
         # the method
-        "algorithm.mean": ("uniform", f"paper, Algorithm 1, line 7; {LOOP}, avg_param"),
         "algorithm.guidance.distance": ("l2", "paper, Eq. 1"),
         "algorithm.local_steps": (50, f"{SETUP}; {LOOP}, max_steps of the second stage"),
         "algorithm.guidance.weight": (1.0, f"paper, Eq. 2; {MODULE}, lambda_2"),
@@ -87,7 +86,6 @@ FEDERATION = Table(
         "run.seed": (0, "seed 0"),
     },
     idle={
-        "algorithm.guidance.temperature": "acts only in a contrastive guidance",
         **dict.fromkeys(
             ("*.encoders.*.dropout", "*.encoders.*.pie", "*.encoders.*.standardise"),
             "an align module takes the place of the projection",
@@ -109,18 +107,13 @@ PAPER = FEDERATION.changed(
         "algorithm.teacher.reduction": ("sum", "paper, Eq. 5"),
         "algorithm.teacher.weights.gamma": (0.5, f"{LOOP}: gamma 0.01 for each of step_per_com 50"),
         "algorithm.teacher.weights.rho": (1.0, f"{B1}; {LOOP}, project_onto_chi_square_ball"),
-        "algorithm.teacher.measured_on": ("aggregated", f"paper, Algorithm 1, line 9; {LOOP}, test of the server"),
         "algorithm.teacher.weights.divergence": ("chi_square", "paper, Eq. 4, section 4.2, by its reference"),
         "algorithm.teacher.beta": (2.0, B1),
         "algorithm.teacher.contrast.weight": (1.0, "paper, Eq. 5"),
         "algorithm.teacher.contrast.temperature": (0.07, f"{MODULE}, softmax_temperature"),
-        "algorithm.teacher.measure": ("task", "paper, Algorithm 1, line 9: loss of the averaged model"),
-        "algorithm.teacher.measure_share": (1.0, "paper, Algorithm 1, line 9: on D_i"),
     },
     chosen={
         "algorithm.teacher.weights.use": ("aggregate", "w as shares of the teacher's mean"),
-        "algorithm.teacher.aligner": ("averaged", "align modules averaged before the second stage"),
-        "algorithm.teacher.broadcast": ("shared", "encoders sent once a round"),
     },
 )
 
@@ -131,7 +124,6 @@ RELEASED_METHOD: Entries = {
     "algorithm.guidance.weight": (1.0, f"{MODULE}, lambda_2"),
     "algorithm.task_weight": (1.0, f"{MODULE}, lambda_1"),
     "algorithm.guidance.stages": ("both", f"{MODULE}, training_step"),
-    "algorithm.guidance.anchor_mode": ("training", f"{MODULE}: no eval()"),
     "algorithm.frozen_encoder_mode": ("training", f"{MODULE}: no_grad, but no eval()"),
     "algorithm.aligner_in_stage_two": ("local", f"{LOOP}: only the global_ modules are loaded"),
     "algorithm.weights.gamma": (0.5, f"{LOOP}: gamma 0.01 for each of step_per_com 50"),
@@ -139,7 +131,6 @@ RELEASED_METHOD: Entries = {
     "algorithm.weights.divergence": ("released", f"{LOOP}, project_onto_chi_square_ball"),
     "algorithm.weights.use": ("loss", f"{MODULE}, client_ratio"),
     "algorithm.weighted_stages": ("both", f"{MODULE}, client_ratio"),
-    "algorithm.mean": ("uniform", f"{LOOP}, avg_param"),
     "algorithm.guidance.measured": (True, f"{MODULE}, test_step"),
     "algorithm.measured_on": ("aggregated", f"{LOOP}, test of the server"),
     "algorithm.measure_share": (0.1, SAMPLES),

@@ -27,7 +27,7 @@ from polyfed.privacy.private_training import PerSampleGradients, PrivateTraining
 from polyfed.privacy.settings import SampleProtection
 from polyfed.runs.opened import Run
 from sessions import prepared, woken
-from small_federations import Config, federation_for, plain, topics, training
+from small_federations import Config, federation_for, one_classification, plain, topics, training
 from tiny_networks import save
 
 KEY = b"k" * 32
@@ -267,7 +267,7 @@ def test_clipped_gradients_learn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedet", "fedmkd"])
 def test_methods_whose_replies_are_made_of_the_model_run(tmp_path: Path, method: str) -> None:
-    config = federation_for(method, scores=True)
+    config = one_classification(federation_for(method))
     text = config["clients"]["text"]
     config["clients"] = {"text": text | {"count": 2}}
     config["privacy"] = {"samples": {"noise_multiplier": 2.0}, "metrics": "clear"}

@@ -347,18 +347,9 @@ def test_runs_without_privacy_have_none_of_it(tmp_path: Path) -> None:
 # ---- what a step sends as it is set
 
 
-@pytest.mark.parametrize(
-    ("form", "reply", "length"),
-    [
-        ("scores", {"logits": 4.0, "votes": True}, 2**0.5),
-        ("scores", {"logits": 4.0}, 2.0),
-        ("representations", {"representations": 1.0}, 2.0),
-        # a norm for what does not cross costs nothing
-        ("scores", {"logits": 4.0, "votes": True, "representations": 1.0}, 2**0.5),
-    ],
-)
-def test_a_reply_costs_by_the_kind_that_crosses(form: str, reply: Config, length: float) -> None:
-    config = federation_for("fedmd", scores=form == "scores", public={"form": form})
+def test_a_reply_costs_by_the_kind_that_crosses() -> None:
+    reply, length = {"representations": 1.0}, 2.0
+    config = federation_for("fedmd")
     config["privacy"] = {"reply": reply | {"noise_multiplier": 4.0}, "metrics": "clear"}
     config["run"]["rounds"] = 2
     experiment = Experiment.parse(config)
@@ -376,16 +367,10 @@ def test_a_reply_costs_by_the_kind_that_crosses(form: str, reply: Config, length
 
 
 @pytest.mark.parametrize("method", ["fedmd", "fedgems"])
-@pytest.mark.parametrize(
-    ("form", "other", "missing"),
-    [("representations", "logits", "representations"), ("scores", "representations", "logits")],
-)
-def test_a_norm_for_what_does_not_cross_does_not_pass_for_one_of_what_does(
-    tmp_path: Path, method: str, form: str, other: str, missing: str
-) -> None:
-    config = federation_for(method, scores=form == "scores", public={"form": form})
-    config["privacy"] = {"reply": {other: 1.0, "weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
-    named = rf"'knowledge' in the reply to '\w+' \(no clipping norm: privacy\.reply\.{missing}\)"
+def test_a_norm_for_what_does_not_cross_does_not_pass_for_one_of_what_does(tmp_path: Path, method: str) -> None:
+    config = federation_for(method)
+    config["privacy"] = {"reply": {"logits": 1.0, "weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
+    named = r"'knowledge' in the reply to '\w+' \(no clipping norm: privacy\.reply\.representations\)"
     with pytest.raises(ConfigError, match=named):
         finished(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

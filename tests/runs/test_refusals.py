@@ -17,19 +17,16 @@ from polyfed.data.sources.scenes import Scenes
 from polyfed.federation.data import OpenedData
 from polyfed.federation.participant import Participant
 from polyfed.models.model import ModelSettings
-from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
 from small_federations import (
     Config,
     aligned,
-    one_classification,
     pixels,
     three_kinds,
     tiny_experiment,
     topics,
     transformers,
-    unlabelled,
 )
 
 GONE = object()
@@ -38,22 +35,6 @@ GONE = object()
 
 def tiny(**algorithm: Any) -> Config:
     return tiny_experiment() | {"algorithm": algorithm}
-
-
-def tiny_unlabelled(**algorithm: Any) -> Config:
-    return unlabelled(tiny_experiment()) | {"algorithm": algorithm}
-
-
-def scores(**algorithm: Any) -> Config:
-    return one_classification(three_kinds(**merged({"name": "fedmd", "public": {"form": "scores"}}, algorithm)))
-
-
-def scores_unlabelled(**algorithm: Any) -> Config:
-    config = scores(task=None, **algorithm)
-    sources = config["data"]["sources"]
-    sources["unlabelled"] = sources["scenes"] | {"seed": 7, "targets": {"topic": "topic"}}
-    config["public"] |= {"source": "unlabelled"}
-    return config
 
 
 def single(**algorithm: Any) -> Config:
@@ -154,42 +135,13 @@ REFUSED: list[tuple[Config, Config, str]] = [
         },
         "contrasts between modalities need two",
     ),
-    (
-        tiny_unlabelled(name="fedgems", public={"form": "scores"}),
-        {},
-        "asks who is right, but the public set has no classes",
-    ),
-    (tiny_unlabelled(name="fedgems"), {}, r"fedgems with public.form: representations matches modalities.*\['image'\]"),
-    (
-        tiny_unlabelled(name="fedet", public={"form": "scores"}),
-        {},
-        r"algorithm\.task: the public set lacks the classes",
-    ),
-    (fedmd(distiller={"loss": "kl"}), {}, r"distiller\.loss is kl, which is of class scores alone"),
-    (
-        scores(distiller={"loss": "similarity"}),
-        {},
-        r"distiller\.loss is similarity, which is of representations; choose kl",
-    ),
-    (scores(teacher={"alignment": {"kind": "ridge"}}), {}, r"teacher\.alignment is of representations"),
+    (tiny(name="fedgems"), IMAGE_ONLY, r"fedgems matches modalities.*\['image'\]"),
     (
         tiny(name="creamfl", teacher={"alignment": {"kind": "procrustes", "penalty": 0.1}}),
         {},
         r"penalty 0\.1 is of ridge, but kind is procrustes",
     ),
     (tiny(name="creamfl", distiller={"temperature": 0.2}), {}, "temperature has no effect with loss l2"),
-    (fedmd(digest={"loss": "kl"}), {}, r"digest\.loss is kl, which compares class scores"),
-    (
-        scores(),
-        {"clients.paired.task": RETRIEVAL},
-        "public.form is scores, but client 'paired-0' has the task 'retrieval'",
-    ),
-    (scores(), {"server.task": RETRIEVAL}, "public.form is scores, but the task of 'server' is 'retrieval'"),
-    (
-        scores_unlabelled(teacher={"weights": "sed"}),
-        {},
-        "teacher.weights 'sed' weighs scores by the true class, which the public set lacks",
-    ),
     # models with align modules
     *(
         (config, changes, message)

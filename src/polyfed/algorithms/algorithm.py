@@ -21,7 +21,7 @@ from polyfed.models.model import Model
 from polyfed.models.slots import encode_slots, model_slots
 from polyfed.tasks.task import Task
 from polyfed.wire.payload import Logits, Representations, Weights
-from polyfed.wire.schema import Declared, client_query, client_step, fresh_query
+from polyfed.wire.schema import client_query, client_step, fresh_query
 
 __all__ = [
     "Algorithm",
@@ -119,13 +119,14 @@ class Algorithm(Settings):
     shares_encoders: ClassVar[bool] = False
     """Whether clients get the server's encoders; they then know its architecture (``Client.server_encoders``)."""
 
+    @property
+    def needs_each_reply(self) -> bool:
+        """True if the method, as it is set, uses more of replies than the mean that a step declares (``mean_by``)."""
+        return False
+
     def observers(self, server: Server) -> Sequence[Filter]:
         """Filters that record figures of the replies of each ask and pass these on unchanged."""
         return ()
-
-    def sends(self, declared: Declared) -> Declared:
-        """Of the kinds that a field of replies may have by its declaration, those that it has as the method is set."""
-        return declared
 
     def add_modules(self, model: Model) -> None:
         """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's

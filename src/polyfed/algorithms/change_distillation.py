@@ -22,23 +22,8 @@ from polyfed.algorithms.algorithm import (
     client_step,
 )
 from polyfed.algorithms.shared.digest import Digest, fit_in_closed_form, only_layer
-from polyfed.algorithms.shared.distiller import (
-    Distiller,
-    ServerTask,
-    TaughtServer,
-    compares_rows,
-    is_joint,
-    require_learning,
-    train_task,
-)
-from polyfed.algorithms.shared.public_exchange import (
-    GALLERY,
-    PublicExchange,
-    PublicOutputs,
-    modality_of,
-    of_part,
-    part_of,
-)
+from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer, compares_rows
+from polyfed.algorithms.shared.public_exchange import GALLERY, PublicExchange, modality_of, of_part, part_of
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.losses.distillation import Distillation
@@ -46,7 +31,7 @@ from polyfed.models.model import Model
 
 
 class TowerDigest(Digest):
-    """A digest tower by tower: ridge regression where that is all there is to fit, or by gradient."""
+    """A digest per tower: ridge regression where one linear layer is all that it trains, or steps by gradient."""
 
     by: Literal["auto", "closed_form", "gradient"] = Field(
         default="auto",
@@ -56,11 +41,11 @@ class TowerDigest(Digest):
     penalty: float = Field(
         default=0.01,
         ge=1e-6,
-        description="of the ridge regression, relative to the features' mean variance; without one more features than "
-        "samples have no solution",
+        description="penalty of the ridge regression, relative to the features' mean variance; without a penalty more "
+        "features than samples have no solution",
     )
     epochs: int = Field(default=3, ge=1, description="by gradient: passes over the exchanged samples")
-    loss: Distillation = Field(default="cosine", description="by gradient: distance to what is digested")
+    loss: Distillation = Field(default="cosine", description="by gradient: distance to the targets")
 
     def fit(self, client: Client, public: PublicExchange, targets: Mapping[str, Tensor]) -> None:
         """Fit the client's encoders to the targets, output -> [n, d]."""
@@ -83,11 +68,11 @@ class ChangeDistillation(TaughtServer):
     targets are normalise(S + eta x mean change), learnt in one pass with its own task.
 
     The difference cancels what a client's architecture cannot express of S, and it is a direction in the server's own
-    space, so that changes of unlike models can be averaged. It needs an encoder that starts from the digest alike in
-    both terms: over frozen features it is right. Models trained from scratch move too far from the digest for their
-    changes to agree; there ``targets: absolute``, the mean of the representations *after*, is better.
+    space, so that changes of different models can be averaged. It needs an encoder that starts from the same digest in
+    both terms, as over frozen features. Models trained from scratch move too far from the digest for their changes to
+    agree; there ``targets: absolute``, the mean of the representations *after*, is better.
 
-    In the first ``warmup_rounds`` nobody is asked: a server that knows nothing teaches its clients nothing.
+    In the first ``warmup_rounds`` no client is asked: a server that has learnt nothing teaches its clients nothing.
 
     >>> method = ChangeDistillation(targets="absolute", warmup_rounds=0)
     >>> method.digest.by, method.task.order, method.distiller.weight
@@ -97,14 +82,14 @@ class ChangeDistillation(TaughtServer):
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
     takes_late_replies: ClassVar[bool] = True
 
-    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs per round")
     targets: Literal["change", "absolute"] = Field(
-        default="change", description="what clients return: after less before, or after"
+        default="change", description="what clients return: after - before, or after"
     )
     eta: float = Field(
         default=2.0,
         gt=0,
-        description="change: how many mean changes the server's targets lie ahead of its representations",
+        description="change: distance of the server's targets from its representations, in mean changes",
     )
     warmup_rounds: int = Field(default=2, ge=0, description="first rounds, in which the server trains alone")
     digest: TowerDigest | None = Field(default=TowerDigest(), description="how clients take S in; null: not at all")
@@ -114,8 +99,7 @@ class ChangeDistillation(TaughtServer):
     distiller: Distiller | None = Distiller(weight=6.0)
 
     @model_validator(mode="after")
-    def _of_one_piece(self) -> Self:
-        require_learning(self.task, self.distiller, self.teacher)
+    def _targets_act(self) -> Self:
         moved, compared = self.targets == "change", compares_rows(self.distiller)
         if self.eta != 2.0 and (not moved or compared):
             raise ValueError(f"eta {self.eta} acts only with targets: change, and on their mean; leave it at 2.0")
@@ -129,49 +113,39 @@ class ChangeDistillation(TaughtServer):
     def rounds_without_clients(self) -> int:
         return self.warmup_rounds
 
-    # ---- server half
-
     def require(self, plan: FederationPlan) -> None:
-        """See ``Algorithm``; distances suit what crosses, and clients are asked in some round."""
+        """Check the federation, see ``Algorithm``, and that clients are asked in some round."""
         super().require(plan)
         if self.warmup_rounds >= plan.rounds:
             raise ConfigError(
-                f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {plan.rounds}: nobody "
+                f"algorithm.warmup_rounds is {self.warmup_rounds}, but run.rounds is {plan.rounds}: no client "
                 "would ever be asked; lower the one, raise the other, or run the twin server-only"
             )
-        if self.digest is not None:
-            self.digest.require(self.public)
+
+    # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Ask the cohort for its changes, unless the server still warms up, and learn them with the server's task."""
-        train_task(self.task, "first", server)
-        asks = server.clock.round > self.warmup_rounds
-        targets = self.ask(server, cohort, self.public.server_outputs(server)) if asks else {}
-        train_task(self.task, "last", server)
-        if self.distiller is not None and (asks or is_joint(self.task)):
-            seen = self.teacher.diagnostic_samples
-            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+        """Steps 1 to 6 of the method's page, or the server's task alone while it warms up."""
+        targets = self.changed(server, cohort) if server.clock.round > self.warmup_rounds else self.warm_up(server)
+        self.train_task(server)
+        self.distil(server, targets)  # 6
 
-    def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
-        """Targets of the cohort's mean change, beside the server's ``own`` outputs."""
+    def changed(self, server: Server, cohort: Cohort) -> dict[str, Ensembled]:
+        """Targets of the cohort's mean change, or of its mean representations after training."""
         moved = self.targets == "change"
         # a difference of two unit vectors has norm 2 at most
-        largest, keep_rows = 2.0 if moved else 1.0, compares_rows(self.distiller)
-        ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=keep_rows, largest=largest)
+        exchange = self.exchange(server, largest=2.0 if moved else 1.0)
+        own = exchange.outputs
         # the gallery is not digested: on it teacher and server are compared
         digested = {name: rows for name, rows in own.items() if part_of(name) != GALLERY}
-        replies = cohort.ask(
-            self.fit,
-            like=self.public.layout(server, own, "representations"),
-            representations=self.public.to_wire(server, digested, own.order),
-        )
-        for reply in replies:
-            for name, rows in ensembles.received(reply.representations).items():
-                # a change is clipped by itself: what it is added to is the server's own
+        sent = self.public.to_wire(server, digested, exchange.order)
+        for reply in exchange.ask(cohort, self.fit, representations=sent):  # 1-4
+            for name, rows in exchange.received(reply.representations).items():
+                # a change is clipped by itself, before the server's own rows are added
                 values = own[name] + rows if moved else rows
-                weights = ensembles.log_weights(reply, name, values)
-                ensembles.add_weighed(name, reply.sender.id, values, weights, reply.mixing)
-        return ensembles.targets(self.ahead if moved else None)
+                weights = exchange.log_weights(reply, name, values)
+                exchange.add_weighed(name, reply.sender.id, values, weights, reply.mixing)
+        return exchange.targets(self.ahead if moved else None)  # 5
 
     def ahead(self, mean: Ensembled, own: Tensor) -> Ensembled:
         """normalise(S + eta (mean - S)), [n, d]: eta changes ahead of the server's representations S."""
@@ -180,10 +154,10 @@ class ChangeDistillation(TaughtServer):
     # ---- client half
 
     def add_modules(self, model: Model) -> None:
-        """Nothing; but where digests are to be in closed form, all towers must have one.
+        """Adds nothing; checks that all towers have a closed form if ``digest.by`` asks for it.
 
         Raises:
-            ConfigError: one has not.
+            ConfigError: A tower trains more than one linear layer.
         """
         towers = model.encoders if self.digest is not None and self.digest.by == "closed_form" else ()
         for modality in [name for name in towers if only_layer(model, name) is None]:
@@ -194,16 +168,16 @@ class ChangeDistillation(TaughtServer):
 
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
-        """Digest, represent, train, represent: replies with the change, or with the representations after."""
+        """Digest, represent, train, represent: returns the change, or the representations after."""
         received = self.public.from_wire(client, representations)
         targets = {name: received[name] for name in self.public.names_for(client.info, received)}
         if self.digest is not None:
-            self.digest.fit(client, self.public, targets)
-        before = self.public.outputs(client) if self.targets == "change" else {}
+            self.digest.fit(client, self.public, targets)  # 2
+        before = self.public.outputs(client) if self.targets == "change" else {}  # 3: B
         client.fit(client.train, epochs=self.local_epochs)
-        outputs = self.public.outputs(client)
+        outputs = self.public.outputs(client)  # 3: A
         if before:
-            outputs = {name: values - before[name] for name, values in outputs.items()}
+            outputs = {name: values - before[name] for name, values in outputs.items()}  # 4: A - B
         known = {name: rows for name, rows in outputs.items() if modality_of(name) in targets}
         own = self.public.to_wire(client, known, representations.order)
         return Reply(representations=own, num_examples=client.num_examples)

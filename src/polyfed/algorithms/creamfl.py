@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.distinct import Distinct
-from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.weighting import GCA
 from polyfed.algorithms.algorithm import (
     Client,
@@ -22,15 +21,8 @@ from polyfed.algorithms.algorithm import (
     Server,
     client_step,
 )
-from polyfed.algorithms.shared.distiller import (
-    Distiller,
-    ServerTask,
-    TaughtServer,
-    compares_rows,
-    require_learning,
-    train_task,
-)
-from polyfed.algorithms.shared.public_exchange import PublicExchange, PublicOutputs, of_part
+from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer
+from polyfed.algorithms.shared.public_exchange import PublicExchange, of_part
 from polyfed.algorithms.shared.public_training import FrozenCopy, Pair, Reference, Remembered, Stored
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
@@ -43,7 +35,7 @@ class InterModal(Settings):
     """Contrast with the server's representations of the other modalities (Eq. 1)."""
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 1; released code 0.5")
-    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 1's sum")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same image out of Eq. 1's sum")
 
     def loss(self, local: Tensor, target: Distinct, batch: Batch) -> Tensor:
         """Eq. 1 of representations [b, d] of a public batch against another modality's, mean over b."""
@@ -57,17 +49,36 @@ class IntraModal(Settings):
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5")
     reduction: Literal["sum", "mean"] = Field(
         default="sum",
-        description="clients of several modalities: sum of the modalities' means of Eq. 2, or, as released, the mean "
-        "over all their rows, which divides the sum by the number of modalities",
+        description="clients of several modalities: sum of the modalities' means of Eq. 2, or, in the released code, "
+        "the mean over all their rows, which divides the sum by the number of modalities",
     )
     previous: Literal["cached", "on_the_fly"] = Field(
-        default="cached", description="previous representations: those uploaded last, or recomputed batch by batch"
+        default="cached",
+        description="previous representations: those uploaded last, or, in the released code, recomputed per batch",
     )
 
     def loss(self, local: Tensor, consensus: Tensor, previous: Tensor, modalities: int) -> Tensor:
         """Eq. 2 of representations [b, d] in one of so many modalities, mean over b, as part of their sum or mean."""
         factor = 1.0 if self.reduction == "sum" else 1.0 / modalities
         return factor * intra_modal(local, consensus, previous, tau=self.tau)
+
+    def reference(self, client: Client, public: PublicExchange) -> Reference:
+        """The previous representations of Eq. 2, to be fixed before the model moves."""
+        if self.previous == "on_the_fly":
+            return FrozenCopy(client.model)
+        kept = client.state.get("previous", {})
+        if not kept:  # the model is where its last training ended
+            samples = public.drawn(client)
+            if not public.augment:
+                # all of P would be more than its batches need
+                return Remembered(client.model, {name: samples.distinct(name)[1] for name in samples.modalities})
+            kept = client.represent(samples)
+        return Stored({name: value.to(client.device) for name, value in kept.items()})
+
+    def keep(self, client: Client, public: PublicExchange, uploaded: Representations) -> None:
+        """Keep what the client uploads as the previous representations of its next participation."""
+        if self.previous == "cached" and public.samples is None:  # the next round may exchange other samples
+            client.state["previous"] = of_part(public.from_wire(client, uploaded))
 
 
 class Contrast(Settings):
@@ -77,9 +88,10 @@ class Contrast(Settings):
     inter: InterModal | None = Field(default=InterModal(), description="inter-modal contrast (Eq. 1); null: none")
     intra: IntraModal | None = Field(default=IntraModal(), description="intra-modal contrast (Eq. 2); null: none")
     schedule: Literal["joint", "separate_pass"] = Field(
-        default="joint", description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it"
+        default="joint",
+        description="add the contrasts to the task loss (Eq. 3), or a pass of their own after it (released code)",
     )
-    batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
+    batch_size: int = Field(default=128, ge=2, description="public samples per step of local training")
     batches_per_epoch: int | None = Field(
         default=None, ge=1, description="joint: None gives every private step one; separate pass: None takes all of P"
     )
@@ -90,19 +102,31 @@ class Contrast(Settings):
             raise ValueError("inter and intra are both null; set contrast itself to null")
         return self
 
+    def batches(self, client: Client, public: PublicExchange, epoch: int) -> Iterator[Pair]:
+        """Private and public batches of one epoch, combined by ``schedule``."""
+        mixed = self.schedule == "joint"
+        return public.among_private(client, "contrast", epoch, self.batch_size, self.batches_per_epoch, mixed=mixed)
+
     def targets(
         self, client: Client, public: PublicExchange, server_outputs: Mapping[str, Tensor]
     ) -> dict[str, Distinct]:
-        """Modality -> the server's representations of the exchanged samples, as ``loss`` takes them."""
+        """Maps modalities to the server's representations of the exchanged samples, in the form of ``loss``."""
         inverse = public.inverse_index(client)
         items = public.drawn(client).items if self.inter is not None and self.inter.mask_siblings else None
         return {name: Distinct.of(rows, inverse.get(name), items) for name, rows in server_outputs.items()}
 
+    def reference(self, client: Client, public: PublicExchange) -> Reference:
+        """The previous representations of Eq. 2."""
+        return Stored({}) if self.intra is None else self.intra.reference(client, public)
+
     def loss(self, client: Client, batch: Batch, targets: Mapping[str, Distinct], reference: Reference) -> Tensor:
         """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
 
-        ``batch`` is one of the exchanged samples, ``targets`` are the server's representations of these. Intra-modal
-        contrasts are summed or averaged, as ``reduction`` says; inter-modal ones are always summed.
+        Args:
+            client: The client in training.
+            batch: Batch of the exchanged samples.
+            targets: The server's representations of the exchanged samples.
+            reference: The client's previous representations.
         """
         total = torch.zeros((), device=client.device)
         shared = [name for name in batch.inputs if name in targets]  # those that the server encodes
@@ -123,10 +147,11 @@ class CreamFL(TaughtServer):
 
     A server model learns from clients of any modality, task and architecture that exchange only representations of a
     public set: clients train with contrastive regularisation towards the server's representations (Eq. 1-3), the
-    server weighs what comes back by its contrast with the paired modality (Eq. 4-6) and distils it (Eq. 7).
+    server weighs what they return by its contrast with the paired modality (Eq. 4-6) and distils it (Eq. 7).
 
-    Defaults follow the paper; where the released code differs, the other behaviour is an option of the same name in
-    the preset ``creamfl-released``. reamFL (no contrasts) is ``contrast: null``.
+    Numbers at statements are lines of the paper's Algorithm 1. Defaults follow the paper; where the released code
+    differs, its behaviour is an option of a section, bundled in the preset ``creamfl-released``. reamFL (no contrasts)
+    is ``contrast: null``.
 
     >>> method = CreamFL(contrast={"weight": 0.1, "intra": None})
     >>> method.teacher.weights.component_name(), method.contrast.inter.tau, method.distiller.loss
@@ -136,19 +161,12 @@ class CreamFL(TaughtServer):
     keeps: ClassVar[Mapping[str, Lifetime]] = dict.fromkeys(("model", "optimizer", "previous"), Lifetime.RUN)
     takes_late_replies: ClassVar[bool] = True
 
-    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs per round")
     contrast: Contrast | None = Field(default=Contrast(), description="contrasts in local training; null: reamFL")
     public: PublicExchange = PublicExchange()
     teacher: Teacher = Teacher(weights=GCA())
     task: ServerTask | None = ServerTask()
     distiller: Distiller | None = Distiller()
-
-    @model_validator(mode="after")
-    def _of_one_piece(self) -> Self:
-        require_learning(self.task, self.distiller, self.teacher)
-        return self
-
-    # ---- server half
 
     def require(self, plan: FederationPlan) -> None:
         super().require(plan)
@@ -158,70 +176,47 @@ class CreamFL(TaughtServer):
                 "add an encoder, or set algorithm.contrast.inter=null"
             )
 
-    def round(self, server: Server, cohort: Cohort) -> None:
-        """Algorithm 1: clients train, their representations become one target a modality, the server distils it."""
-        train_task(self.task, "first", server)
-        targets = self.ask(server, cohort, self.public.server_outputs(server))
-        self.learn_from(targets, server)  # Eq. 7
+    # ---- server half
 
-    def ask(self, server: Server, cohort: Cohort, own: PublicOutputs) -> dict[str, Ensembled]:
-        """Ask the cohort to train, and fold its representations into one target a modality (Eq. 4-6)."""
-        ensembles = self.teacher.ensembles(server, self.public, own, keep_rows=compares_rows(self.distiller))
-        replies = cohort.ask(
-            self.fit,
-            like=self.public.layout(server, own, "representations"),
-            representations=self.public.to_wire(server, of_part(own), own.order),
-        )
-        for reply in replies:
-            ensembles.add(reply, reply.representations)
-        return ensembles.targets()
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """ServerExecutes, lines 3 to 13; S_t of line 5 is the cohort."""
+        exchange = self.exchange(server)  # 3: I_glob, T_glob <- f_s(P; w^t)
+        for reply in exchange.ask(cohort, self.fit, representations=exchange.pairs):  # 6-8: send these, train
+            exchange.add(reply, reply.representations)  # 4, 9 and 12: fold I_c, T_c into I, T (Eq. 4-6)
+        self.train_task(server)  # 11: train w^t on P
+        self.distil(server, exchange.targets())  # 13: w^t+1 <- w^t distils I, T (Eq. 7)
 
     # ---- client half
 
     @client_step(representations=Representations, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, representations: Representations) -> Reply:
-        """ClientLocalTraining of Algorithm 1: E epochs of Eq. 3, then representations of the public set."""
-        received = self.public.from_wire(client, representations)
-        targets = self.contrast.targets(client, self.public, received) if self.contrast is not None else {}
-        # before the first step: what Eq. 2 calls previous must not move with the model
-        reference = self.reference(client)
+        """ClientLocalTraining, lines 15 to 20."""
+        regulariser = self.regulariser(client, self.public.from_wire(client, representations))
         trainer = client.trainer()
         client.model.train()
-        for epoch in client.epochs(self.local_epochs):
+        for epoch in client.epochs(self.local_epochs):  # 16
             for private, public in self.batches(client, epoch):
-                # one step for both parts: Eq. 3 is a sum
                 loss = torch.zeros((), device=client.device)
                 if private is not None:
                     loss = loss + client.task_loss(private)
-                if public is not None and self.contrast is not None:
-                    loss = loss + self.contrast.weight * self.contrast.loss(client, public, targets, reference)
-                trainer.step(loss)
-        # with the trained model, Eq. 4 weighs what the client has become
-        own = self.public.client_outputs(client, representations.order, representations)
-        if self._looks_back("cached") and self.public.samples is None:  # the next time's samples may be others
-            client.state["previous"] = of_part(self.public.from_wire(client, own))
-        return Reply(representations=own, num_examples=client.num_examples)
+                if public is not None:
+                    loss = loss + regulariser(public)
+                trainer.step(loss)  # 17: one step on the sum of both (Eq. 3)
+        own = self.public.client_outputs(client, representations.order, representations)  # 19: I_c, T_c <- f_c(P; w_c)
+        if self.contrast is not None and self.contrast.intra is not None:
+            self.contrast.intra.keep(client, self.public, own)
+        return Reply(representations=own, num_examples=client.num_examples)  # 20
 
     def batches(self, client: Client, epoch: int) -> Iterator[Pair]:
-        """Private and public batches of one epoch, as ``contrast.schedule`` combines them."""
+        """Private and public batches of one epoch; reamFL has private ones only."""
         if self.contrast is None:
             return ((batch, None) for batch in client.batches(client.train, f"task-{epoch}"))
-        size, wanted, mixed = self.contrast.batch_size, self.contrast.batches_per_epoch, self.contrast.schedule
-        return self.public.beside_private(client, "contrast", epoch, size, wanted, mixed=mixed == "joint")
+        return self.contrast.batches(client, self.public, epoch)
 
-    def reference(self, client: Client) -> Reference:
-        """What Eq. 2 calls previous."""
-        if self._looks_back("on_the_fly"):
-            return FrozenCopy(client.model)
-        kept = client.state.get("previous", {})
-        if self._looks_back("cached") and not kept:  # those before training, which is where it last ended
-            samples = self.public.drawn(client)
-            if not self.public.augment:
-                # all of P would be more than its batches need
-                return Remembered(client.model, {name: samples.distinct(name)[1] for name in samples.modalities})
-            kept = client.represent(samples)
-        return Stored({name: value.to(client.device) for name, value in kept.items()})
-
-    def _looks_back(self, previous: str) -> bool:
-        intra = self.contrast.intra if self.contrast is not None else None
-        return intra is not None and intra.previous == previous
+    def regulariser(self, client: Client, server_outputs: Mapping[str, Tensor]) -> Callable[[Batch], Tensor]:
+        """gamma (l_inter + l_intra) of a public batch (Eq. 1-3), with the client's representations as they are now."""
+        if (contrast := self.contrast) is None:
+            return lambda batch: batch.no_loss
+        targets = contrast.targets(client, self.public, server_outputs)
+        reference = contrast.reference(client, self.public)
+        return lambda batch: contrast.weight * contrast.loss(client, batch, targets, reference)

@@ -25,7 +25,7 @@ from polyfed.algorithms.algorithm import (
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
-from polyfed.algorithms.shared.public_exchange import PublicExchange, of_part
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.public_training import Stored
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
@@ -43,28 +43,27 @@ class StepContrast(Settings):
     """CreamFL's contrasts (Eq. 1-3) at every step of clients of one modality."""
 
     weight: float = Field(default=1e-7, gt=0, description="gamma (Eq. 3); FedCola's script 1")
-    tau_inter: float = Field(default=0.5, gt=0, description="temperature of the inter-modal contrast (Eq. 1)")
-    tau_intra: float = Field(default=0.5, gt=0, description="temperature of the intra-modal contrast (Eq. 2)")
-    batch_size: int = Field(default=128, ge=2, description="public samples a step of local training")
+    batch_size: int = Field(default=128, ge=2, description="public samples per step of local training")
 
     @property
     def of_creamfl(self) -> Contrast:
-        return Contrast(weight=self.weight, inter=InterModal(tau=self.tau_inter), intra=IntraModal(tau=self.tau_intra))
+        """CreamFL's contrasts at the temperature of FedCola's script."""
+        return Contrast(weight=self.weight, inter=InterModal(tau=0.5), intra=IntraModal(tau=0.5))
 
 
 class CreamFLAveraged(FedAvg):
     """CreamFL (Yu et al., ICLR 2023) in a federation that averages weights (Sun et al., ECCV 2024, baselines).
 
     Every type of clients has an averaged global model; the server's model is that of the clients with several
-    modalities, and the server has no training of its own. Clients of one modality also get the server's
+    modalities, and the server has no training of its own. Clients of one modality also receive the server's
     representations of the public set (FedCola's tables: 500 pairs), train with the contrasts towards them (CreamFL,
-    Eq. 1-3) and send their own back; clients of several modalities train plainly. The server averages the weights,
-    weighs the representations by their contrast (Eq. 4-6), distils them into the averaged model (Eq. 7, squared
-    error), and this becomes the global model of its type.
+    Eq. 1-3) and return their own; clients of several modalities train plainly. The server averages the weights, weighs
+    the representations by their contrast (Eq. 4-6), distils them into the averaged model (Eq. 7, squared error), and
+    this becomes the global model of its type.
 
-    FedCola's paper gives the contrasts the weight 1e-7 and the distillation 1, the default; its script passes
-    1 and 1e-7. Adam hardly feels the scale of a loss, so the latter does not weaken distillation in
-    proportion: it acts where gradients get close to the optimiser's ``eps``.
+    FedCola's paper gives the contrasts the weight 1e-7 and the distillation 1, the default; its script passes 1 and
+    1e-7. Adam hardly feels the scale of a loss, so the latter does not weaken distillation in proportion: it acts where
+    gradients approach the optimiser's ``eps``.
 
     As clients keep nothing, the previous representations of Eq. 2 are those of the model that a client receives.
     """
@@ -84,16 +83,14 @@ class CreamFLAveraged(FedAvg):
     )
 
     @model_validator(mode="after")
-    def _of_one_piece(self) -> Self:
+    def _learns(self) -> Self:
         require_learning(None, self.distiller, self.teacher)
         return self
 
     @property
     def server_passes(self) -> int:
-        """Those of the distillation: the averaged model has no training of its own."""
+        """Passes of the distillation: the averaged model has no training of its own."""
         return 0 if self.distiller is None else self.distiller.epochs
-
-    # ---- server half
 
     def require(self, plan: FederationPlan) -> None:
         super().require(plan)
@@ -103,24 +100,25 @@ class CreamFLAveraged(FedAvg):
                 "the model and task of clients with several modalities"
             )
 
+    # ---- server half
+
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast, train, average, and distil what the clients of one modality see in the public set."""
-        own = _PUBLIC.server_outputs(server)
-        ensembles = self.teacher.ensembles(server, _PUBLIC, own, keep_rows=compares_rows(self.distiller))
-        nothing = Representations({}, order=own.order)
-        sent = _PUBLIC.to_wire(server, of_part(own), own.order)
-        means, rows = server.new_means(self.averaging, cohort), _PUBLIC.layout(server, own, "rows")["rows"]
-        for reply in cohort.ask(
+        """Algorithm 1 of CreamFL, with averages of weights (line numbers) for its training of the server."""
+        exchange = self.teacher.exchange(_PUBLIC, server, keep_rows=compares_rows(self.distiller))  # 3
+        pairs, nothing = exchange.pairs, Representations({}, order=exchange.order)
+        rows, means = _PUBLIC.layout(server, exchange.outputs), server.new_means(self.averaging, cohort)
+        replies = cohort.ask(  # 6-8
             self.fit,
             like={"representations": each(lambda client: rows.of(client) if _is_single(client) else nothing)},
             weights=each(server.weights_for),
-            representations=each(lambda client: sent if _is_single(client) else nothing),
-        ):
+            representations=each(lambda client: pairs if _is_single(client) else nothing),
+        )
+        for reply in replies:
             means[reply.type].add(reply.weights, reply.num_examples)
-            ensembles.add(reply, reply.representations)
-        server.update_weights(server.averaged(self.averaging, means))
-        targets = ensembles.targets()
-        if self.distiller is not None:
+            exchange.add(reply, reply.representations)  # 9 and 12: Eq. 4-6
+        server.update_weights(server.averaged(self.averaging, means))  # in place of 11
+        targets = exchange.targets()
+        if self.distiller is not None:  # 13: Eq. 7
             self.distiller.distil(server, _PUBLIC, targets, diagnostic_samples=self.teacher.diagnostic_samples)
         # the server's model goes on training in place next round, the broadcast must not follow it
         distilled = {name: value.clone() for name, value in server.model.exchanged().items()}
@@ -130,14 +128,14 @@ class CreamFLAveraged(FedAvg):
 
     @client_step(weights=Weights, representations=Representations, num_examples=int, name="contrasted_fit")
     def fit(self, client: Client, weights: Weights, representations: Representations = _NONE) -> Reply:
-        """Train the received model, with the contrasts if there are representations, and send these in return."""
+        """Lines 15 to 20, from the received model, with contrasts where representations are received."""
         client.load_weights(weights)
         received = _PUBLIC.from_wire(client, representations)
         contrast = self.contrasting(client, received, self.contrast) if received and self.contrast is not None else None
-        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)
+        client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, regulariser=contrast)  # 16-18
         return Reply(
             weights=client.weights,
-            representations=_PUBLIC.client_outputs(client, representations.order, representations),
+            representations=_PUBLIC.client_outputs(client, representations.order, representations),  # 19
             num_examples=client.num_examples,
         )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import (
     Client,
+    ClientInfo,
     Cohort,
     Lifetime,
     LocalTraining,
@@ -41,21 +42,21 @@ from polyfed.losses.distillation import GuidanceReduction, squared_distance
 from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
-from polyfed.models.model import Embedder, Model
+from polyfed.models.model import Embedder
 from polyfed.tasks.pairing import PairTask
 
-_JUDGED = 256  # samples that aligners are compared on
+_JUDGED = 256  # samples on which aligners are compared
 
 
 class ModalityContrast(Settings):
     """L_CL: InfoNCE between every two modalities.
 
-    Negatives, and whether the two directions are averaged or added, are those of the client's task, beside whose loss
-    it stands with the same weight (Eq. 5).
+    Negatives and the reduction of the two directions are those of the client's task, with whose loss it has the same
+    weight (Eq. 5).
     """
 
     weight: float = Field(default=1.0, gt=0, description="factor of L_CL")
-    temperature: float = Field(default=0.07, ge=0.01, le=1, description="of L_CL")
+    temperature: float = Field(default=0.07, ge=0.01, le=1, description="temperature of L_CL")
 
     def loss(self, client: Client, view: Bound, batch: Batch) -> Tensor:
         """L_CL of a batch, weighted."""
@@ -77,54 +78,20 @@ class RobustTeacher(Settings):
     steps: int = Field(default=50, ge=1, description="batches of the second stage")
     beta: float = Field(default=2.0, ge=0, description="factor of the discrepancy (Eq. 5)")
     reduction: GuidanceReduction = Field(
-        default="sum", description="of the discrepancy's squares: sum over a batch, its mean, or over elements"
+        default="sum", description="reduction of the discrepancy's squares: sum over a batch, mean, or over elements"
     )
     contrast: ModalityContrast | None = Field(default=ModalityContrast(), description="L_CL; null: none")
-    weights: RobustWeights = Field(default=RobustWeights(), description="of clients, by their losses v")
-    measure: Literal["task", "robust"] = Field(
-        default="task",
-        description="v: the task's loss of the aggregated model, or L_dro of the present teacher (Eq. 4), which adds "
-        "L_CL of g*(f*)",
-    )
-    measured_on: Literal["aggregated", "local"] = Field(
-        default="aggregated",
-        description="v is of the average (Algorithm 1), or of what each client trained (Algorithm 2)",
-    )
-    measure_share: float = Field(
-        default=1.0, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
-    )
-    aligner: Literal["averaged", "local"] = Field(
-        default="averaged", description="g of the second stage: the mean of all, or what the client trained"
-    )
-    broadcast: Literal["shared", "repeated"] = Field(
-        default="shared",
-        description="the encoder that is sent to be measured also serves the next round's training, or is sent again",
-    )
+    weights: RobustWeights = Field(default=RobustWeights(), description="weights of clients, by their losses v")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.beta == 0 and self.contrast is None:
             raise ValueError("beta is 0 and contrast null: no teacher would be learnt; set one of them")
-        if self.measured_on == "local" and self.measure == "robust":
-            raise ValueError("measure 'robust' is a loss of the aggregated encoder; use measured_on 'aggregated'")
         return self
 
-    def measured_loss(self, client: Client) -> Callable[[Model, Batch], Tensor]:
-        """v_k: the task's loss, or L_dro(g*, P_k, f*) (Eq. 4), whose first term is 0 where f~ is f* itself."""
-        if self.measure == "task" or self.contrast is None:
-            return task_loss(client)
-        teacher, contrast = frozen_aligners(client.model, client.state["teacher"], training=False), self.contrast
-
-        def loss(model: Model, batch: Batch) -> Tensor:
-            features = EncoderFeatures(model)
-            task = client.task.loss(Bound(features, aligners_of(model)), client.head, batch)
-            return task + contrast.loss(client, Bound(features, teacher), batch)
-
-        return loss
-
     def loss(self, client: Client, local: Mapping[str, Aligner]) -> Regulariser:
-        """L_dro (Eq. 5), of the client's model as distorted encoder and teacher aligner."""
-        # of the average before stage 2 distorts it: the f* of Eq. 5
+        """L_dro (Eq. 5), with the client's model as distorted encoder f~ and teacher aligner g*."""
+        # f* of Eq. 5: the average before stage 2 distorts it
         reference, head = frozen_copy(client.model), None if client.head is None else frozen_copy(client.head)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
@@ -135,7 +102,7 @@ class RobustTeacher(Settings):
                 squared_distance(distorted.represent(name, x), undistorted.represent(name, x), self.reduction)
                 for name, x in ((name, own.inputs[name]) for name, own in batch.by_modality())
             ]
-            # the distortion of f~: the task with the average's aligners, which stay as they are
+            # distorts f~: the task with the average's aligners, which are fixed
             task = client.task.loss(Bound(features, local), head, batch)
             discrepancy = self.beta * torch.stack(gaps or [batch.no_loss]).sum()
             if self.contrast is None:
@@ -154,8 +121,9 @@ class FedAID(RobustAlignment):
     (stage 2, Eq. 5): it is to align modalities and to give nearly the same from the aggregated encoder as from a copy
     that local training distorts. Its weighted mean is the teacher and the aligner of the next round.
 
-    All clients train one model whose encoders have align modules (``model.aligner``). What the paper leaves open is a
-    setting, with what this class takes to be meant as the default.
+    All clients train one model whose encoders have align modules (``model.aligner``). Numbers at statements are
+    lines of the paper's algorithms. Where these leave a reading open: line 7 averages align modules too, v_k of line 9
+    is the task's loss of that average on all samples, and w_k acts as share in the mean of line 17 (``weights.use``).
 
     >>> method = FedAID(local_steps=10, teacher={"steps": 10})
     >>> method.guidance.distance, method.teacher.weights.divergence, method.teacher.beta
@@ -180,111 +148,89 @@ class FedAID(RobustAlignment):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """One initial model for all, and uniform weights."""
+        """Starts from one initial model for all, and uniform weights (Algorithm 1, inputs)."""
         super().setup(server)
         if self.teacher:
             self.teacher.weights.start(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Guided training, average, losses, weights, robust aligner (Algorithm 1)."""
-        name, losses = only_type(server), dict[str, float]()
-        aggregated = self.guided(server, cohort, losses)
+        """One round r of Algorithm 1, lines 3 to 18."""
+        name, parts = only_type(server), server_parts(server)
+        model = server.weights[name]  # Theta and theta; theta* is theta since line 18 of the last round
+        replies = cohort.ask(  # 3-6: broadcast, Algorithm 2
+            self.guide,
+            like={"weights": Weights(model)},
+            weights=each(self.undelivered(server, model)),
+            teacher=Weights({}),
+        )
+        aggregated = self.average(replies)  # 7
         if self.teacher is None:
             server.update_weights({name: aggregated})
             return
-        if self.teacher.measured_on == "aggregated":
-            losses = loss_reports(self._delivered(server, cohort.ask(self.judge, weights=Weights(aggregated))))
-        self.teacher.weights.step(server, losses)
-        robust = self.robust_aligner(server, cohort, aggregated, self.teacher)
-        server.record(**compare_aligners(server, {"averaged": aggregated, "robust": aggregated | robust}))
-        server.update_weights({name: aggregated | robust})
-
-    def guided(self, server: Server, cohort: Cohort, losses: dict[str, float]) -> dict[str, Tensor]:
-        """Stage 1 and the mean of what it gives; clients that hold the encoder already get the rest only."""
-        parts, now = server_parts(server), server.weights[only_type(server)]
-        # who holds the encoder of the last round, sent to be measured
-        repeated = self.teacher is not None and self.teacher.broadcast == "repeated"
-        last = None if repeated else server.clock.round - 1
-        had = {name for name, round in server.state.get("holding", {}).items() if int(round) == last}
-        replies = cohort.ask(
-            self.guide,
-            like={"weights": Weights(now)},
-            weights=each(lambda client: selected(now, parts.without_encoder) if client.id in had else Weights(now)),
-            teacher=selected(now, parts.aligner if repeated else ()),
-        )
-        return self.average(replies, losses)
-
-    def robust_aligner(
-        self, server: Server, cohort: Cohort, aggregated: Mapping[str, Tensor], teacher: RobustTeacher
-    ) -> dict[str, Tensor]:
-        """Stage 2 and the weighted mean of what it gives."""
-        # heads and encoders do not cross back: the second stage moves them for its own sake only
-        names = server_parts(server).aligner
-        sent = Weights(aggregated if teacher.measured_on == "local" else {})
-        replies = cohort.ask(
+        judged = list(cohort.ask(self.judge, weights=Weights(aggregated)))  # 8-10
+        self.teacher.weights.step(server, loss_reports(judged))  # 11-13 (Eq. 4)
+        self.delivered(server, judged)
+        replies = cohort.ask(  # 14-16: Algorithm 3
             self.teach,
-            like={"weights": selected(server.weights[only_type(server)], names)},
-            weights=sent,
-            factor=each(teacher.weights.loss_factor(server)),
+            like={"weights": selected(model, parts.aligner)},
+            weights=Weights({}),
+            factor=each(self.teacher.weights.loss_factor(server)),
         )
-        return teacher.weights.mean(server, self._delivered(server, replies) if sent else replies)
+        robust = self.teacher.weights.mean(server, replies)  # 17
+        server.record(**compare_aligners(server, {"averaged": aggregated, "robust": aggregated | robust}))
+        server.update_weights({name: aggregated | robust})  # 18
 
-    def _delivered(self, server: Server, replies: Iterable[Reply]) -> Iterator[Reply]:
-        for reply in replies:
-            server.state.setdefault("holding", {})[reply.sender.id] = torch.tensor(server.clock.round)
-            yield reply
+    def undelivered(self, server: Server, model: Mapping[str, Tensor]) -> Callable[[ClientInfo], Weights]:
+        """The broadcast to each client; without the encoder to clients that have it since they were judged."""
+        names, last = server_parts(server).without_encoder, server.clock.round - 1
+        had = {name for name, number in server.state.get("holding", {}).items() if int(number) == last}
+        return lambda client: selected(model, names) if client.id in had else Weights(model)
+
+    def delivered(self, server: Server, replies: Iterable[Reply]) -> None:
+        """Records which clients have this round's average, and so the encoder of the next broadcast."""
+        now = torch.tensor(server.clock.round)
+        server.state.setdefault("holding", {}).update({reply.sender.id: now.clone() for reply in replies})
 
     # ---- client half
 
     @client_step(float, weights=Weights, num_examples=int)
     def guide(self, client: Client, weights: Weights, teacher: Weights) -> Reply:
-        """Stage 1 (Algorithm 2): minimise L_guide + alpha L_task (Eq. 2)."""
-        client.load_weights({**client.state.pop("encoder", {}), **weights})
-        parts, stage_two = parts_of(client), self.teacher
-        # what was just received is both the start and the anchor, unless the broadcast is repeated
-        anchors = dict(teacher or selected(weights, parts.aligner))
-        client.state["teacher"] = anchors
-        loss = self.anchored_loss(client, frozen_aligners(client.model, anchors))
+        """Stage 1 (Algorithm 2); an empty ``teacher`` is the received aligner, theta* = theta."""
+        client.load_weights({**client.state.pop("encoder", {}), **weights})  # 2
+        aligner = dict(teacher or selected(weights, parts_of(client).aligner))  # 3
+        client.state["teacher"] = aligner
+        loss = self.anchored_loss(client, frozen_aligners(client.model, aligner))  # L_guide + alpha L_task (Eq. 1, 2)
+        # 4-7
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
-        trained = client.model.exchanged()
-        if stage_two and stage_two.aligner == "local":
-            client.state["aligner"] = dict(selected(trained, parts.without_encoder))
-        losses: dict[str, float] = {}
-        if stage_two and stage_two.measured_on == "local":
-            losses = measured(client, stage_two.measure_share, task_loss(client))
-        return Reply(weights=Weights(trained), num_examples=client.num_examples, **losses)
+        return Reply(weights=client.weights, num_examples=client.num_examples)  # 8
 
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
         """v_k: the loss of the aggregated model on the client's own data (Algorithm 1, line 9)."""
-        assert self.teacher is not None
         client.load_weights(weights)
-        _keep(client, weights)
-        return Reply(**measured(client, self.teacher.measure_share, self.teacher.measured_loss(client)))
+        parts = parts_of(client)
+        client.state["aligner"] = dict(selected(weights, parts.without_encoder))  # for stage 2
+        client.state["encoder"] = dict(selected(weights, parts.encoder))  # for the next round too
+        return Reply(**measured(client, 1.0, task_loss(client)))
 
     @client_step(weights=Weights)
     def teach(self, client: Client, factor: float, weights: Weights) -> Reply:
-        """Stage 2 (Algorithm 3): learn the next teacher with the frozen encoder and a copy that training distorts."""
+        """Stage 2 (Algorithm 3); ``weights`` are empty, as the client has Theta and theta since it was judged."""
         assert self.teacher is not None
-        if weights:
-            client.load_weights(weights)
-            _keep(client, weights)
         kept = client.state
         averaged = kept["aligner"]
-        client.load_weights({**kept["encoder"], **averaged, **kept["teacher"]})
+        client.load_weights({**kept["encoder"], **averaged, **kept["teacher"]})  # 2 and 3
         parts = parts_of(client)
-        loss = self.teacher.loss(client, frozen_aligners(client.model, averaged))
+        loss = self.teacher.loss(client, frozen_aligners(client.model, averaged))  # L_dro (Eq. 5)
         names = (*parts.encoder, *parts.aligner)
-        trained = train_part(client, names, self.teacher.steps, "robust", loss, factor)
-        if self.teacher.broadcast == "repeated":
-            del client.state["encoder"]
+        trained = train_part(client, names, self.teacher.steps, "robust", loss, factor)  # 4-7
         return Reply(weights=selected(trained, parts.aligner))
 
 
 def compare_aligners(server: Server, models: Mapping[str, dict[str, Tensor]]) -> dict[str, float]:
     """``<name>.m``: the task's primary metric m of each model on up to 256 validation samples, or test ones.
 
-    They are the same in every round, and nothing is chosen by it. Nothing where the server has no model or samples.
+    They are the same in every round, and no choice depends on it. Empty where the server has no model or samples.
     """
     samples, figures = server.validation or server.test, dict[str, float]()
     if server.has_model and samples:
@@ -294,11 +240,3 @@ def compare_aligners(server: Server, models: Mapping[str, dict[str, Tensor]]) ->
             server.update_weights({only_type(server): tensors})
             figures[f"{name}.{metric}"] = server.evaluate(some)[metric]
     return figures
-
-
-def _keep(client: Client, weights: Weights) -> None:
-    """Remember the aggregated model, which has been loaded, for stage 2, and its encoder for the next round."""
-    parts = parts_of(client)
-    own = client.state.get("aligner", {})
-    client.state["aligner"] = {**selected(weights, parts.without_encoder), **own}
-    client.state["encoder"] = dict(selected(weights, parts.encoder))

@@ -18,6 +18,7 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
+    tap,
 )
 from polyfed.algorithms.shared.robust_alignment import (
     AnchorGuidance,
@@ -39,26 +40,20 @@ from polyfed.losses.distillation import GuidanceReduction
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder
 
-Mode = Literal["training", "evaluation"]
-
 
 class StagedGuidance(AnchorGuidance):
-    """AnchorGuidance in one stage or both."""
+    """Guidance of the second stage, and, in the released code, of the first stage and of the measured losses."""
 
     reduction: GuidanceReduction = Field(
-        default="element", description="of squared distances: the released code's mean over elements, mean, or sum"
+        default="element", description="reduction of squares: mean over elements (released code), mean, or sum"
     )
     stages: Literal["second", "both"] = Field(
         default="second",
-        description="stages with guidance; in the first (released) its anchors are those of the last round's teacher",
-    )
-    anchor_mode: Mode = Field(
-        default="training",
-        description="mode of what gives the anchors: training, as what is guided by them, so that equal weights are at "
-        "distance 0 (released), or evaluation",
+        description="stages with guidance; in the first (released code) its anchors are those of the last round's "
+        "teacher",
     )
     measured: bool = Field(
-        default=False, description="whether v is the task's loss and the guidance by the robust aligner (released)"
+        default=False, description="v adds the guidance by the robust aligner to the task's loss (released code)"
     )
 
 
@@ -67,45 +62,50 @@ class FedDRA(RobustAlignment):
 
     First the align modules alone train at the clients, on frozen encoders, and become the robust aligner: their mean,
     by weights that follow the clients' losses (Eq. 4). Then everything trains on the task, while representations are
-    held near those that the received encoder gives under the robust aligner. The mean of that is the next model. All
-    clients train one model whose encoders have align modules (``model.aligner``).
+    held near those of the received encoder under the robust aligner, in training mode too, so that equal weights are
+    at distance 0. The mean of these models is the next model. All clients train one model whose encoders have align
+    modules (``model.aligner``).
 
     The released code does more in each stage, and the preset ``feddra-mimic`` all of it: ``guidance`` in both stages
     and ``measured``, ``weighted_stages: both`` with ``weights.use: loss``, ``aligner_in_stage_two: local``,
-    ``measured_on: aggregated``, ``frozen_encoder_mode: training``, ``weights.divergence: released``.
+    ``measured_on: aggregated``, ``frozen_encoder_mode: training``, ``weights.divergence: released``. These switches act
+    in the methods under "released code" alone.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = dict.fromkeys(("encoder", "aligner", "teacher"), Lifetime.ROUND)
 
     robust_steps: int = Field(default=20, ge=1, description="batches of the first stage, which trains aligners alone")
-    guidance: StagedGuidance | None = Field(default=StagedGuidance(), description="by the robust aligner; null: none")
-    weights: RobustWeights = Field(default=RobustWeights(), description="of clients, by their losses v")
+    guidance: StagedGuidance | None = Field(
+        default=StagedGuidance(), description="guidance by the robust aligner; null: none"
+    )
+    weights: RobustWeights = Field(default=RobustWeights(), description="weights of clients, by their losses v")
     weighted_stages: Literal["first", "both"] = Field(
         default="first",
-        description="stages whose losses w is a factor of, with weights.use loss or both; released: both",
+        description="stages whose losses have the factor w, with weights.use loss; released code: both",
     )
     aligner_in_stage_two: Literal["averaged", "local"] = Field(
         default="averaged",
-        description="what the second stage trains on from: the robust aligner, or the client's own of the first "
-        "(released); anchors are the robust aligner's in either case",
+        description="start of the second stage: the robust aligner, or the client's own of the first (released code); "
+        "anchors are the robust aligner's in either case",
     )
     measured_on: Literal["received", "aggregated"] = Field(
         default="received",
-        description="v is of the model that the second stage is sent, or of the mean that comes of it (released), "
-        "which costs an ask",
+        description="v is of the model that the second stage receives, or of the mean of its results (released code), "
+        "which costs a further ask",
     )
     measure_share: float = Field(
-        default=0.1, gt=0, le=1, description="share of a client's training samples that its loss v is measured on"
+        default=0.1, gt=0, le=1, description="share of a client's training samples on which its loss v is measured"
     )
-    frozen_encoder_mode: Mode = Field(
-        default="evaluation", description="mode of the encoder in the first stage; training (released): with dropout"
+    frozen_encoder_mode: Literal["training", "evaluation"] = Field(
+        default="evaluation",
+        description="mode of the encoder in the first stage; released code: training",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.guidance and self.guidance.measured and self.measured_on == "received":
             raise ValueError("guidance.measured needs measured_on 'aggregated': the received model gives the anchors")
-        if self.weighted_stages == "both" and self.weights.use not in ("loss", "both"):
+        if self.weighted_stages == "both" and self.weights.use != "loss":
             raise ValueError(f"weighted_stages 'both' has no effect with weights.use '{self.weights.use}'; use loss")
         return self
 
@@ -116,69 +116,55 @@ class FedDRA(RobustAlignment):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """One initial model for all, and uniform weights."""
+        """Starts from one initial model for all, and uniform weights."""
         super().setup(server)
         self.weights.start(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Robust aligner, guided training, average, weights of the next round."""
-        robust, losses = self.robust_aligner(server, cohort), dict[str, float]()
-        factor = each(self.weights.loss_factor(server)) if self.weighted_stages == "both" else 1.0
-        replies = cohort.ask(
-            self.bind,
-            like={"weights": Weights(server.weights[only_type(server)] | robust)},
-            aligner=Weights(robust),
-            factor=factor,
-        )
-        aggregated = self.average(replies, losses)
-        server.update_weights({only_type(server): aggregated})
-        if self.measured_on == "aggregated":
-            losses = loss_reports(cohort.ask(self.judge, weights=Weights(aggregated)))
-        self.weights.step(server, losses)
-
-    def robust_aligner(self, server: Server, cohort: Cohort) -> dict[str, Tensor]:
-        """Stage 1 and the weighted mean of what it gives, whose layers are the teacher of the next round's."""
-        names = server_parts(server).without_encoder
-        replies = cohort.ask(
+        name, losses = only_type(server), dict[str, float]()
+        replies = cohort.ask(  # stage 1
             self.align,
-            like={"weights": server.weights_for(cohort.clients[0]).part(names)},
+            like={"weights": selected(server.weights[name], server_parts(server).without_encoder)},
             weights=server.weights_for(cohort.clients[0]),
             teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.weights.loss_factor(server)),
         )
-        robust = self.weights.mean(server, replies)
-        if self.guidance and self.guidance.stages == "both":
-            server.state["teacher"] = _layers(robust)
-        return robust
+        robust = self.weights.mean(server, replies)  # sum_k w_k theta_k
+        self.keep_teacher(server, robust)
+        replies = cohort.ask(  # stage 2
+            self.bind,
+            like={"weights": Weights(server.weights[name] | robust)},
+            aligner=Weights(robust),
+            factor=self.second_factor(server),
+        )
+        aggregated = self.average(tap(replies, lambda reply: losses.update(loss_reports([reply]))))
+        server.update_weights({name: aggregated})
+        self.weights.step(server, self.final_losses(cohort, aggregated, losses))  # Eq. 4
 
     # ---- client half
 
     @client_step(weights=Weights)
     def align(self, client: Client, weights: Weights, teacher: Weights, factor: float) -> Reply:
+        """Stage 1: align modules and heads learn the task on a frozen encoder."""
         client.load_weights(weights)
         parts = parts_of(client)
         client.state["encoder"] = dict(selected(weights, parts.encoder))
         loss = self.aligner_loss(client, {**selected(weights, parts.aligner), **teacher})
         names = parts.without_encoder
         learnt = selected(train_part(client, names, self.robust_steps, "align", loss, factor), names)
-        if self.aligner_in_stage_two == "local":
-            client.state["aligner"] = dict(learnt)
+        self.keep_aligner(client, learnt)
         return Reply(weights=learnt)
 
     @client_step(float, weights=Weights, num_examples=int)
     def bind(self, client: Client, aligner: Weights, factor: float) -> Reply:
+        """Stage 2: everything learns the task, near the received model's representations."""
         # not sent twice: the first stage of this round has left it with the client
         encoder = client.state.pop("encoder")
         client.load_weights({**encoder, **aligner})
-        losses: dict[str, float] = {}
-        if self.measured_on == "received":
-            losses = measured(client, self.measure_share, task_loss(client))
-        # before a local aligner is loaded: anchors are the robust aligner's in either case
+        losses = self.received_losses(client)
         loss = self.guided_loss(client)
-        if self.guidance and self.guidance.measured:
-            client.state["teacher"] = _layers(aligner)
-        if self.aligner_in_stage_two == "local":
-            client.load_weights({**encoder, **client.state.pop("aligner")})
+        client.load_weights({**encoder, **self.start_of_stage_two(client, aligner)})
         client.fit(
             client.train,
             epochs=self.local_epochs,
@@ -190,14 +176,60 @@ class FedDRA(RobustAlignment):
 
     @client_step(float)
     def judge(self, client: Client, weights: Weights) -> Reply:
+        """v_k of the aggregated model (released code)."""
         client.load_weights(weights)
         return Reply(**measured(client, self.measure_share, self.aggregated_loss(client)))
+
+    def guided_loss(self, client: Client) -> Regulariser:
+        """Loss of the second stage: the task's, and the distance to the representations of the model as it is now."""
+        received = frozen_copy(client.model, training=True)
+
+        def loss(model: Embedder, batch: Batch) -> Tensor:
+            anchors = Bound(EncoderFeatures(received, frozen=True), aligners_of(received))
+            return self.guided_task_loss(client, local_view(client.model), anchors, batch)
+
+        return loss
+
+    # ---- released code: each switch at its default leaves the paper's method
+
+    def keep_teacher(self, server: Server, robust: Mapping[str, Tensor]) -> None:
+        """Keeps the layers of the robust aligner as the teacher of the next round's first stage."""
+        if self.guidance and self.guidance.stages == "both":
+            server.state["teacher"] = _layers(robust)
+
+    def second_factor(self, server: Server) -> each[float] | float:
+        """Factor of each client's loss in the second stage."""
+        return each(self.weights.loss_factor(server)) if self.weighted_stages == "both" else 1.0
+
+    def final_losses(
+        self, cohort: Cohort, aggregated: dict[str, Tensor], received: dict[str, float]
+    ) -> Mapping[str, float]:
+        """The losses v: as reported by the second stage, or of the aggregated model."""
+        if self.measured_on == "received":
+            return received
+        return loss_reports(cohort.ask(self.judge, weights=Weights(aggregated)))
+
+    def keep_aligner(self, client: Client, learnt: Weights) -> None:
+        """Keeps the client's own aligner for the second stage."""
+        if self.aligner_in_stage_two == "local":
+            client.state["aligner"] = dict(learnt)
+
+    def start_of_stage_two(self, client: Client, aligner: Weights) -> Mapping[str, Tensor]:
+        """The aligner from which the second stage trains."""
+        if self.guidance and self.guidance.measured:
+            client.state["teacher"] = _layers(aligner)
+        return aligner if self.aligner_in_stage_two == "averaged" else client.state.pop("aligner")
+
+    def received_losses(self, client: Client) -> dict[str, float]:
+        """v_k of the received model."""
+        received = self.measured_on == "received"
+        return measured(client, self.measure_share, task_loss(client)) if received else {}
 
     def aligner_loss(self, client: Client, teacher: Mapping[str, Tensor]) -> Regulariser:
         """Loss of the first stage: the task's; with guidance in both stages also the distance to the teacher's."""
         redrawn, guidance = self.frozen_encoder_mode == "training", self.guidance
         encoder = frozen_copy(client.model, training=redrawn)
-        anchors = frozen_aligners(client.model, teacher, training=_trains(guidance))
+        anchors = frozen_aligners(client.model, teacher, training=True)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
             features = EncoderFeatures(encoder, frozen=True)
@@ -209,15 +241,6 @@ class FedDRA(RobustAlignment):
 
         return loss
 
-    def guided_loss(self, client: Client) -> Regulariser:
-        received = frozen_copy(client.model, training=_trains(self.guidance))
-
-        def loss(model: Embedder, batch: Batch) -> Tensor:
-            anchors = Bound(EncoderFeatures(received, frozen=True), aligners_of(received))
-            return self.guided_task_loss(client, local_view(client.model), anchors, batch)
-
-        return loss
-
     def aggregated_loss(self, client: Client) -> Callable[[Embedder, Batch], Tensor]:
         """v: the task's loss of the aggregated model, with ``guidance.measured`` also the distance to the teacher's."""
         if self.guidance is None or not self.guidance.measured:
@@ -226,10 +249,6 @@ class FedDRA(RobustAlignment):
         weights = {**client.model.exchanged(), **client.state["teacher"]}
         anchors = frozen_aligners(client.model, weights, training=False)
         return self.anchored_loss(client, anchors)
-
-
-def _trains(guidance: StagedGuidance | None) -> bool:
-    return guidance is None or guidance.anchor_mode == "training"
 
 
 def _layers(aligner: Mapping[str, Tensor]) -> dict[str, Tensor]:

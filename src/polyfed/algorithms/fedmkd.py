@@ -18,16 +18,14 @@ from polyfed.algorithms.algorithm import (
     Cohort,
     FederationPlan,
     Lifetime,
-    Logits,
     Reply,
     Representations,
     Server,
     client_step,
-    each,
 )
-from polyfed.algorithms.shared.distiller import ServerTask, train_task
+from polyfed.algorithms.shared.distiller import ServerTask
 from polyfed.algorithms.shared.local_losses import Byol, SecondViews, random_views
-from polyfed.algorithms.shared.public_exchange import EitherExchange, PublicOutputs, clip_row_norms, fixed_sample
+from polyfed.algorithms.shared.public_exchange import Exchange, PublicExchange, clip_row_norms, fixed_sample
 from polyfed.algorithms.shared.teacher import HEAT_MAP_SAMPLES
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import Settings
@@ -37,7 +35,6 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.losses.contrast import queue_contrast
 from polyfed.losses.self_supervised import Predictor
 from polyfed.models.model import CachedModel
-from polyfed.wire.schema import Declared
 
 _OPTIMIZER, _QUEUE = "student", "queue"
 
@@ -45,24 +42,23 @@ _OPTIMIZER, _QUEUE = "student", "queue"
 class Teachers(NamedTuple):
     """Clients' rows for one output on the exchanged samples, of unit norm."""
 
-    values: Float[Tensor, "t n w"]
+    values: Float[Tensor, "t n d"]
     senders: list[str]
 
 
 class TargetContrast(Settings):
-    """The student's output and the teachers' target agree, and no other."""
+    """Contrast of the student's output with the teachers' target, and other samples' targets as negatives."""
 
     weight: float = Field(default=0.9, gt=0, description="factor of the contrast with the teachers' target")
-    temperature: float | None = Field(default=0.1, gt=0, description="None: 1 for scores, else 0.1")
-    queue: int = Field(default=1024, ge=0, description="past targets an output that serve as negatives")
-    adapter_outputs: int = Field(default=10, ge=1, description="outputs of the adapters of the attention")
+    temperature: float | None = Field(default=0.1, gt=0, description="temperature of the contrast; None: 0.1")
+    queue: int = Field(default=1024, ge=0, description="past targets per output that serve as negatives")
 
 
 class StudentPasses(Settings):
     """The server's passes, in which it learns from the teachers."""
 
-    epochs: int = Field(default=5, ge=1, description="passes over the exchanged samples a round")
-    weight: float = Field(default=1.0, ge=0, description="factor of the whole loss")
+    epochs: int = Field(default=5, ge=1, description="passes over the exchanged samples per round")
+    weight: float = Field(default=1.0, ge=0, description="factor of the loss")
     training: TrainingSettings | None = Field(
         default=None, description="optimiser; None: settings of the server's training"
     )
@@ -71,21 +67,21 @@ class StudentPasses(Settings):
 class FedMKD(Algorithm):
     """Multi-teacher knowledge distillation on unlabelled public data (FedMKD, NeurIPS 2024).
 
-    Clients train on their own tasks and send their outputs on the exchanged samples. The server's model learns from
-    them in ``distiller.epochs`` passes, with a target for each sample and output that an attention over the teachers
-    makes:
+    Clients train on their own tasks and return their representations of the exchanged samples. The server's model
+    learns from them in ``distiller.epochs`` passes, with a target for each sample and output that an attention over the
+    teachers makes:
 
         0.1 BYOL + 0.9 InfoNCE(student, target; queue of past targets).
 
     BYOL compares two training views of each modality whose view is random, by a predictor and a slow copy of the
-    encoders; it is the same in both forms. The contrast compares the student's output with the teachers' target, both
-    of unit norm; teachers have unit norm too, so that none outweighs others by its scale. The attention learns with the
-    student, in one optimiser (``distiller.training``). Taking this method for the baseline of that name in multimodal
-    studies, its form with representations of several modalities or with class scores, negatives from the batch beside
-    those of the queue, and leaving out negatives of the same item are inferences.
+    encoders. The contrast compares the student's output with the teachers' target, both of unit norm; teachers have
+    unit norm too, so that none outweighs others by its scale. The attention learns with the student, in one optimiser
+    (``distiller.training``). Inferred, not stated in the paper: that this is the baseline of that name in multimodal
+    studies, the form with representations of several modalities, negatives from the batch in addition to those of the
+    queue, and leaving out negatives of the same item.
 
     Server state: adapters and predictors, the slow encoders, the queues. The outputs of a round's teachers are held at
-    once, twice for a moment: teachers x exchanged samples x w x 4 bytes an output. Metrics: mean ``byol`` and
+    once, twice for a moment: teachers x exchanged samples x d x 4 bytes per output. Metrics: mean ``byol`` and
     ``contrast``; the weights of teachers as arrays.
     """
 
@@ -94,10 +90,10 @@ class FedMKD(Algorithm):
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 
-    local_epochs: int = Field(default=5, ge=1, description="E, local epochs a round")
+    local_epochs: int = Field(default=5, ge=1, description="E, local epochs per round")
     byol: Byol | None = Byol(weight=0.1)
     contrast: TargetContrast | None = TargetContrast()
-    public: EitherExchange = EitherExchange(augment=True)
+    public: PublicExchange = PublicExchange(augment=True)
     task: ServerTask | None = ServerTask()
     distiller: StudentPasses | None = StudentPasses()
 
@@ -113,56 +109,40 @@ class FedMKD(Algorithm):
     def server_passes(self) -> int:
         return (self.task.epochs if self.task else 0) + (self.distiller.epochs if self.distiller else 0)
 
-    def sends(self, declared: Declared) -> Declared:
-        return self.public.sends(declared)
-
-    # ---- server half
-
     def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         self.public.require(plan)
-        if self.task is not None:
-            self.task.require(plan, self.public)
 
     def setup(self, server: Server) -> None:
-        """Check that everybody has what the method exchanges.
-
-        Raises:
-            ConfigError: somebody has not.
-        """
         self.public.require_samples(server)
-        if self.task is not None:
-            self.task.require(server, self.public)
+
+    # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Clients train and send their outputs, the server trains its task, and learns from all teachers."""
-        teachers = self.teachers(server, cohort, self.public.server_outputs(server))
-        train_task(self.task, "last", server)
+        """Clients train and return representations, the server trains its task, then learns from all teachers."""
+        exchange = self.public.exchange(server)
+        teachers = self.teachers(exchange, cohort)
+        if self.task is not None:
+            server.fit(server.public_set, epochs=self.task.epochs)
         if self.distiller is not None:
             self.distil(server, teachers, self.distiller)
 
-    def teachers(self, server: Server, cohort: Cohort, server_outputs: PublicOutputs) -> dict[str, Teachers]:
-        """Ask the cohort to train and for its outputs; an output that nobody sent has no teachers."""
-        rows: dict[str, list[Tensor]] = {name: [values[:0]] for name, values in server_outputs.items()}
-        senders: dict[str, list[str]] = {name: [] for name in server_outputs}
-        replies = cohort.ask(
-            self.fit,
-            like=self.public.layout(server, server_outputs, "knowledge"),
-            order=server_outputs.order,
-            channels=each(self.public.asked(server_outputs)),
-        )
-        for reply in replies:
+    def teachers(self, exchange: Exchange, cohort: Cohort) -> dict[str, Teachers]:
+        """Rows of the cohort by output; an output that no client returns has no teachers."""
+        server, outputs = exchange.server, exchange.outputs
+        rows: dict[str, list[Tensor]] = {name: [values[:0]] for name, values in outputs.items()}
+        senders: dict[str, list[str]] = {name: [] for name in outputs}
+        for reply in exchange.ask(cohort, self.fit, order=exchange.order, channels=exchange.wanted):
             for name, values in self.public.from_wire(server, reply.knowledge).items():
-                clipped = clip_row_norms(values, self.public.largest_norm).float()
-                # unit norm also where logits cross: no teacher counts by its scale
-                rows[name].append(F.normalize(clipped, dim=1))
+                # unit norm: no teacher counts by its scale
+                rows[name].append(F.normalize(clip_row_norms(values).float(), dim=1))
                 senders[name].append(reply.sender.id)
         server.record(**{f"senders.{name}": float(len(ids)) for name, ids in senders.items() if ids})
-        shapes = {name: (-1, *values.shape) for name, values in server_outputs.items()}
+        shapes = {name: (-1, *values.shape) for name, values in outputs.items()}
         return {name: Teachers(torch.cat(parts).view(shapes[name]), senders[name]) for name, parts in rows.items()}
 
     def distil(self, server: Server, teachers: Mapping[str, Teachers], passes: StudentPasses) -> None:
-        """Passes over the exchanged samples, and the weights of the teachers that the report shows."""
+        """Passes over the exchanged samples; keeps the weights of the teachers for the report."""
         present = {name: one for name, one in teachers.items() if one.senders}
         if not present:
             return
@@ -175,7 +155,7 @@ class FedMKD(Algorithm):
         student.keep()
         server.record(**student.means())
         index = fixed_sample(server, len(samples), min(HEAT_MAP_SAMPLES, len(samples)))
-        own = self.public.outputs_of(server, samples.subset(index))
+        own = server.represent(samples.subset(index))
         for name, (values, senders) in present.items():
             with torch.no_grad():
                 rows = F.normalize(own[name], dim=1)
@@ -184,33 +164,33 @@ class FedMKD(Algorithm):
 
     # ---- client half
 
-    @client_step(knowledge=Representations | Logits, num_examples=int)
+    @client_step(knowledge=Representations, num_examples=int)
     def fit(self, client: Client, order: str, channels: str) -> Reply:
-        """Train on the client's own task; replies with its outputs on the exchanged samples."""
+        """Train on the client's own task; returns its representations of the exchanged samples."""
         client.fit(client.train, epochs=self.local_epochs)
         own = self.public.client_outputs(client, order, read_json(channels))
         return Reply(knowledge=own, num_examples=client.num_examples)
 
 
 class Student:
-    """The server's model while it learns from teachers, with all that it learns by.
+    """The server's model while it learns from teachers, with the modules that its losses need.
 
     Attributes:
-        attention: over teachers.
-        predictors: of BYOL, by modality.
-        views: pairs of views of the modalities whose training view is random, and the slow encoders.
-        trainer: one optimiser over model, attention and predictors.
+        attention: Attention over teachers.
+        predictors: Predictors of BYOL, by modality.
+        views: Pairs of views of the modalities whose training view is random, and the slow encoders.
+        trainer: One optimiser over model, attention and predictors.
     """
 
     def __init__(
         self, method: FedMKD, passes: StudentPasses, server: Server, samples: Samples, widths: Mapping[str, int]
     ) -> None:
         self._method, self._weight, self._server = method, passes.weight, server
-        byol, contrast = method.byol or Byol(), method.contrast or TargetContrast()
+        byol = method.byol or Byol()
         model, device = server.model, server.device
         names = random_views(samples) if method.byol is not None else []
-        with isolated(server.clock.seed, "student"):  # what is kept replaces them from the second round on
-            self.attention = TeacherAttention(widths, contrast.adapter_outputs).to(device)
+        with isolated(server.clock.seed, "student"):  # from the second round on the kept ones replace them
+            self.attention = TeacherAttention(widths).to(device)
             self.predictors = nn.ModuleDict({name: Predictor(model.dim, byol.predictor_width) for name in names})
             self.predictors.to(device)
         self.views = SecondViews(samples, names, model, byol.momentum, server.generator("second-views"))
@@ -251,8 +231,7 @@ class Student:
         # gradient reaches the attention through the target, not through the queue
         targets = F.normalize(self.attention(output, own, teachers)[0], dim=1)
         values, items = self.queue[f"values.{output}"], self.queue[f"items.{output}"]
-        tau = self._method.public.tau(settings.temperature)
-        loss = queue_contrast(own, targets, values, batch.items, items, tau)
+        loss = queue_contrast(own, targets, values, batch.items, items, settings.temperature or 0.1)
         kept = slice(settings.queue)  # newest first, so that the oldest fall out
         self.queue[f"values.{output}"] = torch.cat([targets.detach(), values])[kept]
         self.queue[f"items.{output}"] = torch.cat([batch.items, items])[kept]
@@ -272,27 +251,30 @@ class Student:
 
 
 class TeacherAttention(nn.Module):
-    """One target a sample from the rows of several teachers: sum_c softmax_c(q . k_c / sqrt(outputs)) t_c.
+    """One target per sample from the rows of several teachers: sum_c softmax_c(q . k_c / sqrt(scores)) t_c.
 
-    The query q comes of the student's row, the key k_c of teacher c's, both through an adapter, an MLP with few
-    outputs, of which each output of participants (name -> width w) has one. The paper names an MLP to 10 scores and a
-    softmax over teachers; that query and keys share it, and the scale, are inferred.
+    An adapter per output, an MLP to 10 scores, makes the query q of the student's row and the key k_c of teacher c's.
+    The paper names the MLP and a softmax over teachers; that query and keys share it, and the scale, are inferred.
+
+    Args:
+        widths: Maps outputs to their width d.
+        scores: Outputs of an adapter.
     """
 
-    def __init__(self, widths: Mapping[str, int], outputs: int = 10) -> None:
+    def __init__(self, widths: Mapping[str, int], scores: int = 10) -> None:
         super().__init__()
         self.positions = {output: position for position, output in enumerate(widths)}
-        self._scale = 1 / math.sqrt(outputs)
+        self._scale = 1 / math.sqrt(scores)
         self.adapters = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)) for width in widths.values()
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, scores)) for width in widths.values()
         )
 
     def forward(
-        self, output: str, student: Float[Tensor, "b w"], teachers: Float[Tensor, "t b w"]
-    ) -> tuple[Float[Tensor, "b w"], Float[Tensor, "t b"]]:
+        self, output: str, student: Float[Tensor, "b d"], teachers: Float[Tensor, "t b d"]
+    ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "t b"]]:
         """The targets, and the weight of each teacher; both carry gradient to the adapter.
 
-        The student's rows are constants: it is not to learn to choose easy teachers.
+        The student's rows are constants: it must not learn to choose easy teachers.
         """
         adapter = self.adapters[self.positions[output]]
         weights = (self._scale * (adapter(student.detach()) * adapter(teachers)).sum(-1)).softmax(0)

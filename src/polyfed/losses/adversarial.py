@@ -1,6 +1,6 @@
-"""Adversarial alignment: a discriminator tells representations apart, an encoder undoes it (BAA of FedAFD, CVPR 2026).
+"""Adversarial alignment: a discriminator separates representations, an encoder mixes them (BAA of FedAFD, CVPR 2026).
 
-Real are the global representations, fake the client's own. All losses take logits, so log D(x) = -softplus(-logit).
+The global representations are real, the client's own fake. All losses take logits, so log D(x) = -softplus(-logit).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Discriminator(nn.Module):
     """MLP with leaky ReLUs that scores representations: high for global (real) ones, low for local (fake) ones.
 
     Args:
-        dim: width d of the representations.
-        hidden: widths of the hidden layers (FedAFD, supplement A.2.1); wider ones tell apart more.
-        slope: of the leaky ReLUs below zero; 0 makes them plain, 1 linear.
-        double_sigmoid: give probabilities, as FedAFD's released code does, although its loss takes logits. Read as
+        dim: Width d of the representations.
+        hidden: Widths of the hidden layers (FedAFD, supplement A.2.1); wider ones separate more.
+        slope: Slope of the leaky ReLUs below zero; 0 makes them plain, 1 linear.
+        double_sigmoid: Returns probabilities, as FedAFD's released code does, although its loss takes logits. Read as
             logits they confine the loss of a real sample to (0.313, 0.693), of a fake one to (0.693, 1.313).
 
     >>> discriminator = Discriminator(dim=4)
@@ -54,39 +54,39 @@ class Discriminator(nn.Module):
 def discriminator_loss(
     discriminator: nn.Module, real: Float[Tensor, "r d"], fake: Float[Tensor, "f d"]
 ) -> Float[Tensor, ""]:
-    """-E[log D(real)] - E[log(1 - D(fake))], what a discriminator minimises; gradient to its parameters only.
+    """-E[log D(real)] - E[log(1 - D(fake))], the loss of a discriminator; gradient to its parameters only.
 
     The paper's discriminators maximise L_adv, the negative of this. One of several terms (D_in, D_cr): add them up.
 
     Args:
-        discriminator: maps representations to logits.
-        real: global representations; constants.
-        fake: the client's representations; constants, in any number.
+        discriminator: Maps representations to logits.
+        real: Global representations; constants.
+        fake: The client's representations; constants, in any number.
 
     Raises:
-        ValueError: there is no real or no fake representation.
+        ValueError: Real or fake representations are missing.
 
     >>> identity = nn.Flatten(0)  # representations of width 1, which are their own logits
     >>> round(float(discriminator_loss(identity, real=torch.full((2, 1), 3.0), fake=torch.full((2, 1), -3.0))), 3)
     0.097
     """
-    # two passes: in one batch a discriminator with batch norms would see both kinds mixed
+    # two passes: in one batch a discriminator with batch norms would mix both
     return separation(discriminator(real.detach()), discriminator(fake.detach()))
 
 
 def encoder_loss(
     discriminator: nn.Module, real: Float[Tensor, "r d"], fake: Float[Tensor, "f d"], form: EncoderForm = "minimax"
 ) -> Float[Tensor, ""]:
-    """What an encoder minimises to be taken for the global model; gradient to ``fake`` only.
+    """Loss of an encoder that imitates the global model; gradient to ``fake`` only.
 
     Args:
-        discriminator: maps representations to logits; a constant here.
-        real: global representations; constants.
-        fake: the client's representations, with their graph.
+        discriminator: Maps representations to logits; a constant here.
+        real: Global representations; constants.
+        fake: The client's representations, with their graph.
         form: ``minimax``, L_adv of the paper, or ``non_saturating``, as released.
 
     Raises:
-        ValueError: there is no fake representation, or no real one for ``minimax``.
+        ValueError: Fake representations are missing, or real ones for ``minimax``.
 
     >>> identity, real = nn.Flatten(0), torch.full((2, 1), 3.0)
     >>> fakes = torch.full((2, 1), -3.0), torch.full((2, 1), 3.0)
@@ -138,10 +138,10 @@ ENCODER_FORMS: Mapping[EncoderForm, Callable[[Tensor, Tensor], Tensor]] = Mappin
 
 
 def frozen_output(module: nn.Module, x: Tensor) -> Tensor:
-    """What ``module`` gives for ``x``, its parameters being constants of this call.
+    """Output of ``module`` for ``x``, with its parameters as constants of this call.
 
-    ``requires_grad`` is never touched, so that nothing has to be put back after an error, and autocast keeps no
-    copy of a weight that a later, unfrozen call would take.
+    ``requires_grad`` stays as it is, so that an error leaves no trace, and autocast keeps no copy of a weight that a
+    later, unfrozen call would use.
 
     >>> layer, x = nn.Linear(2, 1), torch.ones(1, 2, requires_grad=True)
     >>> frozen_output(layer, x).sum().backward()

@@ -30,17 +30,17 @@ def inter_modal(
     -log exp(u_k . t_k / tau) / sum_j exp(u_k . t_j / tau), in memory b x ``chunk``; gradient to ``u`` only.
 
     Args:
-        u: representations of public samples in one modality.
-        anchors: global representations of the whole public set in the other modality, those that several samples have
-            but once if ``counts`` say so; constants.
-        positive: index among them of each row of ``u``.
-        tau: temperature; a higher one softens the contrast (the paper has none, the released code 0.5).
-        items: id of the item behind each anchor; siblings (other captions of the same image) are then
+        u: Representations of public samples in one modality.
+        anchors: Global representations of the public set in the other modality; with ``counts`` each distinct one is
+            given once. Constants.
+        positive: Index among them of each row of ``u``.
+        tau: Temperature; a higher one softens the contrast (the paper has none, the released code 0.5).
+        items: Id of the item behind each anchor; siblings (other captions of the same image) are then
             left out of the denominator.
-        include_self: whether the positive is part of the denominator, as in Eq. 1 and the released code.
-            Without it a row that has no negative left counts as 0.
-        counts: how many samples have each anchor; None: one.
-        chunk: anchors at a time; more need more memory and less time.
+        include_self: True keeps the positive in the denominator, as in Eq. 1 and the released code. Without it a row
+            without negatives counts as 0.
+        counts: Number of samples per anchor; None: one.
+        chunk: Anchors at a time; more need more memory and less time.
 
     >>> anchors = torch.eye(3)
     >>> [round(float(inter_modal(anchors, anchors, torch.arange(3), tau)), 3) for tau in (0.5, 1.0)]
@@ -62,10 +62,10 @@ def intra_modal(
     -log exp(u.g / tau) / (exp(u.g / tau) + exp(u.p / tau)) = softplus(u.(p - g) / tau); gradient to ``u`` only.
 
     Args:
-        u: the client's representations of public samples.
-        consensus: g, the global representations of the same samples and modality.
-        previous: p, what the client's own model gave for them at the end of its last participation.
-        tau: temperature; a higher one softens the contrast (the paper has none, the released code 0.5).
+        u: The client's representations of public samples.
+        consensus: Global representations g of the same samples and modality.
+        previous: Representations p of them by the client's model at the end of its last participation.
+        tau: Temperature; a higher one softens the contrast (the paper has none, the released code 0.5).
 
     >>> u, previous = torch.eye(2), -torch.eye(2)
     >>> round(float(intra_modal(u, consensus=u, previous=previous)), 3), round(float(intra_modal(u, previous, u)), 3)
@@ -84,9 +84,9 @@ def model_contrast(
     Eq. 2 on vectors of any length. Gradient to ``z`` only.
 
     Args:
-        z: of the model in training.
-        received: z_glob, of the model that the server sent.
-        previous: z_prev, of the client's model at the end of its previous participation.
+        z: Representations of the model in training.
+        received: Representations z_glob of the model that the server sent.
+        previous: Representations z_prev of the client's model at the end of its previous participation.
         tau: temperature; a higher one softens the contrast.
 
     >>> z = torch.eye(2)

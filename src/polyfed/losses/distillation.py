@@ -1,4 +1,4 @@
-"""Distances by which a student learns representations or class scores, and divergences between softmaxes."""
+"""Distances by which a student learns representations, and divergences between softmaxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from polyfed.losses.log_sum_exp import log_partition
 from polyfed.losses.precision import in_full_precision
 
-Distillation = Literal["l2", "mse", "l1", "cosine", "kl"]
+Distillation = Literal["l2", "mse", "l1", "cosine"]
 GuidanceReduction = Literal["sum", "mean", "element"]
 
 
@@ -25,9 +25,9 @@ def l2(
     """Mean over samples of the unsquared norm |student - target|_2 (CreamFL Eq. 7); its gradient at 0 is 0.
 
     Args:
-        student: outputs that learn.
-        target: constants.
-        valid: samples that have a target; the mean is over these, and 0 if there are none.
+        student: Outputs that learn.
+        target: Constant outputs.
+        valid: Samples that have a target; the mean is over these, and 0 if there are none.
 
     >>> float(l2(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)))
     5.0
@@ -60,18 +60,6 @@ def l1(
 
 
 @in_full_precision
-def kl(
-    student: Float[Tensor, "b c"], target: Float[Tensor, "b c"], valid: Bool[Tensor, " b"] | None = None
-) -> Float[Tensor, ""]:
-    """Mean over samples of KL(softmax(target) || softmax(student)), of class scores; arguments as ``l2``.
-
-    >>> round(float(kl(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]]))), 3)
-    1.523
-    """
-    return _mean(score_kl(student, _constant(target, student, valid)), valid)
-
-
-@in_full_precision
 def cosine(
     student: Float[Tensor, "b d"], target: Float[Tensor, "b d"], valid: Bool[Tensor, " b"] | None = None
 ) -> Float[Tensor, ""]:
@@ -84,7 +72,7 @@ def cosine(
 
 
 DISTILLATIONS: Mapping[Distillation, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = MappingProxyType(
-    {"l2": l2, "mse": mse, "l1": l1, "cosine": cosine, "kl": kl}
+    {"l2": l2, "mse": mse, "l1": l1, "cosine": cosine}
 )
 """The distances by name."""
 
@@ -96,8 +84,8 @@ def squared_distance(
     """Sum over the batch of ||z - z*||^2 (FedAID, arXiv 2404.03854, Eq. 1 and 5); gradient to both.
 
     Args:
-        z: representations.
-        anchors: z*, in the same order.
+        z: Representations.
+        anchors: Representations z*, in the same order.
         reduction: ``sum`` over samples, their ``mean``, or the mean over all b x d elements (FedDRA's released code).
 
     >>> [float(squared_distance(torch.ones(2, 4), torch.zeros(2, 4), how)) for how in ("sum", "mean", "element")]
@@ -140,11 +128,11 @@ def similarity_kl(
     Bregman divergence of A, so that no row of P similarities is held.
 
     Args:
-        student: representations that learn.
-        teacher: constants.
-        anchors: what both are compared with; constants.
-        tau: temperature; a higher one softens both sides.
-        chunk: anchors at a time; more need more memory and less time.
+        student: Representations that learn.
+        teacher: Constant representations.
+        anchors: Constant representations with which both are compared.
+        tau: Temperature; a higher one softens both sides.
+        chunk: Anchors at a time; more need more memory and less time.
 
     >>> student, teacher, anchors = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), 2 * torch.eye(2)
     >>> round(float(similarity_kl(student, teacher, anchors)), 3)
@@ -160,20 +148,10 @@ def similarity_kl(
     return ahead - level.detach() - (slope * (student - teacher.detach())).sum(1)
 
 
-def row_kl(student: Tensor, teacher: Tensor, anchors: Tensor | None, tau: float) -> Float[Tensor, " b"]:
-    """``similarity_kl`` where there are anchors, else ``score_kl``.
-
-    >>> scores = torch.tensor([[2.0, 0.0]])
-    >>> round(float(row_kl(scores, -scores, anchors=None, tau=1.0)), 3)
-    1.523
-    """
-    return score_kl(student, teacher, tau) if anchors is None else similarity_kl(student, teacher, anchors, tau)
-
-
 def _constant(
     target: Float[Tensor, "b d"], student: Float[Tensor, "b d"], valid: Bool[Tensor, " b"] | None
 ) -> Float[Tensor, "b d"]:
-    """The target without gradient; where there is none, the student itself: its gradient is 0 then."""
+    """The target without gradient; rows without one are the student's own, and have gradient 0."""
     return target.detach() if valid is None else torch.where(valid[:, None], target, student).detach()
 
 
@@ -193,17 +171,16 @@ def relational_kl(
 ) -> Float[Tensor, ""]:
     """Mean over rows s of KL(softmax_t(C_st / tau) || softmax_t(cos(source_s, target_t) / tau)), C a teacher's.
 
-    The idea is that of similarity-preserving and relational distillation (Tung and Mori 2019; Park et al. 2019), with
-    distributions in place of matrices, as Fang et al. (SEED, 2021) have them. It is blind to rotations of the student's
-    space and of the teacher's.
+    Similarity-preserving and relational distillation (Tung and Mori 2019; Park et al. 2019), with distributions in
+    place of matrices as in Fang et al. (SEED, 2021). Invariant to rotations of either's space.
 
     Args:
-        source: the student's rows, with gradient, as ``target``.
-        target: what they are compared with; ``source`` itself within a modality.
-        cosines: C, constants; anything finite where they are not known.
-        known: pairs that take part, each softmax is over those of its row. Rows with fewer than two do not count; the
-            loss is 0 if none counts.
-        tau: temperature; a higher one looks at far samples too.
+        source: The student's rows; they carry gradient, as does ``target``.
+        target: Rows with which they are compared; ``source`` itself within a modality.
+        cosines: Constants C; anything finite where they are unknown.
+        known: Pairs that take part; each softmax is over the pairs of its row. Rows with fewer than two do not count;
+            the loss is 0 if none counts.
+        tau: Temperature; a higher one includes more distant samples.
 
     >>> x, known = torch.eye(3), torch.ones(3, 3, dtype=torch.bool)
     >>> [round(float(relational_kl(x, x, cosines, known, tau=0.5)), 3) for cosines in (torch.eye(3), torch.ones(3, 3))]
@@ -212,5 +189,5 @@ def relational_kl(
     own = F.normalize(source, dim=1) @ F.normalize(target, dim=1).T
     lowest = torch.finfo(own.dtype).min / 2  # finite: a softmax over nothing but -inf is NaN
     student, teacher = (torch.where(known, side / tau, lowest) for side in (own, cosines.to(own)))
-    counts = known.sum(1) > 1  # of a single one there is no distribution to learn
+    counts = known.sum(1) > 1  # a single one has no distribution to learn
     return (score_kl(student, teacher) * counts).sum() / counts.sum().clamp_min(1)

@@ -1,4 +1,4 @@
-"""Log-sum-exp of logits that come tile by tile and never stand in memory together."""
+"""Log-sum-exp of logits that arrive in tiles and are never in memory together."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RunningLogSumExp:
     With base 2 the logits are in bits, x / ln 2: on a CPU 2^x takes a third of the time of e^x.
 
     Args:
-        like: gives shape [r], type and device of the result.
-        base: b, "e" or 2.
+        like: Tensor with the shape [r], type and device of the result.
+        base: Base b, "e" or 2.
 
     Attributes:
-        peak: largest logit of each row so far.
-        total: sum of the powers of the logits minus the peak.
+        peak: Largest logit of each row so far.
+        total: Sum of the powers of the logits minus the peak.
 
     >>> logits = torch.tensor([[0.0, 1000.0, 1000.0]])
     >>> running = RunningLogSumExp(logits[:, 0], "e")
@@ -53,9 +53,9 @@ class RunningLogSumExp:
         """Add the logits of a tile, which is overwritten, and return their powers, relative to the new peak.
 
         Args:
-            tile: logits.
-            largest: the largest logit of each row, where it is known already.
-            counts: how often each logit counts; None: once.
+            tile: Logits.
+            largest: Largest logit of each row, if known.
+            counts: Multiplicity of each logit; None: one.
         """
         peak = torch.maximum(self.peak, tile.amax(1) if largest is None else largest)
         drop = self.peak - peak
@@ -67,7 +67,7 @@ class RunningLogSumExp:
         return powers
 
     def of_rows(self, index: Int[Tensor, " m"]) -> Self:
-        """The sums of the rows at ``index``, which may repeat; they go on by themselves."""
+        """Independent sums of the rows at ``index``, which may repeat."""
         chosen = copy.copy(self)
         for name in self._sums:
             setattr(chosen, name, getattr(self, name)[index])
@@ -86,7 +86,7 @@ class RunningLogSumExp:
 
 
 class BoundedLogSumExp(RunningLogSumExp):
-    """The same for logits that are known to need no shift: two passes over a tile instead of four.
+    """Log-sum-exp of logits known to need no shift: two passes over a tile instead of four.
 
     >>> running = BoundedLogSumExp(torch.zeros(1), 2)
     >>> _ = running.add(torch.zeros(1, 4))
@@ -110,7 +110,7 @@ class BoundedLogSumExp(RunningLogSumExp):
 
 
 class RunningSoftmaxMean(RunningLogSumExp):
-    """Sums beside the powers the vectors that they weigh: sum_j b^(x_j) v_j, the numerator of a softmax's mean.
+    """Sums, in addition to the powers, of the vectors that they weigh: sum_j b^(x_j) v_j, the numerator of a softmax's mean.
 
     >>> vectors = torch.eye(2)
     >>> running = RunningSoftmaxMean(torch.zeros(1, 2), "e")
@@ -150,7 +150,7 @@ class RunningSoftmaxMean(RunningLogSumExp):
 
 
 class RunningEntropy(RunningLogSumExp):
-    """Sums beside the powers logit x power, both relative to the peak: exact where the entropy is small.
+    """Sums, in addition to the powers, of logit x power, both relative to the peak: exact where the entropy is small.
 
     The powers, which must not replace the logits, are written into ``scratch`` where it is large enough.
 
@@ -204,7 +204,7 @@ def log_partition(
     """log sum_j exp(u . anchor_j / tau) over the samples whose anchor the row may see; -inf if there are none.
 
     Differentiable once, in ``u`` alone. The gradient is the softmax-weighted mean anchor / tau; the forward
-    pass folds it beside the sum, so it costs one matrix product more and no b x P matrix is ever held.
+    pass folds it together with the sum, so it costs one matrix product more and no b x P matrix is ever held.
 
     Args:
         u: rows.

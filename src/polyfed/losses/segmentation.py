@@ -15,12 +15,12 @@ from polyfed.losses.precision import in_full_precision
 
 @in_full_precision
 def focal(logits: Float[Tensor, "b h w"], masks: Shaped[Tensor, "b h w"], gamma: float = 2.0) -> Float[Tensor, ""]:
-    """Mean over pixels of -(1 - p)^gamma log p, where p is the chance given to the pixel's true value.
+    """Mean over pixels of -(1 - p)^gamma log p, where p is the predicted probability of the pixel's true value.
 
     Args:
-        logits: of the foreground.
+        logits: Logits of the foreground.
         masks: 1 in the foreground, else 0.
-        gamma: a higher one counts less what is right already; 0 gives the cross-entropy.
+        gamma: Focus; a higher one counts less what is right already; 0 gives the cross-entropy.
 
     >>> logits, masks = torch.tensor([[[2.0, -2.0]]]), torch.tensor([[[1.0, 0.0]]])
     >>> [round(float(focal(logits, masks, gamma)), 4) for gamma in (0.0, 2.0)]
@@ -36,15 +36,15 @@ def soft_dice(logits: Float[Tensor, "b h w"], masks: Shaped[Tensor, "b h w"], sm
     """(2 sum p m + s) / (sum p + sum m + s) over all pixels of the batch: 1 where chances p are the masks m.
 
     Args:
-        logits: of the foreground, p = sigmoid(logits).
+        logits: Logits of the foreground, p = sigmoid(logits).
         masks: 1 in the foreground, else 0.
-        smooth: s > 0, so that a batch of empty masks has a value and a slope.
+        smooth: Constant s > 0, so that a batch of empty masks has a value and a slope.
 
     >>> masks = torch.tensor([[[1.0, 0.0]]])
     >>> [round(float(soft_dice(logit * (2 * masks - 1), masks)), 2) for logit in (9.0, 0.0, -9.0)]
     [1.0, 0.67, 0.33]
     """
-    # over the batch, not by picture: an empty mask would make a picture's share arbitrary
+    # over the batch, not per image: an empty mask would make an image's share arbitrary
     return _shares(logits.sigmoid(), masks.to(logits.dtype), (0, 1, 2), smooth)
 
 
@@ -80,13 +80,13 @@ def cross_entropy_dice(
     """CE + dice_weight (1 - mean soft Dice), as in nnU-Net (Isensee et al., Nature Methods 2021).
 
     Args:
-        logits: of the classes, of which the first is the background.
-        masks: class of each pixel; a value that is no class leaves the pixel out. The cross-entropy is a mean over a
-            picture's pixels, then over pictures.
-        dice_weight: of the Dice loss: soft Dice of each class by itself, then the mean.
-        over: what a soft Dice is over; of single pictures the loss is a mean over samples.
-        background: whether the first class counts in the mean of Dice.
-        smooth: s of ``soft_dice``.
+        logits: Logits of the classes; the first is the background.
+        masks: Class of each pixel; any other value leaves the pixel out. The cross-entropy is a mean over an image's
+            pixels, then over images.
+        dice_weight: Factor of the Dice loss: soft Dice of each class, then the mean.
+        over: Extent of a soft Dice; of single images the loss is a mean over samples.
+        background: True counts the first class in the mean of Dice.
+        smooth: Constant s of ``soft_dice``.
 
     >>> masks = torch.tensor([[[1, 0]]])
     >>> logits = torch.nn.functional.one_hot(masks, 2).movedim(-1, 1).float()
@@ -97,10 +97,10 @@ def cross_entropy_dice(
     classes = torch.arange(logits.shape[1], device=logits.device)[:, None, None]
     truth = (masks[:, None] == classes).to(logits.dtype)
     counted = truth.sum(1, keepdim=True)
-    by_picture = -(logits.log_softmax(1) * truth).sum((1, 2, 3)) / counted.sum((1, 2, 3)).clamp(min=1)
+    by_image = -(logits.log_softmax(1) * truth).sum((1, 2, 3)) / counted.sum((1, 2, 3)).clamp(min=1)
     shares = _shares(logits.softmax(1) * counted, truth, (0, 2, 3) if over == "batch" else (2, 3), smooth)
     kept = shares if background else shares[..., 1:]
-    return by_picture.mean() + dice_weight * (1 - kept.mean())
+    return by_image.mean() + dice_weight * (1 - kept.mean())
 
 
 def _shares(chances: Tensor, truth: Tensor, over: tuple[int, ...], smooth: float) -> Tensor:

@@ -116,7 +116,7 @@ def _adam_updates(states: list[dict[str, Tensor]], gradients: list[Tensor], grou
 def _radial(
     weight: Tensor, gradient: Tensor, update: Tensor, delta: float
 ) -> tuple[Float[Tensor, " c"], Bool[Tensor, ""]]:
-    """How much of each channel is the radial part of the update where the cosine test says so, and whether it does.
+    """How much of each channel is the radial part of the update where the cosine test holds, and whether it holds.
 
     Tests and projections follow from norms and dot products a channel, which add up to those of the layer.
     """

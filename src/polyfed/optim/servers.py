@@ -40,7 +40,7 @@ class ServerOptimizer(Settings):
             models[type_name] = {}
             for name, value in tensors.items():
                 before = old[type_name][name]
-                # the very tensor of before: nobody has moved it, so that its momenta rest too
+                # the same object as before: no client has moved it, and its momenta rest too
                 follows = before.is_floating_point() and value is not before
                 models[type_name][name] = (
                     self.follow(before, value, Momenta(state, type_name, name)) if follows else value
@@ -97,7 +97,7 @@ class Momentum(ServerOptimizer):
 class Adagrad(ServerOptimizer):
     """FedAdagrad (Reddi et al., ICLR 2021, Algorithm 2): v <- v + D^2.
 
-    m <- b1 m + (1 - b1) D, w <- w + lr m / (sqrt(v) + tau), where D = aggregate - w. v starts at tau^2; there is no
+    m <- b1 m + (1 - b1) D, w <- w + lr m / (sqrt(v) + tau), where D = aggregate - w. v starts at tau^2; without
     bias correction, as in the paper.
     """
 

@@ -57,7 +57,7 @@ _OF_SCHEDULES = {"cosine": ("t_max", "minimum"), "steps": ("milestones", "drop")
 
 
 class Schedule(Settings):
-    """How the learning rate changes over the rounds."""
+    """Factor on the learning rate over the rounds."""
 
     kind: Literal["constant", "cosine", "steps", "exponential"] = Field(default="constant", description="shape")
     t_max: int | None = Field(default=None, ge=1, description="cosine: rounds to the minimum; None: all of the run")
@@ -76,8 +76,8 @@ class Schedule(Settings):
     def _positive_milestones(self) -> Schedule:
         if not all(milestone > 0 for milestone in self.milestones):
             raise ValueError(f"milestones are {list(self.milestones)}; each must be above 0")
-        for kind, own in _OF_SCHEDULES.items():
-            if kind != self.kind:
+        for name, own in _OF_SCHEDULES.items():
+            if name != self.kind:
                 require_default(self, f"with kind: {self.kind}", *own)
         return self
 
@@ -90,10 +90,10 @@ class Schedule(Settings):
         epochs of a round + epoch).
 
         Args:
-            round: index from 0, which is the number of rounds done.
-            rounds: of the whole run.
-            epoch: index from 0 of the epoch in its loop; matters to unit ``epoch`` only.
-            epochs: of a round, the same for all loops: the local epochs of the method.
+            round: Index from 0, which is the number of rounds done.
+            rounds: Number of rounds of the run.
+            epoch: Index from 0 of the epoch in its loop; matters to unit ``epoch`` only.
+            epochs: Epochs per round, the same for all loops: the local epochs of the method.
         """
         # above 0 in the first round, which would else teach nothing
         warm = min(1.0, (round + 1) / (self.warmup + 1))

@@ -171,13 +171,9 @@ def steps_of(algorithm: object) -> dict[str, StepSchema]:
     """All client steps of a method, by name; of its class as declared, of an instance with the kinds that it sends."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     schemas = dict(_declared_steps(cls))
-    sends: Callable[[Declared], Declared] | None = None if cls is algorithm else getattr(algorithm, "sends", None)
-    if sends is None:
-        return schemas
-    return {
-        name: replace(schema, returns={field: sends(declared) for field, declared in schema.returns.items()})
-        for name, schema in schemas.items()
-    }
+    if getattr(algorithm, "needs_each_reply", False) is True:  # of a class, it is the property
+        return {name: replace(schema, mean_by=None) for name, schema in schemas.items()}
+    return schemas
 
 
 def _require(

@@ -82,7 +82,6 @@ def by_name(leakage: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     ("method", "step", "kind"),
     [
         ({"config": topics()}, "fit", "weights"),
-        ({"config": topics(server=True, name="fedmd")}, "tell", "scores"),
         ({"config": three_kinds(name="creamfl")}, "fit", "representations"),
     ],
 )

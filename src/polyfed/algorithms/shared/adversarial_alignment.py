@@ -24,32 +24,32 @@ DISCRIMINATORS = "discriminator_"
 
 
 class AdversarialAlignment(Settings):
-    """Clients' public representations are to be indistinguishable from the server's (FedAFD, supplement, Eq. 1).
+    """Makes clients' public representations indistinguishable from the server's (FedAFD, supplement, Eq. 1).
 
-    Two discriminators a modality stay with the client: one judges against the server's representations of the same
-    modality, the other against those of each other modality.
+    Two discriminators per modality stay with the client: one compares with the server's representations of the same
+    modality (D_in), the other with those of each other modality (D_cr).
     """
 
     weight: float = Field(default=0.5, gt=0, description="beta, weight of the adversarial alignment (BAA)")
     update: Literal["joint", "alternate"] = Field(
         default="joint",
-        description="add the alignment to the task loss, or give it passes over P of its own first, as released",
+        description="add the alignment to the task loss, or, in the released code, its own passes over P first",
     )
     loss: EncoderForm = Field(
-        default="minimax", description="the encoder's loss: minimax (the paper's), or non_saturating, as released"
+        default="minimax", description="the encoder's loss: minimax (paper), or non_saturating (released code)"
     )
-    double_sigmoid: bool = Field(default=False, description="discriminators end in a sigmoid, as released")
+    double_sigmoid: bool = Field(default=False, description="discriminators end in a sigmoid, as in the released code")
     shared: bool = Field(
         default=False,
-        description="one pair of discriminators for all modalities of a client, as released, instead of one for each",
+        description="one pair of discriminators for all modalities of a client, as in the released code, not one each",
     )
     training: TrainingSettings = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=1e-4)),
         description="optimiser of the discriminators",
     )
-    batch_size: int = Field(default=128, ge=2, description="public samples a step of the alignment")
+    batch_size: int = Field(default=128, ge=2, description="public samples per step of the alignment")
     batches_per_epoch: int | None = Field(
-        default=None, ge=1, description="joint: public batches an epoch, spread evenly; None: one a private batch"
+        default=None, ge=1, description="joint: public batches per epoch, spread evenly; None: one per private batch"
     )
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class AdversarialAlignment(Settings):
         return self
 
     def add_modules(self, model: Model) -> None:
-        """The discriminators of each modality, as ``model.extras``."""
+        """Adds the discriminators of each modality to ``model.extras``."""
         for name in ["every"] if self.shared else list(model.encoders):
             for level in ("own", "cross"):
                 model.extras[f"{DISCRIMINATORS}{level}_{name}"] = Discriminator(
@@ -70,7 +70,7 @@ class AdversarialAlignment(Settings):
     # ---- client half
 
     def against(self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor]) -> Tensor:
-        """A step of the discriminators, then the weighted loss of the encoders on the same public batch."""
+        """Takes a step of the discriminators; returns beta L_adv of the encoders on the same public batch."""
         local = self.local_representations(client, batch, server_outputs)
         # the released code scales the discriminators' loss by beta as well
         factor = self.weight if self.update == "alternate" else 1.0
@@ -80,7 +80,7 @@ class AdversarialAlignment(Settings):
     def discriminating(
         self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
     ) -> Tensor:
-        """What the discriminators minimise: -L_adv, summed over modalities and levels."""
+        """Loss of the discriminators: -L_adv, summed over modalities and levels."""
         parts = [
             discriminator_loss(judge, real[batch.index], local[modality])
             for modality, judge, real in self.levels(client, local, server_outputs)
@@ -90,7 +90,7 @@ class AdversarialAlignment(Settings):
     def alignment_loss(
         self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
     ) -> Tensor:
-        """What the encoders minimise: L_adv = mean_k (L_in + L_cr), summed over the client's modalities."""
+        """Loss of the encoders: L_adv = mean_k (L_in + L_cr), summed over the client's modalities."""
         parts = [
             encoder_loss(judge, real[batch.index], local[modality], self.loss)
             for modality, judge, real in self.levels(client, local, server_outputs)
@@ -100,7 +100,7 @@ class AdversarialAlignment(Settings):
     def levels(
         self, client: Client, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, torch.nn.Module, Tensor]]:
-        """(modality, discriminator, its real representations): the same modality, then each other one."""
+        """Yields (modality, discriminator, its real representations): the same modality, then each other one."""
         for modality in local:
             name = "every" if self.shared else modality
             yield modality, client.model.extras[f"{DISCRIMINATORS}own_{name}"], server_outputs[modality]
@@ -111,7 +111,7 @@ class AdversarialAlignment(Settings):
     def local_representations(
         self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Modality -> representations [b, d] of a public batch, with gradient, of what the server encodes too."""
+        """Maps modalities that the server encodes too to representations [b, d] of a public batch, with gradient."""
         with client.autocast():
             return {name: client.model.represent(name, x) for name, x in batch.inputs.items() if name in server_outputs}
 
@@ -122,14 +122,29 @@ class AdversarialAlignment(Settings):
     def batches(
         self, client: Client, public: PublicExchange, server_outputs: Mapping[str, Tensor], epoch: int
     ) -> Iterator[Pair]:
-        """Private and public batches of one epoch, as ``update`` combines them."""
-        # a client none of whose modalities the server encodes has nothing to align with
+        """Private and public batches of one epoch, combined by ``update``."""
+        # a client without a modality that the server encodes cannot be aligned
         able = any(name in server_outputs for name in client.modalities)
         if able and self.update == "joint":
-            yield from public.beside_private(
-                client, "align", epoch, self.batch_size, self.batches_per_epoch, mixed=True
-            )
+            yield from public.among_private(client, "align", epoch, self.batch_size, self.batches_per_epoch, mixed=True)
             return
         alone = public.one_pass(client, f"align-{epoch}-0", self.batch_size) if able else ()
         yield from ((None, batch) for batch in alone)
         yield from ((batch, None) for batch in client.batches(client.train, f"task-{epoch}"))
+
+
+class NoAlignment:
+    """Local training without adversarial alignment, on private batches alone."""
+
+    def add_modules(self, model: Model) -> None:
+        """Adds nothing."""
+
+    def against(self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor]) -> Tensor:
+        """0."""
+        return batch.no_loss
+
+    def batches(
+        self, client: Client, public: PublicExchange, server_outputs: Mapping[str, Tensor], epoch: int
+    ) -> Iterator[Pair]:
+        """Private batches of one epoch."""
+        return ((batch, None) for batch in client.batches(client.train, f"task-{epoch}"))

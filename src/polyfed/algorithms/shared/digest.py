@@ -1,4 +1,4 @@
-"""Digests: a client fits its model's outputs on public samples to outputs that it received."""
+"""Digests: a client fits its model's outputs on public samples to outputs that it receives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange, modality_of, row_shares
-from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Samples
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
@@ -22,24 +21,16 @@ class Digest(Settings):
     """A digest by gradient steps."""
 
     epochs: int = Field(default=1, ge=1, description="passes over the exchanged samples")
-    loss: Distillation = Field(default="l1", description="distance to what is digested")
-    batch_size: int = Field(default=128, ge=2, description="public samples a step")
-
-    def require(self, public: PublicExchange) -> None:
-        """Check that the distance suits what crosses.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        if self.loss == "kl" and not public.exchanges_scores:
-            raise ConfigError(
-                "algorithm.digest.loss is kl, which compares class scores, not representations; choose l1 or cosine"
-            )
+    loss: Distillation = Field(default="l1", description="distance to the targets")
+    batch_size: int = Field(default=128, ge=2, description="public samples per step")
 
     def fit(self, client: Client, public: PublicExchange, targets: Mapping[str, Tensor]) -> None:
         """Passes over the exchanged samples, each step on the sum over modalities of the mean distance to the targets.
 
-        Targets are output -> [n, w]; rows of zeros are no target, nor are outputs that the client has not.
+        Args:
+            client: The client that learns.
+            public: Settings of the exchange.
+            targets: Targets by output, [n, d]; rows of zeros and modalities that the client lacks do not count.
         """
         targets = {name: targets[name] for name in public.names_for(client.info, targets)}
         if not targets:
@@ -57,7 +48,7 @@ class Digest(Settings):
 
 
 def only_layer(model: Model, modality: str) -> nn.Linear | None:
-    """The linear layer with a bias that is all that a tower trains, if one is: the tower is linear in its weights."""
+    """The only trained layer of a tower, if it is linear with a bias: the tower is then linear in its weights."""
     tower = model.tower(modality)
     trained = {id(value) for value in tower.parameters() if value.requires_grad}
     layers = [layer for layer in tower.modules() if isinstance(layer, nn.Linear) and layer.bias is not None]
@@ -75,7 +66,7 @@ def fit_in_closed_form(
 ) -> None:
     """Set the layer that ends a tower to the ridge regression from its inputs to the targets of its modality.
 
-    In evaluation mode. Targets are output -> [n, d]; rows of zeros are no target.
+    In evaluation mode. Targets are [n, d] by output; rows of zeros do not count.
     """
     own = {name: rows for name, rows in targets.items() if modality_of(name) == modality}
     samples = [client.public.parts[name] if name in client.public.parts else public.drawn(client) for name in own]
@@ -89,11 +80,11 @@ def fit_in_closed_form(
 
 
 def layer_inputs(client: Client, layer: nn.Linear, samples: Samples, modality: str) -> Float[Tensor, "n f"]:
-    """What a layer of the client's model gets for each sample."""
+    """Inputs of a layer of the client's model, a row per sample."""
     batches = list[Tensor]()
     handle = layer.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0].float()))
     try:
-        # each distinct row is encoded once, but counts as often as it stands among the samples
+        # each distinct row is encoded once, but counts as often as it occurs
         _, inverse_index = client.represent_distinct(samples, modality)
     finally:
         handle.remove()

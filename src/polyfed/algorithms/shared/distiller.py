@@ -1,4 +1,4 @@
-"""How a server learns: its own task on the public set, and the ensemble that it distils; parts that methods hold."""
+"""How a server learns on the public set: its own task, and the ensemble that it distils; parts that methods hold."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from polyfed.algorithms.shared.public_exchange import (
     part_of,
     row_shares,
 )
-from polyfed.algorithms.shared.teacher import Teacher
-from polyfed.core.errors import ConfigError
+from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
@@ -35,11 +34,11 @@ _SIMILARITY = 0.05
 class ServerTask(Settings):
     """The server's own task, which it trains on the public set."""
 
-    epochs: int = Field(default=1, ge=1, description="passes over P a round; with order joint those of the distiller")
+    epochs: int = Field(default=1, ge=1, description="passes over P per round; with order joint those of the distiller")
     order: Literal["first", "last", "joint"] = Field(
         default="last",
-        description="before the server's outputs are sent; after clients' came back, before these are distilled; or in "
-        "one pass and loss with the distillation",
+        description="before the server's outputs are sent; after those of the clients arrive, before these are "
+        "distilled; or in one pass and loss with the distillation",
     )
 
     @model_validator(mode="after")
@@ -48,29 +47,17 @@ class ServerTask(Settings):
             raise ValueError(f"epochs {self.epochs} has no effect with order joint; set those of the distiller")
         return self
 
-    def require(self, federation: FederationPlan | Server, public: PublicExchange) -> None:
-        """Check that the server can train its task on the public set.
-
-        Raises:
-            ConfigError: its classes are to be learnt, and the public set has none.
-        """
-        if public.exchanges_scores and not public.has_classes(federation):
-            raise ConfigError(
-                "algorithm.task: the public set lacks the classes that the server is to learn; name their column under "
-                "the source's targets, or set algorithm.task=null"
-            )
-
 
 class Distiller(Settings):
-    """The server's outputs move towards the targets, in passes of their own or with its task."""
+    """Moves the server's outputs towards the targets, in passes of their own or together with its task."""
 
     loss: Literal[Distillation, "similarity"] = Field(
         default="l2",
-        description="distance to the targets, l2: unsquared norm, mean over P; or similarity: which samples are alike",
+        description="distance to the targets, l2: unsquared norm, mean over P; or similarity of samples to each other",
     )
     temperature: float | None = Field(default=None, gt=0, description="similarity: temperature; None: 0.05")
     weight: float = Field(default=1.0, ge=0, description="factor of the distillation loss")
-    epochs: int = Field(default=1, ge=1, description="passes over P that distil a round")
+    epochs: int = Field(default=1, ge=1, description="passes over P that distil per round")
     optimizer: Literal["own", "shared"] = Field(
         default="own", description="optimiser state of its own, or that of the server's task training"
     )
@@ -81,21 +68,10 @@ class Distiller(Settings):
     @model_validator(mode="after")
     def _all_act(self) -> Self:
         if self.temperature is not None and self.loss != "similarity":
-            raise ValueError(f"temperature has no effect with loss {self.loss}; it is of loss similarity")
+            raise ValueError(f"temperature has no effect with loss {self.loss}, only with loss similarity")
         if self.training is not None and self.optimizer == "shared":
             raise ValueError("training has no effect with optimizer shared; leave it out")
         return self
-
-    def require(self, public: PublicExchange) -> None:
-        """Check that the distance suits what crosses.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        if self.loss == "kl" and not public.exchanges_scores:
-            raise ConfigError("algorithm.distiller.loss is kl, which is of class scores alone; choose l2")
-        if self.loss == "similarity" and public.exchanges_scores:
-            raise ConfigError("algorithm.distiller.loss is similarity, which is of representations; choose kl")
 
     def distil(
         self,
@@ -109,13 +85,15 @@ class Distiller(Settings):
         """Move the server's outputs on the exchanged samples towards the targets; the gallery is not learnt.
 
         Args:
-            server: of the run.
-            public: what was exchanged.
-            targets: by output.
-            task: the server's own; it is trained here if its order is joint.
-            diagnostic_samples: on so many its distance to the targets is measured before and after.
+            server: Server of the run.
+            public: Settings of the exchange.
+            targets: Targets by output.
+            task: The server's own task, trained here if its order is joint.
+            diagnostic_samples: Number of samples on which the distance to the targets is measured before and after.
         """
         joint = is_joint(task)
+        if not targets and not joint:
+            return
         targets = {name: target for name, target in targets.items() if part_of(name) != GALLERY}
         exchanged = of_part(targets)
         server.record(**self.distances(server, public, exchanged, diagnostic_samples, "before"))
@@ -147,12 +125,12 @@ class Distiller(Settings):
         batches: Mapping[str, Batch],
         targets: Mapping[str, Ensembled],
     ) -> Tensor:
-        """Sum over modalities of the distance to the targets, from batches by part of the public set, by ``model``.
+        """Sum over modalities of the distance to the targets, for batches by part of the public set.
 
         Every row has the same weight, whatever its part; samples without a target do not count.
         """
         shares = row_shares({name: target.valid for name, target in targets.items()})
-        # with gradient, and only of outputs that somebody sent
+        # with gradient, and only of outputs that a client sent
         rows = public.part_outputs(server, model, batches, targets)
         losses = [torch.zeros((), device=server.device)]
         for part, batch in batches.items():
@@ -181,11 +159,10 @@ class Distiller(Settings):
         if measured and self.loss == "similarity":
             samples = public.drawn(server)
             losses: dict[str, list[Tensor]] = {name: [] for name in targets}
-            chosen_ones = fixed_sample(server, len(samples), min(count, len(samples)))
-            for index in torch.split(chosen_ones, self.trainer(server)[1]):
+            diagnosed = fixed_sample(server, len(samples), min(count, len(samples)))
+            for index in torch.split(diagnosed, self.trainer(server)[1]):
                 chosen, batch = samples.subset(index), samples.batch(index, modalities=()).to(server.device)
-                outputs = public.outputs_of(server, chosen)
-                for name, loss in self.distillation_losses(outputs, batch, targets).items():
+                for name, loss in self.distillation_losses(server.represent(chosen), batch, targets).items():
                     losses[name].append(loss)
             measured |= {f"kd_similarity_{when}.{name}": float(torch.stack(x).mean()) for name, x in losses.items()}
         return measured
@@ -200,7 +177,7 @@ def target_distances(
     if not count or not targets:
         return {}
     index = fixed_sample(server, len(samples), count)  # the same every round, or rounds could not be compared
-    outputs, rows = public.outputs_of(server, samples.subset(index)), index.to(server.device)
+    outputs, rows = server.represent(samples.subset(index)), index.to(server.device)
     return {
         f"kd_distance_{when}.{name}": float(DISTILLATIONS["l2"](outputs[name], target.values[rows], target.valid[rows]))
         for name, target in targets.items()
@@ -211,39 +188,33 @@ def target_distances(
 
 
 def is_joint(task: ServerTask | None) -> bool:
-    """Whether task and distillation share one pass."""
+    """True if task and distillation share one pass."""
     return task is not None and task.order == "joint"
 
 
 def compares_rows(distiller: Distiller | None) -> bool:
-    """Whether the server learns from each client's rows, not from their mean alone."""
+    """True if the server learns from each client's rows, not from their mean alone."""
     return distiller is not None and distiller.loss == "similarity"
 
 
-def train_task(task: ServerTask | None, order: Literal["first", "last"], server: Server) -> None:
-    """Passes over P with the server's own task, if that is its order."""
-    if task is not None and task.order == order:
-        server.fit(server.public_set, epochs=task.epochs)
-
-
 def require_learning(
-    task: ServerTask | None, distiller: Distiller | None, teacher: Teacher, *, others_learn: bool = False
+    task: ServerTask | None, distiller: Distiller | None, teacher: Teacher, *, clients_learn: bool = False
 ) -> None:
-    """Check that how the server learns is of one piece.
+    """Check that the settings of a server's learning go together.
 
     Args:
-        task: of the server.
-        distiller: of the server.
-        teacher: from which it learns.
-        others_learn: whether clients learn from the teacher as well.
+        task: The server's task.
+        distiller: The server's distiller.
+        teacher: The teacher from which it learns.
+        clients_learn: True if clients learn from the teacher as well.
 
     Raises:
-        ValueError: a setting has no effect, or what it needs is missing.
+        ValueError: A setting has no effect, or what it needs is missing.
     """
     if distiller is None:
         if is_joint(task):
             raise ValueError("task.order joint needs a distiller, in whose passes the task is trained; it is null")
-        idle = [key for key in ("groups", "alignment") if getattr(teacher, key) is not None and not others_learn]
+        idle = [key for key in ("groups", "alignment") if getattr(teacher, key) is not None and not clients_learn]
         if idle:
             raise ValueError(f"teacher.{idle[0]} has no effect without a distiller; leave it out, or add a distiller")
     elif is_joint(task) and (distiller.training is not None or distiller.optimizer != "own"):
@@ -251,12 +222,15 @@ def require_learning(
 
 
 class TaughtServer(Algorithm):
-    """A method whose server learns on the public set: its own task, and an ensemble of what clients say of it."""
+    """A method whose server learns on the public set P: its own task, and an ensemble of clients' representations.
+
+    Its ``round`` is made of ``exchange``, whose replies become targets, ``train_task`` and ``distil``.
+    """
 
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
     learns_parts: ClassVar[bool] = True
-    """Whether the server also learns of public samples without a partner."""
+    """True if the server also learns from public samples without a partner."""
 
     if TYPE_CHECKING:  # each method has them with defaults of its own
         public: PublicExchange
@@ -264,42 +238,71 @@ class TaughtServer(Algorithm):
         task: ServerTask | None
         distiller: Distiller | None
 
+    @model_validator(mode="after")
+    def _learns(self) -> Self:
+        require_learning(self.task, self.distiller, self.teacher, clients_learn=self.clients_learn)
+        return self
+
+    @property
+    def needs_each_reply(self) -> bool:
+        return not self.teacher.is_plain_mean or compares_rows(self.distiller)
+
+    @property
+    def clients_learn(self) -> bool:
+        """True if clients learn from the teacher as well."""
+        return False
+
     @property
     def server_passes(self) -> int:
         own = 0 if self.task is None or is_joint(self.task) else self.task.epochs
         return own + (self.distiller.epochs if self.distiller is not None else 0)
 
     def require(self, plan: FederationPlan) -> None:
-        """See ``Algorithm``; all parts suit the federation, and each other."""
+        """Check the federation, see ``Algorithm``, and that the public set and the teacher suit it."""
         super().require(plan)
         self.public.require(plan, learns_parts=self.learns_parts)
-        if self.task is not None:
-            self.task.require(plan, self.public)
-        self.teacher.require(plan, self.public)
-        if self.distiller is not None:
-            self.distiller.require(self.public)
-
-    def learn_from(self, targets: Mapping[str, Ensembled], server: Server) -> None:
-        """The server's half after the clients': its own task, if that comes last, and the targets, if it distils."""
-        train_task(self.task, "last", server)
-        if self.distiller is not None:
-            seen = self.teacher.diagnostic_samples
-            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=seen)
+        self.teacher.require(plan)
 
     def setup(self, server: Server) -> None:
         """Check that the public set has what the method exchanges.
 
         Raises:
-            ConfigError: it has not.
+            ConfigError: The public set is too small.
         """
         self.public.require_samples(server)
-        if self.task is not None:
-            self.task.require(server, self.public)
-        self.teacher.require_labels(server, self.public)
+
+    def exchange(self, server: Server, *, largest: float = 1.0) -> Ensembles:
+        """The exchange of a round; with ``task.order: first`` the server trains its task before it.
+
+        Args:
+            server: Server of the run.
+            largest: Largest norm of a client's row in a mean.
+        """
+        self._train(server, "first")
+        return self.teacher.exchange(self.public, server, keep_rows=compares_rows(self.distiller), largest=largest)
+
+    def warm_up(self, server: Server) -> dict[str, Ensembled]:
+        """Begins a round without clients, and so without targets."""
+        self._train(server, "first")
+        return {}
+
+    def train_task(self, server: Server) -> None:
+        """Train the server's own task on P, unless ``task.order`` puts it elsewhere."""
+        self._train(server, "last")
+
+    def _train(self, server: Server, order: Literal["first", "last"]) -> None:
+        if self.task is not None and self.task.order == order:
+            server.fit(server.public_set, epochs=self.task.epochs)
+
+    def distil(self, server: Server, targets: Mapping[str, Ensembled]) -> None:
+        """Learn the targets on P, with ``task.order: joint`` together with the server's own task."""
+        if self.distiller is not None:
+            shown = self.teacher.diagnostic_samples
+            self.distiller.distil(server, self.public, targets, task=self.task, diagnostic_samples=shown)
 
 
 def on_all_samples(server: Server, public: PublicExchange, targets: Mapping[str, Ensembled]) -> Mapping[str, Ensembled]:
-    """Targets on the exchanged samples as targets on all of P; the other samples have none."""
+    """Targets on all of P, from those on the exchanged samples; the other samples have none."""
     total = len(server.public_set)
     if len(public.drawn(server)) == total:
         return targets

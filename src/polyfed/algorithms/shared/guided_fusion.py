@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, ClientInfo, Server, Weights
+from polyfed.algorithms.algorithm import Client, ClientInfo, Reply, Server, Weights, each
 from polyfed.core.errors import RunError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
@@ -24,10 +24,17 @@ from polyfed.optim.settings import OptimizerSettings
 FUSION, VERSION = "fusion", "version"
 
 
-class GuidedFusion(Settings):
-    """Clients train and are judged on features fused with those of the server's frozen encoders, which they receive.
+class ClientTask(NamedTuple):
+    """A client's task in local training: the loss of a private batch, and the optimisers of modules added for it."""
 
-    A client keeps the encoders (``encoders``), and what these see of its data (``features``), until the next broadcast.
+    loss: Callable[[Batch], Tensor]
+    trainers: Sequence[Trainer] = ()
+
+
+class GuidedFusion(Settings):
+    """Fusion of clients' features with those of the server's frozen encoders, in training and in evaluation.
+
+    A client keeps the encoders (``encoders``), and their features of its data (``features``), until the next broadcast.
     """
 
     level: Literal["vectors", "maps"] = Field(
@@ -36,9 +43,9 @@ class GuidedFusion(Settings):
     inputs: Literal["representations", "embeddings"] = Field(
         default="representations", description="fuse vectors of unit norm, or as encoders give them"
     )
-    renormalise: bool = Field(default=True, description="unit norm of fused vectors in retrieval; off as released")
-    shared_global_branch: bool = Field(default=False, description="three live branches instead of four, as released")
-    reset: bool = Field(default=False, description="a new fusion module in every round, as released")
+    renormalise: bool = Field(default=True, description="unit norm of fused vectors in retrieval; released code: false")
+    shared_global_branch: bool = Field(default=False, description="three live branches (released code), not four")
+    reset: bool = Field(default=False, description="a new fusion module in every round, as in the released code")
     training: TrainingSettings = Field(
         default=TrainingSettings(optimizer=OptimizerSettings(kind="adam", lr=0.005, weight_decay=0.01)),
         description="optimiser of the fusion module at clients of one modality",
@@ -49,11 +56,12 @@ class GuidedFusion(Settings):
     )
     broadcast_every: int = Field(default=1, ge=1, description="K, rounds between two broadcasts of the encoders")
     send: Literal["own", "all"] = Field(
-        default="own", description="encoders of the client's modalities, which are all it uses, or of all, as released"
+        default="own",
+        description="encoders of the client's modalities, which it uses, or of all (released code)",
     )
     cache: bool = Field(
         default=True,
-        description="encode private data once a broadcast, not once a step; the same results up to rounding",
+        description="encode private data once per broadcast, not per step; the same results up to rounding",
     )
 
     @model_validator(mode="after")
@@ -63,7 +71,7 @@ class GuidedFusion(Settings):
         return self
 
     def add_modules(self, model: Model) -> None:
-        """The fusion, as one of ``model.extras``."""
+        """Adds the fusion to ``model.extras``."""
         model.extras[FUSION] = self._new_fusion(model.dim)
 
     def _new_fusion(self, dim: int) -> GranularityFusion:
@@ -71,30 +79,41 @@ class GuidedFusion(Settings):
 
     # ---- server half
 
+    def broadcast(self, server: Server) -> tuple[int, each[Weights]]:
+        """Round of the current broadcast, and each client's encoders; none for clients that have them."""
+        version, encoders = self.current_encoders(server)
+        received = dict(server.state.get("received", {}))
+
+        def missing(client: ClientInfo) -> Weights:
+            has_them = client.id in received and int(received[client.id]) == version
+            return Weights({} if has_them else self.encoders_for(client, encoders))
+
+        return version, each(missing)
+
+    def delivered(self, server: Server, reply: Reply) -> None:
+        """Records the broadcast whose encoders the sender of a reply has."""
+        version = self.version_at(server.clock.round - reply.staleness)
+        server.state.setdefault("received", {})[reply.sender.id] = torch.tensor(version)
+
     def current_encoders(self, server: Server) -> tuple[int, dict[str, Tensor]]:
-        """The encoders that clients are to have, and the round of their broadcast."""
-        version = self.broadcast(server.clock.round)
+        """Round of the current broadcast, and its encoders."""
+        version = self.version_at(server.clock.round)
         if version == server.clock.round:
             own = server.model.exchanged()
             named = {name: value for name, value in own.items() if name.startswith(("encoders.", "final_norm."))}
             # a client at work may look at them once the server has trained on
             now = {name: value.detach().clone() for name, value in named.items()}
-            if self.broadcast_every == 1:  # nobody will ask for them later
+            if self.broadcast_every == 1:  # no later round needs them
                 return version, now
             server.state["broadcast"] = now
         return version, server.state["broadcast"]
 
-    def broadcast(self, number: int) -> int:
-        """The round of the encoders that clients are to have in a round."""
+    def version_at(self, number: int) -> int:
+        """The round in which the encoders of round ``number`` were broadcast."""
         return number - (number - 1) % self.broadcast_every
 
-    def has_encoders(self, server: Server, client: ClientInfo, version: int) -> bool:
-        """Whether a client has the encoders of the broadcast ``version``."""
-        received = server.state.get("received", {}).get(client.id)
-        return received is not None and int(received) == version
-
     def encoders_for(self, client: ClientInfo, encoders: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the encoders that a client is sent."""
+        """The encoders that a client is sent."""
         if self.send == "all":
             return dict(encoders)
         # the norm after the encoders belongs to all of them
@@ -115,6 +134,17 @@ class GuidedFusion(Settings):
         with client.autocast():
             return client.task.evaluate(fused, client.head, samples, batch_size=client.setup.evaluation_batch)
 
+    def client_task(self, client: Client, encoders: Weights, version: int) -> ClientTask:
+        """The task on fused features, with the received encoders as guidance."""
+        guidance = self.receive(client, encoders, version)
+        if self.reset:
+            client.model.extras[FUSION] = self._new_fusion(client.model.dim).to(client.device)
+            client.optimizers.states.pop(FUSION, None)  # moments of other weights
+        # the paper trains the fusion of image-text clients a fiftieth as fast
+        settings = self.training_several if len(client.modalities) > 1 else self.training
+        trainer = client.trainer(FUSION, settings, lambda name: name.startswith(f"extras.{FUSION}"))
+        return ClientTask(lambda batch: self.task_loss(client, batch, guidance), [trainer])
+
     def task_loss(self, client: Client, batch: Batch, guidance: FusionGuidance | None) -> Tensor:
         """The task's loss of a batch, fused where there is guidance."""
         if guidance is None:
@@ -123,26 +153,14 @@ class GuidedFusion(Settings):
         with client.autocast():
             return client.task.loss(self.fused(client.model, partner), client.head, positions)
 
-    def begin(self, client: Client) -> None:
-        """Start the round with a new fusion, if so asked."""
-        if self.reset:
-            client.model.extras[FUSION] = self._new_fusion(client.model.dim).to(client.device)
-            client.optimizers.states.pop(FUSION, None)  # moments of other weights
-
-    def trainer(self, client: Client) -> Trainer:
-        """The optimiser of the fusion."""
-        # the paper trains the fusion of image-text clients a fiftieth as fast
-        settings = self.training_several if len(client.modalities) > 1 else self.training
-        return client.trainer(FUSION, settings, lambda name: name.startswith(f"extras.{FUSION}"))
-
     def receive(self, client: Client, encoders: Weights, version: int) -> FusionGuidance | None:
-        """Keep the encoders that came; returns what the current ones make of the private data.
+        """Keeps the received encoders; returns the features of the current ones on the private data.
 
         Raises:
-            RunError: the client has not got the encoders of this broadcast.
+            RunError: The client lacks the encoders of this broadcast.
         """
         if not self._guide(client).train.modalities:
-            return None  # the server encodes nothing that the client has
+            return None  # the server encodes none of the modalities
         if encoders:
             client.state["encoders"] = {**encoders, VERSION: torch.tensor(version)}
         kept = client.state.get("encoders", {})
@@ -157,7 +175,7 @@ class GuidedFusion(Settings):
 
     def _guide(self, client: Client) -> ServerEncoders:
         if client.server_encoders is None:
-            raise RunError("this client was not told the architecture of the server's encoders, which it is to receive")
+            raise RunError("the architecture of the server's encoders, which this client receives, is unknown to it")
         return client.server_encoders
 
     def _guidance(self, client: Client, samples: Samples, kept: Mapping[str, Tensor]) -> FusionGuidance:
@@ -168,7 +186,7 @@ class GuidedFusion(Settings):
         return FusionGuidance(model, own, self.level == "maps", client.setup.evaluation_batch, {})
 
     def _remember(self, client: Client, guidance: FusionGuidance, version: int) -> None:
-        """Encode private data once a broadcast; between broadcasts the features are kept."""
+        """Encodes private data once per broadcast; between broadcasts the features are kept."""
         kept = client.state.get("features", {})
         if kept and int(kept[VERSION]) == version:
             for name in guidance.samples.modalities:
@@ -184,7 +202,7 @@ class GuidedFusion(Settings):
             client.state["features"] = {**values, **masks, VERSION: torch.tensor(version)}
 
     def fused(self, model: Model, partner: Partner) -> Fused:
-        """A client's model, fused with what ``partner`` finds."""
+        """A client's model, fused with the features of ``partner``."""
         fusion = model.extras[FUSION]
         assert isinstance(fusion, GranularityFusion)
         return Fused(
@@ -195,3 +213,24 @@ class GuidedFusion(Settings):
             unit=self.inputs == "representations",
             renormalise=self.renormalise,
         )
+
+
+class NoFusion:
+    """Local training without fusion: no encoders are sent, and the task has the client's own features."""
+
+    def add_modules(self, model: Model) -> None:
+        """Adds nothing."""
+
+    def broadcast(self, server: Server) -> tuple[int, each[Weights]]:
+        """No encoders."""
+        return 0, each(lambda client: Weights({}))
+
+    def delivered(self, server: Server, reply: Reply) -> None:
+        """Records nothing."""
+
+    def evaluate(self, client: Client) -> None:
+        """None: the client is judged by its own features."""
+
+    def client_task(self, client: Client, encoders: Weights, version: int) -> ClientTask:
+        """The client's task."""
+        return ClientTask(client.task_loss)

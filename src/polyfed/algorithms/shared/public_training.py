@@ -1,4 +1,4 @@
-"""Training on public samples: references that outputs move towards or away from, and batches among private ones."""
+"""Training on public samples: references for contrasts, and public batches among private ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyfed.data.samples import Batch
 from polyfed.models.model import Model
 
 Reference = Callable[[str, Batch], Float[Tensor, "b d"]]
-"""Gives the reference representations of a batch of public samples in a modality, without gradient."""
+"""Reference representations of a batch of public samples in a modality, without gradient."""
 
 
 class Stored:
@@ -30,10 +30,10 @@ class Stored:
 
 
 class FrozenCopy:
-    """A copy of a model as it is now, in evaluation mode, asked batch by batch."""
+    """A copy of a model as it is now, in evaluation mode."""
 
     def __init__(self, model: Model) -> None:
-        # evaluation mode: its batch statistics must not move with what it is asked
+        # evaluation mode: its batch statistics must not move with its inputs
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
 
     @torch.no_grad()
@@ -43,11 +43,11 @@ class FrozenCopy:
 
 
 class Remembered:
-    """A frozen copy of a model as it is now, that encodes a distinct input of public samples when first asked for it.
+    """A frozen copy of a model as it is now, that encodes each distinct public input on its first request.
 
     Args:
-        model: which is copied.
-        inverse_index: modality -> which distinct input each sample has; all modalities that are asked for.
+        model: Model that is copied.
+        inverse_index: Maps each requested modality to the distinct input of each sample.
     """
 
     def __init__(self, model: Model, inverse_index: Mapping[str, Int64[Tensor, " n"]]) -> None:
@@ -82,15 +82,15 @@ def interleave(
     With fewer public than private batches some steps have no public one; with more, some have nothing else.
 
     Args:
-        private: the private batches.
-        public: public batches without end.
-        steps: how many private batches there are.
-        wanted: how many public batches; None: as many as private ones.
+        private: Private batches.
+        public: Public batches without end.
+        steps: Number of private batches.
+        wanted: Number of public batches; None: as many as private ones.
     """
     wanted = wanted or steps
     given = 0
     for done, batch in enumerate(private, start=1):
-        # how many are due after ``done`` of ``steps``, rounded up, less those that were given
+        # due after ``done`` of ``steps``, rounded up, minus those given before
         due = -(-wanted * done // steps) - given
         given += due
         yield batch, next(public) if due else None

@@ -1,4 +1,4 @@
-"""What FedAID and FedDRA share: guidance by anchors of a teacher aligner, and weights of clients by their losses."""
+"""Parts of FedAID and FedDRA: guidance by anchors of a teacher aligner, and weights of clients by their losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from polyfed.algorithms.algorithm import (
     Reply,
     Server,
     Weights,
-    tap,
 )
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
@@ -36,32 +35,32 @@ from polyfed.models.slots import model_slots
 from polyfed.tasks.pairing import PairTask
 
 _W = "robust_weights"
+_TEMPERATURE = 0.07
 
 
 class AnchorGuidance(Settings):
-    """L_guide: the distance of representations to those of anchors, summed over modalities (Eq. 1)."""
+    """L_guide: distance of representations to those of anchors, summed over modalities (Eq. 1)."""
 
     weight: float = Field(default=1.0, gt=0, description="factor of the guidance loss")
     distance: Literal["l2", "contrastive"] = Field(
-        default="l2", description="to the anchors: squared, or InfoNCE (ablation)"
+        default="l2", description="distance to the anchors: squared, or InfoNCE (ablation)"
     )
     reduction: GuidanceReduction = Field(
-        default="sum", description="of squared distances (Eq. 1): sum over a batch, its mean, or over elements (FedDRA)"
+        default="sum", description="reduction of squares (Eq. 1): sum over a batch, its mean, or over elements (FedDRA)"
     )
-    temperature: float = Field(default=0.07, ge=0.01, le=1, description="of contrastive guidance")
 
     def loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """L_guide of a batch, weighted."""
         losses = []
         for modality, own in batch.by_modality():
             x = own.inputs[modality]
-            # both of one embedded batch: an EncoderFeatures is made for it and shared
+            # both from one embedded batch: its EncoderFeatures are shared
             z, target = local.represent(modality, x), anchors.represent(modality, x)
             if self.distance == "l2":
                 losses.append(squared_distance(z, target, self.reduction))
             else:
                 siblings = client.task.siblings(own) if isinstance(client.task, PairTask) else None
-                losses.append(info_nce(z, target, 1 / self.temperature, siblings))
+                losses.append(info_nce(z, target, 1 / _TEMPERATURE, siblings))
         return self.weight * torch.stack(losses or [batch.no_loss]).sum()
 
 
@@ -74,13 +73,13 @@ class RobustWeights(Settings):
     rho: float = Field(default=1.0, ge=0, description="radius of the uncertainty set; 0: w stays uniform")
     divergence: Divergence = Field(
         default="chi_square",
-        description="bounds w; none: the simplex alone (AFL), whatever rho; released: FedDRA's loose search for "
-        "chi_square",
+        description="divergence that bounds w; none: the simplex alone (AFL), whatever rho; released: FedDRA's loose "
+        "search for chi_square",
     )
-    use: Literal["aggregate", "loss", "both", "none"] = Field(
+    use: Literal["aggregate", "loss", "none"] = Field(
         default="aggregate",
-        description="how w acts on the robust aligner: as share in its mean, as factor n w_k of the client's loss "
-        "(without effect under Adam), both, or not at all",
+        description="effect of w on the robust aligner: share in its mean, factor n w_k of the client's loss (released "
+        "code; without effect under Adam), or none",
     )
 
     @model_validator(mode="after")
@@ -90,30 +89,30 @@ class RobustWeights(Settings):
         return self
 
     def start(self, server: Server) -> None:
-        """Uniform w."""
+        """Starts from uniform w."""
         share = 1 / len(server.clients)
         # in fp64, in which the mirror step computes
         server.state[_W] = {client.id: torch.tensor(share, dtype=torch.float64) for client in server.clients}
 
     def mean(self, server: Server, replies: Iterable[Reply]) -> dict[str, Tensor]:
-        """sum_k w_k theta*_k over those who replied (their w together being 1), or the uniform mean."""
+        """sum_k w_k theta*_k over the clients that replied, with their w scaled to sum 1, or the uniform mean."""
         mean, weights = WeightedMean(), server.state[_W]
-        by_weight = self.use in ("aggregate", "both")
         for reply in replies:
-            # a w that has vanished still counts: alike where nobody has more, else for nothing that is seen
-            mean.add(reply.weights, max(float(weights[reply.sender.id]), SMALLEST_WEIGHT) if by_weight else 1.0)
+            # a vanished w still counts: alone it gives the uniform mean, among others nothing visible
+            share = max(float(weights[reply.sender.id]), SMALLEST_WEIGHT)
+            mean.add(reply.weights, share if self.use == "aggregate" else 1.0)
         return mean.take()
 
     def loss_factor(self, server: Server) -> Callable[[ClientInfo], float]:
-        """n w_k for every client, whose mean is one; one where w is no factor of losses."""
-        if self.use not in ("loss", "both"):
+        """n w_k for every client, with mean one; one where w does not act on losses."""
+        if self.use != "loss":
             return lambda client: 1.0
         return lambda client: len(server.clients) * float(server.state[_W][client.id])
 
     def step(self, server: Server, losses: Mapping[str, float]) -> None:
-        """w <- Proj(w e^(gamma v) / sum) among the clients that reported their loss (Eq. 4), and record both.
+        """w <- Proj(w e^(gamma v) / sum) among the clients that reported their loss v (Eq. 4); records both.
 
-        What these weigh together does not change: of the others nothing is known.
+        The sum of their weights stays, as nothing is known of the others.
         """
         names = [client.id for client in server.clients]
         present = torch.tensor([name in losses for name in names])
@@ -138,22 +137,19 @@ class RobustAlignment(Algorithm):
 
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = 50
-    task_weight: float = Field(default=1.0, ge=0, description="alpha of Eq. 2, factor of the task's loss")
-    guidance: AnchorGuidance | None = Field(default=AnchorGuidance(), description="by the teacher; null: none")
-    mean: Literal["uniform", "samples"] = Field(
-        default="uniform", description="average of models over clients: all alike (paper), or by sample count"
-    )
+    task_weight: float = Field(default=1.0, ge=0, description="alpha (Eq. 2), factor of the task's loss")
+    guidance: AnchorGuidance | None = Field(default=AnchorGuidance(), description="guidance by the teacher; null: none")
 
     @model_validator(mode="after")
     def _trainable(self) -> Self:
         if self.guidance is None and self.task_weight == 0:
-            raise ValueError("guidance is null and task_weight 0: there is nothing to train; set one of them")
+            raise ValueError("guidance is null and task_weight 0, so that no loss trains; set one of them")
         return self
 
     # ---- server half
 
     def require(self, plan: FederationPlan) -> None:
-        """See ``Algorithm``; all clients need two modalities, and one model with align modules."""
+        """Check the federation, see ``Algorithm``: clients need two modalities, and one model with align modules."""
         super().require(plan)
         self._require_one({model.architecture: name for name, model in plan.models()}.values())
         for _, model in plan.models():
@@ -162,14 +158,14 @@ class RobustAlignment(Algorithm):
             if len(client.modalities) < 2:
                 raise ConfigError(
                     f"algorithm '{self.component_name()}' aligns modalities, and clients of '{client.group}' have only "
-                    f"'{client.modalities[0]}'; give them pairs, or leave them to another method"
+                    f"'{client.modalities[0]}'; give them pairs, or choose another method"
                 )
 
     def setup(self, server: Server) -> None:
-        """One initial model for all.
+        """Starts from one initial model for all.
 
         Raises:
-            ConfigError: clients differ in architecture or task, or lack align modules.
+            ConfigError: Clients differ in architecture or task, or lack align modules.
         """
         self._require_one(server.types)
         (clients,) = server.types.values()
@@ -192,11 +188,11 @@ class RobustAlignment(Algorithm):
                 "clients' model (and in server.model)"
             )
 
-    def average(self, replies: Iterable[Reply], losses: dict[str, float]) -> dict[str, Tensor]:
-        """Mean of the replies' weights, as they come; the losses that they report are entered in ``losses``."""
+    def average(self, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """1/N sum_k w_k of the replies' weights, as they come."""
         mean = WeightedMean()
-        for reply in tap(replies, lambda reply: losses.update(loss_reports([reply]))):
-            mean.add(reply.weights, 1.0 if self.mean == "uniform" else reply.num_examples)
+        for reply in replies:
+            mean.add(reply.weights, 1.0)
             del reply  # before the next client trains
         return mean.take()
 
@@ -205,14 +201,14 @@ class RobustAlignment(Algorithm):
     def guided_task_loss(self, client: Client, local: Bound, anchors: Bound, batch: Batch) -> Tensor:
         """Guidance and task, each with its factor (Eq. 2)."""
         parts = []
-        if self.task_weight:  # first: a task that looks at positions leaves embeddings for the other
+        if self.task_weight:  # first: a task that looks at positions leaves its embeddings for the guidance
             parts.append(self.task_weight * client.task.loss(local, client.head, batch))
         if self.guidance:
             parts.append(self.guidance.loss(client, local, anchors, batch))
         return torch.stack(parts).sum()
 
     def anchored_loss(self, client: Client, anchors: Mapping[str, Aligner]) -> Callable[[Embedder, Batch], Tensor]:
-        """Eq. 2 with anchors that other aligners give of the client's moving encoder, to which gradient flows."""
+        """Eq. 2 with anchors by other aligners on the client's moving encoder, to which gradient flows."""
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
             features = EncoderFeatures(client.model)
@@ -223,15 +219,17 @@ class RobustAlignment(Algorithm):
 
 
 def only_type(server: Server) -> str:
+    """The type of all clients."""
     return next(iter(server.types))
 
 
 def server_parts(server: Server) -> Parts:
-    """Which tensors of the one model are what."""
+    """Tensors of the one model by part."""
     return Parts(server.global_models.blueprints[server.types[only_type(server)].architecture].slots)
 
 
 def loss_reports(replies: Iterable[Reply]) -> dict[str, float]:
+    """Maps senders to the losses v that they report."""
     return {reply.sender.id: reply.loss for reply in replies if "loss" in reply.payload.scalars}
 
 
@@ -240,18 +238,18 @@ def selected(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
 
 
 def task_loss(client: Client) -> Callable[[Embedder, Batch], Tensor]:
-    """The task's loss of the model under training, each input encoded only once."""
+    """The task's loss of the model under training; each input is encoded once."""
     return lambda model, batch: client.task.loss(local_view(client.model), client.head, batch)
 
 
 @torch.no_grad()
 def measured(client: Client, share: float, loss: Callable[[Model, Batch], Tensor]) -> dict[str, float]:
-    """``loss``: mean over a share of the client's samples in evaluation mode and view; nothing without a batch.
+    """``loss``: mean over a share of the client's samples in evaluation mode and view; empty without a batch.
 
-    A contrast depends on the size of its batch, so that all are as large as in training, and one at least is
-    measured; a client that cannot fill one is measured on all that it has, which flatters it.
+    A contrast depends on the size of its batch: all are as large as in training, and at least one is measured. A client
+    with fewer samples is measured on all of them, which flatters it.
     """
-    # drawn anew each round, so that a share of the data is not always the same one
+    # drawn anew each round: a share of the data is not always the same
     order = torch.randperm(len(client.train), generator=client.generator("measured"))
     size = client.training.batch_size
     count = max(1, round(share * len(order)) // size) * size
@@ -259,23 +257,23 @@ def measured(client: Client, share: float, loss: Callable[[Model, Batch], Tensor
     values: list[Tensor] = []
     sizes: list[int] = []
     for index in torch.split(order[:count], size):
-        if len(index) > 1:  # a single sample has nothing to be contrasted with
+        if len(index) > 1:  # a single sample has no negatives
             batch = client.train.batch(index).to(client.device)
             with client.autocast():
                 values.append(loss(client.model, batch).float())
             sizes.append(len(index))
     if not sizes:
         return {}
-    losses = torch.stack(values).cpu().double()  # one wait for a device, which need not know float64
+    losses = torch.stack(values).cpu().double()  # one wait for a device, which may lack float64
     return {"loss": float(losses @ torch.tensor(sizes, dtype=torch.float64)) / sum(sizes)}
 
 
 def train_part(
     client: Client, names: Iterable[str], steps: int, purpose: str, loss: Regulariser, factor: float
 ) -> Mapping[str, Tensor]:
-    """``steps`` steps on ``factor`` times a loss that move the named tensors alone; the model after them."""
+    """``steps`` steps on ``factor`` times a loss that move the named tensors alone; returns the model after them."""
     trained = set(names)
-    client.trainer(only=lambda name: name in trained)  # what fit will use
+    client.trainer(only=lambda name: name in trained)  # used by fit
     client.fit(
         client.train,
         epochs=1,
@@ -288,10 +286,10 @@ def train_part(
 
 
 def parts_of(client: Client) -> Parts:
-    """Which tensors of a client's model are what; a client that has not loaded its weights would build initial ones."""
+    """Tensors of a client's model by part; before its weights are loaded the client would build initial ones."""
     return Parts(model_slots(client.model))
 
 
 def local_view(model: Model) -> Bound:
-    """A model's own representations of a batch, each input encoded only once."""
+    """A model's own representations of a batch; each input is encoded once."""
     return Bound(EncoderFeatures(model), aligners_of(model))

@@ -37,10 +37,26 @@ _PLACES = ("dir", "weights_dir", "cache_dir")
 _ADDED = {("public", "reserve"): 0}
 # sections, of a component by its name, with settings that are gone, where each changed nothing: likewise
 _FIRST = {"first_private": None, "first_public": None}
+_FORM = {"form": "representations", "largest_score": None}
 _GONE: dict[str, dict[str, Any]] = {
     "reply": {"prototypes": None},
+    "algorithm creamfl_averaged.contrast": {"tau_inter": 0.5, "tau_intra": 0.5},
+    "algorithm fedaid": {"mean": "uniform"},
+    "algorithm fedaid.guidance": {"temperature": 0.07},
+    "algorithm fedaid.teacher": {
+        "aligner": "averaged",
+        "broadcast": "shared",
+        "measure": "task",
+        "measure_share": 1.0,
+        "measured_on": "aggregated",
+    },
+    "algorithm feddra": {"mean": "uniform"},
+    "algorithm feddra.guidance": {"anchor_mode": "training", "temperature": 0.07},
+    "algorithm fedet": {"share_head": True},
     "algorithm fedmd": _FIRST,
+    "algorithm fedmkd.contrast": {"adapter_outputs": 10},
     "algorithm margin_weighted": _FIRST,
+    **{f"algorithm {name}.public": _FORM for name in ("fedet", "fedgems", "fedmd", "fedmkd", "margin_weighted")},
     "optimizer": {"nesterov": False},
     "partition dirichlet": {"size_cap": True, "attempts": 1000},
     "task segmentation": {"cross_entropy_weight": 1.0, "dice_weight": 1.0},
@@ -137,13 +153,14 @@ class Cell:
         return cell_label(self.row, self.point, self.seed, self.purpose)
 
 
-def _with_gone(content: Any, section: str) -> Any:
+def _with_gone(content: Any, section: str, owner: str = "") -> Any:
     if isinstance(content, list):
-        return [_with_gone(entry, section) for entry in content]
+        return [_with_gone(entry, section, owner) for entry in content]
     if not isinstance(content, Mapping):
         return content
-    gone = _GONE.get(section, {}) | _GONE.get(f"{section} {content.get('name')}", {})
-    return gone | {key: _with_gone(value, key) for key, value in content.items()}
+    own = f"{section} {content.get('name')}"
+    gone = _GONE.get(section, {}) | _GONE.get(own, {}) | _GONE.get(f"{owner}.{section}", {})
+    return gone | {key: _with_gone(value, key, own) for key, value in content.items()}
 
 
 def cell_label(row: str, point: Point, seed: int, purpose: str = "") -> str:
