@@ -32,7 +32,7 @@ def config_of(tiny: Config, form: str, augment: bool = True, **algorithm: Any) -
     config = classifying(tiny) if form == "scores" else copy.deepcopy(tiny)
     if augment:
         config["server"]["model"] = copy.deepcopy(config["server"]["model"])
-        config["server"]["model"]["encoders"]["image"]["view"]["augment"] = {"flip": True, "jitter": True, "shift": 2}
+        config["server"]["model"]["encoders"]["image"]["view"]["augment"] = {"flip": True, "erase": True, "shift": 2}
     return config | {"algorithm": merged(METHOD | {"public": {"form": form}}, algorithm)}
 
 

@@ -43,6 +43,8 @@ _GONE: dict[str, dict[str, Any]] = {
     "algorithm margin_weighted": _FIRST,
     "optimizer": {"nesterov": False},
     "partition dirichlet": {"size_cap": True, "attempts": 1000},
+    "augment": {"jitter": None},
+    "rotate": {"resampling": "nearest"},
     "task segmentation": {"cross_entropy_weight": 1.0, "dice_weight": 1.0},
 }
 _LABELS = ("name", "description", "twin")
@@ -143,6 +145,8 @@ def _with_gone(content: Any, section: str) -> Any:
     if not isinstance(content, Mapping):
         return content
     gone = _GONE.get(section, {}) | _GONE.get(f"{section} {content.get('name')}", {})
+    if "frames" in content:  # the section ``augment`` of spectrograms never had the settings of images
+        gone = {}
     return gone | {key: _with_gone(value, key) for key, value in content.items()}
 
 
