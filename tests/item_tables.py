@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from polyfed.data.source import Column, Split
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Parquet
 from polyfed.data.tables import SplitTable, split_of_table
 from polyfed.data.view import DataContext
 

@@ -23,7 +23,7 @@ from sessions import prepared, round_records, site_of, woken
 from small_federations import Config, in_steps, plain_sgd
 from tiny_networks import save
 
-AUGMENT = {"flip": True, "jitter": True, "shift": 2}
+AUGMENT = {"flip": True, "erase": True, "shift": 2}
 SMALL = {"name": "fedema", "local_epochs": 1, "byol": {"predictor_width": 16}}
 
 
@@ -253,7 +253,7 @@ def learner(config: Config, folder: Path) -> Session:
     image["model"]["dim"] = 32
     encoder = image["model"]["encoders"]["image"]
     encoder["widths"] = [16, 32]
-    encoder["view"]["augment"] = {"crop": 0.4, "flip": True, "jitter": True}
+    encoder["view"]["augment"] = {"crop": 0.4, "flip": True, "erase": True}
     byol = {"momentum": 0.9, "predictor_width": 256}
     config["algorithm"] = SMALL | {"task_weight": 0.0, "byol": byol, "local_epochs": 3}
     return prepared(config, folder)

@@ -31,7 +31,7 @@ def session_of(tiny: Config, folder: Path, augment: bool = True, **algorithm: An
     config = copy.deepcopy(tiny)
     if augment:
         config["server"]["model"] = copy.deepcopy(config["server"]["model"])
-        config["server"]["model"]["encoders"]["image"]["view"]["augment"] = {"flip": True, "jitter": True, "shift": 2}
+        config["server"]["model"]["encoders"]["image"]["view"]["augment"] = {"flip": True, "erase": True, "shift": 2}
     session = prepared(config | {"algorithm": merged(METHOD, algorithm)}, folder)
     method = session.experiment.algorithm
     assert isinstance(method, FedMKD)

@@ -84,7 +84,7 @@ def test_a_run_tells_its_preparation_each_client_and_the_server(
     run(Experiment.load(tiny | {"algorithm": {"name": "creamfl", "local_epochs": 1}}), tmp_path / "run", [heard])
     first = next(k for k, told in enumerate(heard.told) if told[0] == "asked")
     assert any(told[0] == "preparing" and told[1].startswith("reading scenes") for told in heard.told[:first])
-    assert any(told[0] == "preparing" and told[1].startswith("decoding pictures") for told in heard.told)
+    assert any(told[0] == "preparing" and told[1].startswith("decoding images") for told in heard.told)
     started = [told[1:] for told in heard.told if told[0] == "started"]
     assert started == [told[1:] for told in heard.told if told[0] == "done"]
     for one in ("paired-0", "image"):

@@ -1,4 +1,4 @@
-"""The caches: pictures that are decoded once, rows that are computed once, remembered integers."""
+"""The caches: images that are decoded once, rows that are computed once, remembered integers."""
 
 from __future__ import annotations
 
@@ -109,9 +109,7 @@ def test_pictures_are_turned_upright() -> None:
     assert pixels[0, 7].min() == 255
 
 
-@pytest.mark.parametrize(
-    "bad", [b"not a picture", b"", encoded(noise(0), "PNG")[:-60], encoded(noise(0), "JPEG")[:300]]
-)
+@pytest.mark.parametrize("bad", [b"not an image", b"", encoded(noise(0), "PNG")[:-60], encoded(noise(0), "JPEG")[:300]])
 def test_damaged_picture_is_named(tmp_path: Path, bad: bytes) -> None:
     pictures = [struct_of(noise(0)), struct_of(noise(1)), {"bytes": bad, "path": "b.png"}]
     with pytest.raises(DataError, match=r"pets/train, column 'x', row 2 \(path 'b.png'\): not a readable") as caught:

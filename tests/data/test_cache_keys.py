@@ -19,7 +19,7 @@ from test_mimic_cxr import Folder as MimicFolder
 from polyfed.core.errors import DataError
 from polyfed.core.settings import parse_settings
 from polyfed.data.arrow import is_list
-from polyfed.data.images import picture_bytes
+from polyfed.data.images import image_bytes
 from polyfed.data.source import Source, Split
 from polyfed.data.sources.memory import register_data
 
@@ -198,11 +198,11 @@ UNTESTED = {"hub": "downloads; its key holds repository, configuration, revision
 
 
 def _content(split: Split, column: str, folder: Path) -> list[Any]:
-    """Values of a column, pictures as their bytes."""
+    """Values of a column, images as their bytes."""
     read = split.read(column)
     values = read.flat_values() if is_list(read.values.type) else read.values
     return [
-        picture_bytes(value, read.folder) if isinstance(value, dict) and value.keys() == {"bytes", "path"} else value
+        image_bytes(value, read.folder) if isinstance(value, dict) and value.keys() == {"bytes", "path"} else value
         for value in values.to_pylist()
     ]
 

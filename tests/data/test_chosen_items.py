@@ -16,7 +16,7 @@ from polyfed.core.errors import DataError
 from polyfed.data.arrow import lacking
 from polyfed.data.assembly import assemble, of_items
 from polyfed.data.samples import Samples
-from polyfed.data.sources.parquet import Parquet, ParquetShards
+from polyfed.data.sources.stored import Parquet, ParquetShards
 from polyfed.data.tokenizers import Words
 from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
@@ -117,7 +117,7 @@ def test_a_value_that_only_another_split_has_is_no_mistake(tmp_path: Path) -> No
 NO_PICTURE = {"bytes": None, "path": None}
 
 
-def test_items_without_picture_text_or_target_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_items_without_image_text_or_target_are_left_out_and_counted(tmp_path: Path) -> None:
     pictures = [picture(1), None, NO_PICTURE, picture(4), picture(5), picture(6)]
     texts = ["a", None, "c", "\t ", "e", "f"]
     written(tmp_path, image=pictures, text=texts, mention=pa.array([0, 1, 0, 1, None, 1], pa.int8()))
@@ -396,7 +396,7 @@ def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path:
     assert public is not None
     assert not any(bool((own < 0).any()) for own in public.rows.values())
     pictures = population.train(population.members["image"])
-    assert len(pictures) == 10  # of 15 items with label 0, those with a picture
+    assert len(pictures) == 10  # of 15 items with label 0, those with an image
     assert not bool((pictures.rows["image"] < 0).any())
     held = population.holding(population.members["image"])
     assert (held["items"], held["samples"], held["unreadable"]) == (10, 10, 5)

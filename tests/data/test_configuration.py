@@ -12,9 +12,9 @@ from polyfed.core.settings import Settings
 from polyfed.data.images import Augment, Flip, Shift
 from polyfed.data.source import Source
 from polyfed.data.sources.mimic_cxr import MimicCxr
-from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.questions import Questions
 from polyfed.data.sources.scenes import Scenes
+from polyfed.data.sources.stored import Parquet
 from polyfed.data.tokenizers import Glove, Hashing, Tokenizer, Words
 from polyfed.data.view import View
 from polyfed.data.views.features import Features

@@ -15,8 +15,8 @@ from item_tables import encoded, noise, unread
 from polyfed.core.errors import DataError
 from polyfed.data.cache import content_digest
 from polyfed.data.source import Column
-from polyfed.data.sources.parquet import Parquet
 from polyfed.data.sources.scenes import Scenes
+from polyfed.data.sources.stored import Parquet
 from polyfed.data.view import DataContext
 
 

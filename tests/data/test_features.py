@@ -201,7 +201,7 @@ def test_an_empty_column_has_no_rows(context):
 
 
 def test_a_bad_value_is_named(context):
-    images = [png(0), png(1), png(2), {"bytes": b"no picture", "path": "x.png"}]
+    images = [png(0), png(1), png(2), {"bytes": b"no image", "path": "x.png"}]
     with pytest.raises(DataError, match=r"here, row 3 \(path 'x\.png'\): backbone 'vit' cannot read it"):
         Features(backbone="vit").open(column(images), "image", context)(torch.tensor([3]))
     with pytest.raises(DataError, match=r"row 0: .*neither bytes nor a path but str"):

@@ -21,7 +21,7 @@ from polyfed.data import preparation
 from polyfed.data.preparation import REPORT, ColumnRoles, prepare_folder
 from polyfed.data.source import Split
 from polyfed.data.sources.folder import Folder
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import StarterEncoders
 
@@ -34,7 +34,7 @@ def picture(path: Path, colour: str = "red") -> None:
 
 
 def files(folder: Path, content: Mapping[str, str]) -> None:
-    """Texts as they are, pictures where a name ends so."""
+    """Texts as they are, images where a name ends so."""
     for name, text in content.items():
         path = folder / name
         if name.endswith((".png", ".jpg")):
@@ -147,18 +147,6 @@ def test_karpathys_splits(tmp_path: Path) -> None:
     assert values(only, "captions") == [["2 restval"]]
 
 
-def test_flickr8k_with_its_lists(tmp_path: Path) -> None:
-    lines = "image,caption\n" + "".join(f"{k}.jpg,caption {n} of {k}\n" for k in "123" for n in (0, 1))
-    files(
-        tmp_path,
-        {f"Flicker8k_Dataset/{k}.jpg": "" for k in "123"}
-        | {"captions.txt": lines}
-        | {f"Flickr_8k.{split}Images.txt": f"{k}.jpg\n" for split, k in (("train", 1), ("dev", 2), ("test", 3))},
-    )
-    for split, k in (("train", 1), ("validation", 2), ("test", 3)):
-        assert values(opened(tmp_path, split), "caption") == [[f"caption 0 of {k}", f"caption 1 of {k}"]]
-
-
 def test_class_folders_with_and_without_splits(tmp_path: Path) -> None:
     files(tmp_path / "flat", {"cat/1.png": "", "dog/1.png": "", "dog/2.png": ""})
     split = opened(tmp_path / "flat", targets={"label": "label"})
@@ -206,7 +194,7 @@ def test_a_changed_file_is_seen_and_read_again(tmp_path: Path) -> None:
 
 def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Path) -> None:
     files(tmp_path, {"a.png": "", "captions.csv": CSV})
-    with pytest.raises(DataError, match=r"names 1 pictures that are not in .*, first 'b.png'; add them, or"):
+    with pytest.raises(DataError, match=r"names 1 images that are not in .*, first 'b.png'; add them, or"):
         opened(tmp_path)
     assert opened(tmp_path, incomplete="leave_out").ids == ("a.png",)
 
@@ -215,14 +203,14 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
     ("content", "settings", "message"),
     [
         ({"x.md": "hello"}, {}, "there is nothing to read in"),
-        ({"a.png": ""}, {}, "has pictures alone, such as 'a.png'; add a captions.csv"),
+        ({"a.png": ""}, {}, "has images alone, such as 'a.png'; add a captions.csv"),
         ({"a.png": "", "captions.csv": "name,caption\nz.png,x\n"}, {}, "has no column of file names.*: name, caption"),
         (
             {"a.png": "", "captions.csv": "name,caption\na.png,x\n"},
             {"file_column": "nam"},
             r"no column 'nam' \(file_column, --file-column\); did you mean 'name'",
         ),
-        ({"a.png": "", "captions.csv": "file_name,caption\nz.png,x\n"}, {}, "no picture called 'z.png', nor any other"),
+        ({"a.png": "", "captions.csv": "file_name,caption\nz.png,x\n"}, {}, "no image called 'z.png', nor any other"),
         ({"a.png": "", "captions.csv": "file_name,caption\n"}, {}, "has no rows"),
         ({"a.png": "", "captions.jsonl": "{nonsense"}, {}, "cannot be read as JSON objects, one a line"),
         ({"a.png": "", "one.csv": CSV, "two.csv": CSV}, {}, "which of one.csv, two.csv says what belongs"),
@@ -323,7 +311,7 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
     (folder / "captions.csv").write_text("file_name,caption\na.png,x\nb.dcm,y\n")
     with pytest.raises(DataError, match=r"'b.dcm' \(there, but .dcm is not read: `dcmj2pnm"):
         Folder(path=str(folder)).content()
-    assert Folder(path=str(folder), incomplete="leave_out").content().without_picture == (
+    assert Folder(path=str(folder), incomplete="leave_out").content().without_image == (
         "b.dcm (there, but .dcm is not read: `dcmj2pnm --write-png --min-max-window 1.dcm 1.png` (DCMTK))",
     )
 
@@ -358,7 +346,7 @@ def test_folders_of_masks_are_no_classes(tmp_path: Path, cli: Cli, images: str, 
 @pytest.mark.parametrize("odd", ["images/9.png", "masks/9.png", "hats/0.png"])
 def test_a_picture_without_a_mask_or_a_class_beside_them_is_refused(tmp_path: Path, odd: str) -> None:
     folder = pictures(tmp_path / "data", odd, *(f"{name}/{k}.png" for k in range(4) for name in ("images", "masks")))
-    with pytest.raises(DataError, match=r"masks are called as pictures, such as 'masks/0.png', but not"):
+    with pytest.raises(DataError, match=r"masks are called as images, such as 'masks/0.png', but not"):
         Folder(path=str(folder)).content()
 
 
@@ -383,7 +371,7 @@ def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None
     assert ColumnRoles.of(rows) == ColumnRoles("image", "text", None, mask="mask")
     for row in ("m/7.png", "7.png"):
         (folder / "metadata.csv").write_text(f"file_name,mask\np/1.png,{'m/1.png' * ('/' in row)}\np/2.png,{row}\n")
-        with pytest.raises(DataError, match=rf"column 'mask': there is no picture '{row}'; write paths from"):
+        with pytest.raises(DataError, match=rf"column 'mask': there is no image '{row}'; write paths from"):
             Folder(path=str(folder)).content()
 
 
@@ -456,7 +444,7 @@ def test_a_sample_and_classes_that_a_split_lacks_are_shown(cli: Cli, tmp_path: P
     code, out, err = cli("prepare", folder, tmp_path / "out")
     assert (code, err) == (0, "")
     assert "test lacks 1 of 3 classes, such as 'cat'" in " ".join(out.split())
-    for line in ("image (picture): 8 x 8 PNG", "title (text): dog of 1", "label (class): dog"):
+    for line in ("image (image): 8 x 8 PNG", "title (text): dog of 1", "label (class): dog"):
         assert line in out
     pictures(folder, "cat0.png")
     code, out, err = cli("init", "mine.yaml", "--pictures", folder, "--clients", 1)
@@ -548,7 +536,7 @@ def test_pictures_have_their_captions_in_files_beside_them(cli: Cli, tmp_path: P
     content = Folder(path=str(tmp_path / "shop")).content()
     row = content.rows.slice(0, 1).to_pylist()[0]
     assert (row["file_name"], row["captions"], row["label"]) == ("a/0.jpg", ["thing 0", "it is 0"], "a")
-    assert (content.unused, content.without_picture, content.unread) == (("a/10.jpg",), ("note.txt",), {})
+    assert (content.unused, content.without_image, content.unread) == (("a/10.jpg",), ("note.txt",), {})
     assert (len(content.rows), len(prepare_folder(lenient(tmp_path / "shop"), tmp_path / "out").broken)) == (39, 0)
     code, out, err = cli("init", tmp_path / "mine.yaml", "--pairs", tmp_path / "shop", "--clients", 1)
     assert (code, err) == (0, "")
@@ -565,7 +553,7 @@ def noisy_picture(path: Path, seed: int) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Ten pictures with captions and splits; one broken, one twice, one without caption, one that no row names."""
+    """Ten images with captions and splits; one broken, one twice, one without caption, one that no row names."""
     folder = tmp_path / "photos"
     lines = ["file_name,caption,split"]
     for number in range(10):
@@ -634,7 +622,7 @@ def test_texts_are_compared_by_content(tmp_path: Path) -> None:
 
 def test_nothing_is_left_behind(photos: Path, tmp_path: Path) -> None:
     for number in range(2):
-        (photos / f"{number}.png").write_bytes(b"no picture")
+        (photos / f"{number}.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"split 'test': none of 2 items is left; 2 broken, first '0\.png'"):
         prepare_folder(lenient(photos), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]

@@ -23,8 +23,7 @@ from item_tables import column_of
 from polyfed.core.errors import DataError
 from polyfed.data.files import regular_bytes
 from polyfed.data.sounds import waveform
-from polyfed.data.sources.arrow import Arrow
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Arrow, Parquet
 from polyfed.data.view import DataContext
 from polyfed.data.views.mel import Mel
 from polyfed.reporting.gallery import gallery_entry
@@ -101,9 +100,9 @@ QUICK = list(HOSTILE)[:8]
 READ = """
 import sys
 from polyfed.core.errors import DataError
-from polyfed.data.sources import arrow, parquet
+from polyfed.data.sources import stored
 for case, kind, path in zip(*[iter(sys.argv[1:])] * 3):
-    source = {"Arrow": arrow.Arrow, "Parquet": parquet.Parquet}[kind](
+    source = getattr(stored, kind)(
         path=path, columns={"text": "text"}, targets={"label": "label"}
     )
     try:
@@ -161,7 +160,7 @@ def test_a_small_table_of_captions_takes_little_memory(tmp_path: Path, command: 
     (folder := tmp_path / "data").mkdir()
     for number in range(20):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
-    (folder / "captions.csv").write_text("file_name,caption\n" + "".join(f"{n}.png,picture {n}\n" for n in range(20)))
+    (folder / "captions.csv").write_text("file_name,caption\n" + "".join(f"{n}.png,image {n}\n" for n in range(20)))
     ended = limited(MAIN, *(part.replace("{}", str(folder)) for part in command))
     assert ended.returncode == 0, ended.stderr[-2000:]
 
@@ -227,7 +226,7 @@ def test_an_arrow_file_is_refused_before_any_of_it_is_unpacked(
         (file,) = tmp_path.glob("*.arrow")
     file.write_bytes(packed)
     for name in ("_opened", "_saved"):
-        monkeypatch.setattr(f"polyfed.data.sources.arrow.{name}", lambda *_: pytest.fail("it was opened"))
+        monkeypatch.setattr(f"polyfed.data.sources.stored.{name}", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(DataError, match=r"2\d\d,\d{3} bytes in memory or more, the limit is 150,000 \(max_bytes"):
         Arrow(path=str(tmp_path), max_bytes=150_000, **WHERE).open("train", name="mine", data_dir=None)
 
@@ -237,7 +236,7 @@ def test_a_page_that_is_larger_than_its_file_says_ends_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A footer says 9 kB of a page of 40 MB."""
-    monkeypatch.setattr("polyfed.data.sources.parquet._SPARE", 1 << 24)
+    monkeypatch.setattr("polyfed.data.sources.stored._SPARE", 1 << 24)
     options: dict[str, Any] = {"use_dictionary": False, "data_page_size": 1 << 31, "write_batch_size": 1 << 20}
     parquet(lambda: pa.array([f"{'x' * 2_000_000}{n}" for n in range(20)]), write_statistics=False, **options)(tmp_path)
     file = tmp_path / "train.parquet"

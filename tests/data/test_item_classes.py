@@ -11,7 +11,7 @@ import torch
 
 from item_tables import column_of, opened, written
 from polyfed.core.errors import ConfigError, DataError, nearest
-from polyfed.data.item_classes import ItemClasses, item_classes, item_groups, mentioning
+from polyfed.data.assembly import ItemClasses, item_classes, item_groups, mentioning
 from polyfed.data.source import Column, Split
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment

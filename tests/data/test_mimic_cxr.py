@@ -39,7 +39,7 @@ REPORT = """                                 FINAL REPORT
 
 
 class Folder:
-    """Ten patients; patient n has two studies if n is even; a study has an AP, a PA and a lateral picture.
+    """Ten patients; patient n has two studies if n is even; a study has an AP, a PA and a lateral image.
 
     Patients 0 to 6 are for training, 7 for validation, 8 and 9 for testing. Patient 1 has no report, and of the
     labels, study s has Edema 1, 0, -1 or blank as s modulo 4 is 0, 1, 2, 3; patient 2 is not in the label table.
@@ -167,7 +167,7 @@ def test_items_become_samples(made: Folder) -> None:
     assert shades == [
         study % 100 + (100 if key.endswith("-pa") else 0) for study, key in zip(studies, split.ids, strict=True)
     ]
-    assert samples.matches.tolist() == [number // 2 for number in range(20)], "a study's pictures answer its report"
+    assert samples.matches.tolist() == [number // 2 for number in range(20)], "a study's images answer its report"
     assert samples.classes["edema"] == ("absent", "present")
 
 
@@ -261,14 +261,14 @@ def test_missing_pictures_are_left_out_or_named(made: Folder) -> None:
     split = opened(made, incomplete="leave_out")
     assert split.left_out == {"image": 1, "text": 2}
     assert split.ids[0] == "d50000000-pa"
-    with pytest.raises(DataError, match=r"row 0 \(path '.*d50000000-ap\.jpg'\): not a readable picture"):
+    with pytest.raises(DataError, match=r"row 0 \(path '.*d50000000-ap\.jpg'\): not a readable image"):
         Pixels(size=8).open(opened(made).modality("image"), "image", DataContext(made.top / "cache"))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"views": ["AP", "PAA"]}, r"views: no picture has 'PAA'; did you mean 'PA'\? valid: AP, LATERAL, PA"),
+        ({"views": ["AP", "PAA"]}, r"views: no image has 'PAA'; did you mean 'PA'\? valid: AP, LATERAL, PA"),
         ({"path": "nowhere"}, r"there is no folder 'nowhere' under the data folder"),
         ({"reports": "nowhere"}, r"there is no folder 'nowhere' under the data folder"),
         ({"targets": {"y": "oedema"}}, r"targets\.y\): no column 'oedema'; did you mean 'edema'\?"),
@@ -288,7 +288,7 @@ def test_a_table_that_is_not_one_is_named(made: Folder) -> None:
     with pytest.raises(DataError, match=r"mimic-cxr-2\.0\.0-split\.csv\.gz: cannot be read"):
         opened(made)
     made.table("split", [["dicom_id", "study_id", "subject_id", "split"], ["a", 1, 2, "test"]])
-    with pytest.raises(DataError, match="no picture of split train"):
+    with pytest.raises(DataError, match="no image of split train"):
         opened(made)
 
 
@@ -300,7 +300,7 @@ def test_a_picture_without_a_key_is_named(made: Folder, column: str, views: list
     rows[1][header.index(column)] = ""
     made.table("split", [header, *rows])
     message = (
-        rf"source 'mimic', mimic-cxr-2\.0\.0-split\.csv\.gz, column '{column}', row 1: no value; every picture needs"
+        rf"source 'mimic', mimic-cxr-2\.0\.0-split\.csv\.gz, column '{column}', row 1: no value; every image needs"
     )
     with pytest.raises(DataError, match=message):
         opened(made, views=views)

@@ -19,8 +19,7 @@ from item_tables import in_memory
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import class_names
 from polyfed.data.source import Column, Split
-from polyfed.data.sources.arrow import Hub
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Hub, Parquet
 
 FEATURES = {
     "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
@@ -33,7 +32,7 @@ FEATURES = {
 def table(start: int = 0, rows: int = 3, **changed: list[object]) -> pa.Table:
     numbers = range(start, start + rows)
     columns = {
-        "image": [{"bytes": b"picture" * 400 + bytes([n]), "path": f"{n}.jpg"} for n in numbers],
+        "image": [{"bytes": b"image" * 400 + bytes([n]), "path": f"{n}.jpg"} for n in numbers],
         "name": [f"item {n}" for n in numbers],
         "text": [[f"text {n}", "second"] for n in numbers],
         "label": [n % 2 for n in numbers],

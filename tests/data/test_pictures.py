@@ -1,4 +1,4 @@
-"""Pictures of rows that somebody else wrote: files that they may name, sizes, and depths of other than 8 bits."""
+"""Images of rows that somebody else wrote: files that they may name, sizes, and depths of other than 8 bits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from PIL import Image
 from item_tables import column_of, encoded
 from polyfed.core.errors import DataError
 from polyfed.data.cache import decoded
-from polyfed.data.images import decode, opened_picture, picture_bytes
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.images import decode, image_bytes, opened_image
+from polyfed.data.sources.stored import Parquet
 
 
 def png(size: tuple[int, int] = (4, 4)) -> bytes:
@@ -46,7 +46,7 @@ def named(path: object) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data set's folder with a picture in it, and one beside it."""
+    """A data set's folder with an image in it, and one beside it."""
     made = tmp_path / "set"
     (made / "deep").mkdir(parents=True)
     (made / "deep" / "a.png").write_bytes(png())
@@ -57,8 +57,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_path_is_one_of_the_data_sets_own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     for path in ("deep/a.png", "./deep/../deep/a.png", folder / "deep" / "a.png"):
-        assert picture_bytes(named(path), folder) == png()
-    assert picture_bytes(named("deep/a.png"), Path("set")) == png()
+        assert image_bytes(named(path), folder) == png()
+    assert image_bytes(named("deep/a.png"), Path("set")) == png()
 
 
 @pytest.mark.parametrize(
@@ -68,26 +68,26 @@ def test_a_path_that_leaves_the_folder_is_refused(folder: Path, path: str) -> No
     (folder / "link.png").symlink_to(folder.parent / "secret.png")
     (folder / "far").symlink_to(folder.parent)
     with pytest.raises(ValueError, match="the path leaves the data set's folder"):
-        picture_bytes(named(path), folder)
+        image_bytes(named(path), folder)
 
 
 def test_what_is_no_regular_file_is_refused_at_once(folder: Path) -> None:
     os.mkfifo(folder / "pipe.png")  # reading it would wait for a writer
     with pytest.raises(ValueError, match="not that of a regular file"):
-        picture_bytes(named("pipe.png"), folder)
+        image_bytes(named("pipe.png"), folder)
     with pytest.raises((ValueError, OSError)):
-        picture_bytes(named("deep"), folder)
+        image_bytes(named("deep"), folder)
     with pytest.raises(ValueError, match="no folder of files"):
-        picture_bytes(named(folder / "deep" / "a.png"), None)
+        image_bytes(named(folder / "deep" / "a.png"), None)
     with pytest.raises(ValueError, match="neither bytes nor a path but str"):
-        picture_bytes("a.png", folder)
+        image_bytes("a.png", folder)
 
 
 def test_a_large_file_is_not_read(folder: Path) -> None:
     with (folder / "sparse.png").open("wb") as stream:
         stream.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"1,099,511,627,776 bytes, the limit is .*\(data\.max_pixels\)"):
-        picture_bytes(named("sparse.png"), folder)
+        image_bytes(named("sparse.png"), folder)
 
 
 def test_the_rows_of_a_parquet_folder_name_files_below_it(folder: Path, tmp_path: Path) -> None:
@@ -113,20 +113,20 @@ def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
     large = bomb(13_300, 13_300)  # 177 megapixels, which Pillow itself lets pass
     with (
         pytest.raises(ValueError, match=r"13300 x 13300 pixels are 176,890,000, the limit is 50,000,000"),
-        opened_picture(large),
+        opened_image(large),
     ):
         pass
     column = column_of([png(), png((30, 30))])
     assert decoded(column, 8, tmp_path, pixels=900).shape == (2, 3, 8, 8)
     with pytest.raises(
-        DataError, match=re.escape("row 1: not a readable picture: 30 x 30 pixels are 900, the limit is 899")
+        DataError, match=re.escape("row 1: not a readable image: 30 x 30 pixels are 900, the limit is 899")
     ):
         decoded(column, 9, tmp_path, pixels=899)
 
 
 def test_only_formats_of_pictures_are_opened() -> None:
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"  # a program would run it
-    with pytest.raises(OSError, match="cannot identify"), opened_picture(script):
+    with pytest.raises(OSError, match="cannot identify"), opened_image(script):
         pass
 
 
@@ -194,7 +194,7 @@ def test_prepare_says_what_it_scaled_and_left_out(tmp_path: Path, cli: Any) -> N
             f"p{k}": lambda path, k=k: path.write_bytes(tiff((RAMP * 16 + k).clip(0, 4095).astype(np.uint16)))
             for k in range(10)
         },
-        broken=lambda path: path.write_bytes(b"no picture"),
+        broken=lambda path: path.write_bytes(b"no image"),
     )
     with (folder / "captions.csv").open("a") as rows:
         rows.write("\ngone.tif,a caption of gone\n")

@@ -1,4 +1,4 @@
-"""The views of pictures as pixels and as masks."""
+"""The views of images as pixels and as masks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_resizing_takes_the_nearest_pixel(tmp_path: Path, size: int) -> None:
     """A checkerboard of single pixels stays black and white; any blending filter would make it grey."""
     board = 255 * (np.indices((32, 32)).sum(0) % 2)
     rows = Masks(size=size).open(masks_of(board), "mask", DataContext(tmp_path))
-    raw = np.asarray(rows.pictures)  # type: ignore[attr-defined]
+    raw = np.asarray(rows.images)  # type: ignore[attr-defined]
     assert set(np.unique(raw)) <= {0, 255}
     centres = (np.arange(size) + 0.5) * 32 / size
     clear = np.flatnonzero(centres % 1 > 1e-6)  # between two pixels either will do
@@ -106,7 +106,7 @@ def test_masks_and_pictures_have_caches_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_broken_mask_is_named(tmp_path: Path) -> None:
-    for value, message in ((b"nothing", "column 'x', row 0: not a readable picture"), (None, "row 0: no value")):
+    for value, message in ((b"nothing", "column 'x', row 0: not a readable image"), (None, "row 0: no value")):
         with pytest.raises(DataError, match=message):
             Masks(size=16).open(column_of(pa.array([value], pa.binary())), "mask", DataContext(tmp_path))
 
@@ -134,11 +134,11 @@ def test_what_moves_does_not_grow_with_the_classes_that_are_not_there(
     assert shapes == [(2, 2, 16, 16), (0, 1, 16, 16)]
 
 
-MOVES = {"rotate": 30, "crop": 0.3, "shift": 3, "flip": True, "jitter": True}
+MOVES = {"rotate": 30, "crop": 0.3, "shift": 3, "flip": True, "erase": 0.5}
 
 
 def pictures_and_masks(folder: Path, **changes: Any) -> Samples:
-    """Pictures that are black and white as their masks."""
+    """Images that are black and white as their masks."""
     rng = np.random.default_rng(0)
     blocks = 255 * rng.integers(0, 2, (6, 4, 4)).repeat(8, 1).repeat(8, 2)
     table = pa.table({"id": list("abcdef"), "image": values_of(blocks), "mask": values_of(blocks)})
@@ -152,7 +152,7 @@ def values_of(blocks: np.ndarray) -> pa.Array:
 
 
 def test_a_mask_moves_as_its_picture(tmp_path: Path) -> None:
-    samples = pictures_and_masks(tmp_path, **(MOVES | {"jitter": False}))
+    samples = pictures_and_masks(tmp_path, **(MOVES | {"erase": False}))
     still, moved = (samples.batch(torch.arange(6), stream) for stream in (None, torch.Generator().manual_seed(1)))
     assert not torch.equal(still.targets["mask"], moved.targets["mask"])
     for batch in (still, moved):

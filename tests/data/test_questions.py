@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from polyfed.core.errors import DataError
 from polyfed.data.assembly import assemble
-from polyfed.data.scenery.wording import ANSWERS
+from polyfed.data.scenery import ANSWERS
 from polyfed.data.sources import questions
 from polyfed.data.view import DataContext
 from polyfed.data.views.tokens import Tokens

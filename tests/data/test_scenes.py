@@ -12,9 +12,25 @@ import pytest
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.scenery.layout import LABELS, RELATIONS, SHAPES, TABLES, Scene, SceneRecipe, Thing, arrange, relation
-from polyfed.data.scenery.rendering import inside, picture, png
-from polyfed.data.scenery.wording import ANSWERS, CAPTIONS, TOPICS, captions, questions
+from polyfed.data.scenery import (
+    ANSWERS,
+    CAPTIONS,
+    LABELS,
+    RELATIONS,
+    SHAPES,
+    TABLES,
+    TOPICS,
+    Scene,
+    SceneRecipe,
+    Thing,
+    arrange,
+    captions,
+    inside,
+    png,
+    questions,
+    relation,
+    render,
+)
 from polyfed.data.source import Split
 from polyfed.data.sources import scenes as module
 from polyfed.data.sources.scenes import ATTRIBUTES, SCHEMA, Scenes
@@ -56,9 +72,9 @@ def test_pictures_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPa
 
     def counting(scene, recipe, index):
         drawn[index] += 1
-        return picture(scene, recipe, index)
+        return render(scene, recipe, index)
 
-    monkeypatch.setattr(module, "picture", counting)
+    monkeypatch.setattr(module.scenery, "render", counting)
     data = opened()
     for column in ("captions", "label", "text", "topic", "questions", "answers"):
         values(data, column)
@@ -227,7 +243,7 @@ def test_shapes_have_the_area_of_the_formula(shape: str, expected: float):
 
 
 def test_the_mask_is_the_main_thing_and_the_picture_has_its_colour():
-    pixels, mask = picture(ONE, EASY, 0)
+    pixels, mask = render(ONE, EASY, 0)
     assert pixels.shape == (64, 64, 3)
     assert mask.shape == (64, 64)
     assert set(np.unique(mask)) == {0, 255}
@@ -239,7 +255,7 @@ def test_the_mask_is_the_main_thing_and_the_picture_has_its_colour():
 @pytest.mark.parametrize("colour", TONES)
 def test_the_nearest_tone_is_the_named_one(colour: str):
     scene = Scene((replace(ONE.things[0], colour=colour),), (0,))
-    pixels, mask = picture(scene, EASY, 5)
+    pixels, mask = render(scene, EASY, 5)
     mean = pixels[mask > 0].mean(axis=0) / 255
     # light differs from scene to scene: compare directions
     cosine = {name: mean @ np.array(tone) / np.linalg.norm(mean) / np.linalg.norm(tone) for name, tone in TONES.items()}
@@ -248,21 +264,21 @@ def test_the_nearest_tone_is_the_named_one(colour: str):
 
 def test_what_lies_in_front_is_taken_out_of_the_mask():
     front = Thing("square", "blue", "plain", "medium", 0.2, x=0.7)
-    hidden = picture(Scene((*ONE.things, front), (0, 1)), EASY, 0)[1]
-    free = picture(Scene((*ONE.things, front), (1, 0)), EASY, 0)[1]
-    alone = picture(ONE, EASY, 0)[1]
+    hidden = render(Scene((*ONE.things, front), (0, 1)), EASY, 0)[1]
+    free = render(Scene((*ONE.things, front), (1, 0)), EASY, 0)[1]
+    alone = render(ONE, EASY, 0)[1]
     assert np.array_equal(free, alone)
     assert (hidden > 0).sum() < 0.9 * (alone > 0).sum()
 
 
 def test_png_is_lossless_and_pictures_are_reproducible():
-    pixels, mask = picture(ONE, EASY, 3)
+    pixels, mask = render(ONE, EASY, 3)
     for values, mode in ((pixels, "RGB"), (mask, "L")):
         image = Image.open(io.BytesIO(png(values)))
         assert image.mode == mode
         assert np.array_equal(np.array(image), values)
-    assert np.array_equal(picture(ONE, EASY, 3)[0], pixels)
-    assert not np.array_equal(picture(ONE, EASY, 4)[0], pixels)
+    assert np.array_equal(render(ONE, EASY, 3)[0], pixels)
+    assert not np.array_equal(render(ONE, EASY, 4)[0], pixels)
 
 
 RECIPE = SceneRecipe(0, "train", 400)

@@ -124,7 +124,6 @@ MECHANICS: dict[str, Any] = {
     "*.tokenizer.lowercase": True,
     "*.tokenizer.min_count": 2,
     "*.view.augment.shift": None,
-    "*.view.augment.jitter": None,
     "*.model*.aligner": None,
     "*.encoders.image.norm": "batch",
     "*.encoders.*.tower": "whole",

@@ -266,11 +266,11 @@ def lines_by_second(*told: tuple[int, Event], until: int) -> list[tuple[int, str
 
 
 def test_a_log_tells_of_a_long_preparation_soon_and_then_every_ten_seconds():
-    decoding = [(second, Preparing("decoding pictures", 100 * second, 2000)) for second in range(1, 20)]
+    decoding = [(second, Preparing("decoding images", 100 * second, 2000)) for second in range(1, 20)]
     waiting = Preparing("waiting for another process, which holds the lock 'a.lock'")
     assert lines_by_second((0, Preparing("reading a")), *decoding, (20, waiting), until=35) == [
-        (3, "decoding pictures: 300 of 2,000 ... 2.00 s"),
-        (13, "decoding pictures: 1,300 of 2,000 ... 12 s"),
+        (3, "decoding images: 300 of 2,000 ... 2.00 s"),
+        (13, "decoding images: 1,300 of 2,000 ... 12 s"),
         (23, "waiting for another process, which holds the lock 'a.lock' ... 3.00 s"),
         (33, "waiting for another process, which holds the lock 'a.lock' ... 13 s"),
     ]

@@ -18,7 +18,7 @@ from torch import nn
 import polyfed
 from polyfed import Experiment, open_run, register_data, register_module, resume, run
 from polyfed.core.errors import ConfigError, DataError, PolyfedError
-from polyfed.data.sources.arrow import Arrow
+from polyfed.data.sources.stored import Arrow
 from polyfed.data.sources.memory import Memory, registered_data
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.registered import Registered
@@ -108,7 +108,7 @@ def test_other_data_under_the_name_are_refused_and_none_at_all_say_where_they_li
         ([], "have no rows"),
         ({"train": rows(2), "tset": rows(1)}, "unknown split 'tset'; did you mean 'test'"),
         ([{"a": 1}, {"a": "x"}], "column 'a'"),
-        ([{"a": Path("x.png")}, {"a": "x"}], "pictures beside a value of type str"),
+        ([{"a": Path("x.png")}, {"a": "x"}], "images beside a value of type str"),
     ],
 )
 def test_what_is_no_data_is_refused_when_it_is_registered(data: Any, message: str) -> None:

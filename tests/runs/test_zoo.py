@@ -205,7 +205,7 @@ def test_languages_and_depths_of_the_whole_set_are_told(cli: Cli) -> None:
     code, out, _ = cli("init", "mine.yaml", "--texts", "news/news.csv", "--pictures", "scans", "--clients", 1)
     assert code == 0
     assert "several languages (German 50%, English 50%)" in out or "several languages (English 50%, German 50%)" in out
-    assert "depths of pictures: 30 of 8 bits, 10 of 12 bits" in out
+    assert "depths of images: 30 of 8 bits, 10 of 12 bits" in out
     assert "width / height from 0.67 to 3.33" in out
 
 
@@ -233,8 +233,8 @@ def halves(*values: int) -> Callable[[int], Image.Image]:
         (zoo.masked(lambda number: zoo.grey(1) if number % 2 else zoo.palette(1, (255, 0, 0))), "a palette in some"),
         (zoo.masked(lambda number: Image.new("RGBA", (16, 12), (0, 0, 0, 9))), "is transparent in places"),
         (zoo.masked(lambda number: zoo.grey(255, size=(12, 12))), "24 of 24 masks have another aspect"),
-        (zoo.masked(lambda number: zoo.grey(255), orientation=6), "24 of 24 pictures are turned by EXIF"),
-        (zoo.masked(lambda number: zoo.grey(255), orientation=3), "24 of 24 pictures are turned by EXIF"),
+        (zoo.masked(lambda number: zoo.grey(255), orientation=6), "24 of 24 images are turned by EXIF"),
+        (zoo.masked(lambda number: zoo.grey(255), orientation=3), "24 of 24 images are turned by EXIF"),
     ],
 )
 def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words: str) -> None:

@@ -258,7 +258,7 @@ def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
 
     return {
         "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
-        "rows, or files of captions, whose pictures are not there, left out": findings.without_picture,
+        "rows, or files of captions, whose pictures are not there, left out": findings.without_image,
         "pictures whose values are not of 8 bits, scaled": _numbers("from {}", findings.scaled),
         "splits that lack classes": findings.absent,
         "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],

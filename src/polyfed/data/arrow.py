@@ -35,7 +35,7 @@ def is_text(dtype: pa.DataType) -> bool:
 
 
 def is_file(dtype: pa.DataType) -> bool:
-    """Whether values are pictures or recordings {bytes, path}, which may name files."""
+    """Whether values are images or recordings {bytes, path}, which may name files."""
     return pa.types.is_struct(dtype) and {"bytes", "path"} <= {part.name for part in dtype}
 
 
@@ -55,7 +55,7 @@ def plain_type(dtype: pa.DataType) -> pa.DataType:
 def lacking(values: pa.ChunkedArray) -> Mask:
     """True where an entry is null or a blank text, or a list that is empty or has such an entry.
 
-    A struct, such as a picture, is null also where all its fields are.
+    A struct, such as an image, is null also where all its fields are.
     """
     dtype = values.type
     if is_list(dtype):
@@ -149,7 +149,7 @@ def mask_key(rows: Mask) -> str:
 
 
 def content_key(values: pa.ChunkedArray | pa.Table, folder: Path | None = None) -> str:
-    """Hexadecimal digest of the type and the values of a column or table, and of the files that its pictures name.
+    """Hexadecimal digest of the type and the values of a column or table, and of the files that its images name.
 
     Args:
         values: whatever their chunks.
@@ -166,7 +166,7 @@ def content_key(values: pa.ChunkedArray | pa.Table, folder: Path | None = None) 
 
 
 def named_files_key(values: pa.ChunkedArray, folder: Path) -> str:
-    """Key of the files in a folder that pictures or recordings {bytes, path} without bytes name; else empty."""
+    """Key of the files in a folder that images or recordings {bytes, path} without bytes name; else empty."""
     if is_list(values.type):
         return named_files_key(pc.list_flatten(values), folder)
     if not is_file(values.type):

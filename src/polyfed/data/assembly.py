@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import fingerprint_of, lacking, list_lengths
+from polyfed.data.arrow import fingerprint_of, innermost, is_text, lacking, list_lengths
 from polyfed.data.samples import Inputs, Samples
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
@@ -32,7 +37,7 @@ def assemble(
 
     An item with a list of values (captions, questions) makes one sample a value, and its other modalities repeat;
     all lists of an item must be equally long. Modalities in ``layout`` shape the samples without being loaded, so
-    that a participant that has only pictures still counts a sample for every caption of the public set.
+    that a participant that has only images still counts a sample for every caption of the public set.
 
     Targets that ``lazy`` names are opened through a view and loaded with each batch, as masks; a name is that of a
     target or else of a column.
@@ -189,3 +194,190 @@ def require_disjoint(public: Sequence[str], other: Sequence[str], what: str) -> 
             f"the public set shares {len(shared)} items with {what}, for example '{min(shared)}'; "
             "draw public.source/public.split from data that nobody holds privately and nobody is tested on"
         )
+
+
+# ---- classes of items, and items that mention words
+
+Indices = npt.NDArray[np.int64]
+
+MISSING = "missing"
+"""Name of a null value, which is a value of its own."""
+
+
+@dataclass(frozen=True)
+class ItemClasses:
+    """Class of every item of a split, and the columns that the class is made of.
+
+    Attributes:
+        numbers: class number of each item. Splits that are looked at together have equal numbers for equal classes.
+        names: class number -> name, where the data have one.
+        columns: column -> number of the value of each item; empty where the class is a target's.
+        values: column -> names of its values, by their number.
+    """
+
+    numbers: Int64[Tensor, " n"]
+    names: Mapping[int, str]
+    columns: Mapping[str, Indices] = field(default_factory=dict)
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def highest(self) -> int:
+        """The highest class number, of items or names."""
+        return max([int(self.numbers.max()), *self.names])
+
+    def counts(self, items: Int64[Tensor, " k"]) -> dict[str, int]:
+        """Class name -> how many of ``items`` are of it, in the order of the class numbers; none with 0."""
+        numbers, counts = torch.unique(self.numbers[items], return_counts=True)
+        pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
+        return {self.names.get(number, str(number)): count for number, count in pairs}
+
+    def column_counts(self, items: Int64[Tensor, " k"]) -> dict[str, dict[str, int]]:
+        """Column -> name of a value -> how many of ``items`` have it, zeros included."""
+        counts = {}
+        for name, codes in self.columns.items():
+            times = np.bincount(codes[items.numpy()], minlength=len(self.values[name]))
+            counts[name] = dict(zip(self.values[name], times.tolist(), strict=True))
+        return counts
+
+
+def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[ItemClasses] | None:
+    """Classes of the items of each split, with equal numbers for equal classes; None if they have none.
+
+    Without columns it is the first target with one value an item. Columns that hold only 0 and 1 (or truth values)
+    make the class sum_i bit_i 2^i, called after the columns that are 1. Otherwise it is the tuple of the columns'
+    values, numbered in sorted order, first column first. Numbers do not depend on which columns are targets.
+
+    Args:
+        splits: splits of one source.
+        of: columns.
+        key: setting that names them, for messages.
+
+    Raises:
+        ConfigError: there is no such column, or it holds neither whole numbers nor truth values nor texts.
+    """
+    if not of:
+        labels = [item_labels(split) for split in splits]
+        names_of = [dict(enumerate(split.classes.get(item_target(split) or "", ()))) for split in splits]
+        known = [ItemClasses(own, names) for own, names in zip(labels, names_of, strict=True) if own is not None]
+        return known if len(known) == len(splits) else None
+    columns = [_Joined(splits, name, f"{key}: '{name}'") for name in of]
+    # columns that are all bits are a set of marks; one that is not makes tuples of them all
+    numbers, names = (_bit_sums if all(column.is_bit for column in columns) else _tuples)(columns)
+    values = {column.name: column.names for column in columns}
+    classes, start = [], 0
+    for split in splits:
+        own = slice(start, start + len(split))
+        codes = {column.name: column.codes[own] for column in columns}
+        classes.append(ItemClasses(torch.from_numpy(numbers[own]), names, codes, values))
+        start = own.stop
+    return classes
+
+
+def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
+    """A number for each item, equal for equal values of a column; an item with a null or blank one is like no other.
+
+    Raises:
+        ConfigError: as ``item_classes``.
+    """
+    joined = _Joined([split], column, f"{key}: '{column}'")
+    texts = pa.array([None if value is None else str(value) for value in joined.values], pa.string())
+    # an item without a patient is not of the same patient as another without one
+    alone = lacking(pa.chunked_array([texts]))[joined.codes]
+    return torch.from_numpy(np.where(alone, len(joined.values) + np.cumsum(alone) - 1, joined.codes))
+
+
+class _Joined:
+    """A column of several splits one after the other.
+
+    Attributes:
+        name: of the column.
+        values: the distinct values in order, null first; of a target of texts the numbers of its classes.
+        codes: place among ``values`` of each item's value.
+        is_bit: whether the values are 0 and 1, or truth values.
+        classes: names of the values 0, 1, ... of a target.
+    """
+
+    def __init__(self, splits: Sequence[Split], name: str, where: str) -> None:
+        try:
+            columns = [split.read(name) for split in splits]
+        except DataError as error:
+            raise ConfigError(f"{where} cannot be read: {error}") from error
+        parts = []
+        for column in columns:
+            dtype = column.values.type
+            parts.append(column.values.cast(dtype.value_type) if pa.types.is_dictionary(dtype) else column.values)
+            if not any(fits(parts[-1].type) for fits in (is_text, pa.types.is_integer, pa.types.is_boolean)):
+                needed = "needed is one whole number, truth value or text an item"
+                raise ConfigError(f"{where} holds {dtype} ({column.where}); {needed}")
+        distinct = {value for part in parts for value in part.unique().to_pylist()}
+        self.name = name
+        # null is set apart, as it cannot be compared with other values
+        self.values: list[Any] = sorted(distinct - {None})
+        self.is_bit = distinct <= {0, 1} and not any(column.encoded for column in columns)
+        named = (
+            split.classes[target] for split in splits for target in split.classes if split.targets.get(target) == name
+        )
+        self.classes: Sequence[str] = next(named, ())
+        if None in distinct:
+            self.values.insert(0, None)
+        codes = [pc.index_in(part, value_set=pa.array(self.values, part.type)).to_numpy() for part in parts]
+        self.codes: Indices = np.concatenate(codes).astype(np.int64)
+
+    @property
+    def names(self) -> list[str]:
+        return [_name(value, self.classes) for value in self.values]
+
+    def label(self, code: int) -> str:
+        """How a class with this value is called: a bare number says of which column it is."""
+        value, name = self.values[code], _name(self.values[code], self.classes)
+        return name if isinstance(value, str) or self.classes else f"{self.name} {name}"
+
+
+def _name(value: bool | int | str | None, classes: Sequence[str]) -> str:
+    if value is None or isinstance(value, str):
+        return MISSING if value is None else value
+    return classes[value] if 0 <= value < len(classes) else str(int(value))
+
+
+def _bit_sums(columns: Sequence[_Joined]) -> tuple[Indices, dict[int, str]]:
+    """Sums of the columns' bits, called after the columns that are 1."""
+    numbers = np.zeros(len(columns[0].codes), dtype=np.int64)
+    for bit, column in enumerate(columns):
+        numbers += np.array([int(value) for value in column.values], dtype=np.int64)[column.codes] << bit
+    names = {}
+    for number in np.unique(numbers).tolist():
+        names[number] = "+".join(column.name for bit, column in enumerate(columns) if number >> bit & 1) or "none"
+    return numbers, names
+
+
+def _tuples(columns: Sequence[_Joined]) -> tuple[Indices, dict[int, str]]:
+    numbers = np.zeros(len(columns[0].codes), dtype=np.int64)
+    for column in columns:  # renumbered each time: the product of many columns' counts need not fit 64 bits
+        _, numbers = np.unique(numbers * len(column.values) + column.codes, return_inverse=True)
+    _, first = np.unique(numbers, return_index=True)
+    names = [" / ".join(column.label(int(column.codes[item])) for column in columns) for item in first]
+    return numbers, dict(enumerate(names))
+
+
+def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
+    """True for each item of which a text has one of the words as a whole word, singular or plural, in any case.
+
+    Underscores in words stand for spaces, as in names of classes. Without words nothing is mentioned.
+
+    Raises:
+        ConfigError: the column holds no texts, or a word is blank.
+    """
+    dtype = innermost(column.values.type)
+    if not is_text(dtype):
+        raise ConfigError(f"public.without looks for words in texts, but {column.where} holds {dtype}; name another")
+    forms = sorted({word.replace("_", " ").strip().lower() for word in words})
+    if "" in forms:  # it would be found next to every mark
+        raise ConfigError("public.without has a blank word; leave it out")
+    items = column.values.to_pylist()
+    if not forms:
+        return torch.zeros(len(items), dtype=torch.bool)
+    # not \b, which would never match beside a word that ends in a mark, such as "c++"
+    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?:s|es)?(?!\w)")
+    lists = items if column.nested else [[item] for item in items]
+    mentioned = (any(pattern.search(text.lower()) for text in texts or () if text) for texts in lists)
+    return torch.tensor([*mentioned], dtype=torch.bool)

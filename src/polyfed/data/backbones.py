@@ -36,7 +36,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.files import user_cache
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import file_json
-from polyfed.data.images import PIXELS, ImageFit, Resampling, decode, picture_bytes
+from polyfed.data.images import PIXELS, ImageFit, Resampling, decode, image_bytes
 from polyfed.data.sounds import recorded_mel
 
 Pool = Literal["auto", "cls", "mean", "pooled", "projected", "tokens"]
@@ -397,9 +397,9 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
 def averaged_neighbours(
     tokens: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None, count: int
 ) -> Float[Tensor, "b n c"]:
-    """Fewer positions: of a text ``count`` runs of its valid tokens, of a picture a square of ``count`` cells.
+    """Fewer positions: of a text ``count`` runs of its valid tokens, of an image a square of ``count`` cells.
 
-    Shorter texts have zeros, which are padding, among the runs. A picture's CLS token stays in front.
+    Shorter texts have zeros, which are padding, among the runs. An image's CLS token stays in front.
     """
     if mask is None:
         side = math.isqrt(tokens.shape[1])
@@ -514,7 +514,7 @@ def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_las
         raise _unreadable(folder, error) from error
 
 
-InputKind = Literal["picture", "sound", "text"]
+InputKind = Literal["image", "sound", "text"]
 _BANDS = "num_mel_bins"
 
 # image processors write a filter as its number in Pillow
@@ -535,15 +535,15 @@ def input_kind(folder: Path, tower: BackboneTower) -> InputKind:
         ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
     """
     if tower != "whole":
-        return "picture" if tower == "vision" else "text"
+        return "image" if tower == "vision" else "text"
     if (folder / PREPROCESSOR).is_file():
-        return "sound" if _BANDS in read_backbone_config(folder, PREPROCESSOR) else "picture"
+        return "sound" if _BANDS in read_backbone_config(folder, PREPROCESSOR) else "image"
     if has_tokenizer(folder):
         return "text"
     config = configuration(folder)
     if hasattr(config, _BANDS):
         return "sound"
-    return "picture" if any(hasattr(config, name) for name in ("image_size", "num_channels")) else "text"
+    return "image" if any(hasattr(config, name) for name in ("image_size", "num_channels")) else "text"
 
 
 class Preparation(ABC):
@@ -561,9 +561,9 @@ class Preparation(ABC):
         """Backbone input of some values.
 
         Args:
-            values: pictures, recordings or texts.
-            folder: of the data set; see ``picture_bytes``.
-            most: pixels of a picture.
+            values: images, recordings or texts.
+            folder: of the data set; see ``image_bytes``.
+            most: pixels of an image.
             width: tokens that texts are padded to; None: those of the longest.
 
         Raises:
@@ -638,7 +638,7 @@ class ImagePreparation(Preparation):
         self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS, width: int | None = None
     ) -> Prepared:
         """Image structs {bytes, path} or encoded bytes -> float32 images."""
-        datas = [picture_bytes(value, folder, most) for value in values]
+        datas = [image_bytes(value, folder, most) for value in values]
         pixels = np.stack([decode(data, self.size, self.fit, self.resampling, most) for data in datas])
         return Prepared(self.normalised(torch.from_numpy(pixels)), None)
 

@@ -1,4 +1,4 @@
-"""Caches in the folder that all runs of a machine share: decoded pictures, rows that take long to compute, digests.
+"""Caches in the folder that all runs of a machine share: decoded images, rows that take long to compute, digests.
 
 What a cached file depends on is part of its name, and a file under its final name is complete, whatever was killed.
 """
@@ -32,10 +32,9 @@ from torch import Tensor
 from polyfed.core.activity import prepared, preparing
 from polyfed.core.errors import ConfigError, DataError, PolyfedError
 from polyfed.core.files import write_atomically
-from polyfed.data.account import Count, LeftOut
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.images import PIXELS, ImageFit, MaskResampling, Resampling, decode, picture_bytes, reason_of
-from polyfed.data.source import Column, Split
+from polyfed.data.images import PIXELS, ImageFit, MaskResampling, Resampling, decode, image_bytes, reason_of
+from polyfed.data.source import Column, Count, LeftOut, Split
 from polyfed.data.view import DataContext
 
 
@@ -43,7 +42,7 @@ class CacheFullError(DataError):
     """The disk of the cache has no room for a file."""
 
 
-CHUNK_ITEMS = 512  # pictures decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
+CHUNK_ITEMS = 512  # images decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
 _STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
 _VERSION = 1  # raise when decoding changes what it returns
 
@@ -56,7 +55,7 @@ def decoded(
     resampling: Resampling | MaskResampling = "bicubic",
     pixels: int = PIXELS,
 ) -> UInt8[np.ndarray, "n 3 size size"]:
-    """Pictures of a column (nested columns flattened), decoded once and then read from a memory map.
+    """Images of a column (nested columns flattened), decoded once and then read from a memory map.
 
     The layout is channels first: gathering a batch and converting it to float takes half the time of channels
     last. The file is written under a temporary name and renamed, so processes that race for the same one all succeed.
@@ -67,27 +66,27 @@ def decoded(
         cache: folder of the cache; made if it is not there.
         fit: see ``decode``.
         resampling: see ``decode``.
-        pixels: most pixels of a picture.
+        pixels: most pixels of an image.
 
     Raises:
-        DataError: a picture cannot be decoded, is too large or lies outside the data set (names row and path), or the
+        DataError: an image cannot be decoded, is too large or lies outside the data set (names row and path), or the
             folder cannot be written.
     """
     stamp = fingerprint_of(_VERSION, column.fingerprint, size, fit, resampling)
     path = cache / f"images-{size}-{fit}-{stamp}.npy"
     with usable(cache):
-        pictures = _opened(path)
-    if pictures is None:
+        images = _opened(path)
+    if images is None:
         values = column.flat_values()
         with usable(cache), _replacing(path) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
             np.lib.format.write_array_header_1_0(file, header)
             for chunk in _decoded_chunks(values, column, Decoding(size, fit, resampling, pixels)):
                 file.write(chunk.tobytes())
-        pictures = _opened(path)
-    if pictures is None:
+        images = _opened(path)
+    if images is None:
         raise _unusable(cache, "what was written there cannot be read back")
-    return pictures
+    return images
 
 
 def kept_numbers(path: Path, compute: Callable[[], npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
@@ -116,7 +115,7 @@ def _opened(path: Path) -> npt.NDArray[Any] | None:
 
 
 class Decoding(NamedTuple):
-    """How pictures are decoded, see ``decoded``."""
+    """How images are decoded, see ``decoded``."""
 
     size: int
     fit: ImageFit
@@ -126,7 +125,7 @@ class Decoding(NamedTuple):
 
 @dataclass(frozen=True)
 class Undecoded:
-    """Pictures [n, 3, size, size] of a column that are decoded when they are first asked for."""
+    """Images [n, 3, size, size] of a column that are decoded when they are first asked for."""
 
     column: Column
     how: Decoding
@@ -138,27 +137,27 @@ class Undecoded:
     def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         new = np.array([row for row in np.unique(rows).tolist() if row not in self.kept], dtype=np.int64)
         for row, entry in zip(new.tolist(), self.column.take(new).to_pylist(), strict=True):
-            self.kept[row] = _picture(self.column, row, entry, self.how)
+            self.kept[row] = _image(self.column, row, entry, self.how)
         return np.stack([self.kept[row] for row in rows.tolist()])
 
 
-def _picture(column: Column, row: int, entry: Any, how: Decoding) -> npt.NDArray[np.uint8]:
+def _image(column: Column, row: int, entry: Any, how: Decoding) -> npt.NDArray[np.uint8]:
     try:
-        return decode(picture_bytes(entry, column.folder, how.pixels), *how)
+        return decode(image_bytes(entry, column.folder, how.pixels), *how)
     except Exception as error:  # Pillow's decoders raise errors of many kinds
-        raise unreadable(column, row, entry, error, "not a readable picture") from error
+        raise unreadable(column, row, entry, error, "not a readable image") from error
 
 
 def _decoded_chunks(values: pa.ChunkedArray, column: Column, how: Decoding) -> Iterator[npt.NDArray[np.uint8]]:
-    def picture(row: int) -> npt.NDArray[np.uint8]:
-        return _picture(column, row, values[row].as_py(), how)
+    def image(row: int) -> npt.NDArray[np.uint8]:
+        return _image(column, row, values[row].as_py(), how)
 
     # Pillow lets go of the interpreter lock while it decodes and resizes
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         starts = range(0, len(values), CHUNK_ITEMS)  # mapping all at once would decode far ahead of the file
         rows = (range(start, min(start + CHUNK_ITEMS, len(values))) for start in starts)
-        pictures = (pixels for chunk in rows for pixels in pool.map(picture, chunk))
-        counted = prepared(f"decoding pictures ({column.where})", pictures, len(values))
+        images = (pixels for chunk in rows for pixels in pool.map(image, chunk))
+        counted = prepared(f"decoding images ({column.where})", images, len(values))
         while chunk := list(islice(counted, CHUNK_ITEMS)):
             yield np.stack(chunk)
 
@@ -246,7 +245,7 @@ def _unusable(folder: Path, reason: object, error_class: type[DataError] = DataE
     return error_class(f"cache folder '{folder}' cannot be used ({reason}); set data.cache_dir or POLYFED_CACHE")
 
 
-# ---- digests of what columns hold, equal wherever the same content lies: pictures as encoded bytes, texts as they are
+# ---- digests of what columns hold, equal wherever the same content lies: images as encoded bytes, texts as they are
 
 _DIGEST_VERSION = 1  # raise when the same content gives another digest
 
@@ -262,10 +261,10 @@ def content_digest(column: Column, context: DataContext, items: Int64[Tensor, " 
     A generated column is known by its recipe: encoders of other versions write the same pixels as other bytes.
 
     Raises:
-        DataError: a picture cannot be read (names row and path), or the cache cannot be written.
+        DataError: an image cannot be read (names row and path), or the cache cannot be written.
     """
     chosen = "all" if items is None else hashlib.sha256(items.numpy().tobytes()).hexdigest()
-    # as a digest of pixels would need all pictures to be drawn
+    # as a digest of pixels would need all images to be drawn
     if column.recipe:
         return fingerprint_of(column.recipe, chosen)
     path = context.cache / f"content-{fingerprint_of(_DIGEST_VERSION, column.fingerprint, chosen)}.json"
@@ -289,7 +288,7 @@ def content_digest(column: Column, context: DataContext, items: Int64[Tensor, " 
 def _parts(value: Any, column: Column, pixels: int) -> Iterator[bytes]:
     """The value as bytes that no other value has."""
     if isinstance(value, dict) and not value.keys() - {"bytes", "path"}:
-        value = picture_bytes(value, column.folder, pixels)
+        value = image_bytes(value, column.folder, pixels)
     if isinstance(value, dict):
         value = [entry for item in sorted(value.items()) for entry in item]
     if isinstance(value, list):

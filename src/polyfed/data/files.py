@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -76,7 +76,7 @@ def lines_of(text: str) -> list[str]:
 
 
 FILE, SPLIT, CAPTIONS = "file_name", "split", "captions"
-"""Columns of pictures' file names, of splits, and of captions where a layout has no name of its own for them."""
+"""Columns of images' file names, of splits, and of captions where a layout has no name of its own for them."""
 
 SPLIT_NAMES = {
     "train": ("train", "training", "restval"),
@@ -101,7 +101,7 @@ _FILE_COLUMNS = (FILE, "filename", "file", "image", "image_name", "image_path", 
 _KNOWN = (
     *("dataset_*.json", "dataset.json", "annotations/captions_*.json", "captions_*.json"),
     *("metadata.csv", "metadata.jsonl", "*/metadata.csv", "*/metadata.jsonl", "captions.*", "labels.*"),
-    "results.csv",  # Flickr30k's; without pictures it may be anything
+    "results.csv",  # Flickr30k's; without images it may be anything
 )
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _READABLE = (".json", *_TABLES, ".txt")
@@ -131,8 +131,8 @@ def _words(name: str) -> list[str]:
     return re.sub(r"[\W\d_]+", " ", name.lower()).split()
 
 
-def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:
-    """The files of a folder that hold captions, labels or texts; none if pictures lie there alone.
+def annotation_files(folder: Path, has_images: bool) -> list[Path]:
+    """The files of a folder that hold captions, labels or texts; none if images lie there alone.
 
     Raises:
         DataError: there are several that none of the known names tells apart.
@@ -140,23 +140,23 @@ def annotation_files(folder: Path, has_pictures: bool) -> list[Path]:
     if any((folder / name).is_file() for name in SAVED) and any(folder.rglob("*.arrow")):
         source = f"{{name: arrow, path: {folder.name}}}"
         raise DataError(f"'{folder}' was saved by `datasets`, and needs no preparation; the source {source} opens it")
-    known = _known_files(folder, has_pictures)
+    known = _known_files(folder, has_images)
     if known:
         return known
     tables = _files_of(folder, _TABLES)
-    if not has_pictures:
+    if not has_images:
         return tables or _files_of(folder, (".txt",))
     if len(tables) > 1 and not all(split_called(file.stem) for file in tables):
         names = ", ".join(file.name for file in tables)
-        raise DataError(f"'{folder}': which of {names} says what belongs to the pictures? name it in `annotations`")
+        raise DataError(f"'{folder}': which of {names} says what belongs to the images? name it in `annotations`")
     return tables
 
 
-def _known_files(folder: Path, has_pictures: bool) -> list[Path]:
+def _known_files(folder: Path, has_images: bool) -> list[Path]:
     """Files of the first known name that there are; names are alike in capitals, as on many file systems."""
     files = {file.relative_to(folder).as_posix().lower(): file for file in (*folder.glob("*"), *folder.glob("*/*"))}
     readable = {name: file for name, file in sorted(files.items()) if file.suffix.lower() in _READABLE}
-    for pattern in _KNOWN if has_pictures else _KNOWN[:-1]:
+    for pattern in _KNOWN if has_images else _KNOWN[:-1]:
         deep = pattern.count("/")
         matching = [one for name, one in readable.items() if name.count("/") == deep and fnmatchcase(name, pattern)]
         if matching:
@@ -181,10 +181,10 @@ def read_annotations(
 
     Args:
         file: CSV, TSV, JSON lines, text, or JSON of COCO or Karpathy.
-        file_column: what the file itself calls the column of pictures; None: one of the usual names, or found by its
+        file_column: what the file itself calls the column of images; None: one of the usual names, or found by its
             content.
         folder: of the data set, which the file may not lead out of; None: its own.
-        files: paths of the folder's pictures or recordings, which tell the column that names them.
+        files: paths of the folder's images or recordings, which tell the column that names them.
         encoding: codec of Python; None: told by the file.
         decimal: sign before decimals; None: told by the file.
 
@@ -292,7 +292,7 @@ def _file_column(rows: Rows, file: Path, files: Collection[str]) -> str | None:
         return usual
     naming = [name for name in naming if not _is_of_masks(name, rows[name])] or naming
     if len(naming) > 1:
-        which = "say which is that of its pictures in file_column (--file-column)"
+        which = "say which is that of its images in file_column (--file-column)"
         raise DataError(f"'{file}': the columns {', '.join(naming)} name files of the folder; {which}")
     return naming[0]
 
@@ -324,16 +324,3 @@ def _last_part(path: str) -> str:
 
 def _is_of_masks(name: str, column: Sequence[Any]) -> bool:
     return bool(_OF_MASKS.search(name)) or all(_OF_MASKS.search(value) for value in column if isinstance(value, str))
-
-
-def listed_splits(folder: Path) -> dict[str, str]:
-    """Picture's name -> split, from lists such as ``Flickr_8k.trainImages.txt``; nothing if there are none."""
-    lists: Iterable[Path] = sorted(file for file in folder.iterdir() if file.name.lower().endswith("images.txt"))
-    splits = {file: split_called(re.sub(r"([a-z])([A-Z])", r"\1 \2", file.stem)) for file in lists}
-    return {
-        name.strip(): split
-        for file, split in splits.items()
-        if split is not None
-        for name in lines_of(text_of(file, folder))
-        if name.strip()
-    }

@@ -1,16 +1,14 @@
-"""Pictures: read from rows of a data set, decoded, normalised and augmented.
+"""Images: read from rows of a data set, decoded, normalised and augmented.
 
-A row is written by whoever made the data set. A path in it is believed only as far as the data set's own folder, and
-what a picture would take once it is decoded is known from its header before anything of it is decoded.
+Rows are not trusted: a path must lie in the data set's own folder, and the header of an image shows how much memory it
+would take before any of it is decoded.
 
-Every picture of a batch has an augmentation of its own, and every draw comes from the generator that is passed in.
-Augmentations take and return pixels of 0 to 255, as uint8 or float; only erasing works on normalised pixels, where 0 is
-the mean.
+Each image of a batch is augmented on its own, and every draw comes from the given generator. Augmentations keep pixels
+within 0 to 255, as uint8 or float; only erasing works on normalised pixels, where 0 is the mean.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import math
 import re
@@ -36,31 +34,31 @@ from polyfed.data.files import regular_bytes
 ImageFit = Literal["squash", "crop"]
 Resampling = Literal["bilinear", "bicubic", "lanczos"]
 MaskResampling = Literal["nearest", "numbers"]
-"""How masks are resized, of which other filters would mix values; numbers: those of a palette or of grey."""
+"""Filters for masks, which mix no values; ``numbers``: keeps the numbers of a palette, or grey values."""
 
 PIXELS = 50_000_000
-"""Most pixels of a picture unless a setting says otherwise."""
+"""Default of the limit of an image's pixels."""
 
 MOST_PIXELS = 178_956_970
-"""Most that a setting may allow: Pillow itself opens no larger ones."""
+"""Largest limit that can be set: Pillow itself opens no larger images."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-_LARGE = 1 << 24  # pixels above which pictures are decoded one after the other, so that few of them are in memory
+_LARGE = 1 << 24  # pixels above which images are decoded one after the other, so that few of them are in memory
 _BYTES_A_PIXEL = 16  # of a file: four channels of 32 bits, not compressed
 _SPARE = 1 << 20  # bytes for a header
 _one_large = threading.Lock()
 
 
-def picture_bytes(value: Any, folder: Path | None = None, pixels: int = PIXELS) -> bytes:
-    """The encoded picture of an image struct {bytes, path}, or of bytes.
+def image_bytes(value: Any, folder: Path | None = None, pixels: int = PIXELS) -> bytes:
+    """The encoded image of an image struct {bytes, path}, or of bytes.
 
     Args:
-        value: of a row.
-        folder: of the data set; what a path is relative to, and must lie in; None: rows name no files.
-        pixels: most pixels of the picture, which bound its file too.
+        value: Value of a row.
+        folder: Folder of the data set, which a path is relative to and must lie in; None: rows name no files.
+        pixels: Limit of the image's pixels, which bounds its file too.
 
     Raises:
-        ValueError: there is neither, or the path is not one of a regular file in the folder, of a bearable size.
+        ValueError: the value has neither, or the path is not that of a regular file in the folder, or it is too large.
         OSError: the file cannot be read.
     """
     if isinstance(value, bytes):
@@ -76,33 +74,32 @@ def picture_bytes(value: Any, folder: Path | None = None, pixels: int = PIXELS) 
 
 
 @contextmanager
-def opened_picture(data: bytes, pixels: int = PIXELS) -> Iterator[Image.Image]:
-    """A picture whose header has been read and whose pixels have not; large ones are opened one after the other.
+def opened_image(data: bytes, pixels: int = PIXELS) -> Iterator[Image.Image]:
+    """An image whose header has been read and whose pixels have not; large ones are opened one after the other.
 
     Raises:
-        ValueError: it has more pixels.
-        Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture of a known format.
+        ValueError: the image has more pixels.
+        Exception: any that Pillow's decoders raise for bytes that are not an image of a known format.
     """
     with Image.open(io.BytesIO(data), formats=_formats()) as image:
         count = image.width * image.height
         if count > pixels:
-            raise ValueError(
-                f"{image.width} x {image.height} pixels are {count:,}, the limit is {pixels:,} (data.max_pixels)"
-            )
+            size = f"{image.width} x {image.height} pixels are {count:,}"
+            raise ValueError(f"{size}, the limit is {pixels:,} (data.max_pixels)")
         with _one_large if count > _LARGE else nullcontext():
             yield image
 
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """The formats that this build of Pillow reads; none that runs a program to read them (EPS)."""
+    """Formats that this build of Pillow reads without running another program, as EPS would."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 @cache
-def picture_endings() -> frozenset[str]:
-    """Endings, in small letters and without a dot, of the files that are opened as pictures."""
+def image_endings() -> frozenset[str]:
+    """Endings, in small letters and without a dot, of the files that are opened as images."""
     known = _formats()
     return frozenset(ending[1:] for ending, name in Image.registered_extensions().items() if name in known)
 
@@ -112,7 +109,7 @@ _REMEDIES = {
     r"\.dcm": "`dcmj2pnm --write-png --min-max-window 1.dcm 1.png` (DCMTK)",
     r"\.nii(\.gz)?": "`med2image -i 1{} -d slices -o slice.png` (pip install med2image)",
     r"\.(mp3|flac|ogg|m4a|aac|opus)": "`ffmpeg -i 1{} 1.wav`",
-    r"\.(mp4|avi|mov|mkv)": "`ffmpeg -i 1{} -r 1 1-%04d.jpg`, a picture a second",
+    r"\.(mp4|avi|mov|mkv)": "`ffmpeg -i 1{} -r 1 1-%04d.jpg`, one image per second",
     r"\.(xlsx?|ods)": "`libreoffice --headless --convert-to csv *{}`",
     r"\.(docx|odt|rtf)": "`pandoc -t plain -o 1.txt 1{}`",
     r"\.pdf": "`pdftotext 1.pdf 1.txt`",
@@ -121,12 +118,12 @@ _REMEDIES = {
 
 
 def has_remedy(name: str) -> bool:
-    """Whether a command is known that makes a file that is not read one that is."""
+    """True if a command is known that converts a file of this name to a format that is read."""
     return remedy_of(name) != _CONVERT
 
 
 def remedy_of(name: str) -> str:
-    """A command that makes a file that is not read one that is, by its name or ending; else advice."""
+    """Command that converts a file of this name or ending to a format that is read; general advice if none is known."""
     lower = f".{name.lower().lstrip('.')}"
     matches = ((re.search(rf"{ending}$", lower), remedy) for ending, remedy in _REMEDIES.items())
     remedies = (remedy.replace("{}", match[0]) for match, remedy in matches if match)
@@ -139,21 +136,21 @@ _CONVERT = "convert it to .png, .jpg, .wav, .csv or .txt"
 def decode(
     data: bytes, size: int, fit: ImageFit, resampling: Resampling | MaskResampling, pixels: int = PIXELS
 ) -> UInt8[np.ndarray, "3 size size"]:
-    """One encoded picture as RGB, upright, on white where it is transparent.
+    """One encoded image as RGB, upright, on white where it is transparent.
 
     Args:
-        data: the encoded picture.
+        data: the encoded image.
         size: height and width of the result.
         fit: ``squash`` resizes both sides to the size; ``crop`` resizes the short side and cuts the middle.
-        resampling: filter of the resize, antialiased but for masks.
-        pixels: most pixels of the encoded picture.
+        resampling: filter of the resize, antialiased except for masks.
+        pixels: Limit of the encoded image's pixels.
 
     Raises:
-        Exception: of many kinds, as Pillow's decoders do, if the bytes are not a picture, or one of more pixels.
+        Exception: any that Pillow's decoders raise for bytes that are not an image; ValueError for too many pixels.
     """
     is_numbered, side = resampling == "numbers", (size, size)
     method = Image.Resampling.NEAREST if is_numbered else Image.Resampling[resampling.upper()]
-    with opened_picture(data, pixels) as image:
+    with opened_image(data, pixels) as image:
         # JPEG: decode at a half, quarter or eighth if that is at least twice the size, and looks the same
         image.draft(None, (2 * size, 2 * size))
         upright = (_numbers if is_numbered else as_rgb)(ImageOps.exif_transpose(image))
@@ -162,12 +159,8 @@ def decode(
 
 
 def mask_levels(data: bytes, resampling: MaskResampling) -> Int[np.ndarray, " 256"]:
-    """How many pixels of an encoded mask have each value, as ``decode`` with this filter reads it.
-
-    Raises:
-        Exception: as ``decode``.
-    """
-    with opened_picture(data) as image:
+    """Number of pixels with each value in an encoded mask, read with this filter; errors of ``decode``."""
+    with opened_image(data) as image:
         values = np.asarray((_numbers if resampling == "numbers" else as_rgb)(image))[..., 0]
     return np.bincount(values.ravel(), minlength=256)
 
@@ -178,7 +171,7 @@ def reason_of(error: Exception) -> str:
 
 
 class PixelScale(NamedTuple):
-    """How a picture's own range becomes 0 to 255."""
+    """Range of an image's values that is mapped to 0 to 255."""
 
     low: float
     high: float
@@ -186,11 +179,11 @@ class PixelScale(NamedTuple):
 
 
 def scaling_of(image: Image.Image) -> PixelScale | None:
-    """The scale of a picture whose values are not of 8 bits; None for all others.
+    """Scale of an image whose values do not have 8 bits; None for all others.
 
-    Files do not say how many of their bits are in use. Whole numbers from 0 are of the fewest bits (8, 10, 12, 14 or
-    16) that hold the largest; fractions are of 0 to 1, or of 0 to 255, if they lie there; all else is of the
-    picture's own smallest and largest value.
+    Files do not state how many of their bits are in use. Integers from 0 get the fewest bits (8, 10, 12, 14 or 16) that
+    hold the largest; fractions in 0 to 1, or in 0 to 255, get that range; other images are scaled from their own
+    smallest value to their largest.
     """
     if not image.mode.startswith(("I", "F")):
         return None
@@ -206,7 +199,7 @@ def scaling_of(image: Image.Image) -> PixelScale | None:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """The picture in 8 bits a channel, on white where it is transparent."""
+    """The image in 8 bits a channel, on white where it is transparent."""
     if (scaling := scaling_of(image)) is not None:
         return Image.fromarray(eight_bits(np.asarray(image), scaling)).convert("RGB")
     if image.has_transparency_data:
@@ -224,18 +217,16 @@ def _numbers(image: Image.Image) -> Image.Image:
 
 
 def eight_bits(values: np.ndarray, scaling: PixelScale) -> UInt8[np.ndarray, "h w"]:
-    """Values of a scale from 0 to 255; what is no number is dark."""
+    """Values of a scale as 0 to 255; NaN becomes dark."""
     low, high, words = scaling
     if words.endswith("bits"):
         coarse: UInt8[np.ndarray, "h w"] = (values.astype(np.int64) >> (int(high).bit_length() - 8)).astype(np.uint8)
         return coarse
     if low == high:
         return np.full(values.shape, 128, np.uint8)
+    known = np.nan_to_num(values.astype(np.float64), nan=low, posinf=high, neginf=low)
     # halves first: the span of the largest floats is beyond them
-    shares = (np.nan_to_num(values.astype(np.float64), nan=low, posinf=high, neginf=low) / 2 - low / 2) / (
-        high / 2 - low / 2
-    )
-    return np.rint(255 * shares).astype(np.uint8)
+    return np.rint(255 * ((known / 2 - low / 2) / (high / 2 - low / 2))).astype(np.uint8)
 
 
 Normalisation = Literal["half", "imagenet", "cifar100"]
@@ -249,10 +240,10 @@ MEAN_STD: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]
 
 
 class MeanStd(Settings):
-    """Constants of one's own."""
+    """Custom constants for normalisation."""
 
-    mean: tuple[float, float, float] = Field(description="of each channel, of pixels from 0 to 1")
-    std: tuple[Positive, Positive, Positive] = Field(description="of each channel, likewise")
+    mean: tuple[float, float, float] = Field(description="mean of each channel, of pixels from 0 to 1")
+    std: tuple[Positive, Positive, Positive] = Field(description="standard deviation of each channel")
 
 
 def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -275,14 +266,14 @@ def normalised(x: Num[Tensor, "b 3 h w"], by: Normalisation | MeanStd) -> Float[
     return x.float().mul_(factor).sub_(shift)
 
 
-@functools.cache
+@cache
 def _factor_and_shift(by: Normalisation | MeanStd, device: torch.device) -> tuple[Tensor, Tensor]:
     mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in mean_std(by))
     return 1 / (255 * std), mean / std
 
 
 class Augmentation(Settings, ABC):
-    """One random change of pictures; ``true`` stands for its defaults, a number for its first field."""
+    """A random change of images; ``true`` stands for its defaults, a number for its first field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -295,20 +286,20 @@ class Augmentation(Settings, ABC):
 
     @abstractmethod
     def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
-        """Changed pictures of the same shape and type."""
+        """Changed images of the same shape and type."""
 
 
 class Rotation(Augmentation):
-    """Turn each picture about its middle; what comes in from outside is black."""
+    """Rotate each image about its middle, nearest pixel; areas from outside the image are black."""
 
     degrees: float = Field(default=10.0, ge=0, le=180, description="angle is drawn from [-degrees, degrees]")
-    resampling: Literal["nearest", "bilinear"] = Field(default="nearest", description="how pixels are looked up")
 
     def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         angle = _uniform(len(x), -math.radians(self.degrees), math.radians(self.degrees), generator).to(x.device)
         pixels = x if x.is_floating_point() else x.float()
         grid = turned_grid(angle, x.shape[2], x.shape[3])
-        return _as(F.grid_sample(pixels, grid.to(pixels.dtype), self.resampling, align_corners=False), x.dtype)
+        rotated = F.grid_sample(pixels, grid.to(pixels.dtype), "nearest", align_corners=False)
+        return rotated if x.is_floating_point() else rotated.to(x.dtype)
 
 
 class RandomCrop(Augmentation):
@@ -324,20 +315,20 @@ class RandomCrop(Augmentation):
         return {"scale": (data, 1.0)} if number else data
 
     def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
-        """Crops of the pictures' own size; a picture into which none of ten boxes fits stays whole."""
+        """Crops of the images' own size; an image into which none of ten boxes fits stays as it is."""
         size = x.shape[2], x.shape[3]
         boxes = crop_boxes(len(x), size, self.scale, self.ratio, generator)
         boxes = torch.where(boxes[:, 2:3] > 0, boxes, torch.tensor((0, 0, *size)))
-        # one kernel call a picture: as fast as grid_sample on the batch at 64 pixels, twice as fast at 224
+        # one kernel call per image: as fast as grid_sample on the batch at 64 pixels, twice as fast at 224
         crops = [
-            F.interpolate(picture[None, :, top : top + h, left : left + w], size, mode="bilinear")
-            for picture, (top, left, h, w) in zip(x, boxes.tolist(), strict=True)
+            F.interpolate(image[None, :, top : top + h, left : left + w], size, mode="bilinear")
+            for image, (top, left, h, w) in zip(x, boxes.tolist(), strict=True)
         ]
         return torch.cat(crops) if crops else x
 
 
 class Shift(Augmentation):
-    """Pad-and-crop: move each picture by a whole number of pixels either way; black comes in."""
+    """Pad-and-crop: move each image by a whole number of pixels either way; black comes in."""
 
     pixels: int = Field(default=4, ge=0, description="greatest shift in each direction")
 
@@ -351,43 +342,26 @@ class Shift(Augmentation):
 
 
 class Flip(Augmentation):
-    """Mirror each picture left to right with probability ``p``."""
+    """Mirror each image left to right with probability ``p``."""
 
     p: float = Field(default=0.5, ge=0, le=1, description="probability")
 
     def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
         b = len(x)
         chosen = (torch.rand(b, generator=generator) < self.p).to(x.device)
-        # a choice between whole pictures copies memory; torch.where would look at every pixel
+        # index_select copies memory, where torch.where would compare every pixel
         return torch.cat([x, x.flip(-1)]).index_select(0, torch.arange(b, device=x.device) + b * chosen)
 
 
-class Jitter(Augmentation):
-    """Change brightness, contrast and saturation, each by a factor from [1 - strength, 1 + strength]."""
-
-    brightness: float = Field(default=0.2, ge=0, le=1, description="strength: share of the pixel value")
-    contrast: float = Field(default=0.2, ge=0, le=1, description="strength: distance to the picture's mean grey")
-    saturation: float = Field(default=0.2, ge=0, le=1, description="strength: distance to the pixel's own grey")
-
-    def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
-        """Pictures in other light, cut to 0 to 255 after each change."""
-        strengths = torch.tensor((self.brightness, self.contrast, self.saturation)).view(3, 1, 1, 1, 1)
-        draws = torch.rand(3, len(x), 1, 1, 1, generator=generator)
-        bright, contrast, saturation = (1 + strengths * (2 * draws - 1)).to(x.device)
-        pixels = (x.float() * bright).clamp_(0, 255)
-        pixels = torch.lerp(_grey(pixels).mean((2, 3), keepdim=True), pixels, contrast).clamp_(0, 255)
-        return _as(torch.lerp(_grey(pixels), pixels, saturation).clamp_(0, 255), x.dtype)
-
-
 class Erase(Augmentation):
-    """Random erasing (Zhong et al. 2020): with probability ``p`` set a random box of a picture to 0."""
+    """Random erasing (Zhong et al. 2020): with probability ``p`` set a random box of an image to 0."""
 
     p: float = Field(default=0.2, ge=0, le=1, description="probability")
     scale: _Bounds = Field(default=(0.02, 0.33), description="least and greatest share of the area")
     ratio: _Bounds = Field(default=(0.3, 3.3), description="least and greatest width / height")
 
     def __call__(self, x: Num[Tensor, "b c h w"], generator: torch.Generator) -> Num[Tensor, "b c h w"]:
-        """Pictures, some with a hole; one into which none of ten boxes fits stays whole."""
+        """Images, some with a hole; an image into which none of ten boxes fits stays as it is."""
         return x * self.kept(x, generator)
 
     def kept(self, x: Num[Tensor, "b 3 h w"], generator: torch.Generator) -> Num[Tensor, "b 1 h w"]:
@@ -405,11 +379,10 @@ class Erase(Augmentation):
 class Augment(Settings):
     """Augmentations of the training view, applied in the order of the fields; all are off by default."""
 
-    rotate: Rotation | None = Field(default=None, description="turn about the middle, e.g. 10 (degrees)")
+    rotate: Rotation | None = Field(default=None, description="rotate about the middle, e.g. 10 (degrees)")
     crop: RandomCrop | None = Field(default=None, description="random resized crop, e.g. 0.5 (least area)")
     shift: Shift | None = Field(default=None, description="pad-and-crop, e.g. 4 (pixels)")
     flip: Flip | None = Field(default=None, description="mirror left to right, e.g. true")
-    jitter: Jitter | None = Field(default=None, description="brightness, contrast, saturation")
     erase: Erase | None = Field(default=None, description="random erasing after normalisation, e.g. 0.2")
 
     @field_validator("*", mode="before")
@@ -417,18 +390,14 @@ class Augment(Settings):
     def _off(cls, value: Any) -> Any:
         return None if value is False else value
 
-    def pixels(self, x: UInt8[Tensor, "b 3 h w"], generator: torch.Generator) -> UInt8[Tensor, "b 3 h w"]:
-        x = self.moved(x, generator)
-        return x if self.jitter is None else self.jitter(x, generator)
-
     def moved(self, x: UInt8[Tensor, "b c h w"], generator: torch.Generator) -> UInt8[Tensor, "b c h w"]:
-        """Changes of where pixels are; they draw first, so that a mask moves as its picture with an equal stream."""
+        """Images with their pixels moved; these changes draw first, so that a mask moves as its image does."""
         for change in (self.rotate, self.crop, self.shift, self.flip):
             x = x if change is None else change(x, generator)
         return x
 
     def normalised(self, x: Float[Tensor, "b 3 h w"], generator: torch.Generator) -> Float[Tensor, "b 3 h w"]:
-        """All changes that come after normalisation; in place, which saves a second batch of floats."""
+        """Normalised images with holes; in place, which saves a second batch of floats."""
         return x if self.erase is None else x.mul_(self.erase.kept(x, generator))
 
 
@@ -455,19 +424,10 @@ def crop_boxes(
 
 
 def turned_grid(angle: Float[Tensor, " b"], h: int, w: int) -> Float[Tensor, "b h w 2"]:
-    """Where each output pixel is looked up, in the coordinates of grid_sample: -1 to 1 across the picture."""
+    """Source of each output pixel, in the coordinates of grid_sample: -1 to 1 across the image."""
     y = (torch.arange(h, device=angle.device) - (h - 1) / 2).view(1, h, 1)
     x = (torch.arange(w, device=angle.device) - (w - 1) / 2).view(1, 1, w)
     cos, sin = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
-    # two whole planes, seen as pairs: writing pairs takes ten times as long
+    # two planes, seen as pairs: writing pairs takes ten times as long
     planes = torch.stack([(cos * x) * (2 / w) - (sin * y) * (2 / w), (sin * x) * (2 / h) + (cos * y) * (2 / h)])
     return planes.permute(1, 2, 3, 0)
-
-
-def _grey(x: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 1 h w"]:
-    """Luma of ITU-R 601."""
-    return x[:, 0:1] * 0.299 + x[:, 1:2] * 0.587 + x[:, 2:3] * 0.114
-
-
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if dtype.is_floating_point else x.round_().to(dtype)

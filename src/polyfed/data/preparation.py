@@ -1,4 +1,4 @@
-"""Folders as Parquet: every picture looked at, every split in shards, and a report of what is wrong with the data."""
+"""Folders as Parquet: every image looked at, every split in shards, and a report of what is wrong with the data."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from polyfed.core.files import write_atomically
 from polyfed.data.arrow import innermost, is_file, is_list, is_text, lacking
 from polyfed.data.dialects import is_numeric_text
 from polyfed.data.files import FILE, SPLIT_NAMES, TEXT_NAMES, holds_texts
-from polyfed.data.images import decode, mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
+from polyfed.data.images import decode, image_bytes, mask_levels, opened_image, reason_of, scaling_of
 from polyfed.data.sounds import waveform
 from polyfed.data.sources.folder import AUDIO, IMAGE, Folder, is_mask
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Parquet
 from polyfed.data.tables import SplitTable
 
 LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
@@ -38,7 +38,7 @@ NO_CONTENT = ("file_name", "split", "id", "path", "url")
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Columns that hold pictures, texts, classes, recordings and masks; None where none seems to.
+    """Columns that hold images, texts, classes, recordings and masks; None where none seems to.
 
     Attributes:
         image, text, label, audio, mask: names of columns.
@@ -61,9 +61,9 @@ class ColumnRoles:
         files = [field.name for field in table.schema if is_file(field.type)]
         decoded = (field.name for field in table.schema if _is_recording(field.type))
         audio = _called(files, _SOUNDS) or _first(decoded)
-        pictures = [name for name in files if name != audio]
-        image = _first(name for name in pictures if not is_mask(name)) or _first(pictures)
-        mask = _first(name for name in pictures if name != image)
+        images = [name for name in files if name != audio]
+        image = _first(name for name in images if not is_mask(name)) or _first(images)
+        mask = _first(name for name in images if name != image)
         free = [name for name in table.column_names if name not in files and name.lower() not in NO_CONTENT]
         texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
         texts = [name for name in texts if is_list(table.schema.field(name).type) or not _is_of_numbers(table, name)]
@@ -95,9 +95,9 @@ class ColumnRoles:
         """The first item, a column a line with its role, or why it has none, as it would be trained with.
 
         Raises:
-            DataError: its picture, mask or recording is none.
+            DataError: its image, mask or recording is none.
         """
-        words = {"image": "picture", "text": "text", "label": "class", "audio": "recording", "mask": "mask"}
+        words = {"image": "image", "text": "text", "label": "class", "audio": "recording", "mask": "mask"}
         role_of = dict.fromkeys(self.table or (), ("table", "table"))
         role_of |= {getattr(self, role): (role, word) for role, word in words.items()}
         lines = []
@@ -139,8 +139,8 @@ def _look(role: str, value: Any, folder: Path | None) -> str:
     """What a file is like, in words."""
     if role == "audio":
         return f"{len(waveform(value, 1000, folder)) / 1000:.2f} s"
-    data = picture_bytes(value, folder)
-    with opened_picture(data) as image:
+    data = image_bytes(value, folder)
+    with opened_image(data) as image:
         shown = f"{image.width} x {image.height} {image.format}"
     levels = [*map(str, np.flatnonzero(mask_levels(data, "nearest")))] if role == "mask" else []
     return shown + (f", values {', '.join([*levels[:9], *(['...'] if levels[9:] else [])])}" if levels else "")
@@ -164,7 +164,7 @@ REPORT = "report.json"
 
 BATCH_ITEMS = 64  # rows in memory at a time
 SHARD_BATCHES = 500_000_000  # bytes of rows, after which a new file begins
-_PICTURE = {"bytes", "path"}
+_STRUCT = {"bytes", "path"}
 _ORDER = tuple(reversed(SPLIT_NAMES))  # test, validation, train: what is in two splits is left to the one that judges
 
 
@@ -174,18 +174,18 @@ class FolderFindings:
 
     Attributes:
         items: split -> items written.
-        broken: picture -> why it cannot be read; its item is left out.
-        in_two_splits: pairs of items of two splits, the first of which judges models, with the same picture bit by
-            bit, or without pictures the same content.
-        repeated: items whose picture or content an earlier one of their split has.
+        broken: image -> why it cannot be read; its item is left out.
+        in_two_splits: pairs of items of two splits, the first of which judges models, with the same image bit by
+            bit, or without images the same content.
+        repeated: items whose image or content an earlier one of their split has.
         lacking: column -> items that have nothing in it.
-        unused: pictures of the folder that no row names.
-        without_picture: what rows call pictures that are not there; these rows are left out.
+        unused: images of the folder that no row names.
+        without_image: what rows call images that are not there; these rows are left out.
         unread: ending -> files of the folder that are not read.
         absent: splits that lack classes which another has.
         sample: the first training item, a column a line with its role.
-        scaled: how values that are not of 8 bits were scaled -> pictures.
-        roles: columns that hold pictures, texts and classes, as far as can be guessed.
+        scaled: how values that are not of 8 bits were scaled -> images.
+        roles: columns that hold images, texts and classes, as far as can be guessed.
     """
 
     items: dict[str, int] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class FolderFindings:
     repeated: int = 0
     lacking: dict[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    without_picture: tuple[str, ...] = ()
+    without_image: tuple[str, ...] = ()
     unread: Mapping[str, int] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
     sample: list[str] = field(default_factory=list)
@@ -203,7 +203,7 @@ class FolderFindings:
 
 
 def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool = False) -> FolderFindings:
-    """Write a folder as Parquet in the Hugging Face layout, with every picture as it is in its file.
+    """Write a folder as Parquet in the Hugging Face layout, with every image as it is in its file.
 
     Args:
         folder: settings of the source, with an absolute path.
@@ -218,7 +218,7 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     content = folder.content()
     if content.files == AUDIO:
         raise DataError(f"'{folder.path}' holds recordings, which need no preparation: polyfed init --sounds")
-    findings = FolderFindings(unused=content.unused, without_picture=content.without_picture, unread=content.unread)
+    findings = FolderFindings(unused=content.unused, without_image=content.without_image, unread=content.unread)
     findings.roles = ColumnRoles.of(content.rows)
     sieve = _Sieve(drop_duplicates, findings, content.folder)
     with _appearing(destination) as temporary:
@@ -270,13 +270,13 @@ class _Sieve:
 
     def _keeps(self, row: dict[str, Any], split: str) -> bool:
         data = b"" if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
-        # the picture itself last: it tells whether the item is one of another split
-        columns = [name for name, value in row.items() if isinstance(value, dict) and value.keys() == _PICTURE]
+        # the image itself last: it tells whether the item is one of another split
+        columns = [name for name, value in row.items() if isinstance(value, dict) and value.keys() == _STRUCT]
         for column in sorted(columns, key=IMAGE.__eq__):
-            picture = self._picture(row, column)
-            if picture is None:
+            image = self._image(row, column)
+            if image is None:
                 return False
-            data = picture
+            data = image
         name = str(row.get(FILE) or data[:60].decode())
         digest = hashlib.sha256(data).digest()
         if digest not in self.seen:
@@ -289,13 +289,13 @@ class _Sieve:
         self.findings.in_two_splits.append((f"{earlier}: {first}", f"{split}: {name}"))
         return not self.drop
 
-    def _picture(self, row: dict[str, Any], column: str) -> bytes | None:
-        """Bytes of a picture, which the row gets; None if it is broken."""
+    def _image(self, row: dict[str, Any], column: str) -> bytes | None:
+        """Bytes of an image, which the row gets; None if it is broken."""
         path = row[column]["path"]
         try:
-            data = picture_bytes(row[column], self.folder)
+            data = image_bytes(row[column], self.folder)
             decode(data, 32, "squash", "bilinear")  # reads all of the file, as training does
-            with opened_picture(data) as image:
+            with opened_image(data) as image:
                 scaling = scaling_of(image)
         except Exception as error:  # Pillow's decoders raise anything
             self.findings.broken[path] = reason_of(error)
@@ -332,6 +332,6 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
 
 
 def _schema(schema: pa.Schema) -> pa.Schema:
-    """The columns with Hugging Face metadata that make pictures of them wherever the files are opened."""
+    """The columns with Hugging Face metadata that make images of them wherever the files are opened."""
     features = {entry.name: {"_type": "Image"} for entry in schema if is_file(entry.type)}
     return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})

@@ -25,7 +25,7 @@ class Inputs(Protocol):
 
     Inputs whose second dimension differs between batches, such as texts, say with an attribute ``pad`` what shorter
     ones are filled up with (0 without) where they are joined with others. Those that go with another modality, as a
-    mask with its picture, say with an attribute ``of`` which: their training view draws what that modality's draws.
+    mask with its image, say with an attribute ``of`` which: their training view draws what that modality's draws.
     Those that take long to compute have a method ``prepare``, which computes those of rows ahead. Those of which each
     row's training view is its evaluation view say with ``still_bytes`` how large it is.
     """
@@ -72,9 +72,9 @@ class Batch:
         inputs: modality -> encoder input, first dimension b; zeros where a sample lacks the modality.
         targets: target name (such as ``label``, or ``mask``) -> values, first dimension b.
         index: position of each sample in the set that the batch was drawn from.
-        items: number of the item (picture, document) of each sample; siblings, such as the captions of one
-            picture, share it.
-        matches: samples with equal numbers are right answers to each other, as pictures with the same report; the
+        items: number of the item (image, document) of each sample; siblings, such as the captions of one
+            image, share it.
+        matches: samples with equal numbers are right answers to each other, as images with the same report; the
             items unless the source says more.
         present: modality -> whether each sample has it; without those that no sample lacks.
     """
@@ -167,7 +167,7 @@ class Samples:
     Attributes:
         inputs: modality -> opened inputs; a modality that the participant does not own is simply absent.
         rows: modality -> row of each sample in those inputs, also of modalities that shape the samples without being
-            loaded; siblings point at the same row of a shared picture; -1 where a sample lacks the modality.
+            loaded; siblings point at the same row of a shared image; -1 where a sample lacks the modality.
         items: number of the item of each sample.
         targets: target name -> values, first dimension n.
         ids: item number -> item id, for reports and for disjointness checks.

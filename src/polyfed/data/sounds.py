@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.core.extras import brought_by
-from polyfed.data.images import picture_bytes
+from polyfed.data.images import image_bytes
 
 MOST_RATE = 1_000_000
 """Most samples a second that a recording may have; bats are recorded at half of it."""
@@ -47,7 +47,7 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
     if isinstance(value, dict) and value.get("array") is not None:
         own, samples = int(value["sampling_rate"]), _by_sample(np.asarray(value["array"], dtype=np.float32))
     else:
-        own, samples = wavfile.read(io.BytesIO(picture_bytes(value, folder)))
+        own, samples = wavfile.read(io.BytesIO(image_bytes(value, folder)))
         samples = _as_fractions(samples)
     if not 1 <= own <= MOST_RATE or not samples.size:
         raise ValueError(f"{samples.size:,} samples at {own:,} a second, which may be 1 to {MOST_RATE:,}")

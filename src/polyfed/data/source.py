@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,10 @@ from pydantic import Field
 from polyfed.core.errors import DataError
 from polyfed.core.files import whole
 from polyfed.core.settings import Settings
-from polyfed.data.account import Count
 from polyfed.data.arrow import Mask, fingerprint_of, is_list, is_text, lacking, list_lengths
 
 OTHER_LAYOUTS = (
-    "pictures in class folders or with captions or labels, and files of texts, load as "
+    "images in class folders or with captions or labels, and files of texts, load as "
     "{name: folder, path: FOLDER}; anything else is written as Parquet first (docs/tutorials/own-data.md)"
 )
 
@@ -77,7 +76,7 @@ class Column:
 
     @property
     def nested(self) -> bool:
-        """Whether an item holds a list of values, such as the five captions of a picture."""
+        """Whether an item holds a list of values, such as the five captions of an image."""
         return is_list(self.values.type) if self._nested is None else self._nested
 
     def without_gaps(self) -> tuple[Column, Mask]:
@@ -177,6 +176,70 @@ class Split:
     def modality(self, name: str) -> Column:
         """The column of a modality."""
         return self.read(self.columns[name])
+
+
+# ---- accounts of what was found, read and left out
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Some of what was found and is not used.
+
+    Attributes:
+        reason: in a phrase.
+        count: how many.
+        example: name of the first; empty where there is none to give.
+    """
+
+    reason: str
+    count: int
+    example: str = ""
+
+    def __str__(self) -> str:
+        example = f", such as '{self.example}'" if self.example else ""
+        return f"{self.count:,} {self.reason}{example}"
+
+
+@dataclass(frozen=True)
+class Count:
+    """Count of one unit of a source: ``found`` is ``read`` plus all that is left out.
+
+    Attributes:
+        unit: files, rows, columns, items of a split, tokens, ...
+        found: counted before anything is decided.
+        read: counted in what is used.
+        left_out: the rest, by reason.
+    """
+
+    unit: str
+    found: int
+    read: int
+    left_out: tuple[LeftOut, ...] = ()
+
+    @classmethod
+    def of(cls, unit: str, found: int, read: int, left_out: Iterable[LeftOut]) -> Count:
+        """A count without the reasons that leave nothing out."""
+        return cls(unit, found, read, tuple(part for part in left_out if part.count))
+
+    @property
+    def adds_up(self) -> bool:
+        return self.found == self.read + sum(part.count for part in self.left_out)
+
+    def lines(self) -> list[str]:
+        """One line, and one more for each reason."""
+        return [
+            f"{self.unit}: {self.found:,} found, {self.read:,} read",
+            *(f"  left out: {each}" for each in self.left_out),
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """For a file: numbers and reasons, without names of files."""
+        left_out = {part.reason: part.count for part in self.left_out}
+        return {"unit": self.unit, "found": self.found, "read": self.read, "left_out": left_out}
+
+
+Accounts = Mapping[str, tuple[Count, ...]]
+"""Source -> its counts."""
 
 
 class Source(Settings):

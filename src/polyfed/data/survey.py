@@ -23,7 +23,7 @@ from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError
 from polyfed.core.untrusted import yaml_content
 from polyfed.data.arrow import is_text
-from polyfed.data.images import mask_levels, opened_picture, picture_bytes, reason_of, scaling_of
+from polyfed.data.images import image_bytes, mask_levels, opened_image, reason_of, scaling_of
 from polyfed.data.tables import SplitTable, spellings, value_digest
 
 Tables = Mapping[str, SplitTable]
@@ -39,7 +39,7 @@ _IGNORED = 255
 _SHOWN = 9
 
 
-class PictureFacts(NamedTuple):
+class ImageFacts(NamedTuple):
     """Facts that an image file states.
 
     Attributes:
@@ -92,24 +92,24 @@ def _count(tables: Tables) -> int:
     return sum(table.count() for table in tables.values())
 
 
-def pictures_of(tables: Tables, column: str) -> tuple[list[PictureFacts | None], list[str]]:
-    """Facts of each picture (None: it cannot be read), and what is to be told of those that cannot be read."""
-    facts, broken = list[PictureFacts | None](), list[str]()
-    for name, table, value in prepared(f"looking at pictures ({column})", _rows(tables, column), _count(tables)):
+def images_of(tables: Tables, column: str) -> tuple[list[ImageFacts | None], list[str]]:
+    """Facts of each image (None: it cannot be read), and what is to be told of those that cannot be read."""
+    facts, broken = list[ImageFacts | None](), list[str]()
+    for name, table, value in prepared(f"looking at images ({column})", _rows(tables, column), _count(tables)):
         try:
-            data = picture_bytes(value, table.folder)
-            with opened_picture(data) as image:
+            data = image_bytes(value, table.folder)
+            with opened_image(data) as image:
                 orientation = int(image.getexif().get(_ORIENTATION, 1) or 1)
                 scaling = scaling_of(image)
                 depth = scaling.words if scaling else ""
-                facts.append(PictureFacts(name, image.size, orientation, depth, value_digest(data, None)))
+                facts.append(ImageFacts(name, image.size, orientation, depth, value_digest(data, None)))
         except Exception as error:  # Pillow's decoders raise anything
             facts.append(None)
             broken += [] if value is None else [f"{name}: {reason_of(error)}"]
     return facts, broken
 
 
-def told_of_pictures(facts: Sequence[PictureFacts | None]) -> list[str]:
+def image_notes(facts: Sequence[ImageFacts | None]) -> list[str]:
     """Notes on depths and aspects of images that training treats alike."""
     read = [one for one in facts if one is not None]
     lines = list[str]()
@@ -117,23 +117,23 @@ def told_of_pictures(facts: Sequence[PictureFacts | None]) -> list[str]:
     if len(depths) > 1 or (depths and "" not in depths):
         shown = ", ".join(f"{number} of {depth or '8 bits'}" for depth, number in depths.most_common())
         alike = "" if len(depths) == 1 else "; each is scaled by its own: write all alike if they mean the same"
-        lines.append(f"depths of pictures: {shown}{alike}")
+        lines.append(f"depths of images: {shown}{alike}")
     aspects = sorted(width / height for width, height in (one.upright for one in read))
     if aspects and aspects[-1] > 1.5 * aspects[0]:
         span = f"width / height from {aspects[0]:.2f} to {aspects[-1]:.2f}"
-        lines.append(f"pictures have {span}, and are squashed to squares; `fit: crop` of the view cuts the middle out")
+        lines.append(f"images have {span}, and are squashed to squares; `fit: crop` of the view cuts the middle out")
     return lines
 
 
-def equal_in_two_splits(tables: Tables, column: str, pictures: Sequence[PictureFacts | None]) -> list[tuple[str, str]]:
-    """Pairs of items of two splits whose pictures, recordings or texts are equal.
+def equal_in_two_splits(tables: Tables, column: str, images: Sequence[ImageFacts | None]) -> list[tuple[str, str]]:
+    """Pairs of items of two splits whose images, recordings or texts are equal.
 
     Args:
         tables: the splits.
-        column: of pictures, recordings or texts.
-        pictures: facts of the pictures in it, if it has any.
+        column: of images, recordings or texts.
+        images: facts of the images in it, if it has any.
     """
-    digests = [one and one.digest for one in pictures] or [
+    digests = [one and one.digest for one in images] or [
         _digest(table, value) for _, table, value in _rows(tables, column)
     ]
     splits = chain.from_iterable([split] * table.count() for split, table in tables.items())
@@ -157,61 +157,61 @@ def _digest(table: SplitTable, value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class MaskSurvey:
-    """All masks of a data set, beside their pictures.
+    """All masks of a data set, beside their images.
 
     Attributes:
         place: of the data, for messages.
-        pictures, masks: facts of files, in the same order.
+        images, masks: facts of files, in the same order.
         values: of the masks that can be read, with their names.
     """
 
     place: str
-    pictures: Sequence[PictureFacts | None]
-    masks: Sequence[PictureFacts | None]
+    images: Sequence[ImageFacts | None]
+    masks: Sequence[ImageFacts | None]
     values: Mapping[str, MaskFacts] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tables: Tables, image: str, mask: str) -> MaskSurvey:
-        """Look at every picture and mask.
+        """Look at every image and mask.
 
         Raises:
             DataError: a mask cannot be read.
         """
-        pictures, _ = pictures_of(tables, image)
-        masks, broken = pictures_of(tables, mask)
+        images, _ = images_of(tables, image)
+        masks, broken = images_of(tables, mask)
         place = f"{next(iter(tables.values())).where}, column '{mask}'"
         if broken:
             raise DataError(f"{place}: {len(broken)} masks cannot be read, first {broken[0]}; mend or leave them out")
         rows = prepared(f"looking at masks ({mask})", _rows(tables, mask), _count(tables))
         values = {
-            name: _values_of(picture_bytes(value, table.folder)) for name, table, value in rows if value is not None
+            name: _values_of(image_bytes(value, table.folder)) for name, table, value in rows if value is not None
         }
         if not values:
             raise DataError(f"{place}: no row has a mask; name the column of masks 'mask', or add them")
-        return cls(place, pictures, masks, values)
+        return cls(place, images, masks, values)
 
     def require_one_aspect(self) -> None:
-        """Refuse masks that do not lie on their pictures, or that may have been drawn before these were turned.
+        """Refuse masks that do not lie on their images, or that may have been drawn before these were turned.
 
         Raises:
             DataError: which, and what to do.
         """
-        pairs = [(one, mask) for one, mask in zip(self.pictures, self.masks, strict=True) if one and mask]
+        pairs = [(one, mask) for one, mask in zip(self.images, self.masks, strict=True) if one and mask]
         turned = [pair for pair in pairs if pair[0].orientation != pair[1].orientation and _is_doubtful(*pair)]
         if turned:
             one, mask = turned[0]
             raise DataError(
-                f"{self.place}: {len(turned)} of {len(pairs)} pictures are turned by EXIF and their masks are not, "
+                f"{self.place}: {len(turned)} of {len(pairs)} images are turned by EXIF and their masks are not, "
                 f"such as '{one.name}' ({_by(one.size)} stored, {_by(one.upright)} upright, mask "
-                f"{_by(mask.upright)}). If masks were drawn on the stored pixels, take the mark out of the pictures "
-                "(exiftool -Orientation= -r FOLDER); if on upright pictures, turn the pixels (mogrify -auto-orient)"
+                f"{_by(mask.upright)}). If masks were drawn on the stored pixels, take the mark out of the images "
+                "(exiftool -Orientation= -r FOLDER); if on upright images, turn the pixels (mogrify -auto-orient)"
             )
         others = [(one, mask) for one, mask in pairs if not _same_aspect(one.upright, mask.upright)]
         if others:
             one, mask = others[0]
             raise DataError(
-                f"{self.place}: {len(others)} of {len(pairs)} masks have another aspect than their pictures, such as "
-                f"'{one.name}' ({_by(one.upright)}, mask {_by(mask.upright)}); write masks of the pictures' own size"
+                f"{self.place}: {len(others)} of {len(pairs)} masks have another aspect than their images, such as "
+                f"'{one.name}' ({_by(one.upright)}, mask {_by(mask.upright)}); write masks of the images' own size"
             )
 
     # ---- what values mean
@@ -344,7 +344,7 @@ class MaskSurvey:
 
 
 def _values_of(data: bytes) -> MaskFacts:
-    with opened_picture(data) as image:
+    with opened_image(data) as image:
         colours: dict[int | str, frozenset[tuple[int, ...]]] = {}
         is_deep = image.mode.startswith(("I", "F")) and len(np.unique(np.asarray(image))) > 2
         is_clear = bool(image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
@@ -378,8 +378,8 @@ def _used(facts: MaskFacts) -> list[int]:
     return [value for value in np.flatnonzero(levels).tolist() if value]
 
 
-def _is_doubtful(one: PictureFacts, mask: PictureFacts) -> bool:
-    """Whether a mask may lie on the picture as it is stored."""
+def _is_doubtful(one: ImageFacts, mask: ImageFacts) -> bool:
+    """Whether a mask may lie on the image as it is stored."""
     return _same_aspect(one.size, mask.upright)
 
 

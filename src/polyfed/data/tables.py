@@ -22,7 +22,6 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.settings import Settings
-from polyfed.data.account import Count, LeftOut
 from polyfed.data.arrow import (
     Mask,
     class_names,
@@ -40,8 +39,8 @@ from polyfed.data.arrow import (
     named_files_key,
     unless_blank,
 )
-from polyfed.data.images import picture_bytes
-from polyfed.data.source import Column, Source, Split, called
+from polyfed.data.images import image_bytes
+from polyfed.data.source import Column, Count, LeftOut, Source, Split, called
 
 
 def label_column(
@@ -189,7 +188,7 @@ class TableSource(Source):
     keep_first: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
         description="column of lists -> how many entries of each list are kept: {captions: 5}, as recalls on COCO are "
-        "of five captions a picture",
+        "of five captions per image",
     )
     matches: str | None = Field(
         default=None,
@@ -273,7 +272,7 @@ class StoredSource(TableSource):
         default_factory=dict,
         description="validation or test -> share of train that is drawn for it, where the source has no such split; "
         "the same rows on every machine; together -> columns whose equal values stay in one split, such as "
-        "[patient_id], or [contents] for equal pictures, or rows",
+        "[patient_id], or [contents] for equal images, or rows",
     )
     reading: Reading = Field(default=Reading(), description="how cells are read")
     max_rows: int = Field(default=10_000_000, ge=1, description="rows that a stored split may have")
@@ -330,13 +329,13 @@ class StoredSource(TableSource):
 
 _TOGETHER = "together"
 CONTENTS = "contents"
-"""In ``together``: items with equal pictures, or without pictures equal rows."""
+"""In ``together``: items with equal images, or without images equal rows."""
 
 
 def _drawn(
     table: SplitTable, split: str, shares: Mapping[str, float], together: Sequence[str], fitting: Mask
 ) -> SplitTable:
-    """The rows of ``train`` that a split has, by a hash of ids, or without ids of all but pictures and recordings.
+    """The rows of ``train`` that a split has, by a hash of ids, or without ids of all but images and recordings.
 
     They are the same on every machine; equal ids, equal contents and rows that ``together`` joins are in one split.
     Shares are of the rows that fit ``where``; others, which are no items, stay in ``train``.
@@ -407,17 +406,17 @@ def value_digest(value: Any, folder: Path | None) -> str:
     """Hexadecimal digest of an image's or recording's bytes, or of any other value.
 
     Raises:
-        OSError, ValueError: as for ``picture_bytes``.
+        OSError, ValueError: as for ``image_bytes``.
     """
     is_stored = isinstance(value, bytes) or (isinstance(value, dict) and "path" in value)
-    return hashlib.sha256(picture_bytes(value, folder) if is_stored else repr(value).encode()).hexdigest()
+    return hashlib.sha256(image_bytes(value, folder) if is_stored else repr(value).encode()).hexdigest()
 
 
 _digests: dict[str, list[str]] = {}  # of the contents of a few tables, which every participant opens
 
 
 def _contents(table: SplitTable) -> list[str]:
-    """Digest of the picture or recording of each row, or without any of all of it."""
+    """Digest of the image or recording of each row, or without any of all of it."""
     files = [entry.name for entry in table.schema if is_file(entry.type)]
     columns = files[:1] or table.schema.names
     stamp = fingerprint_of(*map(table.key, columns))
@@ -674,7 +673,7 @@ def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Ma
 
 
 def _is_known_full(table: SplitTable, column: str) -> bool:
-    """Pictures are not read to find that all are there."""
+    """Images are not read to find that all are there."""
     dtype = table.type_of(column)
     return not is_text(dtype) and not is_list(dtype) and table.filled(column)
 

@@ -13,10 +13,9 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
 from polyfed.core.untrusted import file_json
-from polyfed.data.account import Count
 from polyfed.data.images import PIXELS
 from polyfed.data.samples import Inputs
-from polyfed.data.source import Column
+from polyfed.data.source import Column, Count
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class DataContext:
             view learns from data (a vocabulary) it learns from here.
         bundles: folder of the run in which learnt vocabularies are kept, or None.
         fitted: in-memory memo of what views learnt, keyed by their settings.
-        pixels: most pixels of a picture.
+        pixels: most pixels of an image.
         seed: of the run, for random values that all models share.
         hub: whether the hub may be asked for pretrained networks; else its cache alone.
         ahead: whether what takes long is computed for all rows before the first batch; else as batches come.

@@ -16,9 +16,8 @@ from polyfed.core.activity import preparing
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.randomness import generator
 from polyfed.data.arrow import lacking
-from polyfed.data.assembly import assemble, of_column, of_items, order_of
+from polyfed.data.assembly import assemble, mentioning, of_column, of_items, order_of
 from polyfed.data.cache import content_digests
-from polyfed.data.item_classes import mentioning
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.data.item_classes import Indices, ItemClasses, item_classes, item_groups
+from polyfed.data.assembly import Indices, ItemClasses, item_classes, item_groups
 from polyfed.data.samples import Samples, union
 from polyfed.data.source import Split
 from polyfed.federation.data import Views, sample_views

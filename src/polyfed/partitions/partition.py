@@ -15,13 +15,13 @@ from torch import Tensor
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.data.item_classes import Indices
+from polyfed.data.assembly import Indices
 
 
 class Partition(Settings):
     """A rule that hands items to clients. Subclasses live in ``polyfed.partitions.partition``.
 
-    What is divided are items (pictures, documents), so the captions of one picture always stay together, or groups of
+    What is divided are items (images, documents), so the captions of one image always stay together, or groups of
     items (those of a patient) that stay together.
     """
 
@@ -309,7 +309,7 @@ class Quantity(Partition):
 class Drop(Partition):
     """Equal random parts, then each client keeps a share drawn from U[keep_least, keep_most].
 
-    FedCola (Sun et al. 2024) divides Flickr and COCO pictures so, with 0.95 to 0.99. What is dropped is held
+    FedCola (Sun et al. 2024) divides Flickr and COCO images so, with 0.95 to 0.99. What is dropped is held
     by nobody.
     """
 
@@ -337,7 +337,7 @@ class Drop(Partition):
 class Shards(Partition):
     """Cut an ordered set in shards and give every client ``per_client`` of them at random.
 
-    ``order: random`` is how CreamFL and FedAFD divide captioned pictures (150 shards, 10 a client; 200
+    ``order: random`` is how CreamFL and FedAFD divide captioned images (150 shards, 10 a client; 200
     shards, 13 a client): in effect equal random parts. ``order: label`` is the pathological split of McMahan
     et al. (2017), in which a client sees about ``per_client`` classes. Shards that nobody gets stay unused.
     """

@@ -22,7 +22,7 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import list_lengths
-from polyfed.data.images import opened_picture, picture_bytes
+from polyfed.data.images import opened_image, image_bytes
 from polyfed.data.samples import Inputs
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column, Split
@@ -211,7 +211,7 @@ class Retrieval:
 
 def thumbnail(data: bytes) -> str:
     """A small JPEG of an encoded picture as a data URI."""
-    with opened_picture(data) as image:
+    with opened_image(data) as image:
         image.draft("RGB", (2 * _SIDE, 2 * _SIDE))
         small = ImageOps.exif_transpose(image).convert("RGB")
         small.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
@@ -358,7 +358,7 @@ def _readable(column: Column, row: int, value: Any, pixels: int) -> Any:
     if not isinstance(value, dict) or "bytes" not in value:
         return value
     try:
-        return picture_bytes(value, column.folder, pixels)
+        return image_bytes(value, column.folder, pixels)
     except (OSError, ValueError) as error:
         raise RunError(f"{column.place_of(row)}: {error}; restore the data of the run") from error
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from polyfed.data.account import Accounts, Count, LeftOut
-from polyfed.data.source import Split
+from polyfed.data.source import Accounts, Count, LeftOut, Split
 from polyfed.data.view import View
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment

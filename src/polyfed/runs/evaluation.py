@@ -14,7 +14,7 @@ from polyfed.core.errors import DataError, nearest
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import ColumnNames, Source, called
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, ServerModel, as_run
 

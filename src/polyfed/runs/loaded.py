@@ -21,7 +21,7 @@ from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data.cache import StoredRows
 from polyfed.data.samples import Batch, Inputs, Samples
 from polyfed.data.source import Column
-from polyfed.data.sources.memory import picture_struct
+from polyfed.data.sources.memory import image_struct
 from polyfed.data.view import DataContext, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
@@ -441,7 +441,7 @@ def _pictures(values: Sequence[Any]) -> pa.Array:
 def _picture(value: Any) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {"bytes": value, "path": None}
-    struct = value if isinstance(value, dict) else picture_struct(Path(value) if isinstance(value, str) else value)
+    struct = value if isinstance(value, dict) else image_struct(Path(value) if isinstance(value, str) else value)
     if struct is None:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise DataError(f"a picture is a path, a picture of PIL, an array of uint8 or encoded bytes, not {kind}")

@@ -27,16 +27,15 @@ import yaml
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.data import backbones, survey
-from polyfed.data.account import Count
 from polyfed.data.arrow import innermost, is_file, is_list, is_text, lacking
 from polyfed.data.dialects import is_numeric_text, looks_missing
 from polyfed.data.files import SAVED
 from polyfed.data.images import reason_of
 from polyfed.data.preparation import LABELS, NO_CONTENT, ColumnRoles
 from polyfed.data.sounds import waveform
-from polyfed.data.sources.arrow import Arrow
+from polyfed.data.source import Count
 from polyfed.data.sources.folder import Folder
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Arrow, Parquet
 from polyfed.data.tables import SplitTable, StoredSource, fitting_rows, with_folded
 from polyfed.data.tokenizers import PretrainedTokenizer, Wordpiece, words_of
 from polyfed.data.view import DataContext
@@ -203,7 +202,7 @@ FROM_SCRATCH = StarterEncoders({})
 def _read_by(folder: Path) -> list[str]:
     """What a network reads, by its files; nothing where these do not tell."""
     has_preprocessor = (folder / backbones.PREPROCESSOR).is_file()
-    kind = {"picture": "image", "sound": "audio"}[backbones.input_kind(folder, "whole")] if has_preprocessor else ""
+    kind = {"image": "image", "sound": "audio"}[backbones.input_kind(folder, "whole")] if has_preprocessor else ""
     return [*filter(None, [kind]), *(["text"] if backbones.has_tokenizer(folder) else [])]
 
 
@@ -457,8 +456,8 @@ class _Look:
     together: Sequence[str]
 
     @cached_property
-    def _pictures(self) -> tuple[list[survey.PictureFacts | None], list[str]]:
-        return survey.pictures_of(self.tables, self.roles.image) if self.roles.image else ([], [])
+    def _pictures(self) -> tuple[list[survey.ImageFacts | None], list[str]]:
+        return survey.images_of(self.tables, self.roles.image) if self.roles.image else ([], [])
 
     @cached_property
     def _masks(self) -> tuple[str, str]:
@@ -525,7 +524,7 @@ class _Look:
         return [(name, number) for name, number in Counter(names).items() if looks_missing(name)]
 
     def warnings(self) -> list[str]:
-        lines = survey.told_of_pictures(self._pictures[0])
+        lines = survey.image_notes(self._pictures[0])
         told = self.roles.image or self.roles.audio or self.roles.text
         equal = survey.equal_in_two_splits(self.tables, told, self._pictures[0]) if told else []
         if equal:
@@ -735,11 +734,11 @@ def require_apart(sources: Iterable[StarterSource], public: StarterSource) -> No
     Raises:
         ConfigError: how many are, and the first.
     """
-    known = {one.digest: one.name for one in survey.pictures_of(public.tables, str(public.roles.image))[0] if one}
+    known = {one.digest: one.name for one in survey.images_of(public.tables, str(public.roles.image))[0] if one}
     for source in sources:
         if source.roles.image is None:
             continue
-        found = [one for one in survey.pictures_of(source.tables, source.roles.image)[0] if one and one.digest in known]
+        found = [one for one in survey.images_of(source.tables, source.roles.image)[0] if one and one.digest in known]
         if found:
             first = f"'{found[0].name}' is '{known[found[0].digest]}'"
             what = f"{len(found)} images of --{source.kind} are in it as well, such as {first}"

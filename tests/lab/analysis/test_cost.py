@@ -10,7 +10,7 @@ from torch import nn
 
 import polyfed
 from polyfed.core.errors import StepError
-from polyfed.data.scenery.wording import TOPICS
+from polyfed.data.scenery import TOPICS
 from polyfed.lab.analysis.cost import ModelSize, PeakMemory, RoundCosts, round_costs
 from polyfed.runs.experiment import Experiment
 from small_federations import Config, pixels, three_kinds, words

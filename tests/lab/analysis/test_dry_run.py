@@ -11,7 +11,7 @@ import yaml
 
 from masked_runs import federation
 from polyfed import run
-from polyfed.data.scenery.rendering import png
+from polyfed.data.scenery import png
 from polyfed.data.sources import scenes
 from polyfed.lab.analysis.dry_run import DryRun
 from polyfed.runs.config_files import merged
@@ -89,7 +89,7 @@ def test_only_what_is_trained_on_is_drawn_and_nothing_is_cached(
     tiny["data"]["cache_dir"] = str(tmp_path / "cache")
     tiny["data"]["sources"]["scenes"]["train"] = 3000
     drawn: list[int] = []
-    monkeypatch.setattr(scenes, "png", lambda pixels: drawn.append(1) or png(pixels))
+    monkeypatch.setattr(scenes.scenery, "png", lambda pixels: drawn.append(1) or png(pixels))
     DryRun.of(Experiment.parse(tiny))
     assert 0 < len(drawn) < 100
     assert not (tmp_path / "cache").exists()

@@ -13,7 +13,7 @@ from probe_outcomes import outcome, values
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
-from polyfed.data.sources.parquet import Parquet
+from polyfed.data.sources.stored import Parquet
 from polyfed.data.sources.scenes import Scenes
 from polyfed.lab.downstream.probe import Bench, Probe
 from polyfed.lab.downstream.probes.classification import FewShot
@@ -137,7 +137,7 @@ def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tm
         pq.write_table(table, tmp_path / f"{name}.parquet")
     bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
     probe = SegmentationProbe(**CUT | {"source": "bytes", "validation": None})
-    with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable picture"):
+    with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable image"):
         probe.check(bench, "task")
     probe.model_copy(update={"test": ("train",)}).check(bench, "task")
 

@@ -1,4 +1,4 @@
-"""A folder as people have it: pictures with captions or in class folders, recordings, or files of texts."""
+"""A folder as people have it: images with captions or in class folders, recordings, or files of texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.account import Count, LeftOut
 from polyfed.data.arrow import file_key
 from polyfed.data.dialects import Rows, joined
 from polyfed.data.files import (
@@ -28,23 +27,22 @@ from polyfed.data.files import (
     annotation_files,
     beside_split,
     lines_of,
-    listed_splits,
     read_annotations,
     split_called,
     text_of,
 )
-from polyfed.data.images import has_remedy, picture_endings, remedy_of
-from polyfed.data.source import path_of
+from polyfed.data.images import has_remedy, image_endings, remedy_of
+from polyfed.data.source import Count, LeftOut, path_of
 from polyfed.data.tables import Reading, SplitTable, StoredSource
 
 IMAGE, AUDIO, LABEL, MASK = "image", "audio", "label", "mask"
-"""Columns of pictures, of recordings in a folder without pictures, of names of class folders, and of masks."""
+"""Columns of images, of recordings in a folder without images, of names of class folders, and of masks."""
 
 _SOUNDS = frozenset(("wav",))
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _MASKS = re.compile(r"(seg(mentation)?_?)?(masks?|labels?)|annotations|segmentations?|ground_?truth|gt", re.I)
 _OF_MASK = re.compile(r"[_-](mask|seg|segmentation|label|gt)s?$", re.I)  # at the end of a mask's name
-_Stem = tuple[tuple[str, ...], tuple[str, ...], str]  # folders above and below that of masks or pictures, and a name
+_Stem = tuple[tuple[str, ...], tuple[str, ...], str]  # folders above and below that of masks or images, and a name
 _NUMBERS = re.compile(r"[-+.,\deE\s]*")
 _BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
 
@@ -57,19 +55,19 @@ class FolderReading(Reading):
 
 
 class Folder(StoredSource):
-    """A folder of pictures with captions or labels, of pictures in class folders, or of texts, without conversion.
+    """A folder of images with captions or labels, of images in class folders, or of texts, without conversion.
 
     Found without being told: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
     ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the
     ``results.csv`` of Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
-    without folders of splits above; ``1.txt`` with captions of ``1.jpg`` beside it, a line each; without pictures
-    ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one picture become one item, with lists of what
+    without folders of splits above; ``1.txt`` with captions of ``1.jpg`` beside it, a line each; without images
+    ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one image become one item, with lists of what
     differs among them.
 
-    Without pictures WAV files are read as these are. Columns are those of the file, with ``image`` for the picture or
+    Without images WAV files are read as these are. Columns are those of the file, with ``image`` for the image or
     ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class folder, ``mask`` for its mask,
-    ``captions`` for those of COCO, Karpathy and files beside pictures, ``text`` for lines. Splits are told by a
-    column, by names of files or folders, by Flickr8k's lists; else ``fractions`` are drawn, the same on every machine.
+    ``captions`` for those of COCO, Karpathy and files beside images, ``text`` for lines. Splits are told by a
+    column or by names of files or folders; else ``fractions`` are drawn, the same on every machine.
     """
 
     path: str = Field(description="the folder, or one file of texts: absolute, or relative to the data folder")
@@ -78,7 +76,7 @@ class Folder(StoredSource):
     )
     file_column: str | None = Field(
         default=None,
-        description="column with pictures' file names; null: found by its name (file_name, image, ...) or its content",
+        description="column with images' file names; null: found by its name (file_name, image, ...) or its content",
     )
     split_column: str | None = Field(default=None, description="column that says the split; null: `split`, if any")
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
@@ -149,10 +147,10 @@ class FolderTable:
         folder: in which all files lie.
         rows: columns of the annotations, and ``image`` (or ``audio``), ``file_name``, ``label`` of files.
         splits: split of each row.
-        files: column of the pictures or recordings that the rows name, ``image`` or ``audio``; None: they name none.
-        unused: pictures of the folder that no row names, and that have no captions beside them.
-        without_picture: what rows call pictures that are not there, where these rows are left out; captions of none.
-        unread: ending -> files of the folder that are neither pictures nor recordings, nor say anything about them.
+        files: column of the images or recordings that the rows name, ``image`` or ``audio``; None: they name none.
+        unused: images of the folder that no row names, and that have no captions beside them.
+        without_image: what rows call images that are not there, where these rows are left out; captions of none.
+        unread: ending -> files of the folder that are neither images nor recordings, nor say anything about them.
         counts: of files, and of rows of annotations.
         notes: how each file of annotations is written, and what of it is replaced.
         is_told: whether anything tells splits; else all is ``train``.
@@ -163,7 +161,7 @@ class FolderTable:
     splits: tuple[str, ...]
     files: str | None = None
     unused: tuple[str, ...] = ()
-    without_picture: tuple[str, ...] = ()
+    without_image: tuple[str, ...] = ()
     unread: Mapping[str, int] = field(default_factory=dict)
     counts: tuple[Count, ...] = ()
     notes: tuple[str, ...] = ()
@@ -229,7 +227,7 @@ class _Reader:
         folder: the folder.
         files: all of it.
         names: of those that are looked at.
-        pictures: those that are pictures; of a folder without pictures, recordings.
+        images: those that are images; of a folder without images, recordings.
         column: what these are called in the table.
         rows: count of the rows of annotations, once they are read.
         notes: lines on files of annotations, likewise.
@@ -239,37 +237,36 @@ class _Reader:
         self.settings, self.path, self.folder, self.files = settings, path, folder, files
         self.names, self.rows = tuple(name for name, _ in files.keys), list[Count]()
         self.notes = list[str]()
-        self.pictures, self.column = [name for name in self.names if _ending(name) in picture_endings()], IMAGE
-        if not self.pictures and (sounds := [name for name in self.names if _ending(name) in _SOUNDS]):
-            self.pictures, self.column = sounds, AUDIO
+        self.images, self.column = [name for name in self.names if _ending(name) in image_endings()], IMAGE
+        if not self.images and (sounds := [name for name in self.names if _ending(name) in _SOUNDS]):
+            self.images, self.column = sounds, AUDIO
 
     def table(self) -> FolderTable:
         annotations = self._annotations()
         beside = {} if annotations else self._captions_beside()
-        rows, without_picture = self._beside(beside) if beside else self._rows(annotations)
+        rows, without_image = self._beside(beside) if beside else self._rows(annotations)
         table = self._arrow({name: values for name, values in rows.items() if name not in (_BASE, _TOLD)})
         told = self._told_splits(rows)
         splits = told or ("train",) * _count(rows)
         texts = [name for name in self.names if beside and _ending(name) == "txt"]
         read = [file.relative_to(self.folder).as_posix() for file in annotations]
-        read += [name for name in self.names if name.lower().endswith("images.txt")]  # lists of splits
-        unread = self._unread({*self.pictures, *read, *texts})
+        unread = self._unread({*self.images, *read, *texts})
         if FILE not in rows:
             counts = self._counts({*read}, unread=unread)
             notes = tuple(self.notes)
             return FolderTable(
                 self.folder, table, splits, unread=unread, counts=counts, notes=notes, is_told=bool(told)
             )
-        others = self._other_pictures(rows)
+        others = self._other_images(rows)
         if self.column in rows:
             self.notes.append(f"column '{self.column}' names no files that '{FILE}' does not: it is replaced by them")
         for name, paths in ({self.column: rows[FILE]} | others).items():
-            table = _with_pictures(table, name, paths)
-        unused = tuple(sorted(set(self.pictures).difference(rows[FILE], *others.values())))
-        lonely = without_picture if beside else ()
-        named = {*read, *texts, *self.pictures} - {*unused, *lonely}
+            table = _with_images(table, name, paths)
+        unused = tuple(sorted(set(self.images).difference(rows[FILE], *others.values())))
+        lonely = without_image if beside else ()
+        named = {*read, *texts, *self.images} - {*unused, *lonely}
         counts = self._counts(named, unused, lonely, unread)
-        left_out = unused, without_picture, unread, counts, tuple(self.notes)
+        left_out = unused, without_image, unread, counts, tuple(self.notes)
         return FolderTable(self.folder, table, splits, self.column, *left_out, is_told=bool(told))
 
     def _counts(
@@ -279,9 +276,9 @@ class _Reader:
         lonely: Sequence[str] = (),
         unread: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[Count, ...]:
-        """Counts of files and rows; of a file that is named itself, and the pictures that its rows may name."""
+        """Counts of files and rows; of a file that is named itself, and the images that its rows may name."""
         is_folder = not self.path.is_file()
-        found = len(self.names) if is_folder else 1 + (len(self.pictures) if {*self.pictures} & read or unused else 0)
+        found = len(self.names) if is_folder else 1 + (len(self.images) if {*self.images} & read or unused else 0)
         left_out = [
             LeftOut(f"{self.column} files that no row or caption names", len(unused), next(iter(unused), "")),
             LeftOut("caption files without an image", len(lonely), next(iter(lonely), "")),
@@ -301,7 +298,7 @@ class _Reader:
         if self.path.is_file():
             return [self.path]
         if self.settings.annotations is None:
-            return annotation_files(self.folder, bool(self.pictures))
+            return annotation_files(self.folder, bool(self.images))
         file = self.folder / self.settings.annotations
         if not file.is_file():
             hint = nearest(file.name, [path.name for path in self.folder.iterdir() if path.is_file()][:20])
@@ -326,23 +323,23 @@ class _Reader:
         return pa.table(columns)
 
     def _rows(self, files: Sequence[Path]) -> tuple[Rows, tuple[str, ...]]:
-        """The rows, and what those that are left out call pictures that are not there."""
+        """The rows, and what those that are left out call images that are not there."""
         if files:
             rows = _together([self._annotated(file) for file in files])
             self.rows = [Count("rows", _count(rows), _count(rows))]
-            # a file that is named itself may hold texts beside somebody's pictures
-            is_of_pictures = FILE in rows or (self.pictures and not self.path.is_file())
-            if not is_of_pictures:
+            # a file that is named itself may hold texts beside somebody's images
+            is_of_images = FILE in rows or (self.images and not self.path.is_file())
+            if not is_of_images:
                 return rows, ()
             matched, missing = self._matched(rows, files[0])
             return _joined(matched), missing
-        if not self.pictures:
+        if not self.images:
             if first := next((name for name in self.names if has_remedy(name)), None):
                 ending = PurePosixPath(first).suffix
                 number = sum(name.endswith(ending) for name in self.names)
                 what = f"'{self.folder}' has no image or recording that is read, but {number} {ending} files"
                 raise DataError(f"{what}, such as '{first}': {remedy_of(first)}")
-            wanted = "pictures or WAV files, captions.csv, metadata.csv, train.csv, texts.txt"
+            wanted = "images or WAV files, captions.csv, metadata.csv, train.csv, texts.txt"
             raise DataError(f"there is nothing to read in '{self.folder}'; it should hold {wanted}, or the like")
         return self._class_folders(), ()
 
@@ -350,7 +347,7 @@ class _Reader:
         settings = self.settings
         rows, dialect = read_annotations(
             *(file, settings.file_column, self.folder),
-            files=self.pictures,
+            files=self.images,
             encoding=settings.reading.encoding,
             decimal=settings.reading.decimal,
         )
@@ -360,24 +357,24 @@ class _Reader:
         count = _count(rows)
         return rows | {_BASE: [base] * count, _TOLD: [told] * count}
 
-    # ---- pictures and their rows
+    # ---- images and their rows
 
     def _captions_beside(self) -> dict[str, list[str]]:
-        """Picture -> lines of the file of text beside it that is called alike, if half of them have one."""
+        """Image -> lines of the file of text beside it that is called alike, if half of them have one."""
         files = {_stem(name): self.folder / name for name in self.names if _ending(name) == "txt"}
         texts = {
             name: text_of(files[stem], self.folder, self.settings.reading.encoding)
-            for name in self.pictures
+            for name in self.images
             if (stem := _stem(name)) in files
         }
         lines = {name: [line.strip() for line in lines_of(text) if line.strip()] for name, text in texts.items()}
         captions = {name: own for name, own in lines.items() if own}
-        # boxes of objects lie beside pictures too, and so may a note
+        # boxes of objects lie beside images too, and so may a note
         are_numbers = all(_NUMBERS.fullmatch(line) for own in captions.values() for line in own)
-        return {} if are_numbers or 2 * len(captions) < len(self.pictures) else captions
+        return {} if are_numbers or 2 * len(captions) < len(self.images) else captions
 
     def _beside(self, captions: Mapping[str, Sequence[str]]) -> tuple[Rows, tuple[str, ...]]:
-        """Rows of pictures with captions beside them, and files of captions beside none."""
+        """Rows of images with captions beside them, and files of captions beside none."""
         pairs = [(name, line) for name, lines in captions.items() for line in lines]
         rows: Rows = {FILE: [name for name, _ in pairs], CAPTIONS: [line for _, line in pairs]}
         with contextlib.suppress(DataError):  # they are in no class folders
@@ -385,98 +382,98 @@ class _Reader:
             for column in folders.keys() - {FILE}:  # classes, or masks
                 value_of = dict(zip(folders[FILE], folders[column], strict=True))
                 rows[column] = [value_of[name] for name in rows[FILE]]
-        known = set(map(_stem, self.pictures))
+        known = set(map(_stem, self.images))
         return _joined(rows), tuple(name for name in self.names if _ending(name) == "txt" and _stem(name) not in known)
 
     def _matched(self, rows: Rows, file: Path) -> tuple[Rows, tuple[str, ...]]:
-        """Rows with the paths of pictures in place of what the file calls them, and what it calls those not there."""
+        """Rows with the paths of images in place of what the file calls them, and what it calls those not there."""
         if FILE not in rows:
             columns = ", ".join(name for name in rows if name not in (_BASE, _TOLD))
             remedy = "such as file_name; name it in file_column (--file-column)"
             raise DataError(f"'{file}' has no column of file names, {remedy}: {columns}")
-        find = _finder(self.pictures)
+        find = _finder(self.images)
         paths = [find(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
         missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
-        told = self._check_gaps(missing, len(paths), file) if missing else ()
+        told = self._missing_images(missing, len(paths), file) if missing else ()
         kept = [number for number, path in enumerate(paths) if path is not None]
         reason = LeftOut("whose image is missing or not read", len(missing), next(iter(told), ""))
         self.rows = [Count.of("rows", len(paths), len(kept), [reason])]
         return {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}, told
 
-    def _check_gaps(self, missing: Sequence[str], rows: int, file: Path) -> tuple[str, ...]:
-        """What rows call pictures that are not there, or not of a type that is read."""
+    def _missing_images(self, missing: Sequence[str], rows: int, file: Path) -> tuple[str, ...]:
+        """What rows call images that are not there, or not of a type that is read."""
         there = {PurePosixPath(name).name for name in self.names}
         hints = dict.fromkeys(missing, "")
         for name in (name for name in hints if PurePosixPath(name.replace("\\", "/")).name in there):
             hints[name] = f" (there, but {PurePosixPath(name).suffix} is not read: {remedy_of(name)})"
         first, hint = max(hints.items(), key=lambda entry: bool(entry[1]))
         if len(missing) == rows:
-            raise DataError(f"'{file}': no picture called '{first}', nor any other of its rows, is in the folder{hint}")
+            raise DataError(f"'{file}': no image called '{first}', nor any other of its rows, is in the folder{hint}")
         if self.settings.incomplete == "refuse":
-            count = f"names {len(hints)} pictures that are not in '{self.folder}', first '{first}'{hint}"
+            count = f"names {len(hints)} images that are not in '{self.folder}', first '{first}'{hint}"
             raise DataError(
                 f"'{file}' {count}; add them, or leave these rows out (incomplete: leave_out), as polyfed prepare does"
             )
         return tuple(name + hint for name, hint in hints.items())
 
     def _class_folders(self) -> Rows:
-        """Pictures with the innermost folder above them, but for that of the split, as label; or with their masks."""
+        """Images with the innermost folder above them, but for that of the split, as label; or with their masks."""
         if masks := self._masks():
             return {FILE: list(masks), MASK: list(masks.values())}
-        level = self._split_level(self.pictures, needs_class=True)
+        level = self._split_level(self.images, needs_class=True)
         labels = []
-        for path in self.pictures:
+        for path in self.images:
             folders = _folders(path)
             classes = [name for depth, name in enumerate(folders) if depth != level]
             if not classes:
                 named = f" ('{folders[level]}' is taken for a split)" if level is not None and folders else ""
                 remedy = "add a captions.csv (file_name, caption), a 1.txt for each 1.jpg, or folders of their classes"
-                raise DataError(f"'{self.folder}' has pictures alone, such as '{path}'{named}; {remedy}")
+                raise DataError(f"'{self.folder}' has images alone, such as '{path}'{named}; {remedy}")
             labels.append(classes[-1])
-        return {FILE: list(self.pictures), LABEL: labels}
+        return {FILE: list(self.images), LABEL: labels}
 
     def _masks(self) -> dict[str, str]:
-        """Picture -> its mask, where a folder of masks stands beside one of pictures that are called as they are.
+        """Image -> its mask, where a folder of masks stands beside one of images that are called as they are.
 
         Raises:
-            DataError: half of the masks are called as pictures, but not every one, or a picture lacks its own.
+            DataError: half of the masks are called as images, but not every one, or an image lacks its own.
         """
-        masks, pictures = dict[_Stem, str](), dict[_Stem, list[str]]()
-        for path in self.pictures:
+        masks, images = dict[_Stem, str](), dict[_Stem, list[str]]()
+        for path in self.images:
             folders, stem = _folders(path), PurePosixPath(path).stem
             level = next((level for level, name in enumerate(folders) if is_mask(name)), None)
             if level is None:
                 for level in range(len(folders)):
-                    pictures.setdefault((folders[:level], folders[level + 1 :], stem), []).append(path)
+                    images.setdefault((folders[:level], folders[level + 1 :], stem), []).append(path)
             else:
                 masks[folders[:level], folders[level + 1 :], _OF_MASK.sub("", stem)] = path
-        shared = [place for place in masks if place in pictures]
+        shared = [place for place in masks if place in images]
         if 2 * len(shared) < max(len(masks), 1):
             return {}
-        paired = {pictures[place][0]: masks[place] for place in shared if len(pictures[place]) == 1}
-        if odd := sorted({*self.pictures} - paired.keys() - {*paired.values()}):
-            what = f"'{self.folder}': masks are called as pictures, such as '{masks[shared[0]]}', but not '{odd[0]}'"
+        paired = {images[place][0]: masks[place] for place in shared if len(images[place]) == 1}
+        if odd := sorted({*self.images} - paired.keys() - {*paired.values()}):
+            what = f"'{self.folder}': masks are called as images, such as '{masks[shared[0]]}', but not '{odd[0]}'"
             remedy = "add what it lacks, name masks in a metadata.csv (columns file_name, mask), or rename the class"
             raise DataError(f"{what}; {remedy}")
         return paired
 
-    def _other_pictures(self, rows: Rows) -> dict[str, list[str | None]]:
-        """Column of paths of other pictures of the folder, such as masks -> these.
+    def _other_images(self, rows: Rows) -> dict[str, list[str | None]]:
+        """Column of paths of other images of the folder, such as masks -> these.
 
         Raises:
-            DataError: some of its pictures are not there.
+            DataError: some of its images are not there.
         """
         columns: dict[str, list[str | None]] = {}
-        there, bases = set(self.pictures), rows.get(_BASE) or [""] * _count(rows)
+        there, bases = set(self.images), rows.get(_BASE) or [""] * _count(rows)
         for name in rows.keys() - {IMAGE, FILE, _BASE, _TOLD}:
             known = [value for value in rows[name] if value is not None]
-            if not known or not all(isinstance(value, str) and _ending(value) in picture_endings() for value in known):
+            if not known or not all(isinstance(value, str) and _ending(value) in image_endings() for value in known):
                 continue
             paths = [value and _below(base, value) for value, base in zip(rows[name], bases, strict=True)]
             if (there.isdisjoint(paths) and not is_mask(name)) or paths == rows[FILE]:
                 continue
             if missing := set(paths) - there - {None}:
-                what = f"'{self.path}', column '{name}': there is no picture '{min(missing)}'"
+                what = f"'{self.path}', column '{name}': there is no image '{min(missing)}'"
                 raise DataError(f"{what}; write paths from the folder on")
             columns[name] = paths
         return dict(sorted(columns.items()))
@@ -484,7 +481,7 @@ class _Reader:
     # ---- splits
 
     def _told_splits(self, rows: Rows) -> tuple[str, ...]:
-        """Split of each row, by a column, by files or folders if these tell at least two, or by lists; else nothing."""
+        """Split of each row, by a column, or by files or folders with at least two splits; else nothing."""
         column = self.settings.split_column or SPLIT
         if column in rows:
             return tuple(self._split_of(value, column) for value in rows[column])
@@ -511,15 +508,13 @@ class _Reader:
         if FILE in rows:
             level = self._split_level(rows[FILE], needs_class=_TOLD not in rows)
             yield [None if level is None else self.settings.split_called(_folders(path)[level]) for path in rows[FILE]]
-            listed: Mapping[str, str] = listed_splits(self.folder)
-            yield [listed.get(PurePosixPath(path).name) for path in rows[FILE]]
 
-    def _split_level(self, pictures: Sequence[str], needs_class: bool) -> int | None:
+    def _split_level(self, images: Sequence[str], needs_class: bool) -> int | None:
         """The outermost level of folders of which each is a split's, of at least two; None if there is none.
 
         Folders such as ``valid`` and ``test_strip``, which say more than a split, are classes if there are no others.
         """
-        paths = [_folders(path) for path in pictures]
+        paths = [_folders(path) for path in images]
         for level in range(min(map(len, paths), default=0)):
             names = {folders[level] for folders in paths}
             splits = {self.settings.split_called(name) for name in names}
@@ -552,15 +547,15 @@ def _together(parts: Sequence[Rows]) -> Rows:
     return {name: joined([part.get(name) or [None] * _count(part) for part in parts]) for name in names}
 
 
-def _finder(pictures: Sequence[str]) -> Callable[[str, str], str | None]:
-    """Finds a picture by its path, by its name in whatever folder, or by its name without ending.
+def _finder(images: Sequence[str]) -> Callable[[str, str], str | None]:
+    """Finds an image by its path, by its name in whatever folder, or by its name without ending.
 
     As systems write names in several ways, accents are composed and endings in small letters before names are compared;
     a name that is letter by letter that of a file is that file's all the same.
     """
-    paths = set(pictures)
+    paths = set(images)
     by_name: dict[str, list[str]] = {}
-    for path in pictures:
+    for path in images:
         pure = _folded(path)
         for name in {str(pure), pure.name, pure.stem}:
             by_name.setdefault(name, []).append(path)
@@ -584,7 +579,7 @@ def _folded(path: str) -> PurePosixPath:
 
 
 def _joined(rows: Rows) -> Rows:
-    """One row a picture; what differs among its rows becomes a list, without the missing ones."""
+    """One row per image; what differs among its rows becomes a list, without the missing ones."""
     numbers_of: dict[str, list[int]] = {}
     for number, path in enumerate(rows[FILE]):
         numbers_of.setdefault(path, []).append(number)
@@ -602,7 +597,7 @@ def _folders(path: str) -> tuple[str, ...]:
     return PurePosixPath(path).parts[:-1]
 
 
-def _with_pictures(table: pa.Table, column: str, names: Sequence[str | None]) -> pa.Table:
+def _with_images(table: pa.Table, column: str, names: Sequence[str | None]) -> pa.Table:
     paths = pa.array(names, pa.string())
     image = pa.StructArray.from_arrays(
         [pa.nulls(len(paths), pa.binary()), paths], fields=list(_IMAGE), mask=paths.is_null()

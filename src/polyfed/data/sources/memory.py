@@ -43,7 +43,7 @@ class RegisteredData:
 def register_data(name: str, data: Any) -> None:
     """Make data of this process a source: ``{name: memory, data: NAME, columns: ...}`` in an experiment.
 
-    Pictures are values of ``PIL.Image``, of ``pathlib.Path``, or arrays [h, w] or [h, w, 3] of uint8; data sets of
+    Images are values of ``PIL.Image``, of ``pathlib.Path``, or arrays [h, w] or [h, w, 3] of uint8; data sets of
     Hugging Face have them as features. Such a run can be resumed and evaluated only where the same data are registered
     under the same name; its settings hold a digest, and other data are refused.
 
@@ -87,8 +87,8 @@ def digest_of_registered(name: str) -> str | None:
     return _REGISTERED[name].digest if name in _REGISTERED else None
 
 
-def picture_struct(value: Any) -> dict[str, Any] | None:
-    """A picture of PIL, a path or an array of pixels as an image struct {bytes, path}; None for anything else."""
+def image_struct(value: Any) -> dict[str, Any] | None:
+    """An image of PIL, a path or an array of pixels as an image struct {bytes, path}; None for anything else."""
     if isinstance(value, Path):
         return {"bytes": None, "path": str(value.expanduser().absolute())}
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
@@ -141,13 +141,13 @@ def _table(columns: Mapping[str, list[Any]], name: str) -> pa.Table:
 
 def _array(values: Iterable[Any]) -> pa.Array:
     known = [None if isinstance(value, float) and value != value else value for value in values]
-    pictures = [picture_struct(value) for value in known]
-    if not any(pictures):
+    images = [image_struct(value) for value in known]
+    if not any(images):
         return pa.array(known)
-    odd = next((value for value, struct in zip(known, pictures, strict=True) if value is not None and not struct), None)
+    odd = next((value for value, struct in zip(known, images, strict=True) if value is not None and not struct), None)
     if odd is not None:
-        raise ValueError(f"pictures beside a value of type {type(odd).__name__}")
-    return pa.array(pictures, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+        raise ValueError(f"images beside a value of type {type(odd).__name__}")
+    return pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
 
 
 def _digest(data: pa.Table | datasets.Dataset) -> str:

@@ -33,19 +33,19 @@ FINDINGS = {
 """Our columns -> those of the CheXpert table."""
 
 _SPLITS = {"train": "train", "validation": "validate", "test": "test"}
-_PICTURES, _REPORTS = "mimic-cxr-jpg", "mimic-cxr"  # names of the projects on PhysioNet
+_IMAGES, _REPORTS = "mimic-cxr-jpg", "mimic-cxr"  # names of the projects on PhysioNet
 
 
 class MimicCxr(TableSource):
-    """Pictures of MIMIC-CXR-JPG with the reports of MIMIC-CXR (Johnson et al. 2019), for holders of PhysioNet access.
+    """Images of MIMIC-CXR-JPG with the reports of MIMIC-CXR (Johnson et al. 2019), for holders of PhysioNet access.
 
     ``path`` holds ``files/p10/p10000032/s50414267/<dicom>.jpg`` and the tables ``mimic-cxr-2.0.0-split.csv``,
     ``-metadata.csv`` (for views) and ``-chexpert.csv`` (for labels), each plain or ``.gz``. The reports,
     ``files/p10/p10000032/s50414267.txt``, may be in the same folder or in ``reports``.
 
-    An item is a picture, with the columns ``id`` (DICOM id), ``image``, ``text`` (null without a report), ``patient``,
+    An item is an image, with the columns ``id`` (DICOM id), ``image``, ``text`` (null without a report), ``patient``,
     ``study``, ``view``, and for each of the 14 CheXpert labels one of 0 and 1: ``edema``, ``pleural_effusion``,
-    ``no_finding``, ... A study without labels has 0 in all. Pictures of a study share its report, and are right
+    ``no_finding``, ... A study without labels has 0 in all. Images of a study share its report, and are right
     answers to each other unless ``matches`` says otherwise.
 
     Reports are read when texts are asked for, and are taken to stay as they are: cached features of texts do not see
@@ -59,7 +59,7 @@ class MimicCxr(TableSource):
     path: str = Field(description="folder of MIMIC-CXR-JPG: absolute, or relative to the data folder")
     reports: str | None = Field(default=None, description="folder whose ``files`` hold the reports; None: ``path``")
     views: tuple[str, ...] | None = Field(
-        default=("AP", "PA"), description="ViewPosition of the pictures that are items; None: all pictures"
+        default=("AP", "PA"), description="ViewPosition of the images that are items; None: all images"
     )
     sections: tuple[str, ...] = Field(
         default=("findings", "impression"),
@@ -78,7 +78,7 @@ class MimicCxr(TableSource):
     @classmethod
     def _some_view(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if value == ():
-            raise ValueError("views: [] leaves no picture; name some, such as [AP, PA], or null for all")
+            raise ValueError("views: [] leaves no image; name some, such as [AP, PA], or null for all")
         return value
 
     @field_validator("sections")
@@ -90,10 +90,10 @@ class MimicCxr(TableSource):
         return value
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The table of one split; reads the tables that say which pictures it has."""
+        """The table of one split; reads the tables that say which images it has."""
         if split not in _SPLITS:
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, _SPLITS)}")
-        folder = path_of(self.path, name, data_dir).absolute()  # paths of pictures start with it
+        folder = path_of(self.path, name, data_dir).absolute()  # paths of images start with it
         reports = folder if self.reports is None else path_of(self.reports, name, data_dir)
         release = _Release(self, name, folder, reports, (_SPLITS[split],))
         tables = [file for table in ("split", "metadata", "chexpert") if (file := release.find(table))]
@@ -105,7 +105,7 @@ class MimicCxr(TableSource):
             schema=cxr_schema(),
             where=Path(self.path).as_posix(),
             split=split,
-            # pictures stay cached whatever is made of reports and labels
+            # images stay cached whatever is made of reports and labels
             key=lambda column: fingerprint_of("mimic_cxr", folder.resolve(), self.views, depends.get(column), *stamps),
             ids="id",
             everywhere=replace(release, splits=tuple(_SPLITS.values())).read,
@@ -117,8 +117,8 @@ def cxr_schema() -> pa.Schema:
     """Schema of the table; the labels are classes called ``absent`` and ``present``."""
     label = {"_type": "ClassLabel", "names": ["absent", "present"]}
     metadata = {"huggingface": json.dumps({"info": {"features": dict.fromkeys(FINDINGS, label)}})}
-    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    dtypes = {"id": pa.string(), "image": picture, "text": pa.string(), "view": pa.string()}
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    dtypes = {"id": pa.string(), "image": image, "text": pa.string(), "view": pa.string()}
     dtypes |= {"patient": pa.int64(), "study": pa.int64(), **dict.fromkeys(FINDINGS, pa.int8())}
     return pa.schema(dtypes, metadata=metadata)
 
@@ -130,7 +130,7 @@ class _Release:
     Attributes:
         settings: the source.
         name: its name in the configuration.
-        folder: folder of the pictures and tables.
+        folder: folder of the images and tables.
         reports: folder of the reports.
         splits: names of the splits in the split table.
     """
@@ -165,14 +165,14 @@ class _Release:
         for column in ("dicom_id", "study_id", "subject_id"):
             if table[column].null_count:
                 row = pc.index(table[column].is_null(), True).as_py()
-                remedy = "every picture needs one, so fill it or take the row out"
+                remedy = "every image needs one, so fill it or take the row out"
                 raise DataError(f"{place}, column '{column}', row {row}: no value; {remedy}")
         table = table.filter(pc.is_in(table["split"], value_set=pa.array(self.splits)))
         if self.settings.views is not None:
             chosen = pa.array(self.settings.views, pa.string())
             table = table.filter(pc.is_in(self._views(table), value_set=chosen))
         if not table.num_rows:
-            raise DataError(f"{place}: no picture of split {' or '.join(self.splits)} fits; check views")
+            raise DataError(f"{place}: no image of split {' or '.join(self.splits)} fits; check views")
         return table
 
     def _views(self, rows: pa.Table) -> pa.Array:
@@ -180,12 +180,12 @@ class _Release:
         views = set(metadata["ViewPosition"].unique().to_pylist()) - {None}
         missing = [view for view in self.settings.views or () if view not in views]
         if missing:
-            raise DataError(f"source '{self.name}', views: no picture has '{missing[0]}'; {nearest(missing[0], views)}")
+            raise DataError(f"source '{self.name}', views: no image has '{missing[0]}'; {nearest(missing[0], views)}")
         return _looked_up(rows["dicom_id"], metadata["dicom_id"], metadata["ViewPosition"])
 
     def _pictures(self) -> list[dict[str, str | None] | None]:
-        """One struct a picture; where incomplete items are left out, None if the file is not there."""
-        self._require_files(self.folder, "pictures", _PICTURES)
+        """One struct per image; where incomplete items are left out, None if the file is not there."""
+        self._require_files(self.folder, "images", _IMAGES)
         keys = zip(*(self.rows[key].to_pylist() for key in ("subject_id", "study_id", "dicom_id")), strict=True)
         paths = [f"{_study(self.folder, patient, study)}/{dicom}.jpg" for patient, study, dicom in keys]
         lenient = self.settings.incomplete == "leave_out"
@@ -193,7 +193,7 @@ class _Release:
 
     @cached_property
     def _texts(self) -> list[str | None]:
-        """The text of each picture's study; None where there is no report or nothing in it.
+        """The text of each image's study; None where there is no report or nothing in it.
 
         Kept, as which items are complete is asked before what they hold.
         """
@@ -224,7 +224,7 @@ class _Release:
         if not (top / "files").is_dir():
             raise DataError(
                 f"source '{self.name}': no folder 'files' with {what} in '{top}'; {_how_to_get(project)}"
-                + ("" if what == "pictures" else ", or set reports to where they are")
+                + ("" if what == "images" else ", or set reports to where they are")
             )
 
     def find(self, table: str) -> Path | None:
@@ -235,7 +235,7 @@ class _Release:
         if file := self.find(table):
             return file
         name = f"mimic-cxr-2.0.0-{table}.csv"
-        raise DataError(f"source '{self.name}': no {name}.gz or {name} in '{self.folder}'; {_how_to_get(_PICTURES)}")
+        raise DataError(f"source '{self.name}': no {name}.gz or {name} in '{self.folder}'; {_how_to_get(_IMAGES)}")
 
     def _csv(self, table: str, dtypes: dict[str, pa.DataType]) -> pa.Table:
         """Some columns of a table; blank entries are null."""
@@ -244,12 +244,12 @@ class _Release:
         try:
             return pcsv.read_csv(file, convert_options=options)
         except (OSError, KeyError, pa.ArrowException) as error:
-            reason = f"cannot be read ({str(error).splitlines()[0]}); {_how_to_get(_PICTURES)}"
+            reason = f"cannot be read ({str(error).splitlines()[0]}); {_how_to_get(_IMAGES)}"
             raise DataError(f"source '{self.name}', {file.name}: {reason}") from error
 
 
 def _study(top: Path, patient: int, study: int) -> str:
-    # a text, as paths of a quarter of a million pictures take ten seconds to put together
+    # a text, as paths of a quarter of a million images take ten seconds to put together
     folder = f"p{patient:08d}"
     return f"{top}/files/{folder[:3]}/{folder}/s{study}"
 

@@ -16,9 +16,8 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from polyfed.core.errors import DataError
 from polyfed.core.settings import Settings
-from polyfed.data.account import Count
 from polyfed.data.arrow import fingerprint_of, innermost, is_list, list_lengths, lists_of, struct_part
-from polyfed.data.source import Column, Source, Split
+from polyfed.data.source import Column, Count, Source, Split
 
 OTHER = "<other>"
 """Name of the last class of a target: all answers outside the table. No model predicts it."""
@@ -170,7 +169,7 @@ class Questions(Source):
     annotator's answer, [n, annotators], -1 where a question has fewer.
     """
 
-    of: SerializeAsAny[Source] = Field(description="source that holds pictures, questions and answers")
+    of: SerializeAsAny[Source] = Field(description="source that holds images, questions and answers")
     question: str = Field(default="questions", description="column with a question, or a list of questions, an item")
     answers: str = Field(default="answers", description="column with the answers, parallel to the questions")
     train_split: str = Field(default="train", description="split that the classes are learnt from")

@@ -1,4 +1,4 @@
-"""Generated scenes: pictures of shapes with captions, labels, questions, masks, sounds and attributes; no download."""
+"""Generated scenes: images of shapes with captions, labels, questions, masks, sounds and attributes; no download."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from pydantic import Field
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError, nearest
+from polyfed.data import scenery
 from polyfed.data.arrow import fingerprint_of
-from polyfed.data.scenery.layout import LABELS, TABLES, VERSION, Domain, Scene, SceneRecipe, arrange, shown
-from polyfed.data.scenery.rendering import RATE, picture, png, recording
-from polyfed.data.scenery.wording import ANSWERS, TOPICS, captions, questions, text, topic
 from polyfed.data.sounds import wav
 from polyfed.data.source import ColumnNames
 from polyfed.data.tables import SplitTable, TableSource
 
 
 class Scenes(TableSource):
-    """Pictures of coloured, textured shapes in spatial relations, each split a function of the settings.
+    """Images of coloured, textured shapes in spatial relations, each split a function of the settings.
 
     An item has the columns ``image``, ``captions`` (five), ``label`` (texture and shape of the main thing,
     the largest), ``text`` with ``topic`` (text classification), ``questions`` with ``answers`` (lists of two
@@ -41,7 +39,7 @@ class Scenes(TableSource):
     train: int = Field(default=2000, ge=0, le=1_000_000, description="training scenes")
     validation: int = Field(default=300, ge=0, le=1_000_000, description="validation scenes")
     test: int = Field(default=300, ge=0, le=1_000_000, description="test scenes")
-    size: int = Field(default=64, ge=16, le=512, description="height and width of a picture in pixels")
+    size: int = Field(default=64, ge=16, le=512, description="height and width of an image in pixels")
     seed: int = Field(default=0, ge=0, lt=2**63, description="another seed gives other scenes")
     difficulty: float = Field(
         default=0.5,
@@ -49,7 +47,7 @@ class Scenes(TableSource):
         le=1,
         description="more things, clutter, noise and look-alike scenes; vaguer and more relational captions",
     )
-    domain: Domain = Field(default="day", description="style of the pictures: day, night or sketch")
+    domain: scenery.Domain = Field(default="day", description="style of the images: day, night or sketch")
     shift: float = Field(default=0.0, ge=0, le=1, description="how far colours and contrast move from the domain's")
 
     def most_items(self, split: str, name: str) -> int:
@@ -58,9 +56,9 @@ class Scenes(TableSource):
         return min(there, self.first.get(split, there))
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The table of one split; no picture is drawn until the image or mask column is read."""
+        """The table of one split; no image is drawn until the image or mask column is read."""
         recipe = self.recipe(split, name)
-        stamp = fingerprint_of("scenes", VERSION, recipe)
+        stamp = fingerprint_of("scenes", scenery.VERSION, recipe)
         return SplitTable(
             read=lambda column: (_kept if _is_light(recipe, column) else _generated)(recipe, column),
             count=lambda: recipe.count,
@@ -73,7 +71,7 @@ class Scenes(TableSource):
             take=lambda column, rows: _generated(recipe, column, rows.tolist()),
         )
 
-    def recipe(self, split: str, name: str = "scenes") -> SceneRecipe:
+    def recipe(self, split: str, name: str = "scenes") -> scenery.SceneRecipe:
         """What one split is generated from.
 
         Raises:
@@ -84,10 +82,10 @@ class Scenes(TableSource):
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, counts)}")
         if counts[split] == 0:
             raise DataError(f"source '{name}': split '{split}' is empty, as {split}=0; set {split} to 1 or more")
-        return SceneRecipe(self.seed, split, counts[split], self.size, self.difficulty, self.domain, self.shift)
+        return scenery.SceneRecipe(self.seed, split, counts[split], self.size, self.difficulty, self.domain, self.shift)
 
 
-def _generated(recipe: SceneRecipe, column: str, rows: Sequence[int] | None = None) -> pa.ChunkedArray:
+def _generated(recipe: scenery.SceneRecipe, column: str, rows: Sequence[int] | None = None) -> pa.ChunkedArray:
     dtype, _, make = _COLUMNS[column]
     what = f"generating scenes: {column} ({recipe.split})"
     chosen = range(recipe.count) if rows is None else rows
@@ -95,7 +93,7 @@ def _generated(recipe: SceneRecipe, column: str, rows: Sequence[int] | None = No
     return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), dtype)])
 
 
-def _is_light(recipe: SceneRecipe, column: str) -> bool:
+def _is_light(recipe: scenery.SceneRecipe, column: str) -> bool:
     return recipe.count <= 5000 and column not in ("image", "mask", "audio")
 
 
@@ -104,52 +102,52 @@ _kept = lru_cache(maxsize=64)(_generated)
 
 
 # all columns are made of the same scenes; so many bound memory
-drawn_scene = lru_cache(maxsize=40_000)(arrange)
+drawn_scene = lru_cache(maxsize=40_000)(scenery.arrange)
 
 
-def _png(recipe: SceneRecipe, index: int, *, mask: bool = False) -> dict[str, object]:
-    pixels = picture(drawn_scene(recipe, index), recipe, index)[mask]
-    return {"bytes": png(pixels), "path": f"{recipe.scene_id(index)}{'-mask' if mask else ''}.png"}
+def _png(recipe: scenery.SceneRecipe, index: int, *, mask: bool = False) -> dict[str, object]:
+    pixels = scenery.render(drawn_scene(recipe, index), recipe, index)[mask]
+    return {"bytes": scenery.png(pixels), "path": f"{recipe.scene_id(index)}{'-mask' if mask else ''}.png"}
 
 
-def _sound(recipe: SceneRecipe, index: int) -> dict[str, object]:
-    samples = recording(drawn_scene(recipe, index), recipe, index)
-    return {"bytes": wav(samples, RATE), "path": f"{recipe.scene_id(index)}.wav"}
+def _sound(recipe: scenery.SceneRecipe, index: int) -> dict[str, object]:
+    samples = scenery.recording(drawn_scene(recipe, index), recipe, index)
+    return {"bytes": wav(samples, scenery.RATE), "path": f"{recipe.scene_id(index)}.wav"}
 
 
-def _captions(recipe: SceneRecipe, index: int) -> list[str]:
-    return captions(drawn_scene(recipe, index), recipe.difficulty, recipe.stream("captions", index))
+def _captions(recipe: scenery.SceneRecipe, index: int) -> list[str]:
+    return scenery.captions(drawn_scene(recipe, index), recipe.difficulty, recipe.stream("captions", index))
 
 
-def _topic(recipe: SceneRecipe, index: int) -> int:
-    return topic(shown(recipe, index), recipe.stream("topic", index))
+def _topic(recipe: scenery.SceneRecipe, index: int) -> int:
+    return scenery.topic(scenery.shown(recipe, index), recipe.stream("topic", index))
 
 
-def _text(recipe: SceneRecipe, index: int) -> str:
+def _text(recipe: scenery.SceneRecipe, index: int) -> str:
     # a stream for each purpose: reading one column must not change another
     rng = recipe.stream("text", index)
-    return text(drawn_scene(recipe, index), _topic(recipe, index), recipe.difficulty, rng)
+    return scenery.text(drawn_scene(recipe, index), _topic(recipe, index), recipe.difficulty, rng)
 
 
-def _asked(recipe: SceneRecipe, index: int, part: int) -> list[str | int]:
-    return [pair[part] for pair in questions(drawn_scene(recipe, index), recipe.stream("questions", index))]
+def _asked(recipe: scenery.SceneRecipe, index: int, part: int) -> list[str | int]:
+    return [pair[part] for pair in scenery.questions(drawn_scene(recipe, index), recipe.stream("questions", index))]
 
 
-def _attribute(name: str, recipe: SceneRecipe, index: int) -> float | str | None:
+def _attribute(name: str, recipe: scenery.SceneRecipe, index: int) -> float | str | None:
     """A cell of the table; None where it is not known, the more often the higher the difficulty."""
     if recipe.stream(f"gap {name}", index).random() < _GAPS * recipe.difficulty:
         return None
     return ATTRIBUTES[name][1](drawn_scene(recipe, index))
 
 
-def _corners(number: int) -> Callable[[Scene], int]:
-    return lambda scene: TABLES["shapes"][scene.things[number].shape]["corners"]
+def _corners(number: int) -> Callable[[scenery.Scene], int]:
+    return lambda scene: scenery.TABLES["shapes"][scene.things[number].shape]["corners"]
 
 
 _GAPS = 0.2  # share of unknown cells in the hardest tables
 
 # column -> type, and its value in a scene; the main thing is the first, the one it is related to the second
-ATTRIBUTES: dict[str, tuple[str, Callable[[Scene], float | str]]] = {
+ATTRIBUTES: dict[str, tuple[str, Callable[[scenery.Scene], float | str]]] = {
     "things": ("int64", lambda scene: len(scene.things)),
     "colours": ("int64", lambda scene: len({thing.colour for thing in scene.things})),
     "colour": ("string", lambda scene: scene.things[0].colour),
@@ -165,16 +163,21 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[Scene], float | str]]] = {
 
 _STRING = {"_type": "Value", "dtype": "string"}
 _STRINGS = {"_type": "List", "feature": _STRING}
-_ANSWERS = {"_type": "ClassLabel", "names": list(ANSWERS)}
+_ANSWERS = {"_type": "ClassLabel", "names": list(scenery.ANSWERS)}
+_LABELS = {"_type": "ClassLabel", "names": list(scenery.LABELS)}
 _FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 # column -> Arrow type, Hugging Face feature, and how the value of one scene is made
-_COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[SceneRecipe, int], Any]]] = {
-    "id": (pa.string(), _STRING, SceneRecipe.scene_id),
+_COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[scenery.SceneRecipe, int], Any]]] = {
+    "id": (pa.string(), _STRING, scenery.SceneRecipe.scene_id),
     "image": (_FILE, {"_type": "Image"}, _png),
     "captions": (pa.list_(pa.string()), _STRINGS, _captions),
-    "label": (pa.int64(), {"_type": "ClassLabel", "names": list(LABELS)}, lambda *scene: shown(*scene).label),
+    "label": (
+        pa.int64(),
+        {"_type": "ClassLabel", "names": list(scenery.LABELS)},
+        lambda *scene: scenery.shown(*scene).label,
+    ),
     "text": (pa.string(), _STRING, _text),
-    "topic": (pa.int64(), {"_type": "ClassLabel", "names": list(TOPICS)}, _topic),
+    "topic": (pa.int64(), {"_type": "ClassLabel", "names": list(scenery.TOPICS)}, _topic),
     "questions": (pa.list_(pa.string()), _STRINGS, partial(_asked, part=0)),
     "answers": (pa.list_(pa.int64()), {"_type": "List", "feature": _ANSWERS}, partial(_asked, part=1)),
     "mask": (_FILE, {"_type": "Image"}, partial(_png, mask=True)),

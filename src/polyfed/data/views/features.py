@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from polyfed.core.errors import ConfigError
 from polyfed.data import backbones
-from polyfed.data.account import Count
 from polyfed.data.cache import StoredRows, content_digest, remembered, unreadable
 from polyfed.data.images import Augment, ImageFit, MeanStd
 from polyfed.data.samples import Inputs
-from polyfed.data.source import Column
+from polyfed.data.source import Column, Count
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.mel import Mel
@@ -58,7 +57,7 @@ class Features(View):
     positions: int | None = Field(
         default=None,
         ge=1,
-        description="of pool tokens: neighbours averaged to so many positions, a square number for pictures, which "
+        description="of pool tokens: neighbours averaged to so many positions, a square number for images, which "
         "keep their CLS token before them; null: all",
     )
     tower: backbones.BackboneTower = Field(
@@ -138,9 +137,9 @@ class Features(View):
         """
         positions, what = self.positions, f"view features: positions is {self.positions}"
         match backbones.input_kind(folder, self.tower):
-            case "picture":
+            case "image":
                 if positions is not None and math.isqrt(positions) ** 2 != positions:
-                    raise ConfigError(f"{what}, of pictures a square such as 4 or 9")
+                    raise ConfigError(f"{what}, of images a square such as 4 or 9")
                 return backbones.ImagePreparation.of(folder, self.size, self.fit)
             case "sound":
                 if positions is not None:
@@ -163,7 +162,7 @@ class Features(View):
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
         # batch_size is not among them: it changes the speed only
-        settings: list[Any] = {"picture": [self.size, self.fit], "sound": []}.get(
+        settings: list[Any] = {"image": [self.size, self.fit], "sound": []}.get(
             takes := backbones.input_kind(folder, self.tower), []
         )
         if takes == "text":
@@ -276,7 +275,7 @@ class Native(View):
     tower: backbones.BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
     size: int | None = Field(default=None, ge=8, le=2048, description="image side in pixels; None: the network's own")
     fit: ImageFit | None = Field(default=None, description="squash or crop; as the network's processor by default")
-    augment: Augment = Field(default=Augment(), description="random changes of pictures in the training view")
+    augment: Augment = Field(default=Augment(), description="random changes of images in the training view")
     length: int = Field(default=64, ge=2, le=8192, description="tokens of a text, the rest is cut off")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
@@ -297,7 +296,7 @@ class Native(View):
         """
         folder = backbones.locate(self.backbone, context.weights, key="view native, backbone", hub=context.hub)
         match backbones.input_kind(folder, self.tower):
-            case "picture":
+            case "image":
                 own = backbones.ImagePreparation.of(folder, self.size, self.fit)
                 # pixels from 0 to 1 are 255 factors
                 span = 255 * own.factor

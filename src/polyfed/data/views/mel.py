@@ -15,12 +15,11 @@ from torch import Tensor
 
 from polyfed.core.activity import prepared
 from polyfed.core.settings import Settings
-from polyfed.data.account import Count
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import StoredRows, cut_count, unreadable
 from polyfed.data.samples import Inputs
 from polyfed.data.sounds import recorded_mel, waveform
-from polyfed.data.source import Column
+from polyfed.data.source import Column, Count
 from polyfed.data.view import DataContext, InputSpec, View
 
 _VERSION = 1  # raise when the same settings give other spectrograms
@@ -56,7 +55,7 @@ class Mel(View):
     mean: float = Field(default=-4.2677393, description="taken off; by default that of AudioSet")
     std: float = Field(default=9.1379948, gt=0, description="divided by; by default twice that of AudioSet, as in AST")
     layout: Literal["map", "positions"] = Field(
-        default="map", description="a picture [1, bands, frames] for networks of pictures, or positions [frames, bands]"
+        default="map", description="an image [1, bands, frames] for networks of images, or positions [frames, bands]"
     )
     augment: SpecAugment = Field(default=SpecAugment(), description="runs that are hidden in the training view")
 

@@ -1,4 +1,4 @@
-"""Pictures as float pixels, and masks of pictures: foreground and background, or a class for every pixel."""
+"""Images as float pixels, and masks of images: foreground and background, or a class for every pixel."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 
-Pictures = UInt8[np.ndarray, "n 3 size size"] | Undecoded
+Images = UInt8[np.ndarray, "n 3 size size"] | Undecoded
 
 
 class Pixels(View):
-    """Square RGB pictures, decoded once into the cache; encoder input is float32 [b, 3, size, size]."""
+    """Square RGB images, decoded once into the cache; encoder input is float32 [b, 3, size, size]."""
 
     size: int = Field(default=64, ge=8, le=2048, description="height and width in pixels")
     fit: ImageFit = Field(default="squash", description="squash: change the shape; crop: cut out the middle square")
@@ -34,18 +34,18 @@ class Pixels(View):
     augment: Augment = Field(default=Augment(), description="random changes in the training view")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        pictures = pictures_of(column, self.size, self.fit, self.resampling, context)
-        return PixelRows(pictures, self.normalise, self.augment)
+        images = images_of(column, self.size, self.fit, self.resampling, context)
+        return PixelRows(images, self.normalise, self.augment)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (3, size, size)."""
         return InputSpec((3, self.size, self.size))
 
 
-def pictures_of(
+def images_of(
     column: Column, size: int, fit: ImageFit, resampling: Resampling | MaskResampling, context: DataContext
-) -> Pictures:
-    """Pictures of a column, all of them decoded unless the context has it otherwise."""
+) -> Images:
+    """Images of a column, all of them decoded unless the context has it otherwise."""
     if not context.ahead:
         return Undecoded(column, Decoding(size, fit, resampling, context.pixels))
     return decoded(column, size, context.cache, fit, resampling, context.pixels)
@@ -53,36 +53,36 @@ def pictures_of(
 
 @dataclass(frozen=True)
 class PixelRows:
-    """Opened pictures.
+    """Opened images.
 
     Attributes:
-        pictures: all pictures, usually a memory map.
+        images: all images, usually a memory map.
         normalise: the constants, or their name.
         augment: changes of the training view.
     """
 
-    pictures: Pictures
+    images: Images
     normalise: Normalisation | MeanStd
     augment: Augment
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @cached_property
     def still_bytes(self) -> int | None:
         """See ``Inputs``."""
-        if isinstance(self.pictures, Undecoded) or self.augment != Augment():
+        if isinstance(self.images, Undecoded) or self.augment != Augment():
             return None
-        return 4 * int(np.prod(self.pictures.shape[1:]))
+        return 4 * int(np.prod(self.images.shape[1:]))
 
     def __call__(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
     ) -> Float[Tensor, "b 3 size size"]:
-        """Normalised pictures of ``rows``, augmented if there is a generator."""
-        x = torch.from_numpy(self.pictures[rows.numpy()])
+        """Normalised images of ``rows``, augmented if there is a generator."""
+        x = torch.from_numpy(self.images[rows.numpy()])
         if generator is None:
             return normalised(x, self.normalise)
-        return self.augment.normalised(normalised(self.augment.pixels(x, generator), self.normalise), generator)
+        return self.augment.normalised(normalised(self.augment.moved(x, generator), self.normalise), generator)
 
 
 class Masks(View):
@@ -93,7 +93,7 @@ class Masks(View):
     short_name: ClassVar[str] = "masks"
 
     size: int | None = Field(default=None, ge=8, le=2048, description="height and width in pixels; None: those of `of`")
-    fit: ImageFit = Field(default="squash", description="squash or crop: as the pictures that the masks belong to")
+    fit: ImageFit = Field(default="squash", description="squash or crop: as the images that the masks belong to")
     of: str | None = Field(default=None, description="modality whose size, fit and augment the masks share")
     threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
     classes: int | None = Field(
@@ -106,7 +106,7 @@ class Masks(View):
         default=None, ge=0, le=255, description="number of pixels that have none of the classes, such as 255"
     )
     augment: Augment = Field(
-        default=Augment(), description="of the pictures; masks move likewise (rotate, crop, shift, flip)"
+        default=Augment(), description="of the images; masks move likewise (rotate, crop, shift, flip)"
     )
 
     @model_validator(mode="after")
@@ -116,36 +116,36 @@ class Masks(View):
         else:
             require_default(self, f"with classes: {self.classes}", "threshold")
         if self.size is None and self.of is None:
-            raise ValueError("size is not given; give it, or the pictures that these masks are of")
+            raise ValueError("size is not given; give it, or the images that these masks are of")
         return self
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         assert self.size is not None
         resampling: MaskResampling = "nearest" if self.classes is None else "numbers"
-        pictures = pictures_of(column, self.size, self.fit, resampling, context)
-        return MaskRows(pictures, column.where, self)
+        images = images_of(column, self.size, self.fit, resampling, context)
+        return MaskRows(images, column.where, self)
 
     def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
-        """With size, fit and augment of the pictures; features of these say fit alone."""
+        """With size, fit and augment of the images; features of these say fit alone."""
         if self.of is None:
             return self
         if self.of not in views:
             raise ConfigError(f"masks of '{self.of}' need it; the views here are {dict(views)}")
-        picture = views[self.of].resolved(self.of, context)
-        size = getattr(picture, "size", None) if isinstance(picture, Pixels) else self.size
+        image = views[self.of].resolved(self.of, context)
+        size = getattr(image, "size", None) if isinstance(image, Pixels) else self.size
         if size is None or self.size not in (None, size):
             raise ConfigError(
                 f"masks of '{self.of}' have its size {size} where its view is pixels, else one that is given; the size "
-                f"given is {self.size}, the view {picture.component_name()}"
+                f"given is {self.size}, the view {image.component_name()}"
             )
-        shared = {key: getattr(picture, key) for key in ("fit", "augment") if hasattr(picture, key)}
+        shared = {key: getattr(image, key) for key in ("fit", "augment") if hasattr(image, key)}
         return self.model_copy(update={**shared, "size": size})
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         """Shape (size, size).
 
         Raises:
-            ConfigError: the size is that of pictures.
+            ConfigError: the size is that of images.
         """
         if self.size is None:
             raise ConfigError(f"masks of '{self.of}' have the size of these; ask beside their view")
@@ -157,32 +157,32 @@ class MaskRows:
     """Opened masks.
 
     Attributes:
-        pictures: all masks as pictures, usually a memory map.
+        images: all masks as images, usually a memory map.
         where: what they were read from, for messages.
         view: how they are presented.
     """
 
-    pictures: Pictures
+    images: Images
     where: str
     view: Masks
 
     @property
     def of(self) -> str | None:
-        """Modality of the pictures that they belong to."""
+        """Modality of the images that they belong to."""
         return self.view.of
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __call__(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
     ) -> UInt8[Tensor, "b size size"]:
-        """Masks of ``rows``; with a generator moved as their pictures are.
+        """Masks of ``rows``; with a generator moved as their images are.
 
         Raises:
             DataError: a value is the number of no class.
         """
-        values, view = torch.from_numpy(self.pictures[rows.numpy()][:, :1]), self.view
+        values, view = torch.from_numpy(self.images[rows.numpy()][:, :1]), self.view
         if view.classes is None:
             moved = values if generator is None else view.augment.moved(values, generator)
             return (moved[:, 0] > view.threshold).to(torch.uint8)
@@ -194,11 +194,11 @@ class MaskRows:
             )
         if generator is None:
             return values[:, 0]
-        # plane by plane: a mean of the numbers of two classes is that of a third; each picture has planes of its own
+        # plane by plane: a mean of the numbers of two classes is that of a third; each image has planes of its own
         most = max(present.sum(1).tolist(), default=1)
         numbers = present.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         planes = 255 * (values == numbers[:, :, None, None]).to(torch.uint8)
         strongest, place = view.augment.moved(planes, generator).max(1)
         moved = numbers.gather(1, place.flatten(1)).view_as(place).to(torch.uint8)
-        # what comes in from outside of the picture has no class
+        # what comes in from outside of the image has no class
         return moved.where(strongest > 0, view.ignore or 0)

@@ -16,11 +16,10 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
 from polyfed.core.declarations import own_code
-from polyfed.data.account import Count
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import cut_count, kept_numbers
 from polyfed.data.samples import Inputs
-from polyfed.data.source import Column
+from polyfed.data.source import Column, Count
 from polyfed.data.tokenizers import Tokenizer, Vocabulary, Words
 from polyfed.data.view import DataContext, InputSpec, View
 

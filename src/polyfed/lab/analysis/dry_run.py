@@ -21,8 +21,8 @@ from polyfed.core.activity import preparing
 from polyfed.core.device import cpu_threads
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
-from polyfed.data.account import Accounts
 from polyfed.data.samples import Samples
+from polyfed.data.source import Accounts
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client, ClientInfo, ServerEncoders
 from polyfed.federation.participant import Participant

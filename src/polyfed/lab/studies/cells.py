@@ -59,6 +59,8 @@ _GONE: dict[str, dict[str, Any]] = {
     **{f"algorithm {name}.public": _FORM for name in ("fedet", "fedgems", "fedmd", "fedmkd", "margin_weighted")},
     "optimizer": {"nesterov": False},
     "partition dirichlet": {"size_cap": True, "attempts": 1000},
+    "augment": {"jitter": None},
+    "rotate": {"resampling": "nearest"},
     "task segmentation": {"cross_entropy_weight": 1.0, "dice_weight": 1.0},
 }
 _LABELS = ("name", "description", "twin")
@@ -160,6 +162,8 @@ def _with_gone(content: Any, section: str, owner: str = "") -> Any:
         return content
     own = f"{section} {content.get('name')}"
     gone = _GONE.get(section, {}) | _GONE.get(own, {}) | _GONE.get(f"{owner}.{section}", {})
+    if "frames" in content:  # the section ``augment`` of spectrograms never had the settings of images
+        gone = {}
     return gone | {key: _with_gone(value, key, own) for key, value in content.items()}
 
 

@@ -1,4 +1,4 @@
-"""A local folder of Parquet files in the Hugging Face layout."""
+"""Stored data sets: files of Parquet, Arrow and Feather, what the library ``datasets`` saved, and those of the hub."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
+from polyfed.core.extras import brought_by
 from polyfed.data.arrow import (
     MaxBytes,
     bounded,
     file_key,
     fingerprint_of,
     innermost,
+    ipc_stream,
     is_text,
     most_bytes,
     named_files_key,
     plain_type,
     require_bytes,
+    unpacked_bytes,
 )
 from polyfed.data.files import usual_name
 from polyfed.data.source import OTHER_LAYOUTS, path_of
@@ -58,6 +62,8 @@ class Parquet(StoredSource):
     Only the columns that are asked for are read. Class names come from the files' Hugging Face metadata. Files may hold
     a column as whole numbers of different width, as texts or lists of different offsets, or as nothing but nulls.
     """
+
+    short_name: ClassVar[str] = "parquet"
 
     path: str = Field(description="folder with the files, or one file: absolute, or relative to the data folder")
     max_bytes: MaxBytes = None
@@ -168,13 +174,13 @@ class ParquetShards:
             raise DataError(f"{self.where}, {names}, column {column}: {reason}") from error
 
     def filled(self, column: str) -> bool:
-        """Whether the files' statistics say that no part of a column is null: pictures need not be read for that."""
+        """Whether the files' statistics say that no part of a column is null: images need not be read for that."""
         parts = [_chunks(self._of_file(file, pq.read_metadata), column) for file in self.files]
         null_free = (part.is_stats_set and part.statistics.null_count == 0 for chunks in parts for part in chunks)
         return all(parts) and all(null_free)
 
     def named_files_key(self, column: str, folder: Path) -> str:
-        """See ``arrow.named_files_key``; values are read only where statistics say that pictures lack bytes."""
+        """See ``arrow.named_files_key``; values are read only where statistics say that images lack bytes."""
         parts = [_chunks(self._of_file(file, pq.read_metadata), f"{column}.bytes") for file in self.files]
         lack_bytes = any(part.is_stats_set and part.statistics.null_count for chunks in parts for part in chunks)
         return named_files_key(self.read(column), folder) if lack_bytes else ""
@@ -252,3 +258,139 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
+
+
+# ---- files of Arrow, and what `datasets` opens
+
+_ENDINGS = (".arrow", ".feather", ".ipc")
+_SAVED = ("dataset_dict.json", "state.json")
+
+
+class Arrow(StoredSource):
+    """What ``save_to_disk`` of ``datasets`` wrote, or files ``train.arrow`` (.feather, .ipc) in a folder, as they are.
+
+    A data set without splits, or a single file, is ``train``. Images are image features with their bytes, or with
+    paths within the folder.
+    """
+
+    short_name: ClassVar[str] = "arrow"
+
+    path: str = Field(description="folder, or one file: absolute, or relative to the data folder")
+    splits: dict[str, str] = Field(
+        default_factory=dict, description="our split -> name of the saved one, or of the file without its ending"
+    )
+    max_bytes: MaxBytes = None
+    id: str | None = Field(default=None, description="column that identifies an item; None: by path, split and row")
+
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The rows of one split; opens the files, which stay mapped into memory."""
+        path = path_of(self.path, name, data_dir, may_be_file=True)
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in _ENDINGS)
+        parts = _opened_parts(path, files, name, most_bytes(files, self.max_bytes))
+        wanted = self.splits.get(split) or usual_name(split, parts)
+        if wanted not in parts:
+            raise DataError(
+                f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}; or set fractions"
+            )
+        return SplitTable.of_parts(
+            parts[wanted],
+            parts.values,
+            where=Path(self.path).as_posix(),
+            split=split,
+            stamp=fingerprint_of(wanted, *map(file_key, files)),
+            ids=self.id,
+            folder=path if path.is_dir() else path.parent,
+        )
+
+
+def _opened_parts(path: Path, files: Sequence[Path], name: str, most: int) -> dict[str, Any]:
+    """Split -> data set that ``save_to_disk`` wrote, or file in the folder; nothing points beyond what there is."""
+    is_saved = any((path / mark).is_file() for mark in _SAVED)
+    try:
+        # which files a saved set is made of is written in it
+        unpacked = map(unpacked_bytes, filter(Path.is_file, path.rglob("*")) if is_saved else files)
+        require_bytes(sum(unpacked), most, f"'{path}'")
+        if path.is_file():
+            parts = {"train": _opened(path, most)}
+        elif is_saved:
+            parts = _saved(path)
+        else:
+            parts = {file.stem: _opened(file, most) for file in files if file.parent == path}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"source '{name}': cannot read '{path}' ({reason}); give what save_to_disk of datasets wrote, or files of "
+            "Arrow IPC or Feather"
+        ) from error
+    if not parts:
+        raise DataError(
+            f"source '{name}': '{path}' holds neither a data set that save_to_disk wrote nor files ending in "
+            f"{', '.join(_ENDINGS)}; give another path, or another source (folder, parquet)"
+        )
+    return parts
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    with brought_by("hub"):
+        import datasets
+
+    saved = datasets.load_from_disk(str(folder))
+    parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+    for part in parts.values():
+        part.data.validate(full=True)
+        if part._indices is not None and pc.max(part._indices.column(0)).as_py() >= len(part.data):
+            raise IndexError(f"an index is beyond the {len(part.data)} rows")
+    return parts
+
+
+def _opened(file: Path, most: int) -> pa.Table:
+    """One file, of either format."""
+    reader = pa.ipc.open_stream(ipc_stream(file))
+    return pa.Table.from_batches(bounded(reader, most, f"'{file}'"), reader.schema)
+
+
+class Hub(StoredSource):
+    """A data set of the Hugging Face hub, downloaded once, then read column by column from its cache."""
+
+    short_name: ClassVar[str] = "hub"
+    pip_extra: ClassVar[str] = "hub"
+
+    repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")
+    config: str | None = Field(default=None, description="configuration of the data set, where it has several")
+    revision: str | None = Field(default=None, description="commit or tag; fix it, or the data may change")
+    splits: dict[str, str] = Field(
+        default_factory=dict, description="our split -> its name on the hub, e.g. {validation: 'train[90%:]'}"
+    )
+    id: str | None = Field(
+        default=None, description="column that identifies an item; without it an id is repository, split and row"
+    )
+
+    def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
+        """The table of one split; downloads it if it is not in the cache of ``datasets``."""
+        with brought_by("hub"):
+            import datasets  # takes a second, and most runs do not need it
+
+        data = self._loaded(self.splits.get(split, split), name)
+        return SplitTable.of_parts(
+            data,
+            lambda: self._loaded(None, name).values(),
+            where=self.repository,
+            split=split,
+            stamp=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
+            ids=self.id,
+            folder=Path(datasets.config.HF_CACHE_HOME),  # images among what it downloads
+        )
+
+    def _loaded(self, split: str | None, name: str) -> Any:
+        """One split, or with None all of them by name."""
+        import datasets
+        from huggingface_hub import constants
+
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+        try:
+            return datasets.load_dataset(self.repository, self.config, split=split, revision=self.revision)
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            reason = " ".join(str(error).split())
+            what = f"source '{name}': cannot load '{self.repository}' (config {self.config}, split '{split}'): "
+            raise DataError(f"{what}{reason}; check names and connection, or use a local 'parquet' source") from error

@@ -1,1 +1,0 @@
-"""The generator behind the source ``scenes``: contents, pictures, words and questions of a scene."""
