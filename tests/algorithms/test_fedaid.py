@@ -266,7 +266,7 @@ def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.Mo
     parts, found, noted = parts_of(session), global_model(session), metrics(session)
     shares = dict.fromkeys(CLIENTS, 1.0) if mean == "uniform" else dict(zip(CLIENTS, (30.0, 30.0, 15.0), strict=True))
     stage_one = {client: reply["weights"] for client, reply in replies(said, "guide").items()}
-    assert_mean({name: found[name] for name in (*parts.encoder, *parts.rest)}, stage_one, shares)
+    assert_mean({name: found[name] for name in (*parts.encoder, *parts.others)}, stage_one, shares)
     w = {client: noted[f"weight.{client}"] for client in CLIENTS}
     assert sum(w.values()) == pytest.approx(1)
     assert max(w.values()) - min(w.values()) > 0.05

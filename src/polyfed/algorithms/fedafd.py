@@ -39,7 +39,7 @@ from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
 from polyfed.federation.trainer import step_together
-from polyfed.models.fused import FusionGuidance
+from polyfed.models.fusion import FusionGuidance
 from polyfed.models.model import Model
 from polyfed.tasks.task import Task
 

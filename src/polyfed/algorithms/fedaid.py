@@ -42,7 +42,7 @@ from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder, Model
-from polyfed.tasks.pairing import PairTask
+from polyfed.tasks.retrieval import PairTask
 
 _JUDGED = 256  # samples that aligners are compared on
 

@@ -16,7 +16,7 @@ MOVED: Mapping[str, str] = {
 """Key that stood in ``run`` until 0.3 -> section of ``run`` in which it stands now."""
 
 GONE: Mapping[str, Mapping[str, Any]] = {
-    "adapter": {"dora": False},
+    "adapter": {"dora": False, "dropout": 0.0},
     "algorithm": {"first_private": None, "first_public": None, "variate": "path", "weighting": "uniform"},
     "attackers": {"knows": "all"},
     "clients": {"awake": 1.0, "period": 24.0},

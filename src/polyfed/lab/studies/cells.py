@@ -38,6 +38,7 @@ _ADDED = {("public", "reserve"): 0}
 # sections, of a component by its name, with settings that are gone, where each changed nothing: likewise
 _FIRST = {"first_private": None, "first_public": None}
 _GONE: dict[str, dict[str, Any]] = {
+    "adapter lora": {"dropout": 0.0},
     "reply": {"prototypes": None},
     "algorithm fedmd": _FIRST,
     "algorithm margin_weighted": _FIRST,
