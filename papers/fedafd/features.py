@@ -24,7 +24,7 @@ from polyfed.federation.membership import Member
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, Projection
 from polyfed.lab.analysis.drawing import PointMap, draw_panels
 from polyfed.lab.analysis.projections import class_means, drawn, project, require_method
-from polyfed.models.fused import FusionGuidance, of_rows
+from polyfed.models.fusion import FusionGuidance, of_rows
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run
 from polyfed.tasks.classification import Classification

@@ -22,7 +22,7 @@ from polyfed.losses.info_nce import Reduction, info_nce, pair_cross_entropy
 from polyfed.losses.precision import in_full_precision
 from polyfed.models.aligner import Aligned, Detail
 from polyfed.models.model import Embedder, Model
-from polyfed.tasks.pairing import PairTask
+from polyfed.tasks.retrieval import PairTask
 
 Aggregate = Literal["sum", "mean"]
 

@@ -137,7 +137,7 @@ def depth_of(model: Model) -> Depths:
     """The layer of every tensor of a model.
 
     An encoder's layers are the first module list in its trunk whose members are of one class: the blocks of a
-    transformer, the stages of a ResNet, the inverted residuals of a MobileNet. What its trunk registers before them is
+    transformer, the stages of a ResNet. What its trunk registers before them is
     layer 0. Heads, what a method adds and a norm for all modalities are behind the layers of all encoders.
 
     Raises:
@@ -200,7 +200,7 @@ def _stack(modality: str, encoder: nn.Module) -> tuple[str, str, int]:
             return prefix, f"{prefix}{name}", len(module)
     raise ConfigError(
         f"the encoder of '{modality}' ({type(encoder).__name__}) has no layers to tell shallow from deep; take "
-        "layers all, or an encoder with layers: blocks, vit, bert, transformer, resnet or mobilenet"
+        "layers all, or an encoder with layers: blocks, vit, bert or resnet"
     )
 
 

@@ -1,16 +1,13 @@
-"""Methods over public data on pretrained encoders with adapters: what learns, and what is exported."""
+"""Methods over public data on pretrained encoders with adapters."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from polyfed import Experiment, open_run, run
-from polyfed.export.model import export_model
 from small_federations import adapted
 
 pytest.importorskip("peft", reason="peft is not installed")
@@ -29,23 +26,3 @@ def test_adapters_learn_and_networks_stay(method: str, tmp_path: Path) -> None:
     assert learnt
     assert all(value.abs().max() > 0 for value in learnt)
     assert all(".lora_" in name or ".trunk." not in name for name in after)
-
-
-@pytest.mark.slow  # onnx takes its time
-def test_onnx_has_the_adapters_in_it(tmp_path: Path) -> None:
-    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    config = adapted()
-    config["clients"]["paired"]["training"]["optimizer"]["lr"] = 0.3
-    run(Experiment.load(config), tmp_path / "run", quiet=True)
-    out = export_model(tmp_path / "run", tmp_path / "out", which="last", onnx=True)
-    server = open_run(tmp_path / "run").server_model("last").model.eval()
-    x = torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)
-    (actual,) = ort.InferenceSession(out / "image.onnx").run(None, {"input": x.numpy()})
-    with torch.no_grad():
-        expected = server.represent("image", x)
-        for name, value in server.exchanged(live=True).items():
-            if ".lora_B." in name:
-                value.zero_()
-        untouched = server.represent("image", x)
-    np.testing.assert_allclose(actual, expected, atol=1e-5)
-    assert (expected - untouched).abs().max() > 1e-3

@@ -20,7 +20,7 @@ from polyfed.federation.client import Client
 from polyfed.losses.distillation import DISTILLATIONS, Distillation
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.projection import FeatureProjection
+from polyfed.models.encoders.from_config import FeatureProjection
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.encoders.words import Bag
 from polyfed.models.model import Model

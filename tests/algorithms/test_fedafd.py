@@ -21,7 +21,7 @@ from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
-from polyfed.models.fused import FusionGuidance
+from polyfed.models.fusion import FusionGuidance
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger

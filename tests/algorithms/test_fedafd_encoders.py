@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from by_hand import as_left, outcome, play
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
-from polyfed.models.fused import FusionGuidance, SampleFeatures
+from polyfed.models.fusion import FusionGuidance, SampleFeatures
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request

@@ -246,7 +246,7 @@ def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.Mo
     parts, actual, noted = parts_of(session), global_model(session), metrics(session)
     uniform = dict.fromkeys(CLIENTS, 1.0)
     stage_one = {client: reply["weights"] for client, reply in replies(messages, "guide").items()}
-    assert_mean({name: actual[name] for name in (*parts.encoder, *parts.rest)}, stage_one, uniform)
+    assert_mean({name: actual[name] for name in (*parts.encoder, *parts.others)}, stage_one, uniform)
     w = {client: noted[f"weight.{client}"] for client in CLIENTS}
     assert sum(w.values()) == pytest.approx(1)
     assert max(w.values()) - min(w.values()) > 0.05

@@ -127,7 +127,7 @@ def test_a_classifier_gives_logits_and_the_names_of_its_classes(classifier_run: 
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that are not traced."""
 
-    def write(module: object, live: object, spec: InputSpec, path: Path, what: str) -> Program:
+    def write(function: object, parts: object, spec: InputSpec, path: Path, what: str) -> Program:
         path.write_text(what)
         return Program(path, ("batch", *spec.shape), tokens=False)
 

@@ -98,7 +98,7 @@ PIXELS = InputSpec((3, 16, 16))
 )
 def test_written_code_computes_what_the_network_does(network: Any, spec: InputSpec, tmp_path: Path) -> None:
     made = network().eval()
-    program = write_program(made, made, spec, tmp_path / "x.pt2", "x")
+    program = write_program(made, [made], spec, tmp_path / "x.pt2", "x")
     code, tensors = network_code(torch.export.load(program.path).module(check_guards=False), "x")
     names: dict[str, Any] = {"torch": torch, "nn": nn}
     exec("import math, operator\nfrom torch import inf, nan\n" + code, names)

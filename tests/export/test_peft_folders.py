@@ -103,7 +103,7 @@ def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
             own, found = (body_of(one.encoders[modality])(x) for one in (run.server_model("last").model, model.eval()))
         torch.testing.assert_close(found.last_hidden_state, own.last_hidden_state)
     for other, message in (
-        (from_folder(adapted((3,)), folder), "is not as the settings say, first at"),
+        (from_folder(adapted((3,)), folder), "differs from the settings, first at"),
         (from_folder(adapted(), Path("nowhere")), r"adapter\.start: no folder"),
     ):
         settings = Experiment.load(other).server.model
@@ -112,7 +112,7 @@ def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
 
 
 def test_a_run_without_adapters_has_none_to_export(tiny_run: Path) -> None:
-    with pytest.raises(RunError, match="no encoder of the server has an adapter that peft knows"):
+    with pytest.raises(RunError, match="no encoder of the server has an adapter that peft supports"):
         export_adapters(tiny_run)
     assert not (tiny_run / "adapters").exists()
 
@@ -128,7 +128,7 @@ def test_an_adapter_that_peft_has_no_form_for_is_not_left_out(adapter: Any, tmp_
             participant["model"]["encoders"]["text"] = text | {"adapter": adapter}
     run = polyfed.run(Experiment.load(config), tmp_path / "run", quiet=True)
     with pytest.raises(
-        RunError, match=r"encoder 'text' of the server has no adapter that peft knows .* --format torch"
+        RunError, match=r"encoder 'text' of the server has no adapter that peft supports .* --format torch"
     ):
         export_adapters(run)
     assert not (run.folder / "adapters").exists()

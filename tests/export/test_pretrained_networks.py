@@ -23,7 +23,7 @@ from polyfed.data.view import DataContext
 from polyfed.data.views.features import Features, States
 from polyfed.export.inputs import recipe
 from polyfed.export.model import export_model
-from polyfed.export.networks import on_raw_inputs
+from polyfed.export.programs import on_raw_inputs
 from polyfed.models.model import Model
 from polyfed.runs.opened import Run
 from tiny_networks import ROOM, save

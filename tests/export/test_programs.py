@@ -11,8 +11,7 @@ from polyfed.core.errors import RunError
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.export.programs import example_input, write_program
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.from_config import Bert, MobileNet, ViT
-from polyfed.models.encoders.projection import FeatureProjection
+from polyfed.models.encoders.from_config import Bert, FeatureProjection, ViT
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.encoders.words import GRU, Bag
 
@@ -52,7 +51,6 @@ class Networks:
         slow(Bert(size="tiny", pooling="mean"), TOKENS, ("batch", "length")),
         slow(ResNet(widths=(4, 4), depths=(1, 1), block="basic", pie=True), PIXELS, ("batch", 3, 16, 16)),
         slow(ViT(size="nano", pie=True), PIXELS, ("batch", 3, 16, 16)),
-        slow(MobileNet(), PIXELS, ("batch", 3, 16, 16)),
         (FeatureProjection(hidden=4), InputSpec((5,)), ("batch", 5)),
         slow(FeatureProjection(pie=True), InputSpec((4, 5)), ("batch", 4, 5)),
     ],
@@ -63,7 +61,7 @@ def test_encoders_of_every_kind_can_be_exported(
 ) -> None:
     torch.manual_seed(0)
     module = encoder.build(8, spec, DataContext(tmp_path)).eval()
-    program = write_program(module, module, spec, tmp_path / "x.pt2", "it")
+    program = write_program(module, [module], spec, tmp_path / "x.pt2", "it")
     assert program.shape == shape
     loaded = torch.export.load(program.path).module()
     x = example_input(spec, rows=9, seed=5)
@@ -74,9 +72,9 @@ def test_encoders_of_every_kind_can_be_exported(
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (Networks.Branching(), "thing cannot be exported, torch.export says: .*forward pass whose shapes"),
-        (Networks.OneBatchSize(), "thing cannot be exported, torch.export says: "),
-        (Networks.Chance(), r"differs from the model by \d.*depends neither on padding nor on chance"),
+        (Networks.Branching(), "thing cannot be exported, torch.export reports: .*forward pass whose shapes"),
+        (Networks.OneBatchSize(), "thing cannot be exported, torch.export reports: "),
+        (Networks.Chance(), r"differs from the model by \d.*depend neither on padding nor on chance"),
         (Networks.Forgetful(), "differs from the model by nan"),
     ],
 )
@@ -84,14 +82,9 @@ def test_networks_that_cannot_be_exported_are_named(
     network: nn.Module, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RunError, match=message) as caught:
-        write_program(network, network, InputSpec((4,)), tmp_path / "x.pt2", "thing")
+        write_program(network, [network], InputSpec((4,)), tmp_path / "x.pt2", "thing")
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""  # torch prints graphs
-
-
-def test_another_network_than_the_live_one_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="differs from the model by"):
-        write_program(nn.Tanh(), lambda x: torch.tanh(x) + 1e-4, InputSpec((4,)), tmp_path / "x.pt2", "it")
 
 
 @pytest.mark.parametrize("length", [None, 1, 4])

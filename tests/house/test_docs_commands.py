@@ -37,7 +37,7 @@ ELSEWHERE = {
     "run .*--(engine|device)": "Ray, Flower or a GPU; loaded below",
     "analyse centres runs/fedcola": "the three data sets of a run of FedCola",
     "analyse .*(NAME|Drift)": "a name of one's own; an analysis of a paper: tests/papers",
-    "export .*(huggingface|onnx)": "encoders of transformers, or ten seconds: tests/export",
+    "export .*huggingface": "encoders of transformers, or ten seconds: tests/export",
     "study (run|show|export)": "hours; that their files are there is tested below",
     "--install-completion": "writes into the shell's own files",
 }

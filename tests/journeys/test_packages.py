@@ -83,7 +83,6 @@ evaluate runs/tiny --data nosuch
 downstream runs/tiny --suite nosuch
 analyse nosuch runs/tiny
 export runs/tiny --format nosuch
-export runs/tiny --format onnx
 compare runs/tiny nosuch
 compare runs/tiny --metric nosuch
 study

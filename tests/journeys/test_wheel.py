@@ -148,7 +148,6 @@ def test_what_needs_an_extra_says_how_to_get_it(polyfed: Run, arguments: str, ex
         ("tensorboard", "run tiny.yaml --rounds 1 --set run.output.sinks=[tensorboard]"),
         ("wandb", "run tiny.yaml --rounds 1 --set run.output.sinks=[wandb]"),
         ("privacy", f"run tiny.yaml --rounds 1 --set privacy={NOISE}"),
-        ("onnx", "export runs/tiny --format onnx"),
     ],
 )
 def test_an_extra_alone_is_enough(polyfed: Run, extra: str, arguments: str) -> None:

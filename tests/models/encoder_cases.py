@@ -11,7 +11,7 @@ from torch import Tensor
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoder import Encoder
 from polyfed.models.encoders.blocks import Blocks
-from polyfed.models.encoders.from_config import Bert, MobileNet, ViT
+from polyfed.models.encoders.from_config import Bert, ViT
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.encoders.words import GRU, Bag
 
@@ -29,8 +29,6 @@ OF_PICTURES: dict[str, Encoder] = {
     "vit": ViT(size="nano", patch=8),
     "vit-mean": ViT(size="nano", patch=8, pooling="mean"),
     "vit-pie": ViT(size="nano", patch=8, pooling="mean", pie=True),
-    "mobilenet": MobileNet(multiplier=0.1),
-    "mobilenet-pie": MobileNet(multiplier=0.1, pie=True),
     "blocks": Blocks(depth=2, patch=8),
     "blocks-mean": Blocks(depth=1, pooling="mean"),
 }

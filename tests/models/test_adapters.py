@@ -11,7 +11,7 @@ import torch
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.adapters import layers
+from polyfed.models.adapters import adapter as adapters
 from polyfed.models.adapters.adapter import FeatureAttention
 from polyfed.models.encoders.hf import HF
 from tiny_networks import ROOM, WIDTH, WORDS, network, save
@@ -28,7 +28,6 @@ CASES: list[tuple[str, dict[str, Any], Any]] = [
         (name, {"name": "lora", "rank": 2}, {"r": 2, "lora_alpha": 4, "target_modules": QUERY_VALUE[name]})
         for name in INPUTS
     ),
-    ("bert", {"name": "lora", "dropout": 0.5}, {"lora_dropout": 0.5, "target_modules": QUERY_VALUE["bert"]}),
     ("vit", {"name": "lora", "rank": 4, "scaling": 8.0}, {"r": 4, "lora_alpha": 16, "use_rslora": True}),
     ("vit", {"name": "lora", "targets": "linear"}, {"target_modules": LINEAR}),
     ("vit", {"name": "lora", "targets": ["fc1"], "last": 1}, {"target_modules": ["layers.2.mlp.fc1"]}),
@@ -109,7 +108,7 @@ def test_attention_is_its_formula() -> None:
 @pytest.mark.parametrize(
     ("name", "adapter", "message"),
     [
-        ("mobilenet", "lora", "is no transformer of embeddings and one list of layers"),
+        ("mobilenet", "lora", "is not a transformer with one list of layers"),
         ("vit", {"name": "lora", "targets": ["dense"]}, "no linear layers for 'dense'; .* end in: fc1, fc2, k_proj, o"),
         ("vit", {"name": "lora", "last": 4}, "the network has 3 layers, not 4"),
     ],
@@ -123,7 +122,7 @@ def test_what_a_network_does_not_have_cannot_be_adapted(
 
 
 def test_without_peft_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "find_spec", lambda name: None)
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     given: Any = {"weights": "vit", "adapter": "lora"}
     with pytest.raises(ConfigError, match=r'needs the package peft, .*pip install "polyfed\[adapters\]"'):
         HF(**given)

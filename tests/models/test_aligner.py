@@ -164,7 +164,6 @@ def test_settings_that_cannot_be() -> None:
         ("gru", "project", True),
         ("bag", "hidden", 7),
         ("resnet", "dropout", 0.1),
-        ("mobilenet", "dropout", 0.1),
     ],
 )
 def test_what_shapes_a_projection_has_no_place_beside_an_aligner(name: str, key: str, value: object) -> None:
@@ -221,12 +220,12 @@ def test_every_tensor_is_of_one_part() -> None:
     model.extras["more"] = nn.Linear(2, 2)
     found, names = model_slots(model), list(model.state_dict())
     parts = Parts(found)
-    assert sorted([*parts.encoder, *parts.aligner, *parts.rest]) == sorted(names)
+    assert sorted([*parts.encoder, *parts.aligner, *parts.others]) == sorted(names)
     assert set(parts.aligner) == {name for name in names if ".aligner." in name and ".aligner.local." not in name}
-    assert {name for name in names if ".aligner.local." in name} <= set(parts.rest)
+    assert {name for name in names if ".aligner.local." in name} <= set(parts.others)
     assert set(parts.encoder) == {name for name in names if ".trunk." in name}
-    assert {name.split(".")[0] for name in parts.rest} == {"heads", "extras", "encoders"}
-    assert set(parts.without_encoder) == {*parts.aligner, *parts.rest}
+    assert {name.split(".")[0] for name in parts.others} == {"heads", "extras", "encoders"}
+    assert set(parts.without_encoder) == {*parts.aligner, *parts.others}
     buffers = [name for name, _ in model.named_buffers()]
     assert [name for name in buffers if ".aligner." in name]  # statistics of batch norms go with the aligner
     assert {found[name].slot for name in parts.aligner} == {("image", "aligner"), ("text", "aligner")}

@@ -147,7 +147,7 @@ def test_parts_do_not_go_by_names() -> None:
     parts = Parts(model_slots(Model(encoders, {"trunk": LinearHead(DIM, 3)}, DIM)))
     assert parts.encoder == ("encoders.aligner.trunk.embedding.weight",)
     assert all(name.startswith("encoders.aligner.aligner.") for name in parts.aligner)
-    assert {name.split(".")[:2] == ["heads", "trunk"] for name in parts.rest} == {True}
+    assert {name.split(".")[:2] == ["heads", "trunk"] for name in parts.others} == {True}
 
 
 def test_frozen_align_modules_of_modalities_called_alike() -> None:

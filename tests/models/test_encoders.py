@@ -14,7 +14,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.view import InputSpec
 from polyfed.models.aligner import Aligned, AlignerSettings
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.projection import FeatureProjection
+from polyfed.models.encoders.from_config import FeatureProjection
 from polyfed.models.encoders.words import GRU
 from polyfed.models.fusion import GranularityFusion
 from polyfed.models.towers import EncoderTower, LocalFeatures, last_valid, masked_mean, positioned
@@ -90,7 +90,7 @@ def test_positions_can_be_trained_and_fused(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("bert-mean", "bag", "resnet", "mobilenet", "vit-mean"),
+        *("bert-mean", "bag", "resnet", "vit-mean"),
         *("blocks-mean", "blocks-text-mean", "blocks-sequences"),
     ],
 )
@@ -173,7 +173,7 @@ NEEDS_IMAGES = r"encoder '{}' needs images .*gives shape \[7\] and a vocabulary"
     ("settings", "spec", "message"),
     [
         *((name, PICTURES, NEEDS_TOKENS.format(name)) for name in ("gru", "bag", "bert")),
-        *((name, WORDS, NEEDS_IMAGES.format(name)) for name in ("resnet", "vit", "mobilenet")),
+        *((name, WORDS, NEEDS_IMAGES.format(name)) for name in ("resnet", "vit")),
         ("projection", WORDS, "encoder 'projection' needs features"),
         ({"name": "projection", "pie": True}, FLAT, "pool: tokens"),
         ({"name": "vit", "patch": 7}, PICTURES, "patch 7 does not divide images of 32x32"),

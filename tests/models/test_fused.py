@@ -11,8 +11,17 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
-from polyfed.models.fused import Fused, FusionGuidance, RowNumbers, SampleFeatures, features_of, of_batch, of_rows
-from polyfed.models.fusion import GranularityFusion, match_positions
+from polyfed.models.fusion import (
+    Fused,
+    FusionGuidance,
+    GranularityFusion,
+    RowNumbers,
+    SampleFeatures,
+    features_of,
+    match_positions,
+    of_batch,
+    of_rows,
+)
 from polyfed.models.model import Model
 from polyfed.tasks import evaluating
 

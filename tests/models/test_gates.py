@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.models.blocks import stack
-from polyfed.models.gates import ROLES, gated, linears, undecayed
+from polyfed.models.blocks import ROLES, gated, linears, stack, undecayed
 
 WIDTH = 8
 

@@ -350,7 +350,7 @@ def test_the_name_of_an_architecture_tells_frozen_weights(context: DataContext) 
         ("bert", {}, InputSpec((6,), tuple(map(str, range(31)))), "room for 30 words in the vocabulary"),
         ("vit", {"pooling": "pooled"}, PICTURES, "no pooler"),
         ("mobilenet", {"pooling": "cls"}, PICTURES, "needs a backbone with a CLS token"),
-        ("mobilenet", {"trainable": 1}, PICTURES, "is no transformer of embeddings and one list of layers"),
+        ("mobilenet", {"trainable": 1}, PICTURES, "is not a transformer with one list of layers"),
         ("vit", {"trainable": 4}, PICTURES, "the network has 3 layers, not 4"),
         ("vit", {"tower": "text"}, TEXTS, "no tower 'text'"),
         ("clip", {}, PICTURES, "several towers; set tower to one of: vision, text"),

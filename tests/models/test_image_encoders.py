@@ -1,4 +1,4 @@
-"""ResNet, ViT and MobileNetV2 encoders."""
+"""ResNet and ViT encoders."""
 
 import copy
 from functools import partial
@@ -12,7 +12,7 @@ from transformers import ResNetConfig, ResNetModel
 from polyfed.data.backbones import SubsamplingConv
 from polyfed.data.view import InputSpec
 from polyfed.models.encoder import Encoder
-from polyfed.models.encoders.from_config import MobileNet, ViT
+from polyfed.models.encoders.from_config import ViT
 from polyfed.models.encoders.resnet import _PRESETS, ResNet
 
 
@@ -32,8 +32,6 @@ def test_paper_sizes_have_the_published_parameter_counts():
     # methods.md 1.1: ViT-S/16 is patches 295,296 + CLS 384 + positions 75,648 + blocks 21,293,568 + norm 768
     assert parameters(ViT(size="small"), large) == 21_665_664 + 384 * 256 + 256
     assert parameters(ViT(size="base"), large) == 85_798_656 + 768 * 256 + 256
-    # MobileNetV2 without its classifier
-    assert parameters(MobileNet(), large) == 2_223_872 + 1280 * 256 + 256
 
 
 @pytest.mark.parametrize(
@@ -45,11 +43,10 @@ def test_stem_keeps_a_map_of_useful_size(side, stem, map_side):
     assert model.trunk(torch.randn(1, 3, side, side)).local.shape == (1, map_side**2, 192)
 
 
-@pytest.mark.parametrize("kind", [ResNet, MobileNet])
-def test_group_norms_take_the_place_of_batch_norms_and_look_at_each_sample_alone(kind):
+def test_group_norms_replace_batch_norms_and_normalise_each_sample_alone():
     torch.manual_seed(0)
     spec, x = InputSpec((3, 64, 64)), torch.randn(3, 3, 64, 64)
-    batch, group = kind().build(8, spec, CONTEXT), kind(norm="group").build(8, spec, CONTEXT)
+    batch, group = ResNet().build(8, spec, CONTEXT), ResNet(norm="group").build(8, spec, CONTEXT)
     batch_norms = [m for m in batch.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     group_norms = [m for m in group.modules() if isinstance(m, torch.nn.GroupNorm)]
     assert len(batch_norms) == len(group_norms) > 10
@@ -89,11 +86,6 @@ def test_vit_pools_cls_or_patches():
     torch.testing.assert_close(model(x), model.project(tokens[:, 0]))
     model.trunk.pooling = "mean"
     torch.testing.assert_close(model(x), model.project(tokens[:, 1:].mean(1)))
-
-
-def test_mobilenet_statistics_follow_the_batches_slowly():
-    model = MobileNet(multiplier=0.25).build(8, PICTURES, CONTEXT)
-    assert {m.momentum for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {0.1}
 
 
 def test_few_channels_and_odd_batches_give_the_gradients_of_a_plain_convolution():

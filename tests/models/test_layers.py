@@ -96,5 +96,5 @@ def test_more_layers_than_there_are_and_networks_without(context: DataContext) -
     body = frozen_backbone(context.weights / "vit", "auto").body
     with pytest.raises(ConfigError, match="the network has 3 layers, not 4; train at most all of them"):
         before(body, 4)
-    with pytest.raises(ConfigError, match="'Linear' is no transformer of embeddings and one list of layers"):
+    with pytest.raises(ConfigError, match="'Linear' is not a transformer with one list of layers"):
         before(torch.nn.Linear(2, 2), 1)

@@ -126,7 +126,7 @@ def test_positions_are_sines_and_cosines_of_row_and_column():
             rates = [1.0, 10000**-0.5]
             one = [f(side * rate) for side in (row, column) for f in (math.sin, math.cos) for rate in rates]
             assert found[row * 3 + column].tolist() == pytest.approx(one, abs=1e-6)
-    with pytest.raises(ValueError, match="width 6 is no multiple of 4"):
+    with pytest.raises(ValueError, match="width 6 is not a multiple of 4"):
         masked.sine_cosine((2, 2), 6)
 
 

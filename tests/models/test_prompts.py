@@ -138,13 +138,17 @@ def test_prompts_alone_are_trained_and_exchanged_and_the_rest_is_shared(context:
 @pytest.mark.parametrize(
     ("weights", "adapter", "message"),
     [
-        ("mobilenet", {}, "is no transformer"),
+        ("mobilenet", {}, "is not a transformer"),
         ("relative", {}, r"adapter prompts: attention of network 'BeitModel' has a bias .* choose adapter lora or"),
         ("shared", {}, r"adapter prompts: attention of network 'BeitModel' has a bias"),
-        ("mean", {"tower": "pooled"}, r"adapter prompts: the own pooler .* 'BeitModel' takes the mean .* cls or mean"),
-        ("vit", {"place": "front"}, r"adapter\.place is front, but prompts of pictures"),
-        ("vit", {"start_text": "a photo"}, r"adapter\.start_text: prompts of pictures"),
-        ("bert", {"place": "front", "tower": "pooled"}, "pooler looks at the first position"),
+        (
+            "mean",
+            {"tower": "pooled"},
+            r"adapter prompts: the pooler .* 'BeitModel' averages all positions, .* cls or mean",
+        ),
+        ("vit", {"place": "front"}, r"adapter\.place is front, but prompts of images"),
+        ("vit", {"start_text": "a photo"}, r"adapter\.start_text: prompts of images"),
+        ("bert", {"place": "front", "tower": "pooled"}, "pooler reads the first position"),
         ("bert", {"length": 5}, rf"room for {ROOM} tokens a text, 5 of them prompts \(adapter\.length\), .* gives 13"),
         ("bert", {"start": "nowhere"}, r"adapter\.start: no folder 'nowhere'"),
     ],
@@ -181,12 +185,12 @@ def test_a_view_says_whether_texts_begin_with_a_mark(weights: str, begins: bool,
 
 def test_a_folder_of_other_prompts_is_refused(context: DataContext, tmp_path: Path) -> None:
     save_file({"prompt_embeddings": torch.zeros(4, WIDTH)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ConfigError, match=rf"are \[4, {WIDTH}\], the settings say \[2, {WIDTH}\]"):
+    with pytest.raises(ConfigError, match=rf"are \[4, {WIDTH}\], the settings \[2, {WIDTH}\]"):
         trunk("bert", TEXTS, context, start=str(tmp_path))
 
 
 def test_only_one_start_is_taken_and_texts_leave_room(context: DataContext) -> None:
-    with pytest.raises(ConfigError, match="start and start_text both say"):
+    with pytest.raises(ConfigError, match="start and start_text both set"):
         encoder("bert", start="a", start_text="b")
     given: Any = {"weights": "bert", "adapter": {"name": "prompts", "length": 10}}
     assert HF(**given).view.length == 54  # type: ignore[attr-defined]

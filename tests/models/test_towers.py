@@ -7,7 +7,7 @@ import torch
 from encoder_cases import CONTEXT
 
 from polyfed.data.view import InputSpec
-from polyfed.models.encoders.projection import FeatureProjection
+from polyfed.models.encoders.from_config import FeatureProjection
 from polyfed.models.towers import PIE, last_valid, lengths_of, masked_mean, reversed_valid, trimmed, valid_positions
 
 TOKENS = torch.tensor([[5, 3, 7, 0, 0], [2, 0, 0, 0, 0], [1, 2, 3, 4, 5], [0, 0, 0, 0, 0]])

@@ -35,7 +35,7 @@ from polyfed.federation.membership import Member
 from polyfed.lab.analysis.simulated import Simulated, TrainedModel
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.encoders.blocks import Blocks
-from polyfed.models.encoders.from_config import Bert, MobileNet, ViT
+from polyfed.models.encoders.from_config import Bert, ViT
 from polyfed.models.encoders.resnet import ResNet
 from polyfed.models.encoders.words import GRU, Bag
 from polyfed.models.model import Model
@@ -235,7 +235,6 @@ def model(aligner: AlignerSettings | None = None, **encoders: Any) -> Model:
         (ResNet(widths=(8, 8), depths=(1, 1), pie=True), 2, "trunk.embedder.", "trunk.", "trunk.", "pie."),
         (ViT(), 4, "trunk.model.embeddings.", "trunk.model.layers.0.", "trunk.model.layers.3.", "project."),
         (Bert(), 2, "trunk.model.embeddings.", "trunk.model.encoder.layer.0.", "trunk.model.encoder.", "project."),
-        (MobileNet(multiplier=0.35), 16, "trunk.model.conv_stem.", "trunk.model.layer.0.", "trunk.", "project."),
         (Blocks(depth=3), 3, "embedding.", "blocks.0.", "blocks.2.", "norm."),
     ],
 )  # fmt: skip

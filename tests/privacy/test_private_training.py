@@ -75,7 +75,6 @@ def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor
     [
         None,
         {"name": "resnet", "norm": "group"},
-        {"name": "mobilenet", "norm": "group"},
         {"name": "hf", "weights": "vit", "adapter": "lora"},
         {"name": "hf", "weights": "mobilenet"},  # its batch norms stand still
     ],

@@ -27,8 +27,7 @@ from polyfed.reporting.gallery import Retrieval, Shelf, Viewer
 from polyfed.runs.loaded import LoadedModel, loaded_model
 from polyfed.tasks.classification import Classification
 from polyfed.tasks.imputations import LeaveOut
-from polyfed.tasks.joint import Joint
-from polyfed.tasks.task import Task
+from polyfed.tasks.task import Joint, Task
 from tiny_networks import save
 
 
@@ -151,7 +150,7 @@ def test_an_export_gives_the_vectors_of_its_run(tiny_run: Path, tmp_path: Path) 
     with pytest.raises(ConfigError, match="is an export, which holds one model"):
         load_model(folder, "server")
     (folder / "image.pt2").unlink()
-    with pytest.raises(RunError, match="no complete export"):
+    with pytest.raises(RunError, match="the export is incomplete"):
         load_model(folder, allow_code=True)
     with pytest.raises(ConfigError, match=r"its programs are code; .* pass allow_code=True"):
         load_model(folder)

@@ -17,7 +17,7 @@ from polyfed.data.view import DataContext
 from polyfed.models.heads import NamesHead
 from polyfed.models.model import ModelSettings
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.joint import Joint
+from polyfed.tasks.task import Joint
 from small_federations import bag, resnet, words
 
 NAMES = ("dog", "night_owl", "cat")

@@ -152,7 +152,7 @@ def test_errors_name_what_is_wrong():
         Classification(classes=3).head(6, samples)
     with pytest.raises(ConfigError, match="labels from -1"):
         Classification().head(6, labelled([0, -1]))
-    with pytest.raises(DataError, match="label 5, but the head knows 3"):
+    with pytest.raises(DataError, match="label 5, but the head has 3"):
         Classification().evaluate(model, fixed_head(torch.zeros(3, 6)), samples, batch_size=2)
     with pytest.raises(DataError, match="no samples"):
         Classification().evaluate(model, fixed_head(torch.zeros(6, 6)), empty, batch_size=2)

@@ -11,8 +11,8 @@ from polyfed import Experiment, open_run, run
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.joint import Joint
 from polyfed.tasks.retrieval import PairRetrieval
+from polyfed.tasks.task import Joint
 
 BOTH = Joint(tasks=(PairRetrieval(cutoffs=(1,)), Classification(modality="image")), weights=(1.0, 0.5))
 

@@ -15,13 +15,16 @@ from torch.nn import functional as F
 from polyfed.core.distributions import share_interval
 from polyfed.core.errors import DataError
 from polyfed.tasks.metrics import (
+    TaskScores,
     accuracies,
     balanced_accuracy,
     dice,
     dice_of_constant,
+    drawn_means,
     iou,
     label_ranks,
     macro_f1,
+    mean_by_item,
     mean_dice,
     overlaps,
     positives_per_query,
@@ -30,7 +33,6 @@ from polyfed.tasks.metrics import (
     recall_at,
     top,
 )
-from polyfed.tasks.scores import TaskScores, drawn_means, mean_by_item
 
 
 def test_samples_of_one_item_are_drawn_together() -> None:

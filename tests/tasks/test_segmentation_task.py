@@ -20,7 +20,7 @@ from polyfed.data.samples import Samples
 from polyfed.export.model import export_model
 from polyfed.models.towers import Positions
 from polyfed.runs.experiment import Experiment
-from polyfed.tasks.scores import TaskScores
+from polyfed.tasks.metrics import TaskScores
 from polyfed.tasks.segmentation import Segmentation
 from sessions import prepared
 from small_federations import Config, federation_for
@@ -153,8 +153,8 @@ def test_a_federation_learns_masks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_export_makes_the_masks_of_its_run(tmp_path: Path) -> None:
     polyfed.run(Experiment.parse(segmenting()), tmp_path / "run", quiet=True)
-    folder = export_model(tmp_path / "run", tmp_path / "export", which="last", onnx=True)
-    assert {"image-classes.pt2", "image-classes.onnx"} <= {path.name for path in folder.iterdir()}
+    folder = export_model(tmp_path / "run", tmp_path / "export", which="last")
+    assert (folder / "image-classes.pt2").is_file()
     assert json.loads((folder / "config.json").read_text())["classes"] == ["background", "foreground"]
     shown = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(3)]
     masks = polyfed.load_model(tmp_path / "run", which="last").segment(shown, batch=2)

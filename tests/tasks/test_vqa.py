@@ -319,7 +319,7 @@ def test_errors_name_what_is_wrong():
         VQA(target="reply").head(6, samples)
     with pytest.raises(ConfigError, match="no class names"):
         VQA().head(6, asked([0, 1], names=()))
-    with pytest.raises(DataError, match="has 2 answers, but the head knows 3"):
+    with pytest.raises(DataError, match="has 2 answers, but the head has 3"):
         VQA().evaluate(model, head, asked([0, 1], names=("yes", "no", OTHER)), batch_size=2)
     with pytest.raises(DataError, match="no questions"):
         VQA().evaluate(model, head, samples.subset(torch.empty(0, dtype=torch.int64)), batch_size=2)

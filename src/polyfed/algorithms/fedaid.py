@@ -43,7 +43,7 @@ from polyfed.losses.info_nce import Reduction, info_nce
 from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, aligners_of, frozen_aligners, frozen_copy
 from polyfed.models.model import Embedder
-from polyfed.tasks.pairing import PairTask
+from polyfed.tasks.retrieval import PairTask
 
 _JUDGED = 256  # samples on which aligners are compared
 

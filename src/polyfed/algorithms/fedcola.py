@@ -15,7 +15,7 @@ from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAv
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.models.gates import ROLES, gated, linears
+from polyfed.models.blocks import ROLES, gated, linears
 from polyfed.models.slots import Slot
 
 _NONE = Weights({})

@@ -129,18 +129,14 @@ def export_command(
     which: options.BestOrLast = None,
     weights_dir: options.WeightsDir = None,
     form: Annotated[
-        Literal["torch", "onnx", "huggingface", "peft"],
-        typer.Option(
-            "--format",
-            help="programs and run.py; these and ONNX; a folder for AutoModel, with a card; or adapters for peft alone",
-        ),
+        Literal["torch", "huggingface", "peft"],
+        typer.Option("--format", help="programs and run.py; a folder for AutoModel, with a card; or adapters for peft"),
     ] = "torch",
     allow_code: options.AllowCode = False,
 ) -> None:
     """Export a run's model for use without polyfed, its pretrained networks and tokenizers included.
 
-    Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format onnx; polyfed
-    export runs/shop-seed0 --format huggingface
+    Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format huggingface
     """
     from polyfed.export.adapters import export_adapters
     from polyfed.export.cards import usage
@@ -153,5 +149,5 @@ def export_command(
     elif form == "peft":
         path = export_adapters(opened, out, which=which)
     else:
-        path = export_model(opened, out, which=which, onnx=form == "onnx")
+        path = export_model(opened, out, which=which)
     typer.echo("\n".join([f"exported and checked: {path}", *usage(path, form)]))

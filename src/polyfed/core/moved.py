@@ -16,7 +16,7 @@ MOVED: Mapping[str, str] = {
 """Key that stood in ``run`` until 0.3 -> section of ``run`` in which it stands now."""
 
 GONE: Mapping[str, Mapping[str, Any]] = {
-    "adapter": {"dora": False},
+    "adapter": {"dora": False, "dropout": 0.0},
     "algorithm": {
         "first_private": None,
         "first_public": None,

@@ -1,8 +1,8 @@
-"""Export of adapters as folders of ``peft``, one a modality: ``PeftModel.from_pretrained(network, FOLDER/MODALITY)``.
+"""Export of adapters as folders of ``peft`` by modality: ``PeftModel.from_pretrained(network, FOLDER/MODALITY)``.
 
-<modality>/adapter_config.json         kind, ranks, adapted layers, and the pretrained network
+<modality>/adapter_config.json         type, ranks, adapted layers, and the pretrained network
 <modality>/adapter_model.safetensors   the adapter
-<modality>/projection.safetensors      what maps the network's pooled vector to representations, if that is new
+<modality>/projection.safetensors      new layers from the network's pooled vector to representations, if any
 README.md                              model card
 """
 
@@ -26,26 +26,24 @@ from polyfed.data.backbones import NO_CODE, load, locate, pool_of
 from polyfed.export.cards import measured_in
 from polyfed.export.inputs import identifier
 from polyfed.export.model import new_folder
-from polyfed.models.adapters.layers import PEFT_NAMES, LoRA, adapted_layers, merged_weights
+from polyfed.models.adapters.adapter import PEFT_NAMES, LoRA, adapted_layers, merged_weights
 from polyfed.models.adapters.prompts import TENSOR, Prompts, plain_ids, prompts_of
-from polyfed.models.encoders.hf import HF, body_of
-from polyfed.models.frozen import Frozen
-from polyfed.models.trunks import NetworkTrunk
+from polyfed.models.encoders.hf import HF, body_of, network_of
 from polyfed.reporting.markup import markdown_templates
 from polyfed.reporting.summary import component_name, setting
 from polyfed.runs.opened import Run, ServerModel, as_run
 
 _PLAIN = PEFT_NAMES["whole"]
-_TINY = 1e-6  # of the largest singular value of an offset: what is below is no rank of it
+_TINY = 1e-6  # singular values of an offset below this share of the largest do not count towards its rank
 
 
 def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None) -> Path:
     """Export the adapters of a run's model; the folder appears complete and checked, or not at all.
 
-    What methods have added to layers for good becomes a part of the adapter, of as many further ranks as it has.
+    Offsets that methods have added to layers for good become further ranks of the adapter.
 
     Args:
-        run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
+        run: run folder; or a run as ``open_run`` gives it, with pretrained weights elsewhere.
         out: new folder; by default ``adapters`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
 
@@ -53,19 +51,19 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
         The folder.
 
     Raises:
-        RunError: no run or model, ``out`` is not empty, no encoder has an adapter, or one has another than peft knows.
+        RunError: no run or model, ``out`` is not empty, no encoder has an adapter, or peft does not support one.
         ConfigError: the pretrained weights are not there.
     """
     on_cpu = replace(as_run(run), device="cpu")
     saved, out = on_cpu.server_model(which), Path(out) if out else on_cpu.folder / "adapters"
     own = saved.settings.encoders
     encoders = {name: each for name, each in own.items() if isinstance(each, HF) and each.adapter is not None}
-    unknown = [name for name, encoder in encoders.items() if not _is_known(encoder)]
-    if unknown or not encoders:
-        what = f"encoder '{unknown[0]}' of the server has no" if unknown else "no encoder of the server has an"
+    unsupported = [name for name, encoder in encoders.items() if not _is_supported(encoder)]
+    if unsupported or not encoders:
+        what = f"encoder '{unsupported[0]}' of the server has no" if unsupported else "no encoder of the server has an"
         raise RunError(
-            f"'{on_cpu.folder}': {what} adapter that peft knows (lora, or prompts of whole networks of texts with "
-            "place: front); export the model with --format torch, onnx or huggingface"
+            f"'{on_cpu.folder}': {what} adapter that peft supports (lora, or prompts of whole networks of texts with "
+            "place: front); export the model with --format torch or huggingface"
         )
     saved.warn_if_untrained()
     with new_folder(out) as draft:
@@ -103,8 +101,8 @@ def _steps(saved: ServerModel, modality: str, encoder: HF) -> dict[str, Any]:
     }
 
 
-def _is_known(encoder: HF) -> bool:
-    """Whether ``peft`` has a form for its adapter; prompts it puts in front of texts, and into no tower of several."""
+def _is_supported(encoder: HF) -> bool:
+    """True if ``peft`` supports the adapter; prompts only in front of texts, and not in one tower of several."""
     adapter = encoder.adapter
     in_front = isinstance(adapter, Prompts) and adapter.place == "front" and encoder.tower == "whole"
     return in_front or isinstance(adapter, LoRA)
@@ -114,7 +112,7 @@ def _write(saved: ServerModel, modality: str, encoder: HF, folder: Path) -> None
     from peft import get_peft_model_state_dict
 
     assert isinstance(encoder.adapter, LoRA)
-    tower = saved.model.encoders[modality]
+    tower: Any = saved.model.encoders[modality]
     body: Any = body_of(tower)
     prefix = PEFT_NAMES[encoder.tower]
     start, config = prefix.removeprefix(_PLAIN), copy.deepcopy(body.peft_config["default"])
@@ -142,8 +140,7 @@ def _write_prompts(saved: ServerModel, modality: str, encoder: HF, folder: Path)
     from peft import PromptTuningConfig
 
     tower: Any = saved.model.encoders[modality]
-    trunk = tower.trunk.module if isinstance(tower.trunk, Frozen) else tower.trunk
-    assert isinstance(trunk, NetworkTrunk)
+    trunk = network_of(tower)
     values, config = prompts_of(trunk), cast("Any", trunk.backbone.body.config)
     folder.mkdir()
     PromptTuningConfig(
@@ -181,7 +178,7 @@ def _with_offsets(layers: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor]]
 
 
 def _require_equal(saved: ServerModel, tower: Any, encoder: HF, folder: Path) -> None:
-    """Raise RunError unless plain ``peft`` makes of the folder what the run has."""
+    """Raise RunError unless plain ``peft`` reads the run's weights from the folder."""
     merged = dict(_plain_network(saved, encoder, folder).merge_and_unload().named_parameters())
     start = PEFT_NAMES[encoder.tower].removeprefix(_PLAIN)
     for name, expected in merged_weights(body_of(tower)).items():
@@ -190,7 +187,7 @@ def _require_equal(saved: ServerModel, tower: Any, encoder: HF, folder: Path) ->
 
 
 def _plain_network(saved: ServerModel, encoder: HF, folder: Path) -> Any:
-    """The pretrained network with the adapter of a folder, as a user of ``peft`` has it."""
+    """The pretrained network with the adapter of a folder, loaded by ``peft`` alone."""
     from peft import PeftModel
     from transformers import AutoModel
 

@@ -1,4 +1,4 @@
-"""What explains an export: the model card of the hub, and the page of a folder of programs."""
+"""Pages that explain an export: the model card of the hub, and the README of a folder of programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from polyfed.runs.records import SERVER, RunRecords
 
 
 def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
-    """Markdown with metadata of the hub: data, method, metrics, federation, privacy, and how to use it.
+    """Markdown with metadata of the hub: data, method, metrics, federation, privacy, and use.
 
     Args:
-        records: of the run.
-        config: of the export.
-        recipes: modality -> how its inputs are prepared.
+        records: records of the run.
+        config: configuration of the export.
+        recipes: modality -> preparation of its inputs.
     """
     method = component_name(setting(records.config, "algorithm"))
     meta = {
@@ -63,12 +63,12 @@ def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[
 
 
 def measured_in(records: RunRecords, number: int) -> dict[str, str]:
-    """Metrics of the server in a round, which is that of a saved model."""
+    """Metrics of the server in the round of a saved model."""
     return {
-        f"{name} ({kind})": format_number(value)
-        for kind in ("test", "validation")
-        for name in records.metric_names(SERVER, kind)
-        if (value := records.series(SERVER, name, kind).get(number)) is not None
+        f"{name} ({split})": format_number(value)
+        for split in ("test", "validation")
+        for name in records.metric_names(SERVER, split)
+        if (value := records.series(SERVER, name, split).get(number)) is not None
     }
 
 
@@ -78,7 +78,7 @@ def _plain(section: Any) -> dict[str, str]:
 
 
 def _sources(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name of a source -> what it is and where from; no path of a machine."""
+    """Name of a source -> description and origin, without paths of a machine."""
     sources = setting(config, "data", "sources")
     kept = ("name", "repository", "revision", "data", "seed", "train")
     return {
@@ -96,13 +96,12 @@ def _group(records: RunRecords, members: tuple[str, ...]) -> str:
     return words
 
 
-def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Sequence[str] = ()) -> str:
-    """Markdown.
+def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
+    """README of a folder of programs.
 
     Args:
-        config: what ``config.json`` holds.
-        recipes: modality -> how its inputs are prepared.
-        onnx: names of the programs' ONNX files, if there are any, the first modality's first.
+        config: content of ``config.json``.
+        recipes: modality -> preparation of its inputs.
     """
     rows = []
     for key, output in (
@@ -113,25 +112,23 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe], onnx: Seque
             shape = ", ".join(map(str, entry["input"]["shape"]))
             if entry[key]:
                 rows.append(f"| `{entry[key]}` | {modality} | {entry['input']['dtype']} [{shape}] | {output} |")
-    modality, recipe = next(iter(recipes.items()))
     parts = {
         "rows": "\n".join(rows),
         "notes": "\n".join(f"* **{name}**: {item.words}" for name, item in recipes.items()),
         "command": example_command(config["modalities"]),
         "example": _example(recipes),
-        "onnx": ", ".join(f"`{file}`" for file in onnx),
-        "first": onnx[0] if onnx else "",
-        "prepare": f"prepare_{identifier(modality)}",
-        "prepared": f"prepare_{identifier(modality)}({recipe.example})",
     }
-    template = markdown_templates().get_template("export.md.j2")
-    return template.render(
-        name=config["experiment"],
-        model=config["model"],
-        round=config["round"],
-        needs=", ".join(config["needs"]),
-        networks=config["networks"],
-        **{name: Markup(part) for name, part in parts.items()},
+    return (
+        markdown_templates()
+        .get_template("export.md.j2")
+        .render(
+            name=config["experiment"],
+            model=config["model"],
+            round=config["round"],
+            needs=", ".join(config["needs"]),
+            networks=config["networks"],
+            **{name: Markup(part) for name, part in parts.items()},
+        )
     )
 
 
@@ -162,9 +159,9 @@ def example_command(modalities: Mapping[str, Any], file: str = "run.py") -> str:
 
 
 def run_file(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
-    """A Python file that encodes, compares and classifies with the programs beside it, and does without polyfed.
+    """A Python file that encodes, compares and classifies with the programs next to it, without polyfed.
 
-    Of a run's own words its code has names of modalities alone: what it shows it reads from ``config.json``.
+    Its code holds names of modalities alone; other words of a run are read from ``config.json``.
     """
     names = {modality: f"prepare_{identifier(modality)}" for modality in recipes}
     code = [
@@ -172,7 +169,7 @@ def run_file(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
         *(recipe.code.strip().replace("PREPARE", names[modality]) for modality, recipe in recipes.items()),
         "PREPARATIONS = {" + ", ".join(f"{json.dumps(modality)}: {name}" for modality, name in names.items()) + "}",
     ]
-    # files lie beside this one
+    # files lie next to this one
     own = re.sub(r'Tokenizer\.from_file\(("[^"]+")\)', r"Tokenizer.from_file(str(HERE / \1))", "\n\n\n".join(code))
     own = re.sub(r'from_pretrained\(("[^"]+"),', r"from_pretrained(HERE / \1,", own)
     parts = {
@@ -188,7 +185,7 @@ def usage(folder: Path, form: str) -> Iterator[str]:
     """Contents of an export, its use and its requirements, a line each."""
     yield f"it has {byte_size(sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()))}"
     if form == "peft":
-        yield "it needs the networks that README.md names, which are not in it, and peft and transformers"
+        yield "it needs peft, transformers and the networks that README.md names, which are not in it"
         return
     config = file_json((folder / "config.json").read_text("utf-8"))
     if config["networks"]:
@@ -197,4 +194,4 @@ def usage(folder: Path, form: str) -> Iterator[str]:
         yield f"run it from anywhere: {example_command(config['modalities'], shlex.quote(str(folder / 'run.py')))}"
     yield f"it needs {', '.join(config['needs'])}, and no polyfed"
     if numbers := [modality for modality, entry in config["modalities"].items() if entry["takes"] == "numbers"]:
-        yield f"inputs of {', '.join(numbers)} it takes as numbers, which README.md describes"
+        yield f"inputs of {', '.join(numbers)} are numbers, which README.md describes"

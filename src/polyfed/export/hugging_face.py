@@ -39,7 +39,7 @@ def export_hugging_face(run: Run | Path | str, out: Path | str | None = None, *,
     ``AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`` loads it, offline and without polyfed.
 
     Args:
-        run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
+        run: run folder; or a run as ``open_run`` gives it, with pretrained weights elsewhere.
         out: new folder; by default ``hugging-face`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
 
@@ -47,7 +47,7 @@ def export_hugging_face(run: Run | Path | str, out: Path | str | None = None, *,
         The folder.
 
     Raises:
-        RunError: as for ``export_model``, or an encoder cannot be written as code.
+        RunError: see ``export_model``; or an encoder cannot be written as code.
         ConfigError: pretrained weights are not there.
     """
     on_cpu = replace(as_run(run), device="cpu")
@@ -62,12 +62,12 @@ def export_hugging_face(run: Run | Path | str, out: Path | str | None = None, *,
 
 def _write(exported: Exported, programs: Path, draft: Path) -> None:
     tensors: dict[str, Tensor] = {}
-    functions, kinds = [], {}
+    functions, types = [], {}
     for modality, program in exported.programs.items():
         name = identifier(modality)
         code, own = network_code(torch.export.load(program.path).module(check_guards=False), name)
         functions.append(code)
-        kinds[name] = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in own.items()}
+        types[name] = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in own.items()}
         tensors |= {f"networks.{name}.{key}": value.detach().clone().contiguous() for key, value in own.items()}
     save_file(tensors, draft / "model.safetensors", {"format": "pt"})
     config = {
@@ -75,7 +75,7 @@ def _write(exported: Exported, programs: Path, draft: Path) -> None:
         "auto_map": {"AutoConfig": f"{_CODE}.PolyfedConfig", "AutoModel": f"{_CODE}.PolyfedModel"},
         "model_type": "polyfed",
         "dtype": "float32",
-        "tensors": kinds,
+        "tensors": types,
         "needs": ["transformers", *exported.config["needs"]],
         **{key: exported.config[key] for key in ("experiment", "model", "round", "dim", "networks")},
         "modalities": {
@@ -112,7 +112,7 @@ def network_code(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Tens
 
 
 def _rewritten(line: str, targets: Mapping[str, str]) -> str:
-    """A line of traced code with tensors by their names, and the input and output as they are; empty: left out."""
+    """A line of traced code with tensors by their names and plain input and output; empty: left out."""
     if given := re.match(r"\s+(\w+), = fx_pytree\.", line):
         return "" if given[1] == "x" else f"    {given[1]} = x"
     assigned = re.match(r"\s+(\w+) = (?:self\.|getattr\()", line)
@@ -125,7 +125,7 @@ def _rewritten(line: str, targets: Mapping[str, str]) -> str:
 
 
 def _modeling(recipes: Mapping[str, Recipe], functions: list[str]) -> str:
-    """The file of code: how inputs are prepared, the networks, and the model around them."""
+    """Code of the file: preparation of inputs, the networks, and the model around them."""
     prepares = [*dict.fromkeys(recipe.functions.strip() for recipe in recipes.values() if recipe.functions)]
     for modality, recipe in recipes.items():
         code = (
@@ -133,7 +133,7 @@ def _modeling(recipes: Mapping[str, Recipe], functions: list[str]) -> str:
             .replace("def PREPARE(", f"def prepare_{identifier(modality)}(")
             .replace("):", ", place):", 1)
         )
-        # files lie beside the weights, in a folder or on the hub
+        # files lie next to the weights, in a folder or on the hub
         code = re.sub(r'Tokenizer\.from_file\(("[^"]+")\)', r"Tokenizer.from_file(cached_file(place, \1))", code)
         code = re.sub(r'from_pretrained\(("[^"]+"),', r"from_pretrained(place, subfolder=\1,", code)
         prepares.append(code)

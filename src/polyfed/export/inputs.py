@@ -23,12 +23,12 @@ class Recipe:
     """How inputs of one modality are prepared.
 
     Attributes:
-        facts: for ``config.json``.
-        words: one sentence for people.
-        code: a Python function called ``PREPARE`` from a list of raw values to a batch.
-        example: an argument for it.
-        takes: what these values are.
-        imports: what it needs.
+        facts: entries for ``config.json``.
+        words: sentence for readers.
+        code: Python function called ``PREPARE`` from a list of raw values to a batch.
+        example: argument for it.
+        takes: type of these values.
+        imports: import lines that it needs.
         functions: code that it calls.
     """
 
@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def packages(self) -> list[str]:
-        """Packages that it needs in addition to torch."""
+        """Packages needed in addition to torch."""
         modules = {line.split()[1] for line in self.imports}
         return [package for module, package in _PACKAGES.items() if module in modules]
 
@@ -55,7 +55,7 @@ def identifier(modality: str) -> str:
 
 
 def import_lines(recipes: Mapping[str, Recipe], *more: str) -> list[str]:
-    """What the code of recipes needs: plain imports first, then those with from, each in the order of the alphabet."""
+    """Import lines of the code of recipes: plain imports first, then those with from, in alphabetical order."""
     lines = {line for recipe in recipes.values() for line in recipe.imports} | {*more}
     return sorted(lines, key=lambda line: (line.startswith("from"), line))
 
@@ -73,19 +73,19 @@ def recipe(
     """The recipe of a view; files that it needs (a tokenizer) are written into ``folder``.
 
     Args:
-        view: how the modality is presented to its encoder.
-        spec: what the encoder receives.
-        modality: its name.
-        context: where the view finds its vocabulary.
-        folder: of the export.
-        suffix: part of file names that tells modalities apart.
-        fixed_length: length that token rows must be padded to, if any.
+        view: presentation of the modality to its encoder.
+        spec: shape and vocabulary of the encoder's input.
+        modality: name of the modality.
+        context: folders in which the view looks for its vocabulary.
+        folder: folder of the export.
+        suffix: part of file names that distinguishes modalities.
+        fixed_length: length to which token rows must be padded, if any.
     """
     if isinstance(view, Pixels):
         return _of_pixels(view)
     if isinstance(view, Tokens):
         return _of_tokens(view, view.tokenizer.ready(modality, context), context, folder, suffix, fixed_length)
-    # a view whose preparation is polyfed's alone, or from outside of it: its inputs are taken as they are
+    # preparation by polyfed alone, or by code outside of it: inputs are taken unchanged
     name = view.component_name()
     words = f"float32 {list(spec.shape)} as polyfed's view `{name}` makes it, see `config.json`."
     comment = f"# made by the view {name}"
@@ -101,19 +101,19 @@ def _of_pixels(view: Pixels) -> Recipe:
     fit = "the short side resized and the middle cut out" if crop else "both sides resized"
     return Recipe(
         facts={"view": view.model_dump(mode="json"), "channels": "RGB", "mean": mean, "std": std},
-        words=f"upright RGB pictures of {view.size} x {view.size} pixels ({fit}, {view.resampling}), "
+        words=f"upright RGB images of {view.size} x {view.size} pixels ({fit}, {view.resampling}), "
         f"transparency on white, 0 to 1, minus mean {list(mean)}, divided by standard deviation {list(std)}.",
         code=_PIXELS.format(resize=resize, draft=2 * view.size, mean=list(mean), std=list(std)),
         example='[Image.new("RGB", (80, 60), "red")]',
         takes="pictures",
         imports=("import numpy as np", "from PIL import Image, ImageOps", "from typing import NamedTuple"),
-        functions=_picture_functions(),
+        functions=_image_functions(),
     )
 
 
 @functools.cache
-def _picture_functions() -> str:
-    """Source of what polyfed itself makes 8 bits a channel with: pictures of 16 bits are no exception elsewhere."""
+def _image_functions() -> str:
+    """Source of polyfed's own conversion to 8 bits per channel, which images of 16 bits need."""
     code = "\n\n".join(inspect.getsource(part) for part in (PixelScale, scaling_of, as_rgb, eight_bits))
     return re.sub(r'\w+\[np\.ndarray, "[^"]*"\]', "np.ndarray", code)
 
@@ -160,7 +160,7 @@ def _of_tokens(
         setup = f'    tokenizer = AutoTokenizer.from_pretrained("{path}", trust_remote_code=False)\n'
         row = f'tokenizer(text, truncation=True, max_length={view.length})["input_ids"]'
         imports = ("from transformers import AutoTokenizer",)
-    else:  # a tokenizer from outside of polyfed: ids are taken as they are
+    else:  # a tokenizer from outside of polyfed: ids are taken unchanged
         example, takes = f"[[{vocabulary.unknown}]]", "numbers"
     return Recipe(
         facts={"view": shown, "vocabulary": file, **facts},
@@ -189,7 +189,7 @@ def _write_tokenizer(length: int, vocabulary: Vocabulary, path: Path, fixed_leng
 
 
 def _written_out(vocabulary: Vocabulary) -> str:
-    """The argument ``texts``, with empty ones written such that the tokenizer gives for them what the view gives."""
+    """The argument ``texts``, with empty ones replaced by a text that the tokenizer reads as the view reads them."""
     assert vocabulary.pipeline is not None
     wanted = vocabulary.encode([""], 8)[0] or [vocabulary.unknown]
     # the library pads an empty text, where the view makes one unknown token of it
@@ -206,11 +206,11 @@ def PREPARE(values):
 
 # the code below is shown to readers of the export and runs as it stands
 _PIXELS = """
-def PREPARE(pictures):
+def PREPARE(images):
     rows = []
-    for picture in pictures:  # or Image.open("picture.jpg")
-        picture.draft(None, ({draft}, {draft}))  # a large JPEG is read at a half, quarter or eighth
-        upright = as_rgb(ImageOps.exif_transpose(picture))
+    for image in images:  # or Image.open("a.jpg")
+        image.draft(None, ({draft}, {draft}))  # a large JPEG is read at a half, quarter or eighth
+        upright = as_rgb(ImageOps.exif_transpose(image))
         resized = {resize}
         rows.append(torch.from_numpy(np.array(resized)).permute(2, 0, 1))
     mean, std = torch.tensor({mean}).view(3, 1, 1), torch.tensor({std}).view(3, 1, 1)

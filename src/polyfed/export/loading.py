@@ -1,4 +1,4 @@
-"""``load_model``: a trained model for use, from a run or from what ``polyfed export`` wrote."""
+"""``load_model``: a trained model for use, from a run or from a folder of ``polyfed export``."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def load_model(
     device: str | None = None,
     allow_code: bool = False,
 ) -> LoadedModel:
-    """A trained model for use: ``encode``, ``similarity`` and ``search`` of pictures and texts.
+    """A trained model for use: ``encode``, ``similarity`` and ``search`` of images and texts.
 
     Args:
-        path: run folder, or folder that ``polyfed export`` wrote.
-        participant: of a run: ``server`` (the default), or a client's id.
-        which: of a run: ``best``, ``last`` or a round; by default the server's best.
-        data_dir: folder of data sets, if not where the run had it.
-        weights_dir: folder of pretrained weights, likewise.
-        device: where it is put; by default the run's, of an export the CPU.
-        allow_code: import what a run names by import path, see ``polyfed.open_run``; an export, whose programs may do
-            anything when they are loaded, needs it always.
+        path: run folder, or folder of ``polyfed export``.
+        participant: participant of a run: ``server`` (the default), or a client's id.
+        which: model of a run: ``best``, ``last`` or a round; by default the server's best.
+        data_dir: folder of data sets, if it has moved since the run.
+        weights_dir: folder of pretrained weights, if it has moved.
+        device: device of the model; by default the run's, or the CPU for an export.
+        allow_code: allow code: classes that a run names by import path, see ``polyfed.open_run``; always needed for an
+            export, as its programs may do anything when they are loaded.
 
     Raises:
-        RunError: there is no such model, or it is damaged.
-        ConfigError: something is asked for that the model does not have, or it is code, which is not allowed.
+        RunError: the model does not exist or is damaged.
+        ConfigError: the model lacks what is requested, or holds code, which is not allowed.
     """
     path = Path(path)
     if (path / "config.yaml").is_file():
@@ -62,9 +62,7 @@ def load_model(
     if wrong := [f"{key} '{value}'" for key, value in asked.items() if value is not None]:
         raise ConfigError(f"'{path}' is an export, which holds one model for the CPU; leave out {', '.join(wrong)}")
     if not allow_code:  # torch.export.load unpickles, and evaluates expressions, as programs may hold any objects
-        raise ConfigError(
-            f"'{path}' is an export, and its programs are code; if you trust whoever made it, pass allow_code=True"
-        )
+        raise ConfigError(f"'{path}' is an export, its programs are code; if you trust it, pass allow_code=True")
     require_plain(path)
     return _exported(path, None if weights_dir is None else whole(weights_dir))
 
@@ -83,7 +81,7 @@ def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
         decision = LoadedClassifier(tuple(config["classes"] or ()), tuple(logits), True, partial(_mean_logits, logits))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ValidationError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise RunError(f"'{folder}' is no complete export ({reason}); write it again with polyfed export") from error
+        raise RunError(f"'{folder}': the export is incomplete ({reason}); write it again") from error
     return LoadedModel(name, dim, encoders, {str(task.get("target")): decision} if logits else {})
 
 
@@ -123,7 +121,7 @@ def _program(folder: Path, entry: Mapping[str, Any], key: str) -> Live:
 def _opener(
     folder: Path, modality: str, view: View, facts: Mapping[str, Any], context: DataContext
 ) -> Callable[[Column], Inputs]:
-    """How raw values become inputs: by the view itself, or by the tokenizer that the export brings."""
+    """Maps raw values to inputs, by the view itself or by the tokenizer in the export."""
     if not isinstance(view, Tokens) or isinstance(view.tokenizer, Hashing):
         return lambda column: opened_apart(view, column, modality, context)
     length, vocabulary = view.length, _vocabulary(folder, facts)
@@ -136,11 +134,11 @@ def _vocabulary(folder: Path, facts: Mapping[str, Any]) -> Vocabulary:
         import tokenizers
 
         pipeline = tokenizers.Tokenizer.from_file(str(folder / facts["tokenizer"]))
-        pipeline.no_padding()  # batches are filled up by whoever makes them
+        pipeline.no_padding()  # batches are padded where they are made
         return Vocabulary((), encoder(pipeline), pad, unknown, pipeline=pipeline)
     opened = folder / Path(facts["vocabulary"]).stem.replace("vocabulary", "tokenizer")
     if not opened.is_dir():
-        raise RunError(f"'{folder}' brings no tokenizer for its texts, which one outside of polyfed makes; use its run")
+        raise RunError(f"'{folder}' has no tokenizer for its texts, as theirs is outside of polyfed; use its run")
     from transformers import AutoTokenizer
 
     own = AutoTokenizer.from_pretrained(opened, local_files_only=True, **NO_CODE)

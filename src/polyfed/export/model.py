@@ -1,13 +1,12 @@
-"""Export of a saved model for use without polyfed: weights, configuration and one program a modality.
+"""Export of a saved model for use without polyfed: weights, configuration and one program per modality.
 
-run.py                  runs it on pictures and texts
+run.py                  runs it on images and texts
 model.safetensors       weights by name, heads included
 config.json             architecture, widths, and how inputs are prepared
-tokenizer.json          of the library ``tokenizers``, where a modality has tokens
+tokenizer.json          file of the library ``tokenizers``, where a modality has tokens
 <modality>.pt2          torch.export program: prepared inputs -> representations of unit norm
-<modality>-classes.pt2  prepared inputs -> logits, where the server classifies pictures, texts or pixels
-<modality>.onnx         either of them as ONNX, if asked for
-README.md               what this is, with an example that runs
+<modality>-classes.pt2  prepared inputs -> logits, where the server classifies images, texts or pixels
+README.md               description, with an example that runs
 
 Programs hold the pretrained networks of the run too, also those of which it cached the features.
 """
@@ -25,17 +24,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
 from polyfed.export.cards import readme, run_file
 from polyfed.export.inputs import Recipe, identifier, recipe
-from polyfed.export.networks import on_raw_inputs
-from polyfed.export.programs import Program, require_onnx, write_onnx, write_program
+from polyfed.export.programs import Program, on_raw_inputs, write_program
 from polyfed.models.decoders import MaskHead
 from polyfed.models.heads import LinearHead, NonNegativeHead
 from polyfed.models.model import Model
@@ -44,76 +40,64 @@ from polyfed.tasks.imputations import LeaveOut
 from polyfed.tasks.segmentation import Segmentation
 
 
-def export_model(
-    run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None, onnx: bool = False
-) -> Path:
+def export_model(run: Run | Path | str, out: Path | str | None = None, *, which: str | None = None) -> Path:
     """Export a run's model; the folder appears complete, with every program checked, or not at all.
 
     Args:
-        run: its folder; or as ``open_run`` gives it, with pretrained weights elsewhere.
+        run: run folder; or a run as ``open_run`` gives it, with pretrained weights elsewhere.
         out: new folder; by default ``export`` in the run folder.
         which: ``best`` or ``last``; by default ``best`` if there is one.
-        onnx: write each program as ONNX too, checked with onnxruntime (extra ``onnx``).
 
     Returns:
         The folder.
 
     Raises:
         RunError: no run or model, ``out`` is not empty, or an encoder cannot be exported.
-        ConfigError: the architecture needs pretrained weights, or ONNX packages, that are not there.
+        ConfigError: the architecture needs pretrained weights that are not there.
     """
-    if onnx:
-        require_onnx()
     on_cpu = replace(as_run(run), device="cpu")
     out = Path(out) if out else on_cpu.folder / "export"
     with new_folder(out) as draft:
         exported = export_programs(on_cpu, draft, which)
-        files = [
-            write_onnx(program, exported.specs[modality], f"encoder '{modality}'").name
-            for modality, program in (exported.all_programs if onnx else ())
-        ]
         save_file(dict(exported.saved.weights), draft / "model.safetensors", {"format": "pt"})
         (draft / "config.json").write_text(json.dumps(exported.config, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        (draft / "README.md").write_text(readme(exported.config, exported.recipes, files), "utf-8")
+        (draft / "README.md").write_text(readme(exported.config, exported.recipes), "utf-8")
         (draft / "run.py").write_text(run_file(exported.config, exported.recipes), "utf-8")
     return out
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A run's model as programs, and what describes them.
+    """A run's model as programs, and their description.
 
     Attributes:
         saved: the model as the run keeps it.
-        specs, programs, recipes: by modality.
-        classes: modality -> program that gives logits, where there is one.
-        config: for ``config.json``.
+        programs, recipes: programs and preparations of inputs, by modality.
+        config: content of ``config.json``.
     """
 
     saved: ServerModel
-    specs: Mapping[str, InputSpec]
     programs: Mapping[str, Program]
-    classes: Mapping[str, Program]
     recipes: Mapping[str, Recipe]
     config: Mapping[str, Any]
-
-    @property
-    def all_programs(self) -> tuple[tuple[str, Program], ...]:
-        return (*self.programs.items(), *self.classes.items())
 
 
 def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
     """Write the programs of a run's model, each checked, and the files that preparing inputs takes.
 
     Raises:
-        RunError, ConfigError: as for ``export_model``.
+        RunError, ConfigError: see ``export_model``.
     """
     saved = run.server_model(which)
     model, context = saved.model, saved.context
     saved.warn_if_untrained()
     views = on_raw_inputs(model, saved.views, context)
     specs = {name: view.spec(name, context) for name, view in views.items()}
-    programs = {name: _encoder(name, saved, model, spec, folder) for name, spec in specs.items()}
+    programs = {}
+    for name, spec in specs.items():
+        what = f"encoder '{name}' ({saved.settings.encoders[name].component_name()})"
+        represent, path = partial(model.represent, name), folder / f"{_file(name)}.pt2"
+        programs[name] = write_program(represent, [model.tower(name)], spec, path, what)
     classes = _classifiers(saved, model, specs, folder)
     several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
     recipes = {
@@ -129,7 +113,7 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
         for name, view in views.items()
     }
     config = {"experiment": run.conditions.name, "model": saved.which}
-    return Exported(saved, specs, programs, classes, recipes, config | _config(saved, programs, classes, recipes))
+    return Exported(saved, programs, recipes, config | _config(saved, programs, classes, recipes))
 
 
 @contextlib.contextmanager
@@ -151,37 +135,10 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-class _Representation(nn.Module):
-    """``Model.represent`` of one modality, without the rest of the model."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
-        return F.normalize(self.encoder(x).float(), dim=-1)
-
-
-def _encoder(modality: str, saved: ServerModel, model: Model, spec: InputSpec, folder: Path) -> Program:
-    what = f"encoder '{modality}' ({saved.settings.encoders[modality].component_name()})"
-    module, path = _Representation(model.tower(modality)), folder / f"{_file(modality)}.pt2"
-    return write_program(module, lambda x: model.represent(modality, x), spec, path, what)
-
-
 def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec], folder: Path) -> dict[str, Program]:
-    """One program for each modality that the server's classifier reads, giving logits; else none."""
-    # other heads, such as those of retrieval, give no logits
-    head = saved.head
-    if isinstance(head, MaskHead):
-        name = head.modality
-        module, path = _Masks(model.encoders[name], head), folder / f"{_file(name)}-classes.pt2"
-
-        def masks(x: Tensor) -> Tensor:
-            logits: Tensor = head(model.positions(name, x)[0])
-            return logits
-
-        return {name: write_program(module, masks, specs[name], path, f"decoder of '{name}'")}
-    if not isinstance(head, LinearHead | NonNegativeHead):
+    """One program giving logits for each modality that the server's classifier reads; other heads give none."""
+    head, read = saved.head, [name for name in specs if getattr(saved.task, "modality", None) in (None, name)]
+    if not isinstance(head, MaskHead | LinearHead | NonNegativeHead):
         return {}
     imputation = getattr(saved.task, "imputation", None)
     if len(specs) > 1 and imputation is not None and not isinstance(imputation, LeaveOut):
@@ -189,26 +146,23 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
             f"the classifier of one modality fills in for the others (task.imputation {imputation.component_name()}), "
             "which no program of one input does; export as hugging-face, or train with imputation drop"
         )
-    only = getattr(saved.task, "modality", None)
-    programs = {}
-    for modality, spec in specs.items():
-        if only in (None, modality):
-            classifier, path = nn.Sequential(model.tower(modality), head), folder / f"{_file(modality)}-classes.pt2"
-            live = partial(lambda name, x: head(model.embed(name, x)), modality)
-            programs[modality] = write_program(classifier, live, spec, path, f"classifier of '{modality}'")
-    return programs
 
+    def logits(modality: str, x: Tensor) -> Tensor:
+        features = model.positions(modality, x)[0] if isinstance(head, MaskHead) else model.embed(modality, x)
+        scores: Tensor = head(features)
+        return scores
 
-class _Masks(nn.Module):
-    """Logits of every pixel, from an encoder's features by position."""
-
-    def __init__(self, encoder: nn.Module, head: MaskHead) -> None:
-        super().__init__()
-        self.encoder, self.head = encoder, head
-
-    def forward(self, x: Tensor) -> Float[Tensor, "b classes h w"]:
-        logits: Tensor = self.head(self.encoder.positions(x)[0])  # type: ignore[operator]
-        return logits
+    what = "decoder" if isinstance(head, MaskHead) else "classifier"
+    return {
+        name: write_program(
+            partial(logits, name),
+            [model.tower(name), head],
+            specs[name],
+            folder / f"{_file(name)}-classes.pt2",
+            f"{what} of '{name}'",
+        )
+        for name in read
+    }
 
 
 def _file(modality: str) -> str:
@@ -229,14 +183,14 @@ def _config(
     named_networks = filter(None, (each.get("weights") or each["view"].get("backbone") for each in encoders.values()))
     networks = [Path(name).name if Path(name).is_absolute() else name for name in named_networks]
     task, named = saved.task, (saved.config["samples"] or {}).get("classes", {})
-    names = (
-        list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0]) if classes else None
-    )
+    names = None
+    if classes:
+        names = list(task.names) if isinstance(task, Segmentation) else named.get(task.class_targets[0])
     return {
         "round": saved.config["round"],
         "dim": saved.settings.dim,
         "task": saved.config["task"],
-        "classes": names if classes else None,
+        "classes": names,
         "needs": ["torch", *dict.fromkeys(needs)],
         "networks": [*dict.fromkeys(networks)],
         "modalities": {

@@ -1,4 +1,4 @@
-"""Programs: networks saved with ``torch.export`` or as ONNX, loaded again, and compared with the live ones."""
+"""Networks as ``torch.export`` programs: saved, loaded again, and compared with the live model."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.nn import functional as F
 
 from polyfed.core.errors import RunError
-from polyfed.core.extras import brought_by
-from polyfed.data.view import InputSpec
+from polyfed.data.backbones import Backbone, channels_last, frozen_backbone, locate
+from polyfed.data.view import DataContext, InputSpec, View
+from polyfed.data.views.features import Features, Native
+from polyfed.models.model import Model
+from polyfed.models.towers import Positioned, Positions
+from polyfed.models.trunks import Padding
+
+log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
 
@@ -31,9 +39,9 @@ class Program:
     """A program on disk.
 
     Attributes:
-        path: its file.
-        shape: of its input; a name stands for a dimension that may vary.
-        tokens: whether the input are token ids (int64), else float32.
+        path: file of the program.
+        shape: shape of the input; a name stands for a dimension that may vary.
+        tokens: True if the input holds token ids (int64), else it is float32.
     """
 
     path: Path
@@ -45,33 +53,43 @@ class Program:
         return self.shape[1] if self.tokens and isinstance(self.shape[1], int) else None
 
 
-def write_program(module: nn.Module, live: Live, spec: InputSpec, path: Path, what: str) -> Program:
-    """Trace a network, save it, load it again and compare it with ``live``.
+class _Function(nn.Module):
+    """A function of one tensor as a module that owns the modules it calls."""
 
-    The program takes any batch size, and any length of token rows where the network can vary it (one that is
+    def __init__(self, function: Live, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts, self.function = nn.ModuleList(parts), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def write_program(function: Live, parts: Sequence[nn.Module], spec: InputSpec, path: Path, what: str) -> Program:
+    """Trace a function, save it, load it again and compare both on the CPU, to ``TOLERANCE``.
+
+    The program takes any batch size, and any length of token rows where the network can vary it (a network that is
     unrolled over the positions, such as a GRU, cannot).
 
     Args:
-        module: one tensor in, one out; in evaluation mode afterwards.
-        live: what the program must agree with, to ``TOLERANCE``, on the CPU.
-        spec: of its input.
+        function: maps one tensor to one tensor.
+        parts: modules that it calls; in evaluation mode afterwards.
+        spec: shape and vocabulary of the input.
         path: file to write.
-        what: its name in messages.
+        what: name of the network in messages.
 
     Raises:
-        RunError: ``torch.export`` cannot handle it, or the program differs.
+        RunError: ``torch.export`` fails, or the program gives other values.
     """
     tokens = bool(spec.vocabulary)
-    traced = _traced(module.eval(), spec, what)
+    traced = _traced(_Function(function, parts).eval(), spec, what)
     with silent():
         torch.export.save(traced, path)
     program = Program(path, _shape(traced, tokens), tokens)
-    error, shape = _largest_error(program, spec, live, loaded_program(path))
+    error, shape = _largest_error(program, spec, function, loaded_program(path))
     if not error <= TOLERANCE:
         raise RunError(
             f"{what} cannot be exported: the program differs from the model by {error:.1e} on {shape}, more than "
-            f"{TOLERANCE:.0e}; give it a forward pass that depends neither on padding nor on chance, or use another "
-            "encoder"
+            f"{TOLERANCE:.0e}; its forward pass must depend neither on padding nor on chance, or use another encoder"
         )
     return program
 
@@ -92,30 +110,26 @@ def example_input(spec: InputSpec, *, rows: int, length: int | None = None, seed
 def _traced(module: nn.Module, spec: InputSpec, what: str) -> ExportedProgram:
     # the batch must vary; the length may, and is fixed where the network unrolls over it
     dims = {0: Dim.DYNAMIC} | ({1: Dim.AUTO} if spec.vocabulary else {})
-    example = example_input(spec, rows=3)
     try:
         with silent(), torch.no_grad():
-            return torch.export.export(module, (example,), dynamic_shapes=(dims,), strict=False)
+            return torch.export.export(module, (example_input(spec, rows=3),), dynamic_shapes=(dims,), strict=False)
     except Exception as error:  # a network of any kind may fail in any way
         reason = str(error).strip().split("\n")[0]
         raise RunError(
-            f"{what} cannot be exported, torch.export says: {reason}; give it a forward pass whose shapes "
-            "and branches do not depend on the data, or use another encoder"
+            f"{what} cannot be exported, torch.export reports: {reason}; give it a forward pass whose shapes and "
+            "branches do not depend on the data, or use another encoder"
         ) from error
 
 
 def _shape(traced: ExportedProgram, tokens: bool) -> tuple[str | int, ...]:
     name = traced.graph_signature.user_inputs[0]
-    node = next(node for node in traced.graph.nodes if node.name == name)
+    sizes = next(node.meta["val"].shape for node in traced.graph.nodes if node.name == name)
     names = ("batch", "length" if tokens else "")
-    return tuple(
-        int(size) if is_concrete_int(size) else names[min(place, 1)]
-        for place, size in enumerate(node.meta["val"].shape)
-    )
+    return tuple(int(size) if is_concrete_int(size) else names[min(k, 1)] for k, size in enumerate(sizes))
 
 
 def _largest_error(program: Program, spec: InputSpec, expected: Live, run: Live) -> tuple[float, list[int]]:
-    """How far a program is from what it must agree with, relative to its outputs, and for which input."""
+    """Largest difference of a program from the live model, relative to the outputs, and the shape of its input."""
     half = max(1, spec.shape[0] // 2) if program.tokens else None
     errors = []
     # a batch of one, as torch would rather fix a size of 1; another batch; shorter texts
@@ -135,13 +149,13 @@ def loaded_program(path: Path) -> Live:
 
 
 def padded(x: Tensor, length: int | None, pad: int) -> Tensor:
-    """Token rows filled up to a length; as they are without one."""
+    """Token rows filled up to a length; unchanged without one."""
     return x if length is None else F.pad(x, (0, length - x.shape[1]), value=pad)
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Keep torch's warnings, and what it prints of its steps and failures, off the terminal."""
+    """Keep torch's warnings, and the steps and failures that it prints, off the terminal."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -152,59 +166,57 @@ def silent() -> Iterator[None]:
         logging.disable(before)
 
 
-# ---- ONNX
-
-
-def require_onnx() -> None:
-    """Raise ConfigError if the packages of the extra ``onnx`` are not there."""
-    with brought_by("onnx"):
-        import onnx
-        import onnxruntime
-        import onnxscript
-    _ = onnx, onnxruntime, onnxscript
-
-
-def write_onnx(program: Program, spec: InputSpec, what: str) -> Path:
-    """Write ``<modality>.onnx`` beside a program: one input, one output, any batch size.
+class RawEncoder(nn.Module):
+    """An encoder of cached features behind the frozen network that computes them, in float32.
 
     Args:
-        program: its file is what is converted.
-        spec: of its input.
-        what: its name in messages.
+        view: view that gives the features.
+        backbone: the network.
+        encoder: encoder of the features.
+        spec: inputs as the network takes them.
+    """
+
+    def __init__(self, view: Features, backbone: Backbone, encoder: nn.Module, spec: InputSpec) -> None:
+        super().__init__()
+        self.view, self.backbone, self.encoder = view, backbone, encoder
+        self.padding = Padding.for_texts(spec, backbone)
+        # positions of texts are filled up to a length, on which the encoder may depend
+        self.length = spec.shape[0] if spec.vocabulary and view.pool == "tokens" and not view.positions else None
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features as the view gives them."""
+        x, mask = (x, None) if self.padding is None else self.padding.of(x)
+        features = self.view.averaged(self.backbone(x, mask), mask)
+        return features if self.length is None else F.pad(features, (0, 0, 0, self.length - features.shape[1]))
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
+        embedding: Tensor = self.encoder(self.features(x))
+        return embedding
+
+    def positions(self, x: Tensor) -> Positions:
+        return cast("Positioned", self.encoder).positions(self.features(x))
+
+
+def on_raw_inputs(model: Model, views: Mapping[str, View], context: DataContext) -> dict[str, View]:
+    """Put networks of cached features in front of the encoders of a model, which is changed.
 
     Returns:
-        The file.
+        Modality -> view that gives what the encoder takes now.
 
     Raises:
-        RunError: it cannot be converted, or gives other values in onnxruntime.
+        ConfigError: a network cannot be had.
     """
-    import onnxruntime
-
-    path = program.path.with_suffix(".onnx")
-    try:
-        with silent(), torch.no_grad():
-            lowered = torch.export.load(program.path).run_decompositions({})
-            # weights in the file itself: one file a modality, like the program
-            torch.onnx.export(
-                lowered, f=path, dynamo=True, external_data=False, input_names=["input"], output_names=["output"]
-            )
-    except Exception as error:  # a converter may fail in any way
-        reason = str(error).strip().split("\n")[0]
-        raise RunError(
-            f"{what} cannot be exported to ONNX: {type(error).__name__}: {reason}; leave ONNX out, or use another "
-            "encoder"
-        ) from error
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    name, original = session.get_inputs()[0].name, loaded_program(program.path)
-    difference, shape = _largest_error(
-        program,
-        spec,
-        lambda x: original(padded(x, program.fixed_length, spec.pad)),
-        lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0]),
-    )
-    if not difference <= TOLERANCE:
-        raise RunError(
-            f"{what} cannot be exported to ONNX: onnxruntime gives values that differ by {difference:.1e} on {shape}, "
-            f"more than {TOLERANCE:.0e}; leave ONNX out, or use another encoder"
-        )
-    return path
+    raw = {}
+    for modality, view in views.items():
+        if not isinstance(view, Features):
+            raw[modality] = view.resolved(modality, context)
+            continue
+        folder = locate(view.backbone, context.weights, key="view features, backbone", hub=context.hub)
+        settings = {key: getattr(view, key) for key in ("backbone", "tower", "size", "fit", "length")}
+        raw[modality] = own = Native(**settings).resolved(modality, context)
+        backbone = cast("Backbone", channels_last(frozen_backbone(folder, view.pool, view.tower, view.left)))
+        if view.precision != "fp32":
+            log.warning("features of '%s' were computed in %s, the export's are in float32", modality, view.precision)
+        spec = own.spec(modality, context)
+        model.encoders[modality] = RawEncoder(view, backbone, model.encoders[modality], spec)
+    return raw

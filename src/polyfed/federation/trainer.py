@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
-from polyfed.models.gates import undecayed
+from polyfed.models.blocks import undecayed
 from polyfed.models.model import CachedModel, trained_in
 from polyfed.optim.settings import clip_gradients, load_optimizer_tensors, optimizer_tensors
 

@@ -19,8 +19,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.data.source import Split
 from polyfed.federation.client import ClientInfo
 from polyfed.models.slots import TensorSlots
-from polyfed.tasks.joint import Joint
-from polyfed.tasks.task import Task
+from polyfed.tasks.task import Joint, Task
 
 _DIGEST = re.compile(r"(?<=\d)x[\w-]{8}")  # of the names of classes or of frozen values, in an architecture's
 Outline = Mapping[str, tuple[tuple[int, ...], torch.dtype]]

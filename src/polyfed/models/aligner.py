@@ -1,13 +1,13 @@
 """Encoder, align module and embedding head of a modality (FedAID, arXiv 2404.03854, sections 4.1 and F).
 
-The trunk of an encoder gives features; a few transformer layers of their own and an embedding head turn these into the
-representation. Methods can so treat what extracts features and what aligns modalities differently.
+The trunk of an encoder gives features; a few transformer layers and an embedding head turn these into the
+representation. Methods can so treat the extraction of features and the alignment of modalities differently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,7 +20,7 @@ from polyfed.models.blocks import PostBlock, TransformerBlock, initialise
 from polyfed.models.towers import LocalFeatures, Positions, Splittable
 
 ALIGNER = "aligner"
-"""Role of all that an align module has, its embedding head included, but its head for positions."""
+"""Role of an align module and its embedding head, without its head for positions."""
 
 POSITIONS = "positions"
 """Role of the head for positions: it serves the task alone, no teacher is learnt for it."""
@@ -32,10 +32,10 @@ class Detail(NamedTuple):
     """Features of a batch by an encoder, as a whole and by position.
 
     Attributes:
-        embedding: before normalisation.
+        embedding: embedding before normalisation.
         positions: features of width d by position.
-        mask: which positions are valid; None: all.
-        attention: how the summary attends to the positions in the last layer, rows add up to one; None: not known.
+        mask: true at valid positions; None: all are.
+        attention: attention of the summary to the positions in the last layer, rows sum to one; None: not known.
     """
 
     embedding: Float[Tensor, "b d"]
@@ -50,31 +50,27 @@ class AlignerSettings(Settings):
     layers: int = Field(default=1, ge=1, description="transformer layers")
     heads: int | None = Field(default=None, ge=1, description="attention heads; None: one for about every 64 channels")
     expansion: float = Field(default=4.0, gt=0, le=16, description="hidden width of a layer's MLP, in widths")
-    norm: Norm | dict[str, Norm] = Field(
-        default="pre", description="layers as ViT's (pre) or BERT's (post); by modality: a mapping, others are pre"
-    )
+    norm: Norm | dict[str, Norm] = Field(default="pre", description="norms as in ViT (pre), BERT (post); or a mapping")
     head: Literal["mlp", "linear"] = Field(default="mlp", description="embedding head")
     hidden: int = Field(default=2048, ge=1, description="hidden width of an mlp head")
-    head_norm: Literal["batch", "layer", "none"] = Field(
-        default="batch", description="norms of an mlp head: after its hidden layer, and without affine at its end"
-    )
+    head_norm: Literal["batch", "layer", "none"] = Field(default="batch", description="both norms of an mlp head")
     local: bool = Field(default=False, description="a linear head for positions too, for losses of words and regions")
 
     @model_validator(mode="after")
-    def _of_an_mlp(self) -> Self:
+    def _head_is_mlp(self) -> Self:
         if self.head != "mlp":
             require_default(self, f"with head: {self.head}", "hidden", "head_norm")
         return self
 
     def require_modalities(self, modalities: Iterable[str]) -> None:
-        """Raise ValueError if ``norm`` names a modality that there is not."""
-        # a misspelt modality would be pre-norm without a word
+        """Raise ValueError if ``norm`` names a modality without an encoder."""
+        # a misspelt modality would silently be pre-norm
         unknown = sorted(set(self.norm) - set(modalities)) if isinstance(self.norm, dict) else []
         if unknown:
             raise ValueError(f"aligner.norm names '{unknown[0]}', the encoders are {', '.join(modalities)}")
 
     def around(self, encoder: nn.Module, modality: str, dim: int) -> Aligned:
-        """An encoder whose projection gives way to an align module.
+        """An encoder with an align module in place of its projection.
 
         Raises:
             ConfigError: the encoder cannot be split, or ``heads`` does not divide its width.
@@ -82,7 +78,7 @@ class AlignerSettings(Settings):
         if not isinstance(encoder, Splittable):
             raise ConfigError(
                 f"model.aligner: the encoder of '{modality}' ({type(encoder).__name__}) has no features by position to "
-                "align; choose resnet, vit, mobilenet, blocks, bert, gru, bag or hf"
+                "align; choose resnet, vit, blocks, bert, gru, bag or hf"
             )
         # uses the encoder up: its projection is gone from here on
         trunk, width = encoder.split()
@@ -96,14 +92,14 @@ class AlignerSettings(Settings):
 
 
 class Aligner(nn.Module):
-    """Transformer layers over (summary; positions) of width w, and the embedding head on what becomes of the summary.
+    """Transformer layers over (summary; positions) of width w, and the embedding head on the summary's output.
 
     Args:
         width: w.
         dim: width d of the embedding.
         heads: attention heads.
-        norm: where the norms of the layers are.
-        settings: all else.
+        norm: place of the norms in each layer.
+        settings: other settings.
     """
 
     def __init__(self, width: int, dim: int, heads: int, norm: Norm, settings: AlignerSettings) -> None:
@@ -116,12 +112,10 @@ class Aligner(nn.Module):
         self.local = nn.Linear(width, dim) if settings.local else None
         # layers only: heads keep torch's own start, as in the released code
         self.layers.apply(initialise)
-        for module in self.modules():
-            # of every module inside: the roles of its blocks would else pass for the encoder's
-            module.role = ALIGNER  # type: ignore[assignment]
-        if self.local is not None:
-            # after the loop above, which has reached it too
-            self.local.role = POSITIONS  # type: ignore[assignment]
+        inner: Iterable[Any] = self.modules()
+        for module in inner:
+            # every module inside: the roles of its blocks would else pass for the encoder's
+            module.role = POSITIONS if module is self.local else ALIGNER
 
     def forward(self, features: LocalFeatures) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
@@ -138,7 +132,7 @@ class Aligner(nn.Module):
         return self.local
 
     def detail(self, features: LocalFeatures) -> Detail:
-        """Embedding, positions, and how the last layer's summary attends to these, without gradient.
+        """Embedding, positions, and the attention of the last layer's summary to these, without gradient.
 
         Raises:
             ConfigError: the aligner has no head for positions.
@@ -148,7 +142,7 @@ class Aligner(nn.Module):
         attention = None
         for number, layer in enumerate(self.layers, start=1):
             made = layer(tokens, mask)
-            if number == len(self.layers):  # after it: what no_grad casts must not be what autocast remembers
+            if number == len(self.layers):  # after it: autocast must not remember what no_grad casts
                 attention = _shares(layer, tokens, mask)
             tokens = made
         positions = local(tokens[:, 1:])
@@ -158,7 +152,7 @@ class Aligner(nn.Module):
 @torch.no_grad()
 def _shares(layer: nn.Module, tokens: Float[Tensor, "b n w"], mask: Tensor | None) -> Float[Tensor, "b l"]:
     assert isinstance(layer, TransformerBlock | PostBlock)
-    # the summary attends to itself too, which says nothing about positions
+    # the summary attends to itself too, which does not concern positions
     attention = layer.leading(tokens, mask)[:, 1:]
     return attention / attention.sum(1, keepdim=True).clamp(min=torch.finfo(attention.dtype).tiny)
 
@@ -188,7 +182,7 @@ class Aligned(nn.Module):
 
 
 def sequence(features: LocalFeatures) -> tuple[Float[Tensor, "b n w"], Bool[Tensor, "b n"] | None]:
-    """The pooled vector as a first token before the positions, and which of them are valid.
+    """The pooled vector as a first token before the positions, and their mask.
 
     A position that is the pooled vector itself (CLS) comes once.
 
@@ -200,13 +194,9 @@ def sequence(features: LocalFeatures) -> tuple[Float[Tensor, "b n w"], Bool[Tens
             f"the summary has width {features.pooled.shape[-1]} and positions {features.local.shape[-1]}; an aligner "
             "needs one width for both"
         )
-    if features.led:
-        local, mask = features.local[:, 1:], None if features.mask is None else features.mask[:, 1:]
-    else:
-        local, mask = features.local, features.mask
-    tokens = torch.cat([features.pooled[:, None], local], dim=1)
-    mask = None if mask is None else nn.functional.pad(mask, (1, 0), value=True)
-    return tokens, mask
+    first, mask = int(features.led), features.mask
+    tokens = torch.cat([features.pooled[:, None], features.local[:, first:]], dim=1)
+    return tokens, None if mask is None else nn.functional.pad(mask[:, first:], (1, 0), value=True)
 
 
 def embedding_head(width: int, dim: int, settings: AlignerSettings) -> nn.Module:

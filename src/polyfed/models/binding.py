@@ -1,4 +1,4 @@
-"""Features of one encoder under the align modules of another: how FedAID tells local, anchor and distorted apart."""
+"""Features of one encoder under the align modules of another: FedAID's local, anchor and distorted representations."""
 
 from __future__ import annotations
 
@@ -60,19 +60,18 @@ class Bound(CachedEmbedder):
 
 
 class Parts:
-    """Which tensors of a model are encoders (Theta), which align modules (theta), and which the rest.
+    """Names of a model's tensors by part: encoders (Theta), align modules (theta), and others.
 
-    The rest are what serves tasks alone: their heads, and the align modules' heads for positions.
+    Others serve tasks alone: their heads, and the align modules' heads for positions.
     """
 
     def __init__(self, slots: TensorSlots) -> None:
         roles = {name: own.slot.role for name, own in slots.items()}
         self.aligner = tuple(name for name, role in roles.items() if role == ALIGNER)
-        self.rest = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA, POSITIONS))
-        # what is neither: whatever an encoder calls its tensors
-        own = {*self.aligner, *self.rest}
-        self.encoder = tuple(name for name in roles if name not in own)
-        self.without_encoder = (*self.aligner, *self.rest)
+        self.others = tuple(name for name, role in roles.items() if role in (HEAD, EXTRA, POSITIONS))
+        self.without_encoder = (*self.aligner, *self.others)
+        # all other roles are an encoder's
+        self.encoder = tuple(n for n, role in roles.items() if role not in (ALIGNER, HEAD, EXTRA, POSITIONS))
 
 
 def aligners_of(model: Model) -> dict[str, Aligner]:
@@ -83,10 +82,10 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor], *, training: bo
     """Copies of a model's align modules with other weights, which do not learn; gradient passes through them.
 
     Args:
-        model: whose align modules they are.
-        weights: names as in the model's state dict -> tensors; those of other parts are passed over. Heads for
-            positions, which no teacher has, are the model's own if they are not among them.
-        training: see ``frozen_copy``. Beside modules in training mode choose it: equal weights then give equal
+        model: model with the align modules.
+        weights: names as in the model's state dict -> tensors; those of other parts are ignored. Heads for positions,
+            which no teacher has, are the model's own if they are absent.
+        training: see ``frozen_copy``. Use it next to modules in training mode: equal weights then give equal
             representations, and the distance between both is that of the weights.
     """
     made = {}

@@ -1,18 +1,24 @@
-"""Transformers whose parts can be told apart: embeddings of pictures, texts and features, attention, MLP and norms."""
+"""Transformer parts with roles: embeddings of images, texts and features, attention, MLP, norms, and gated layers.
+
+Gated linear layers are W + g W_out: the weights W_out of another modality behind a gate g that starts shut (FedCola,
+section 4.2).
+"""
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
-from polyfed.core.errors import ConfigError
 from polyfed.data.view import InputSpec
-from polyfed.models.encoder import check_patches
+from polyfed.models.encoder import check_patches, mismatch
 from polyfed.models.towers import valid_positions
 
 EPS = 1e-6
@@ -52,13 +58,18 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def leading(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
-        """How the first position attends to each, mean over the heads; rows add up to one, 0 where not valid."""
+    def _projected(self, x: Float[Tensor, "b l w"]) -> tuple[Tensor, ...]:
+        """Queries, keys and values [b, heads, l, w / heads]."""
         shape = (3, self.heads, x.shape[-1] // self.heads)
+        parts: tuple[Tensor, ...] = self.qkv(x).unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        return parts
+
+    def leading(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:
+        """Attention of the first position to each, mean over the heads; rows sum to one, 0 where not valid."""
         # no fused kernel gives its weights: one row of them is computed again
-        q, k, _ = self.qkv(x).unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, _ = self._projected(x)
         # in fp32, or 16 bits would round the softmax of long sequences
-        scores = (q[:, :, :1] @ k.transpose(-1, -2)).squeeze(2).float() / shape[-1] ** 0.5
+        scores = (q[:, :, :1] @ k.transpose(-1, -2)).squeeze(2).float() / q.shape[-1] ** 0.5
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None], float("-inf"))
         attended: Tensor = scores.softmax(-1).mean(1)
@@ -66,8 +77,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
         """Attend to the positions where ``mask`` is true; each row needs at least one."""
-        shape = (3, self.heads, x.shape[-1] // self.heads)
-        q, k, v = self.qkv(x).unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self._projected(x)
         # [b, 1, 1, l] broadcasts over heads and queries
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None])
         out: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
@@ -92,7 +102,7 @@ class Mlp(nn.Module):
 class DropPath(nn.Module):
     """Stochastic depth (Huang et al., ECCV 2016): in training a sample's branch is zero with chance ``rate``.
 
-    What stays is scaled by 1 / (1 - rate), which keeps the expectation.
+    Other branches are scaled by 1 / (1 - rate), which keeps the expectation.
 
     >>> DropPath(rate=0.5).eval()(torch.ones(1, 2)).tolist()
     [[1.0, 1.0]]
@@ -106,7 +116,7 @@ class DropPath(nn.Module):
         """``x`` itself outside training and at rate 0; nothing is drawn then."""
         if not self.training or self.rate == 0:
             return x
-        # one draw a sample, whatever the width: a branch is dropped whole
+        # one draw for each sample, whatever the width: a branch is dropped as a whole
         kept = x.new_empty(x.shape[0], *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate)
         return x * (kept / (1 - self.rate))
 
@@ -201,7 +211,7 @@ class Embedding(nn.Module):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Embedded:
-        """Tokens [b, l, w] and a mask [b, l], true where valid, at least once a row; None if all are."""
+        """Tokens [b, l, w] and a mask [b, l], true where valid, in each row at least once; None if all are."""
 
 
 class _LedEmbedding(Embedding):
@@ -221,7 +231,7 @@ class _LedEmbedding(Embedding):
 
 
 class PatchEmbedding(_LedEmbedding):
-    """Pictures [b, c, h, w] to CLS and one token a patch, row by row (ViT).
+    """Images [b, c, h, w] to CLS and one token for each patch, row by row (ViT).
 
     ``grid`` is the number of patches, of side ``patch``, down and across; ``content`` the number of values of a patch.
     """
@@ -236,7 +246,7 @@ class PatchEmbedding(_LedEmbedding):
 
     def patches(self, x: Float[Tensor, "b c down across"]) -> Float[Tensor, "b n q"]:
         (batch, channels), (down, across), p = x.shape[:2], self.grid, self.patch
-        # channels last, as in the released code of MAE: the order of what a decoder rebuilds
+        # channels last, as in the released code of MAE: the order in which a decoder rebuilds them
         tiles = x.reshape(batch, channels, down, p, across, p).permute(0, 2, 4, 3, 5, 1)
         return tiles.reshape(batch, down * across, p * p * channels)
 
@@ -245,7 +255,7 @@ class PatchEmbedding(_LedEmbedding):
 
 
 class FeatureEmbedding(_LedEmbedding):
-    """Features by position [b, l, f] to CLS and one token a position; positions that are all zero are padding."""
+    """Features by position [b, l, f] to CLS and one token for each; positions that are all zero are padding."""
 
     def __init__(self, shape: tuple[int, int], width: int) -> None:
         super().__init__(width, shape[0])
@@ -253,7 +263,7 @@ class FeatureEmbedding(_LedEmbedding):
         self.linear = nn.Linear(shape[1], width)
 
     def patches(self, x: Float[Tensor, "b l f"]) -> Float[Tensor, "b l f"]:
-        """The features themselves: what a masked autoencoder rebuilds of a picture that is known by features only."""
+        """The features themselves, which a masked autoencoder rebuilds of an image given by its features."""
         return x
 
     def forward(self, x: Float[Tensor, "b n f"]) -> Embedded:
@@ -284,7 +294,7 @@ def embedding_of(spec: InputSpec, width: int, patch: int) -> Embedding:
     """The embedding of an encoder ``blocks`` for an input.
 
     Raises:
-        ConfigError: it is neither pictures nor token ids nor features by position, or patches do not fit.
+        ConfigError: the input is neither images nor token ids nor features by position, or patches do not fit.
     """
     # by the shape alone: no modality is known by its name
     match spec.shape, bool(spec.vocabulary):
@@ -296,14 +306,107 @@ def embedding_of(spec: InputSpec, width: int, patch: int) -> Embedding:
             return FeatureEmbedding((length, features), width)
         case (_,), True:
             return WordEmbedding(spec, width)
-    words = f" and a vocabulary of {len(spec.vocabulary)}" if spec.vocabulary else ""
-    raise ConfigError(
-        "encoder 'blocks' needs images [channels, height, width], token ids [length] with a vocabulary or features "
-        f"by position [length, width], its view gives shape {list(spec.shape)}{words}; set its view to pixels, tokens "
-        "or features with pool: tokens"
-    )
+    needs = "images [channels, height, width], token ids [length] with a vocabulary or features [length, width]"
+    raise mismatch("blocks", needs, spec, "pixels, tokens or features with pool: tokens")
 
 
 def _first_valid(mask: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
     """The mask with its first column true, so that attention is finite without any token."""
     return torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
+
+
+BLOCK_ROLES = ("attention", "mlp", "norm")
+"""Roles of the parts of a transformer block."""
+
+ROLES: Mapping[str, frozenset[str]] = {
+    "blocks": frozenset(BLOCK_ROLES),
+    "attention": frozenset(["attention"]),
+    "mlp": frozenset(["mlp"]),
+}
+"""Parts of blocks that take weights of another modality -> their roles."""
+
+
+class GatedWeight(nn.Module):
+    """The effective weight W + g W_out of a linear layer (FedCola, section 4.2).
+
+    With the gate g at zero, where it starts, it is W bit for bit, and W_out gets no gradient.
+
+    Args:
+        out: W_out, of the shape of W; it is copied.
+        trainable: train W_out; if not, it has neither gradient nor optimiser state.
+
+    >>> gated_weight = GatedWeight(out=torch.ones(1, 2))
+    >>> gated_weight(torch.zeros(1, 2)).tolist(), gated_weight.gate.data.fill_(0.5).tolist()
+    ([[0.0, 0.0]], [0.5])
+    >>> gated_weight(torch.zeros(1, 2)).tolist()
+    [[0.5, 0.5]]
+    """
+
+    def __init__(self, out: Float[Tensor, "o i"], *, trainable: bool = True) -> None:
+        super().__init__()
+        self.out = nn.Parameter(out.clone(), requires_grad=trainable)
+        # at zero, training starts from the model that was sent
+        self.gate = nn.Parameter(torch.zeros(1, device=out.device, dtype=out.dtype))
+
+    def forward(self, weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
+        return torch.addcmul(weight, self.gate, self.out)
+
+
+def linears(module: nn.Module, roles: frozenset[str]) -> dict[str, nn.Linear]:
+    """The linear layers, by name, within blocks' parts of the given roles (attention, mlp).
+
+    >>> list(linears(TransformerBlock(width=8, heads=2, hidden=16), frozenset(["mlp"])))
+    ['mlp.fc1', 'mlp.fc2']
+    """
+    return {
+        f"{name}.{inner}" if name and inner else name or inner: layer
+        for name, part in module.named_modules()
+        if getattr(part, "role", None) in roles
+        for inner, layer in part.named_modules()
+        if isinstance(layer, nn.Linear)
+    }
+
+
+@contextlib.contextmanager
+def gated(module: nn.Module, outs: Mapping[str, Tensor], *, trainable: bool = True) -> Iterator[dict[str, GatedWeight]]:
+    """Give linear layers of a module gates for the length of a block; afterwards W + g W_out is their plain weight.
+
+    After an error the layers are plain again, with unspecified weights.
+
+    Args:
+        module: the module, changed in place.
+        outs: name of a linear layer -> W_out, of the shape of its weight.
+        trainable: train W_out.
+
+    Yields:
+        The gates by the name of their layer.
+
+    >>> layer = nn.Sequential(nn.Linear(2, 1, bias=False))
+    >>> with gated(layer, {"0": torch.ones(1, 2)}) as gates:
+    ...     _ = layer[0].parametrizations.weight.original.data.zero_(), gates["0"].gate.data.fill_(0.5)
+    >>> layer[0].weight.tolist()
+    [[0.5, 0.5]]
+    """
+    gates: dict[str, GatedWeight] = {}
+    layers: dict[str, Any] = {name: module.get_submodule(name) for name in outs}
+    orders = {name: list(layer._parameters) for name, layer in layers.items()}
+    try:
+        for name, layer in layers.items():
+            gates[name] = GatedWeight(outs[name].to(layer.weight), trainable=trainable)
+            parametrize.register_parametrization(layer, "weight", gates[name])
+        yield gates
+    finally:
+        for name in gates:
+            if parametrize.is_parametrized(layer := layers[name]):
+                # leaves W + g W_out as the plain weight: the compression trick of section 4.2
+                parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+                # in the former order, on which sums over all parameters depend in their last bits
+                layer._parameters = {key: layer._parameters[key] for key in orders[name]}
+
+
+def undecayed(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that weight decay must spare: gates and their W_out.
+
+    W_out gets no gradient while its gate is shut; decay would shrink it all the same.
+    """
+    return [value for part in model.modules() if isinstance(part, GatedWeight) for value in part.parameters()]

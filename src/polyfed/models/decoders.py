@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.models.convolutional import MapNorm, normed
-from polyfed.models.towers import to_map
+from polyfed.models.towers import MapNorm, normed, to_map
 
 Maps = Sequence[Float[Tensor, "b _ _ _"]]
 """Feature maps of a batch, the coarsest first."""
@@ -33,11 +32,11 @@ class GridDecoder(nn.Module):
     and a last resize give the logits. Convolving before the resize costs a quarter of convolving after it.
 
     Args:
-        channels: of the map.
+        channels: channels of the map.
         widths: channels of the stages (FedAID: 512, 256, 128, 64).
         size: height and width of the masks.
-        outputs: logits a pixel.
-        norm: of the stages.
+        outputs: logits for each pixel.
+        norm: norm of the stages.
 
     >>> decoder = GridDecoder(channels=6, widths=(4, 4), size=16, outputs=3)
     >>> decoder([torch.zeros(2, 6, 3, 3)]).shape
@@ -67,10 +66,10 @@ class MaskHead(nn.Module):
 
     Args:
         dim: width d of the features.
-        classes: of pixels.
+        classes: number of classes of pixels.
         widths: channels of the stages.
         size: height and width of the masks.
-        modality: whose features it reads.
+        modality: modality of the features.
 
     >>> head = MaskHead(dim=6, classes=3, widths=(32,), size=16, modality="image")
     >>> head(torch.zeros(2, 9, 6)).shape
@@ -91,12 +90,12 @@ class MaskHead(nn.Module):
 class UNetDecoder(nn.Module):
     """The upward half of a U-Net (Ronneberger et al., MICCAI 2015) on the maps of a convolutional encoder.
 
-    From the coarsest map on: resize to the next map (bilinear), put that beside, convolve. Then a 1x1 convolution and
+    From the coarsest map on: resize to the next map (bilinear), concatenate, convolve. Then a 1x1 convolution and
     a resize to the masks.
 
     Args:
-        channels: of each map, the coarsest first.
-        widths: channels after each step; the last stands for all further ones, and what is too many is not used.
+        channels: channels of each map, the coarsest first.
+        widths: channels after each step; the last stands for all further ones, surplus ones are not used.
         size: height and width of the masks.
 
     >>> decoder = UNetDecoder(channels=(8, 6, 4), widths=(4, 4), size=16)

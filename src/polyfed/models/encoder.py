@@ -21,12 +21,12 @@ class Encoder(Settings):
 
     home: ClassVar[str] = "polyfed.models.encoders"
     projecting: ClassVar[tuple[str, ...]] = ("pie",)
-    """Settings that concern the projection to d alone, and so nothing where an align module takes its place."""
+    """Settings of the projection to d alone, without effect where an align module takes its place."""
 
     view: SerializeAsAny[View]
 
     def settings_of_projection(self) -> tuple[str, ...]:
-        """Those of ``projecting`` that are given, not left at their defaults."""
+        """Settings among ``projecting`` that differ from their defaults."""
         fields = type(self).model_fields
         return tuple(key for key in self.projecting if key in fields and getattr(self, key) != fields[key].default)
 
@@ -34,13 +34,13 @@ class Encoder(Settings):
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """A module that maps the view's input [b, ...] to an embedding [b, dim], not normalised.
 
-        Weights are drawn from torch's global generator (or loaded, where the settings say so).
+        Weights are drawn from torch's global generator, or loaded if the settings name a file.
         """
 
     def frozen(self, modality: str, context: DataContext) -> str:
-        """Number and digest (``123x0123abcd``) of what is frozen in its modules (``models.frozen``); empty: nothing.
+        """Number and digest (``123x0123abcd``) of frozen values in its modules (``models.frozen``); empty: none.
 
-        Part of the architecture's name, as models with others cannot be averaged.
+        It belongs to the architecture's name, as models with other frozen values cannot be averaged.
         """
         return ""
 
@@ -52,7 +52,7 @@ def image_shape(spec: InputSpec, encoder: str) -> tuple[int, int, int]:
         ConfigError: the view gives something else.
     """
     if len(spec.shape) != 3:
-        raise _mismatch(encoder, "images [channels, height, width]", spec, "pixels")
+        raise mismatch(encoder, "images [channels, height, width]", spec, "pixels")
     channels, height, width = spec.shape
     return channels, height, width
 
@@ -65,7 +65,7 @@ def token_length(spec: InputSpec, encoder: str) -> int:
     """
     # a shape of one number is also that of pooled features
     if len(spec.shape) != 1 or not spec.vocabulary:
-        raise _mismatch(encoder, "token ids [length] with a vocabulary", spec, "tokens")
+        raise mismatch(encoder, "token ids [length] with a vocabulary", spec, "tokens")
     return spec.shape[0]
 
 
@@ -76,9 +76,9 @@ def feature_shape(spec: InputSpec, encoder: str, *, positions: bool = False) -> 
         ConfigError: the view gives something else.
     """
     if len(spec.shape) not in (1, 2) or spec.vocabulary:
-        raise _mismatch(encoder, "features [width] or [length, width]", spec, "features")
+        raise mismatch(encoder, "features [width] or [length, width]", spec, "features")
     if positions and len(spec.shape) == 1:
-        raise _mismatch(encoder, "features by position [length, width] for pie", spec, "features with pool: tokens")
+        raise mismatch(encoder, "features by position [length, width] for pie", spec, "features with pool: tokens")
     return spec.shape
 
 
@@ -98,7 +98,8 @@ def check_patches(shape: tuple[int, int, int], patch: int, encoder: str) -> None
         )
 
 
-def _mismatch(encoder: str, needs: str, spec: InputSpec, view: str) -> ConfigError:
+def mismatch(encoder: str, needs: str, spec: InputSpec, view: str) -> ConfigError:
+    """Error for a view that does not give what an encoder needs; ``view`` is a view that does."""
     words = f" and a vocabulary of {len(spec.vocabulary)}" if spec.vocabulary else ""
     got = f"shape {list(spec.shape)}{words}"
     return ConfigError(f"encoder '{encoder}' needs {needs}, its view gives {got}; set its view to {view}")

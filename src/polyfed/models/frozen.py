@@ -1,11 +1,11 @@
-"""What of a model is never trained: neither exchanged nor kept, and held once per process."""
+"""Parts of a model that are never trained: neither exchanged nor kept, and held once per process."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,15 @@ _Place = tuple[torch.device, torch.dtype]
 
 
 class Frozen(nn.Module):
-    """A network of which nothing is trained, or a few tensors, such as adapters or its last layers.
+    """A network of which no tensor is trained, or few, such as adapters or its last layers.
 
-    Its other tensors follow from settings, seed and files alone, so that they can be made again. They are no part of
+    Its other tensors follow from settings, seed and files alone, so that they can be made again. They are absent from
     ``Model.trained`` and ``Model.exchanged``; a saved model has them in a file of their own. Copies share one of each
-    for each device and type of numbers.
+    per device and dtype.
 
     Attributes:
         module: the network.
-        digest: size, and digest of what is frozen (``123x0123abcd``): models with others cannot be averaged.
+        digest: size and digest of the frozen values (``123x0123abcd``): models with others cannot be averaged.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Frozen(nn.Module):
 
         Args:
             module: the network; its tensors are shared from here on.
-            digest: see above.
+            digest: digest of the frozen values.
             trained: names of its tensors that are trained.
             still: parts that stay in evaluation mode; None: the whole network.
-            shared: with networks made before of the same settings; None: with copies of this one alone.
+            shared: tensors of networks made before of the same settings; None: only copies of this one share.
         """
         super().__init__()
         self.module, self.digest = module, digest
@@ -55,14 +55,14 @@ class Frozen(nn.Module):
         self._shared = {} if shared is None else shared
         self._shared.setdefault(self._place, dict(self.tensors()))
         self._prefix = ""
-        self.register_load_state_dict_post_hook(_without_frozen)  # type: ignore[no-untyped-call]
+        cast("Any", self).register_load_state_dict_post_hook(_without_frozen)  # untyped in torch
         self.train(self.training)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for what is trained; parts that are still, and batch norms of frozen statistics, have none."""
+        """Training mode, except for parts that are still and for batch norms of frozen statistics."""
         super().train(mode)
         for part in self._still:
             part.eval()
@@ -72,14 +72,14 @@ class Frozen(nn.Module):
         return self
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is frozen, by its names in ``module``."""
+        """Frozen tensors by their names in ``module``."""
         return {name: value for name, value in self.module.state_dict().items() if name not in self._trained}
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
-        """Have tensors of one's own, as of a saved model; copies made before keep theirs.
+        """Take other frozen tensors, as of a saved model; copies made before keep theirs.
 
         Raises:
-            RuntimeError: one is missing, or has another shape.
+            RuntimeError: a tensor is missing, or has another shape.
         """
         own = {}
         for name, value in self.tensors().items():
@@ -99,7 +99,7 @@ class Frozen(nn.Module):
             else:
                 part._buffers[leaf] = value
 
-    # ---- what torch asks of a module
+    # ---- methods that torch calls
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
         """The tensors that are trained."""
@@ -113,9 +113,9 @@ class Frozen(nn.Module):
         start = f"{prefix}module."
         return name.startswith(start) and name.removeprefix(start) not in self._trained
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        self._prefix = prefix  # which the hook after loading is not told
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        self._prefix = prefix  # which the hook after loading does not receive
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         device, dtype = self._place
@@ -124,9 +124,9 @@ class Frozen(nn.Module):
         frozen = self._shared[self._place]
         if place != self._place and place not in self._shared:
             self._shared[place] = {name: fn(value) for name, value in frozen.items()}
-        # away while torch walks over the rest, or each copy would move them for itself
+        # away while torch walks over the others, or each copy would move them for itself
         self._hold({name: value.new_empty(0) for name, value in frozen.items()})
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        cast("Any", super())._apply(fn, recurse)
         self._hold(self._shared[place])
         self._place = place
         return self
@@ -154,17 +154,17 @@ def frozen_parts(model: nn.Module) -> dict[str, Frozen]:
 
 
 def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a model that are not exchanged, by the names that they have in its parts."""
+    """All tensors of a model that are not exchanged, by their names in its parts."""
     return {
         f"{name}.{key}": value for name, part in frozen_parts(model).items() for key, value in part.tensors().items()
     }
 
 
 def replace_frozen(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of ``frozen_tensors``; tensors of other names are left alone.
+    """The inverse of ``frozen_tensors``; tensors of other names are ignored.
 
     Raises:
-        RuntimeError: one is missing, or has another shape.
+        RuntimeError: a tensor is missing, or has another shape.
     """
     for name, part in frozen_parts(model).items():
         prefix = f"{name}."

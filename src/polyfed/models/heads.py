@@ -62,7 +62,7 @@ class SimilarityHead(nn.Module):
 
     Args:
         vectors: [classes, d], of unit norm.
-        temperature: what cosines are divided by.
+        temperature: divisor of the cosines.
 
     >>> vectors = torch.eye(2)
     >>> [SimilarityHead(vectors, temperature)(torch.tensor([[3.0, 0.0]])).tolist() for temperature in (1.0, 0.5)]
@@ -83,13 +83,13 @@ class SimilarityHead(nn.Module):
 
 
 class NamesHead(nn.Module):
-    """What classes are called, as texts that the model itself encodes (CLIP; Radford et al., ICML 2021, section 3.1).
+    """Names of classes as texts that the model itself encodes (CLIP; Radford et al., ICML 2021, section 3.1).
 
-    It has nothing to learn: what is trained is the encoder of the texts, or that of what is classified.
+    It has no parameters: training changes the encoder of the texts, or that of the classified samples.
 
     Args:
-        texts: one a class, in label order.
-        modality: whose encoder reads them.
+        texts: one for each class, in label order.
+        modality: modality of the encoder that reads them.
         temperature: see ``SimilarityHead``.
     """
 
@@ -98,7 +98,7 @@ class NamesHead(nn.Module):
     def __init__(self, texts: Sequence[str], modality: str, temperature: float) -> None:
         super().__init__()
         self.texts, self.modality, self.temperature = tuple(texts), modality, temperature
-        # of no use before ``read``, and no part of what is exchanged or saved
+        # unused before ``read``, and neither exchanged nor saved
         self.register_buffer("inputs", torch.empty(0), persistent=False)
 
     @property
@@ -106,36 +106,34 @@ class NamesHead(nn.Module):
         return len(self.texts)
 
     def read(self, encoders: Mapping[str, Encoder], context: DataContext) -> None:
-        """Have the texts as the model's encoder takes them; called when the model is built.
+        """Turn the texts into inputs of the model's encoder; called when the model is built.
 
         Raises:
             ConfigError: the model has no such encoder.
         """
         if self.modality not in encoders:
-            raise ConfigError(
-                f"task.names.modality is '{self.modality}', of which the model has no encoder to read names of classes "
-                f"with; {nearest(self.modality, encoders)}"
-            )
+            where = nearest(self.modality, encoders)
+            raise ConfigError(f"task.names.modality is '{self.modality}', of which the model has no encoder; {where}")
         rows = encoders[self.modality].view.open(text_column(self.texts, "names"), self.modality, context)
         self.inputs = rows(torch.arange(len(self.texts)))
 
     def against(self, represent: Callable[[str, Tensor], Float[Tensor, "n d"]]) -> SimilarityHead:
-        """The classifier that these texts are to a model as it is now.
+        """The classifier that these texts make with a model's present weights.
 
         Args:
-            represent: of the model: modality and inputs [n, ...] -> representations of unit norm.
+            represent: function of the model: modality and inputs [n, ...] -> representations of unit norm.
         """
         return SimilarityHead(represent(self.modality, self.inputs), self.temperature)
 
 
 def class_count(head: nn.Module) -> int:
-    """How many classes a classifier of one embedding tells apart."""
+    """Number of classes of a classifier of one embedding."""
     count = getattr(head, "classes", None)
     return len(head.get_parameter("weight")) if count is None else int(count)
 
 
 class FusedHead(nn.Module):
-    """Logits over answers from one embedding a modality: ``MLP(h(u_1, ..., u_m))`` with one hidden layer.
+    """Logits over answers from an embedding of each modality: ``MLP(h(u_1, ..., u_m))`` with one hidden layer.
 
     Every embedding is first brought to zero mean and unit variance (layer norm without affine): encoders of different
     modalities differ in scale, and a product would be ruled by the larger. Then h is their elementwise product (as in
@@ -145,13 +143,13 @@ class FusedHead(nn.Module):
         dim: width d of the embeddings.
         modalities: their number m.
         answers: number of classes.
-        fusion: what h is.
+        fusion: type of h.
         hidden: width of the hidden layer (GELU).
         dropout: share dropped of h and of the hidden layer in training.
 
     >>> head = FusedHead(dim=4, modalities=2, answers=3, fusion="both", hidden=8)
-    >>> picture, question = torch.randn(5, 4), torch.randn(5, 4)
-    >>> head.fuse([picture, question]).shape, head([picture, question]).shape
+    >>> image, question = torch.randn(5, 4), torch.randn(5, 4)
+    >>> head.fuse([image, question]).shape, head([image, question]).shape
     (torch.Size([5, 12]), torch.Size([5, 3]))
     """
 
@@ -176,11 +174,8 @@ class FusedHead(nn.Module):
         normed: list[Tensor] = [self.norm(embedding) for embedding in embeddings]
         if len(normed) == 1:
             return normed[0]
-        # concatenated first, product last
-        parts = [] if self.fusion == "product" else normed
-        if self.fusion != "concat":
-            parts = [*parts, torch.stack(normed).prod(0)]
-        return torch.cat(parts, dim=1)
+        product = [torch.stack(normed).prod(0)]
+        return torch.cat({"product": product, "concat": normed, "both": normed + product}[self.fusion], dim=1)
 
     def forward(self, embeddings: Sequence[Float[Tensor, "b d"]]) -> Float[Tensor, "b answers"]:
         hidden = F.gelu(self.hidden(self.dropout(self.fuse(embeddings))))

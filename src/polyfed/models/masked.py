@@ -1,4 +1,4 @@
-"""Masked autoencoding of pictures: what is hidden, who rebuilds it, and how far off it is (He et al., CVPR 2022)."""
+"""Masked autoencoding of images: masks, decoder and reconstruction loss (He et al., CVPR 2022)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from polyfed.models.encoders.blocks import BlocksModule, BlocksTrunk
 
 
 class Masking(NamedTuple):
-    """Which patches of each picture an encoder sees.
+    """Visible and hidden patches of each image.
 
     Attributes:
-        visible: numbers of the patches that are seen, in the order in which they are.
-        restore: place of each patch in (visible, then hidden).
-        hidden: true where a patch is not seen.
+        visible: numbers of the visible patches, in the encoder's order.
+        restore: index of each patch in (visible, then hidden).
+        hidden: true where a patch is hidden.
     """
 
     visible: Int64[Tensor, "b k"]
@@ -33,7 +33,7 @@ class Masking(NamedTuple):
 
 
 def hidden_count(patches: int, ratio: float) -> int:
-    """How many patches ``ratio`` hides, rounded to the nearest; at least one is hidden and one seen.
+    """Number of patches that ``ratio`` hides, rounded to the nearest; at least one is hidden and one visible.
 
     >>> [hidden_count(patches=16, ratio=ratio) for ratio in (0.6, 0.75)]
     [10, 12]
@@ -42,7 +42,7 @@ def hidden_count(patches: int, ratio: float) -> int:
 
 
 def random_masking(batch: int, patches: int, ratio: float, generator: torch.Generator) -> Masking:
-    """Masks of ``batch`` pictures, each drawn on its own, uniformly among those that hide as many patches.
+    """Masks of ``batch`` images, each drawn on its own, uniformly among those that hide as many patches.
 
     >>> masking = random_masking(batch=2, patches=4, ratio=0.75, generator=torch.Generator().manual_seed(0))
     >>> masking.visible.shape, masking.hidden.sum(1)
@@ -56,16 +56,16 @@ def random_masking(batch: int, patches: int, ratio: float, generator: torch.Gene
 
 
 def maskable(encoder: nn.Module) -> BlocksModule | None:
-    """What of an encoder can leave out patches: blocks over two or more patches or features, or None."""
+    """Blocks of an encoder that can leave out patches, being over two or more patches or features; else None."""
     trunk = encoder.trunk if isinstance(encoder, Aligned) else encoder
     blocks = trunk.blocks if isinstance(trunk, BlocksTrunk) else trunk
-    embedding = blocks.embedding if isinstance(blocks, BlocksModule) else None
-    has_grid = isinstance(embedding, PatchEmbedding | FeatureEmbedding) and embedding.grid[0] * embedding.grid[1] > 1
-    return blocks if isinstance(blocks, BlocksModule) and has_grid else None
+    if not isinstance(blocks, BlocksModule) or not isinstance(blocks.embedding, PatchEmbedding | FeatureEmbedding):
+        return None
+    return blocks if blocks.embedding.grid[0] * blocks.embedding.grid[1] > 1 else None
 
 
 def patches_of(encoder: BlocksModule, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b n q"]:
-    """The pixels of each patch of a ``maskable`` encoder, channels last; of features by position, these."""
+    """Pixels of each patch of a ``maskable`` encoder, channels last; features by position are returned as given."""
     assert isinstance(encoder.embedding, PatchEmbedding | FeatureEmbedding)
     return encoder.embedding.patches(x)
 
@@ -86,11 +86,11 @@ class PatchDecoder(nn.Module):
     their own.
 
     Args:
-        encoder: whose pictures are decoded.
-        width, depth, heads: of the decoder's blocks.
+        encoder: encoder of the images.
+        width, depth, heads: sizes of the decoder's blocks.
 
     Raises:
-        ValueError: ``width`` is no multiple of 4 and of ``heads``.
+        ValueError: ``width`` is not a multiple of 4 and of ``heads``.
     """
 
     positions: Tensor
@@ -110,10 +110,10 @@ class PatchDecoder(nn.Module):
         self.register_buffer("positions", sine_cosine(embedding.grid, width), persistent=False)
 
     def forward(self, encoded: Float[Tensor, "b s w"], restore: Int64[Tensor, "b n"]) -> Float[Tensor, "b n q"]:
-        """Pixels of each patch, channels last, in the order of the picture."""
+        """Pixels of each patch, channels last, in the order of the image."""
         tokens = self.embed(encoded)
         lead, seen = tokens[:, :1], tokens[:, 1:]
-        # the same token for every hidden patch: its position alone tells them apart
+        # the same token for every hidden patch: only positions differ
         blank = self.mask.expand(len(seen), restore.shape[1] - seen.shape[1], -1).to(seen.dtype)
         mixed = torch.cat([seen, blank], dim=1)
         restored = mixed.gather(1, restore[..., None].expand(-1, -1, mixed.shape[-1])) + self.positions
@@ -125,18 +125,18 @@ class PatchDecoder(nn.Module):
 
 
 def sine_cosine(grid: tuple[int, int], width: int) -> Float[Tensor, "n w"]:
-    """Fixed positions of a grid's cells, row by row: half of the width tells the row, half the column.
+    """Fixed positions of a grid's cells, row by row: half of the width encodes the row, half the column.
 
     Each half is (sin, cos) of position / 10000^(2i / half) (Vaswani et al. 2017).
 
     Raises:
-        ValueError: ``width`` is no multiple of 4.
+        ValueError: ``width`` is not a multiple of 4.
 
     >>> sine_cosine((2, 2), 8).shape
     torch.Size([4, 8])
     """
     if width % 4:
-        raise ValueError(f"width {width} is no multiple of 4")
+        raise ValueError(f"width {width} is not a multiple of 4")
     rates = 10000.0 ** -(torch.arange(width // 4) / (width // 4))
     halves = [torch.arange(side)[:, None] * rates for side in grid]
     down, across = (torch.cat([angle.sin(), angle.cos()], dim=1) for angle in halves)
@@ -147,9 +147,9 @@ def sine_cosine(grid: tuple[int, int], width: int) -> Float[Tensor, "n w"]:
 def reconstruction_loss(
     predicted: Float[Tensor, "b n q"], patches: Float[Tensor, "b n q"], hidden: Bool[Tensor, "b n"], *, normalise: bool
 ) -> Float[Tensor, ""]:
-    """Squared error, mean over the pixels of ``hidden`` patches, of which there is one at least; others do not count.
+    """Squared error, mean over the pixels of the ``hidden`` patches, at least one.
 
-    ``normalise``: compare with (pixel - mean) / std of each patch, which the paper found to learn better.
+    ``normalise``: compare with (pixel - mean) / std of each patch, with which the paper learns better.
     """
     if normalise:
         variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The model of a participant: one encoder a modality, and the heads of its tasks."""
+"""The model of a participant: one encoder for each modality, and the heads of its tasks."""
 
 from __future__ import annotations
 
@@ -32,13 +32,8 @@ class ModelSettings(Settings):
 
     dim: int = Field(default=256, ge=1, description="width d of the representations; equal for all who exchange them")
     encoders: dict[str, SerializeAsAny[Encoder]] = Field(description="modality -> encoder")
-    final_norm: bool = Field(
-        default=False, description="one layer norm of the embeddings for all modalities, as FedCola's paired models"
-    )
-
-    aligner: AlignerSettings | None = Field(
-        default=None, description="align module in place of the encoders' projections (FedAID); None: projections"
-    )
+    final_norm: bool = Field(default=False, description="one layer norm of all embeddings, as FedCola's paired models")
+    aligner: AlignerSettings | None = Field(default=None, description="align module (FedAID) in place of projections")
 
     @model_validator(mode="after")
     def _aligner_fits(self) -> Self:
@@ -53,13 +48,13 @@ class ModelSettings(Settings):
 
     @property
     def adapters(self) -> list[Adapter]:
-        """Of its pretrained encoders."""
+        """Adapters of the pretrained encoders."""
         own = [getattr(encoder, "adapter", None) for encoder in self.encoders.values()]
         return [adapter for adapter in own if isinstance(adapter, Adapter)]
 
     @property
     def is_foreign(self) -> bool:
-        """Whether code outside polyfed is in it, whose modules are seen once they are built."""
+        """True if it contains code from outside polyfed, whose modules are seen once they are built."""
         return any("." in part.component_name() for part in (*self.encoders.values(), *self.adapters))
 
     @property
@@ -73,12 +68,11 @@ class ModelSettings(Settings):
         return f"{parts}-d{self.dim}-{digest}"
 
     def architecture_in(self, context: DataContext) -> str:
-        """``architecture``, and which frozen values its models have here, if any."""
-        frozen = self.frozen_in(context)
-        return "-".join([self.architecture, *frozen.values()])
+        """``architecture``, followed by digests of the frozen values that its models have here, if any."""
+        return "-".join([self.architecture, *self.frozen_in(context).values()])
 
     def frozen_in(self, context: DataContext) -> dict[str, str]:
-        """Modality -> digest of the frozen values that its encoder works with here, of those that have any."""
+        """Modality -> digest of its encoder's frozen values here, for encoders that have any."""
         frozen = {name: encoder.frozen(name, context) for name, encoder in self.encoders.items()}
         return {name: digest for name, digest in frozen.items() if digest}
 
@@ -98,10 +92,10 @@ class ModelSettings(Settings):
 
 
 def require_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Check weights that somebody handed over; ``load_state_dict`` itself converts types and takes any value.
+    """Check weights from outside; ``load_state_dict`` itself converts dtypes and accepts any value.
 
     Raises:
-        RuntimeError: a tensor is not of the type of the model's own, or a value in it is not finite.
+        RuntimeError: a tensor has another dtype than the model's own, or a value that is not finite.
     """
     for name, value in weights.items():
         if name in own and value.dtype != own[name].dtype:
@@ -115,7 +109,7 @@ def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class Embedder(Protocol):
-    """What a task needs of a model."""
+    """Model as tasks use it."""
 
     @property
     def device(self) -> torch.device:
@@ -133,27 +127,19 @@ class Embedder(Protocol):
 
 @runtime_checkable
 class Located(Embedder, Protocol):
-    """What a task that looks at pixels needs of a model."""
+    """Model as tasks on pixels use it."""
 
     def positions(self, modality: str, x: Tensor) -> Positions:
-        """Features by position.
-
-        Raises:
-            ConfigError: the encoder gives none.
-        """
+        """Features by position; raises ConfigError if the encoder gives none."""
         ...
 
 
 @runtime_checkable
 class Detailed(Embedder, Protocol):
-    """What a task that looks at words and regions needs of a model."""
+    """Model as tasks on words and regions use it."""
 
     def detail(self, modality: str, x: Tensor) -> Detail:
-        """Embedding before normalisation, and features by position.
-
-        Raises:
-            ConfigError: the encoder gives no features by position.
-        """
+        """Embedding before normalisation, and features by position; raises ConfigError if the encoder gives none."""
         ...
 
 
@@ -161,10 +147,10 @@ class Model(nn.Module):
     """Encoders by modality and heads by name; nothing compares their names.
 
     Parameters are called ``encoders.<modality>.*``, ``heads.<name>.*``, ``final_norm.*`` (one norm for all
-    modalities, if there is one) and ``extras.<name>.*``: what a method trains and exchanges besides the model itself.
+    modalities, if there is one) and ``extras.<name>.*`` (modules that a method trains and exchanges in addition).
 
     Attributes:
-        frozen: modality -> digest of the frozen values that its encoder works with, in it or in its view.
+        frozen: modality -> digest of the frozen values in its encoder or view.
     """
 
     def __init__(
@@ -181,8 +167,7 @@ class Model(nn.Module):
         self.encoders = nn.ModuleDict(encoders)
         self.final_norm = final_norm
         self.heads = nn.ModuleDict(heads)
-        # filled by the method once the model is built, see Algorithm.add_modules
-        self.extras = nn.ModuleDict()
+        self.extras = nn.ModuleDict()  # filled by the method, see Algorithm.add_modules
         self.dim = dim
 
     @property
@@ -195,13 +180,13 @@ class Model(nn.Module):
         return trained_in(self)
 
     def exchanged(self, *, live: bool = False) -> dict[str, Tensor]:
-        """Tensors that last and that cross between server and clients, in the order in which they are sent.
+        """Tensors that are kept and that cross between server and clients, in the order in which they are sent.
 
-        They are parameters and running statistics, and share memory with the model; with ``live`` they are its very
-        parameters. What is frozen (``models.frozen``) is not among them.
+        They are parameters and running statistics without frozen values (``models.frozen``), and share memory with the
+        model; with ``live`` they are its own objects.
         """
-        places = _Walk.of(self).places
-        return {name: own[key] if live else own[key].detach() for name, own, key in places}
+        owners = _Walk.of(self).owners
+        return {name: own[key] if live else own[key].detach() for name, own, key in owners}
 
     def load(self, tensors: Mapping[str, Tensor], *, partly: bool = False) -> None:
         """Take over exchanged tensors: all of the model's, or with ``partly`` those of the given ones that it has.
@@ -213,11 +198,11 @@ class Model(nn.Module):
         given = {name: value for name, value in tensors.items() if name in own} if partly else dict(tensors)
         names_fit = bool(given) and (partly or given.keys() == own.keys())
         if names_fit and all(own[name].shape == value.shape for name, value in given.items()):
-            # what load_state_dict would do, without its walk through all modules
+            # the same as load_state_dict, without its walk through all modules
             with torch.no_grad():
                 torch._foreach_copy_([own[name] for name in given], list(given.values()))
         else:
-            self.load_state_dict(given, strict=not partly)  # raises, and says what does not fit
+            self.load_state_dict(given, strict=not partly)  # raises, and names the tensors that do not fit
 
     @property
     def device(self) -> torch.device:
@@ -225,12 +210,12 @@ class Model(nn.Module):
         return next(self.parameters()).device
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
-        """Embedding before normalisation; what a classifier head takes."""
+        """Embedding before normalisation, the input of a classifier head."""
         embedding: Tensor = self.encoders[modality](x)
         return embedding if self.final_norm is None else self.final_norm(embedding)
 
     def tower(self, modality: str) -> nn.Module:
-        """What ``embed`` applies for a modality, as one module."""
+        """Module that ``embed`` applies for a modality."""
         encoder = self.encoders[modality]
         return encoder if self.final_norm is None else nn.Sequential(encoder, self.final_norm)
 
@@ -251,12 +236,12 @@ class Model(nn.Module):
         return Detail(self.embed(modality, x), *self.positions(modality, x))
 
     def positions(self, modality: str, x: Tensor) -> Positions:
-        """Features by position, and which of these are valid.
+        """Features by position, and their mask.
 
         Raises:
             ConfigError: the encoder gives none.
         """
-        # says what to change, where the encoder itself would fail deep inside
+        # a clear error, where the encoder itself would fail deep inside
         self.require_detail(modality)
         return cast("Positioned", self.encoders[modality]).positions(x)
 
@@ -268,29 +253,28 @@ class Model(nn.Module):
         elif not positioned(encoder):
             raise ConfigError(
                 f"the task needs features by position, which the encoder of '{modality}' ({type(encoder).__name__}) "
-                "does not give; choose resnet, vit, mobilenet, blocks, bert, gru, bag or hf, or set "
-                "model.aligner with local"
+                "does not give; choose resnet, vit, blocks, bert, gru, bag or hf, or set model.aligner with local"
             )
 
 
 class _Walk:
-    """Where a module's ``state_dict`` finds its tensors: the walk takes as long as a small client's step."""
+    """Owners of the tensors in a module's ``state_dict``: finding them takes as long as a small client's step."""
 
     def __init__(self, module: nn.Module) -> None:
         parts = dict(module.named_modules(remove_duplicate=False))
         self.held = [(part._modules, part._parameters, part._buffers) for part in parts.values()]
-        self.shape, self.places = self._shape(), list[tuple[str, dict[str, Any], str]]()
+        self.shape, self.owners = self._shape(), list[tuple[str, dict[str, Any], str]]()
         for name, value in module.state_dict(keep_vars=True).items():
             path, _, key = name.rpartition(".")
             own = [tensors for tensors in (parts[path]._parameters, parts[path]._buffers) if tensors.get(key) is value]
-            self.places.append((name, own[0], key))
+            self.owners.append((name, own[0], key))
 
     def _shape(self) -> list[object]:
         return [(*modules.values(), *parameters, *buffers) for modules, parameters, buffers in self.held]
 
     @classmethod
     def of(cls, module: nn.Module) -> _Walk:
-        """The last one, if no tensor was added or taken away and no part replaced since."""
+        """The last walk, unless tensors were added or removed or parts replaced since."""
         known = _walks.get(module)
         if known is None or known._shape() != known.shape:
             known = _walks[module] = cls(module)
@@ -305,7 +289,7 @@ class _LastValues(Generic[_Value]):
 
     def __init__(self, compute: Callable[[str, Tensor], _Value]) -> None:
         self.compute = compute
-        # inputs are told apart by identity: two losses of a batch share the tensor
+        # inputs are compared by identity: two losses of a batch share the tensor
         self.last: dict[str, tuple[Tensor, _Value]] = {}
 
     def __call__(self, modality: str, x: Tensor) -> _Value:
@@ -318,7 +302,7 @@ class _LastValues(Generic[_Value]):
 class CachedEmbedder:
     """A model for the losses of one batch, which embeds each input only once; made for the batch, then dropped.
 
-    ``embed``, ``positions`` and ``detail`` give the embedding, features by position, and both, of a modality's input.
+    ``embed``, ``positions`` and ``detail`` compute the embedding, features by position, or both.
     """
 
     def __init__(
@@ -360,7 +344,7 @@ class CachedModel(CachedEmbedder):
         self._last: dict[nn.Module | None, tuple[object, Any]] = {}
 
     def once(self, head: nn.Module | None, batch: object, make: Callable[[], _Value]) -> _Value:
-        """What is made for a head of a batch, remembered for its last batch: all losses have one draw of it."""
+        """Value made for a head and a batch, remembered for the head's last batch: all losses share one draw."""
         last = self._last.get(head)
         if last is None or last[0] is not batch:
             last = self._last[head] = (batch, make())

@@ -1,8 +1,7 @@
-"""Named parameter slots: what each tensor of a model is, known from the model's structure and never from its name.
+"""Named parameter slots: the place of each tensor in a model, from the model's structure and never from its name.
 
-A slot is (modality, role). Modules say their role themselves, in an attribute ``role``; a tensor has that of the
-nearest module around it that has one. So an aggregation rule can speak of the attention of the text encoder, whatever
-an architecture calls its parameters.
+A slot is (modality, role). Modules have their role in an attribute ``role``; a tensor has that of the nearest module
+around it with one. An aggregation rule can so select the attention of the text encoder under any parameter names.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from polyfed.models.model import Model
 
 HEAD, EXTRA, SHARED, TRUNK = "head", "extra", "final_norm", "trunk"
 
-BLOCK_ROLES = ("attention", "mlp", "norm")
-"""What a transformer block is made of."""
-
 
 class Slot(NamedTuple):
-    """A group of parameters: those of a role in the encoder of a modality.
+    """A group of parameters: one role in the encoder of a modality.
 
-    Of a head or of what a method adds, ``modality`` is its name; of what several modalities share, ``a+b``.
+    For a head or a method's module ``modality`` is its name; for parts that modalities share, ``a+b``.
     """
 
     modality: str
@@ -40,12 +36,12 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """The slot of a tensor, and which tensor it is there.
+    """The slot of a tensor, and its name there.
 
     Attributes:
         slot: modality and role.
         key: name within the encoder (head, addition): equal for tensors that can be averaged across modalities.
-        frozen: (modality, digest) of the frozen values that it works with; of a head those of all encoders.
+        frozen: (modality, digest) of the frozen values used with it; for a head those of all encoders.
     """
 
     slot: Slot
@@ -58,7 +54,7 @@ TensorSlots = Mapping[str, TensorSlot]
 
 
 def model_slots(model: Model) -> dict[str, TensorSlot]:
-    """The slot of every tensor that a model exchanges, in the order in which they are sent and averaged."""
+    """The slot of every tensor that a model exchanges, in the order of sending and averaging."""
     return {name: _slot_of(model, *name.split(".", 1)) for name in model.exchanged()}
 
 
@@ -103,9 +99,9 @@ def decode_slots(text: str) -> dict[str, TensorSlot]:
             name: TensorSlot(Slot(modality, role), key, tuple((owner, digest) for owner, digest in frozen))
             for name, modality, role, key, *frozen in rows
         }
+        frozen = [part for own in slots.values() for entry in own.frozen for part in entry]
+        if not all(isinstance(part, str) for part in chain(frozen, *(row[:4] for row in rows))):
+            raise TypeError("a name is not a text")
     except (ValueError, TypeError) as error:
         raise PayloadError(f"not a description of a model's parameters: {error}") from error
-    frozen = [part for own in slots.values() for entry in own.frozen for part in entry]
-    if not all(isinstance(part, str) for part in chain(frozen, *(row[:4] for row in rows))):
-        raise PayloadError("not a description of a model's parameters: a name is no text")
     return slots

@@ -1,16 +1,42 @@
-"""Towers: a trunk that gives a pooled vector and local features, and what turns them into an embedding.
+"""Towers: a trunk that gives a pooled vector and local features, and the layers from these to an embedding.
 
-Padding of sequences stands after the last valid position; nothing here waits for a device to tell lengths.
+Padding of sequences stands after the last valid position; nothing here waits for a device to report lengths.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
+from pydantic import Field
 from torch import Tensor, nn
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+MapNorm = Annotated[
+    Literal["batch", "group"],
+    Field(description="norm of maps: by batch, or by sample over 32 groups of channels (or the largest that fits)"),
+]
+"""Published forms have batch norms. Group norms (Wu and He, ECCV 2018) look at each sample by itself: DP-SGD needs it,
+and statistics of unlike clients do not mix (Hsieh et al., ICML 2020)."""
+
+
+def laid_out(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    """Images with channels last: 1.2 to 1.6 times the training speed of the default layout on a CPU core."""
+    # vmap lacks it
+    return x if torch._C._are_functorch_transforms_active() else x.contiguous(memory_format=torch.channels_last)
+
+
+def normed(model: _Module, norm: MapNorm) -> _Module:
+    """The model, with group norms in place of its batch norms if ``norm`` is ``group``."""
+    for parent in list(model.modules()) if norm == "group" else ():
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                channels = child.num_features
+                setattr(parent, name, nn.GroupNorm(math.gcd(32, channels), channels, eps=child.eps))
+    return model
 
 
 def valid_positions(tokens: Int64[Tensor, "b l"], pad: int) -> Bool[Tensor, "b l"]:
@@ -43,7 +69,7 @@ def last_valid(x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float
     >>> last_valid(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([2]))
     tensor([[3.]])
     """
-    # gathered, not indexed row by row: no length is asked of the device
+    # gathered, not indexed row by row: no length is fetched from the device
     index = (lengths - 1).view(-1, 1, 1).expand(-1, 1, x.shape[-1])
     return x.gather(1, index).squeeze(1)
 
@@ -99,12 +125,12 @@ class Splittable(Protocol):
     """An encoder whose trunk can be had without what projects it to width d."""
 
     def split(self) -> tuple[nn.Module, int]:
-        """The trunk, input -> ``LocalFeatures``, and the width of its pooled vector; the encoder itself is used up."""
+        """The trunk, input -> ``LocalFeatures``, and the width of its pooled vector; the encoder is used up."""
         ...
 
 
 class Positioned(Protocol):
-    """An encoder that gives features by position besides its embedding.
+    """An encoder that gives features by position in addition to its embedding.
 
     They are of width d, after its projection, and without PIE. Where it pools by mean, has no PIE and nothing but
     a linear projection, their mean over valid positions is the embedding.
@@ -131,7 +157,7 @@ def from_map(features: Float[Tensor, "b c h w"]) -> LocalFeatures:
 
 
 def grid_side(positions: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None) -> int | None:
-    """Side of the square grid that positions are, with or without a summary before them; None: they are none.
+    """Side of the square grid of positions, with or without a summary before them; None: they are not square.
 
     >>> grid_side(torch.zeros(2, 10, 6), None), grid_side(torch.zeros(2, 7, 6), None)
     (3, None)
@@ -142,7 +168,7 @@ def grid_side(positions: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | Non
 
 
 def to_map(positions: Float[Tensor, "b l c"]) -> Float[Tensor, "b c side side"]:
-    """The map that positions in a square grid are, without the summary that may come before them.
+    """Map [b, c, side, side] of positions in a square grid, without a summary that may come before them.
 
     >>> to_map(torch.zeros(2, 10, 6)).shape  # a summary and nine positions
     torch.Size([2, 6, 3, 3])
@@ -210,7 +236,7 @@ class EncoderTower(nn.Module):
         dim: width d of the embedding.
         pie: width e of its local features if a PIE block is wanted, else None.
         dropout: share of the pooled vector dropped in training.
-        project: what turns the pooled vector into the embedding, if not a linear layer.
+        project: module from the pooled vector to the embedding; by default a linear layer.
     """
 
     def __init__(

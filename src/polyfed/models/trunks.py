@@ -1,4 +1,4 @@
-"""Pretrained networks: their layers, what they take for padding, and their features from a cache."""
+"""Pretrained networks: their layers, their padding, and their features from a cache."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import Backbone, pooled, reads_padding
 from polyfed.data.view import InputSpec
-from polyfed.models.convolutional import laid_out
-from polyfed.models.towers import LocalFeatures, masked_mean
+from polyfed.models.towers import LocalFeatures, laid_out, masked_mean
 
 _PARTS = {
     **dict.fromkeys(("q", "query", "q_proj", "q_lin"), "query"),
@@ -25,26 +24,24 @@ _PARTS = {
     **dict.fromkeys(("qkv", "Wqkv", "qkv_proj", "in_proj"), "fused"),
 }
 _BEFORE = ("pre_layrnorm", "embeddings_project")  # between embeddings and layers
-_BESIDE = ("relative_attention_bias", "rel_embeddings")  # what all layers use
+_SHARED = ("relative_attention_bias", "rel_embeddings")  # parts that all layers use
 
 
 def layers_path(body: nn.Module) -> str:
     """Name of the list of a network's layers.
 
     Raises:
-        ConfigError: it has none, as convolutional networks, or several.
+        ConfigError: it has no such list, as convolutional networks, or several.
     """
     lists = [name for name, part in body.named_modules() if isinstance(part, nn.ModuleList)]
     if len(lists) != 1 or not hasattr(body, "embeddings"):
-        raise ConfigError(
-            f"network '{type(body).__name__}' is no transformer of embeddings and one list of layers; train all or "
-            "none of it"
-        )
+        name = type(body).__name__
+        raise ConfigError(f"network '{name}' is not a transformer with one list of layers; train all or none of it")
     return str(lists[0])
 
 
 def linear_roles(body: nn.Module, last: int | None = None) -> dict[str, str]:
-    """Linear layers of the last so many blocks (None: of all): full name -> query, key, value, fused, output or mlp.
+    """Linear layers of the ``last`` blocks (None: of all): full name -> query, key, value, fused, output or mlp.
 
     Raises:
         ConfigError: see ``layers_path``.
@@ -53,8 +50,7 @@ def linear_roles(body: nn.Module, last: int | None = None) -> dict[str, str]:
     first = 0 if last is None else _first(layers, last)
     return {
         f"{path}.{number}.{name}": _role(name)
-        for number, layer in enumerate(layers)
-        if number >= first
+        for number, layer in enumerate(layers[first:], first)
         for name, part in layer.named_modules()
         if isinstance(part, nn.Linear)
     }
@@ -80,7 +76,7 @@ def _first(layers: nn.ModuleList, last: int) -> int:
 
 
 def before(body: nn.Module, last: int) -> list[nn.Module]:
-    """All that works on an input before the last so many layers do, and what they share with the others.
+    """Parts that work on an input before the ``last`` layers do, and parts that they share with these.
 
     Raises:
         ConfigError: there are fewer layers; see ``layers_path`` too.
@@ -88,14 +84,14 @@ def before(body: nn.Module, last: int) -> list[nn.Module]:
     layers = _layers(body)
     names = ("embeddings", *_BEFORE)
     parts = [part for name in names if (part := getattr(body, name, None)) is not None]
-    parts += [part for name, part in body.named_modules() if name.endswith(_BESIDE)]
+    parts += [part for name, part in body.named_modules() if name.endswith(_SHARED)]
     return [*parts, *layers[: _first(layers, last)]]
 
 
 def start_at_last(body: nn.Module, last: int) -> None:
-    """Have a network take the states that its last so many layers work on, [b, l, c], in place of its input.
+    """Make a network take the input states of its ``last`` layers, [b, l, c], in place of its input.
 
-    Names of what stays are as they were.
+    Names of the remaining parts do not change.
 
     Raises:
         ConfigError: there are fewer layers; see ``layers_path`` too.
@@ -111,11 +107,11 @@ def start_at_last(body: nn.Module, last: int) -> None:
 
 
 class _Entry(nn.Module):
-    """Stands where embeddings were: what the network was called with are the states already."""
+    """Replaces the embeddings: the network's input is the states already."""
 
     def __init__(self, embeddings: Any) -> None:
         super().__init__()
-        # asked for its type of numbers alone
+        # networks read its dtype alone
         like = nn.Module()
         like.register_buffer("weight", next(embeddings.parameters()).new_empty(0), persistent=False)
         self.patch_embeddings = nn.Module()
@@ -127,7 +123,7 @@ class _Entry(nn.Module):
 
 
 class _Passed(nn.Module):
-    """Stands where a layer was that has done its work."""
+    """Replaces a layer whose work is done."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -159,11 +155,11 @@ class CachedTrunk(nn.Module):
 
 
 class PromptPositions(NamedTuple):
-    """Where learnt vectors stand among the positions of a network.
+    """Positions of learnt vectors among those of a network.
 
     Attributes:
-        at: of the first.
-        length: their number.
+        at: position of the first.
+        length: number of vectors.
         filler: token id that keeps their positions; None: the network makes room itself.
     """
 
@@ -181,11 +177,11 @@ class PromptPositions(NamedTuple):
 
 
 class NetworkTrunk(nn.Module):
-    """A pretrained network on pictures [b, c, h, w], token ids [b, l], or states of its first layers [b, l, e].
+    """A pretrained network on images [b, c, h, w], token ids [b, l], or states of its first layers [b, l, e].
 
     Args:
-        backbone: the network; a pooler that its pooling does not ask for is taken away.
-        padding: of token ids; None: there are none.
+        backbone: the network; a pooler that its pooling does not use is removed.
+        padding: padding of token ids; None: the input holds none.
         coarse: compute in bfloat16.
     """
 
@@ -194,12 +190,12 @@ class NetworkTrunk(nn.Module):
         self.backbone, self.padding, self.coarse = backbone, padding, coarse
         self.prompts: PromptPositions | None = None
         pooler = getattr(backbone.body, "pooler", None)
-        is_asked = backbone.pool in ("pooled", "projected")
-        if not is_asked and pooler is not None and any(True for _ in pooler.parameters()):
+        is_used = backbone.pool in ("pooled", "projected")
+        if not is_used and pooler is not None and any(True for _ in pooler.parameters()):
             backbone.body.register_module("pooler", None)  # it would learn nothing, and many checkpoints lack it
 
     def prompt(self, positions: PromptPositions) -> None:
-        """Have room for vectors that a part of the network puts among the embedded input."""
+        """Make room for vectors that a part of the network puts among the embedded input."""
         self.prompts = positions
         if self.padding is not None:
             self.padding.leave_room(positions.length)
@@ -219,7 +215,7 @@ class NetworkTrunk(nn.Module):
         return LocalFeatures(vector, local, mask, led)
 
     def _output(self, x: Tensor, attended: Tensor | None) -> Any:
-        """What the network gives, at the positions of its input alone."""
+        """Output of the network, at the positions of its input alone."""
         if self.prompts is None:
             return self.backbone.output(x, attended)
         if self.prompts.filler is not None:
@@ -238,13 +234,13 @@ class NetworkTrunk(nn.Module):
 
 
 class Padding:
-    """Which of token ids [b, l] are padding, as a network was trained to take it.
+    """Padding of token ids [b, l] as a network was trained with it.
 
     Args:
         pad: id of the padding token.
         room: positions of the network; None: any number.
-        ends: the first padding token ends the text, as where both are one token (CLIP).
-        full: texts are padded to ``room``, and all of it is read (SigLIP).
+        ends: True if the first padding token ends the text, both being one token (CLIP).
+        full: True if texts are padded to ``room``, and all of it is read (SigLIP).
     """
 
     def __init__(self, pad: int, room: int | None, *, ends: bool, full: bool) -> None:
@@ -255,17 +251,17 @@ class Padding:
         if not spec.vocabulary:
             return None
         config: Any = backbone.body.config
-        # configurations of CLIP that are older than a repair say 2, and mean the highest id
+        # configurations of CLIP older than a repair have 2, and mean the highest id
         end = len(spec.vocabulary) - 1 if config.eos_token_id == 2 else config.eos_token_id
         ends = str(config.model_type).startswith("clip") and spec.pad == end
         return cls(spec.pad, getattr(config, "max_position_embeddings", None), ends=ends, full=reads_padding(config))
 
     def leave_room(self, positions: int) -> None:
-        """Fill texts up to so many positions less."""
+        """Pad texts to ``positions`` fewer."""
         self.room = None if self.room is None else self.room - positions
 
     def of(self, ids: Tensor) -> tuple[Tensor, Bool[Tensor, "b l"] | None]:
-        """Ids as the network takes them, and which are valid; None: all are read."""
+        """Ids as the network takes them, and their mask; None: all are read."""
         length = ids.shape[1]
         if self.full:
             return F.pad(ids, (0, (self.room or length) - length), value=self.pad), None
@@ -303,15 +299,15 @@ def by_sample(model: nn.Module) -> Iterator[None]:
 
 
 def goes_on(backbone: Backbone, last: int, x: Tensor) -> Backbone:
-    """The network from the states of its last so many layers on.
+    """The network from the input states of its ``last`` layers on.
 
     Args:
         backbone: the whole network; it is changed.
         last: number of layers.
-        x: an input, on which the two are compared.
+        x: input on which the two are compared.
 
     Raises:
-        ConfigError: the network does not go on from states, as one that looks at token ids again.
+        ConfigError: the network does not go on from states, as one that reads token ids again.
     """
     with torch.no_grad():
         full = backbone.output(x, output_hidden_states=True)

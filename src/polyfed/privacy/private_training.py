@@ -85,7 +85,7 @@ def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
     if mixing:
         raise ConfigError(
             f"privacy.samples: '{mixing[0]}' of {who}'s model is a batch norm, which mixes samples; set `norm: group` "
-            "(resnet, mobilenet), choose encoders with layer norms or none (blocks, vit, transformer, bag, gru, "
+            "(resnet), choose encoders with layer norms or none (blocks, vit, transformer, bag, gru, "
             "projection), or protect the reply"
         )
 

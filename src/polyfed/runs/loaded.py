@@ -28,8 +28,7 @@ from polyfed.data.views.tokens import Tokens
 from polyfed.models.decoders import MaskHead
 from polyfed.models.model import Model
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.joint import Joint
-from polyfed.tasks.task import Task
+from polyfed.tasks.task import Joint, Task
 
 Vectors = Float[np.ndarray, "n d"]
 IMAGES, TEXTS = "image", "text"

@@ -22,7 +22,7 @@ from polyfed.runs.events import Callback, Incident, Measured, Recorder, RoundCom
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import LOGS, Checkpoint, RunFolder
 from polyfed.runs.records import ATTACKER, SERVER, best_round
-from polyfed.tasks.scores import TaskScores
+from polyfed.tasks.metrics import TaskScores
 from polyfed.wire.ledger import Ledger
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Tasks, and how they evaluate: the mode of models, and each distinct row once."""
+"""Tasks, and the evaluation that they share: the mode of models, and each distinct row once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyfed.models.model import Embedder
 def evaluating(*modules: Embedder | nn.Module | None, inference: bool = True) -> Iterator[None]:
     """Run a block in evaluation mode without gradients; afterwards every submodule has its former mode.
 
-    Tensors made in it may enter no graph later on, unless ``inference`` is off.
+    Tensors made in it cannot enter a graph later on, unless ``inference`` is off.
     """
     modes = {part: part.training for module in modules if isinstance(module, nn.Module) for part in module.modules()}
     for part in modes:
@@ -37,7 +37,7 @@ def encoded_rows(
     samples: Samples,
     batch_size: int,
 ) -> tuple[Float[Tensor, "rows d"], Int64[Tensor, " n"]]:
-    """Every distinct row of a modality by ``encode``, without those of samples that lack it, and which row each has.
+    """Every distinct row of a modality by ``encode``, without absent ones, and the row of each sample.
 
     A sample that lacks the modality has row 0 among rows that then start at 1.
     """

@@ -21,8 +21,7 @@ from polyfed.models.heads import LinearHead, NamesHead, NonNegativeHead, class_c
 from polyfed.models.model import CachedModel, Embedder
 from polyfed.tasks import evaluating
 from polyfed.tasks.imputations import Embeddings, Imputation, Imputer, LeaveOut, embeddings_of
-from polyfed.tasks.metrics import accuracies, label_ranks, predictions
-from polyfed.tasks.scores import TaskScores, items_beside, mean_by_item
+from polyfed.tasks.metrics import TaskScores, accuracies, items_beside, label_ranks, mean_by_item, predictions
 from polyfed.tasks.task import AnySamples, Task
 
 _IMPUTER = "imputer"
@@ -32,12 +31,8 @@ class ClassNames(Settings):
     """Texts that stand for classes, as CLIP classifies without training (Radford et al., ICML 2021, section 3.1)."""
 
     modality: str = Field(default="text", description="modality whose encoder reads the names; samples may lack it")
-    template: str = Field(
-        default="a photo of a {}", description="text in which {} is a class's name; {} alone where prompts are learnt"
-    )
-    temperature: float = Field(
-        default=0.01, gt=0, le=10, description="of the cosines, 1 over the logit scale; 0.01 is CLIP's as trained"
-    )
+    template: str = Field(default="a photo of a {}", description="text with {} for a class; {} alone with prompts")
+    temperature: float = Field(default=0.01, gt=0, le=10, description="temperature of the cosines; 0.01 is CLIP's")
 
     @field_validator("template")
     @classmethod
@@ -47,22 +42,22 @@ class ClassNames(Settings):
         return value
 
     def __str__(self) -> str:
-        """What tells one classifier by names from another, in the name of a type."""
+        """Part of a type's name that distinguishes classifiers by names."""
         return f"{self.modality}-{self.template}-{self.temperature}"
 
     def texts(self, names: Sequence[str]) -> list[str]:
-        """One a class; an underscore in a name stands for a space."""
+        """Texts by class; an underscore in a name stands for a space."""
         return [self.template.replace("{}", name.replace("_", " ")) for name in names]
 
 
 @dataclass(frozen=True)
 class Classified:
-    """What is classified of a batch.
+    """Embeddings by which a batch is classified.
 
     Attributes:
-        batch: the samples that are usable.
-        parts: their embeddings.
-        fuse: makes one of those of each sample.
+        batch: the usable samples.
+        parts: their embeddings by modality.
+        fuse: joins the embeddings of each sample.
     """
 
     batch: Batch
@@ -71,23 +66,22 @@ class Classified:
 
     @cached_property
     def feature(self) -> Float[Tensor, "b d"]:
-        """What each sample is classified by: one draw of modality dropout."""
+        """Joint embedding of each sample, with one draw of modality dropout."""
         return self.fuse(self.parts, len(self.batch))
 
 
 class Classification(Task):
-    """Predict a class from the embedding of one modality, or from the mean of the embeddings of several, with what
-    ``imputation`` puts in place of those that a sample lacks.
+    """Predict a class from the embedding of one modality or the mean of several, missing ones by ``imputation``.
 
     Metrics in percent: ``accuracy`` (primary), ``top5`` (from 10 classes on), ``balanced_accuracy`` (mean
     recall of the classes that occur) and ``macro_f1``, each with ``<name>_of_constant``, the highest that one answer to
     all test samples reaches; further ``loss`` (cross-entropy without margin, mean over samples), ``n`` samples and
-    ``classes``. Ties and NaN count against the model. Where test samples lack
-    modalities, ``accuracy_given_<modality>...`` and ``n_given_<modality>...`` are of those that have just these; with
-    ``given: each``, of all that have a modality, given this alone.
+    ``classes``. Ties and NaN count against the model. Where test samples lack modalities,
+    ``accuracy_given_<modality>...`` and ``n_given_<modality>...`` count samples that have just these; with
+    ``given: each``, all samples that have a modality, given this alone.
 
-    With ``names`` the classifier is what the model makes of texts with the names of the classes, so that an untrained
-    pretrained model classifies too (the twin ``zero-shot``).
+    With ``names`` the model's embeddings of texts with the names of the classes are the classifier, so that an
+    untrained pretrained model classifies too (the twin ``zero-shot``).
 
     The released CreamFL: ``margin: 4, separation: 0.5, non_negative: true, scale: 128, bias: true``.
     """
@@ -95,29 +89,19 @@ class Classification(Task):
     shapes_head: ClassVar[tuple[str, ...] | None] = ("classes", "non_negative", "scale", "bias", "names", "imputation")
 
     target: str = Field(default="label", description="name of the target that holds the class")
-    classes: int | None = Field(
-        default=None, ge=1, description="number of classes; None: of the class names, or else the highest label + 1"
-    )
+    classes: int | None = Field(default=None, ge=1, description="number of classes; None: by names or highest label")
     modality: str | None = Field(default=None, description="modality to classify by; None: all that a sample has")
     margin: float = Field(default=0.0, ge=0, description="logit margin by which the true class must win (CreamFL: 4)")
     separation: float = Field(default=0.0, ge=0, description="weight of the class separation loss (CreamFL: 0.5)")
-    non_negative: bool = Field(default=False, description="whether the classifier uses the positive part of weights")
+    non_negative: bool = Field(default=False, description="use the positive part of the classifier's weights")
     scale: float = Field(default=1.0, gt=0, description="factor on the embedding of a non-negative head (CreamFL: 128)")
-    bias: bool = Field(default=True, description="whether the classifier has a bias")
-
-    imputation: SerializeAsAny[Imputation] = Field(
-        default=LeaveOut(), description="what stands for the embedding of a modality that a sample lacks"
-    )
-    given: Literal["all", "each"] = Field(
-        default="all", description="judge test samples by all that they have, or also given each modality alone"
-    )
-    names: ClassNames | None = Field(
-        default=None,
-        description="classify by texts with the names of the classes; null: by a classifier that is learnt",
-    )
+    bias: bool = Field(default=True, description="classifier with a bias")
+    imputation: SerializeAsAny[Imputation] = Field(default=LeaveOut(), description="replacement of missing modalities")
+    given: Literal["all", "each"] = Field(default="all", description="evaluate by all modalities, also by each alone")
+    names: ClassNames | None = Field(default=None, description="classify by names of classes; null: a learnt head")
 
     @model_validator(mode="after")
-    def _all_acts(self) -> Self:
+    def _settings_have_an_effect(self) -> Self:
         if self.names is not None:
             require_default(self, "with names", "classes", "separation", "non_negative", "bias")
             if self.modality == self.names.modality:
@@ -181,8 +165,7 @@ class Classification(Task):
 
     def prepare(self, model: Embedder, head: nn.Module | None, public: Samples | None, batch_size: int) -> None:
         """See ``Task``."""
-        imputer = _imputer(head)
-        if imputer is not None:
+        if (imputer := _imputer(head)) is not None:
             imputer.prepare(model, public, batch_size)
 
     def require_public(self, modalities: Collection[str]) -> None:
@@ -190,7 +173,7 @@ class Classification(Task):
         self.imputation.require_public(modalities)
 
     def usable(self, samples: AnySamples) -> AnySamples:
-        """Those with a modality that is classified by."""
+        """Samples with a modality that is classified by."""
         wanted = [name for name in samples.inputs if self.modality in (None, name)]
         return samples.having_any(*wanted)
 
@@ -199,10 +182,9 @@ class Classification(Task):
         if not own.parts:
             return own.batch.no_loss
         labels = own.batch.targets[self.target].long()
-        loss = margin_cross_entropy(_classified(model, head, own.feature), labels, self.margin)
+        loss = margin_cross_entropy(self._logits(model, head, own), labels, self.margin)
         if self.separation:
-            assert head is not None
-            loss = loss + self.separation * class_separation(head.get_parameter("weight"))
+            loss = loss + self.separation * class_separation(self.require_head(head).get_parameter("weight"))
         return loss
 
     def evaluate(
@@ -214,14 +196,13 @@ class Classification(Task):
             ConfigError: the samples have no such target or modality.
             DataError: there are no samples, or a label is outside the head's classes.
         """
-        if head is None:
-            raise TypeError("classification needs the module that its head() made")
+        head = self.require_head(head)
         labels, classes = self._labels(samples), class_count(head)
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise DataError(
-                f"target '{self.target}' has label {int(outside[0])}, but the head knows {classes} classes; "
-                "set classes to the number over all splits"
+                f"target '{self.target}' has label {int(outside[0])}, but the head has {classes} classes; set classes "
+                "to the number over all splits"
             )
         modalities = self._modalities(samples.modalities)
         samples = self.usable(samples.only(modalities))
@@ -244,7 +225,7 @@ class Classification(Task):
     def _outcomes(
         self, model: Embedder, head: nn.Module, samples: Samples, batch_size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Position of the true class of each sample among all, the predicted one, and the loss."""
+        """Rank of each sample's true class, the predicted one, and the loss."""
         results: list[tuple[Tensor, Tensor, Tensor]] = []
         classifier = _classifier(model, head)  # once for all batches
         for batch in (batch.to(model.device) for batch in samples.batches(batch_size)):
@@ -258,11 +239,11 @@ class Classification(Task):
         return positions, predicted, losses
 
     def feature(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b d"]:
-        """What is classified: the embedding of the one modality, or the mean of those of several."""
+        """Joint embedding: that of the one modality, or the mean of those of several."""
         return self._embedded(model, head, batch).feature
 
     def classified(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Classified:
-        """What is classified of the usable samples of a batch, the same for all its losses."""
+        """Embeddings of the usable samples of a batch, the same for all its losses."""
 
         def make() -> Classified:
             return self._embedded(model, head, self.usable(batch))
@@ -277,15 +258,19 @@ class Classification(Task):
         return Classified(batch, embeddings_of(model, batch, modalities), imputer or _mean)
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c"]:
-        """See ``Task``; of the samples that are usable."""
-        return _classified(model, head, self.classified(model, head, batch).feature)
+        """See ``Task``; only usable samples have scores."""
+        return self._logits(model, head, self.classified(model, head, batch))
+
+    def _logits(self, model: Embedder, head: nn.Module | None, own: Classified) -> Float[Tensor, "b c"]:
+        logits: Tensor = _classifier(model, self.require_head(head))(own.feature)
+        return logits
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
         wanted = available if self.modality is None else (self.modality,)
         if not wanted or not set(wanted) <= set(available):
             raise ConfigError(
-                f"classification by modality '{self.modality}' is impossible on samples with "
-                f"{list(available)}; set modality to one of these, or leave it out for all"
+                f"classification by modality '{self.modality}' is impossible on samples with {list(available)}; set "
+                "modality to one of these, or leave it out for all"
             )
         return wanted
 
@@ -328,16 +313,9 @@ def _mean(parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
 
 
 def _imputer(head: nn.Module | None) -> Imputer | None:
-    """What fills in for modalities; a head of one modality has none."""
+    """Module that fills in for modalities; a head of one modality has none."""
     imputer = None if head is None else head._modules.get(_IMPUTER)
     return imputer if isinstance(imputer, Imputer) else None
-
-
-def _classified(model: Embedder, head: nn.Module | None, feature: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
-    if head is None:
-        raise TypeError("classification needs the module that its head() made")
-    logits: Tensor = _classifier(model, head)(feature)
-    return logits
 
 
 def _classifier(model: Embedder, head: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What stands for the embedding of a modality that a sample lacks, where embeddings of several are averaged."""
+"""Replacements for the embedding of a modality that a sample lacks, where embeddings of several are averaged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PresentEmbeddings:
 
     Attributes:
         values: [k, d].
-        index: of each in the batch, ascending.
+        index: position of each in the batch, ascending.
     """
 
     values: Float[Tensor, "k d"]
@@ -38,21 +38,21 @@ Embeddings = Mapping[str, PresentEmbeddings]
 
 
 class Imputation(Settings):
-    """A way to fill in for what samples lack. Subclasses live in this module."""
+    """A way to fill in for missing modalities. Subclasses live in this module."""
 
     home: ClassVar[str] = "polyfed.tasks.imputations"
     looks_in_public: ClassVar[bool] = False
-    """Whether what stands for it is of public samples, as the participant's own model sees them."""
+    """True if replacements are embeddings of public samples by the participant's own model."""
 
     dropout: float = Field(
         default=0.0, ge=0, lt=1, description="share of samples with several modalities that lose one in training"
     )
 
     def require_public(self, modalities: Collection[str]) -> None:
-        """Raise ConfigError if it takes public samples and these, of such modalities, are not enough."""
+        """Raise ConfigError if it uses public samples and these ``modalities`` are not enough."""
 
     def __str__(self) -> str:
-        """What tells one from another in the name of a type: all that shapes what is averaged."""
+        """Part of a type's name that distinguishes imputations: all settings that shape the average."""
         own = [f"{key}={getattr(self, key)}" for key in type(self).model_fields if key != "dropout"]
         return "-".join([self.component_name(), *own])
 
@@ -81,7 +81,7 @@ class Imputer(nn.Module):
         self.modalities, self.dropout = tuple(modalities), dropout
 
     def forward(self, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
-        """What is classified of each of ``count`` samples, each of which has a modality at least."""
+        """Joint embedding of each of ``count`` samples, which have at least one modality."""
         return self.fuse(self.thinned(parts, count) if self.training and self.dropout else parts, count)
 
     def fuse(self, parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
@@ -101,25 +101,25 @@ class Imputer(nn.Module):
         return total / self.share(parts, count)
 
     def fill(self, modality: str, index: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
-        """What stands for a modality that the samples at ``index`` lack, of the ``count`` samples of a batch."""
+        """Replacement for a modality that the samples at ``index`` lack, in a batch of ``count`` samples."""
         first = next(iter(parts.values())).values
         return first.new_zeros(len(index), first.shape[1])
 
     def share(self, parts: Embeddings, count: int) -> Float[Tensor, "b 1"] | int:
-        """What the sum of embeddings is divided by."""
+        """Divisor of the sum of embeddings."""
         return len(self.modalities)
 
     def prepare(self, model: Embedder, public: Samples | None, batch_size: int) -> None:
-        """Compute what the imputer takes from the model's present weights, before training or evaluation.
+        """Compute values that follow from the model's present weights, before training or evaluation.
 
         Raises:
-            ConfigError: it takes a public set with all modalities, and there is none.
+            ConfigError: they need a public set with all modalities, and there is none.
         """
 
     def thinned(self, parts: Embeddings, count: int) -> Embeddings:
         """The parts after modality dropout: some samples lose one modality of several, at random.
 
-        From torch's global generator, as every dropout.
+        Drawn from torch's global generator, as every dropout.
         """
         device = next(iter(parts.values())).index.device
         present = torch.zeros(len(self.modalities), count, dtype=torch.bool, device=device)
@@ -145,7 +145,7 @@ def embeddings_of(model: Embedder, batch: Batch, modalities: Sequence[str]) -> d
         index = every if name not in batch.present else batch.present[name].nonzero()[:, 0]
         x = batch.inputs[name]
         if len(index):
-            # the very input where nobody lacks it: models remember what they have embedded
+            # the same object where no sample lacks it: models remember inputs that they have embedded
             parts[name] = PresentEmbeddings(model.embed(name, x if len(index) == len(batch) else x[index]), index)
     return parts
 
@@ -159,7 +159,7 @@ def absent(parts: Embeddings, modality: str, count: int, device: torch.device) -
 
 
 def mean_of(made: Embeddings, parts: Embeddings, count: int) -> Float[Tensor, "b w"]:
-    """Means of what was made for each of ``count`` samples, of the modalities that it has; zero where nothing was."""
+    """Mean over the modalities in ``made`` of each of ``count`` samples; zero for samples without any."""
     like = next(iter((*made.values(), *parts.values()))).values
     total, times = like.new_zeros(count, like.shape[1]), like.new_zeros(count, 1)
     for part in made.values():
@@ -169,7 +169,7 @@ def mean_of(made: Embeddings, parts: Embeddings, count: int) -> Float[Tensor, "b
 
 
 class LeaveOut(Imputation):
-    """Nothing: the mean is over the modalities that a sample has."""
+    """No replacement: the mean is over the modalities that a sample has."""
 
     short_name: ClassVar[str] = "drop"
 
@@ -184,7 +184,7 @@ class _LeftOut(Imputer):
 
 
 class Zero(Imputation):
-    """Zeros, so that a sample with fewer modalities says less."""
+    """Zeros, so that a sample with fewer modalities weighs less."""
 
     short_name: ClassVar[str] = "zero"
 
@@ -193,7 +193,7 @@ class Zero(Imputation):
 
 
 class Placeholder(Imputation):
-    """A vector that is learnt, one a modality."""
+    """A learnt vector for each modality."""
 
     short_name: ClassVar[str] = "placeholder"
 
@@ -212,7 +212,7 @@ class _Placeholders(Imputer):
 
 
 class Neighbour(Imputation):
-    """The embedding that the nearest public sample has in the lacking modality, by those that the sample has."""
+    """Embedding in the missing modality of the public sample nearest in the modalities that the sample has."""
 
     short_name: ClassVar[str] = "nearest"
     looks_in_public: ClassVar[bool] = True
@@ -220,10 +220,7 @@ class Neighbour(Imputation):
     def require_public(self, modalities: Collection[str]) -> None:
         """See ``Imputation``."""
         if len(modalities) < 2:
-            raise ConfigError(
-                "task.imputation nearest takes a public set of several modalities; add a 'public' section of such a "
-                "source, or choose another imputation"
-            )
+            raise _no_public("of several modalities")
 
     def imputer(self, dim: int, modalities: Sequence[str]) -> Imputer:
         return _Nearest(modalities, self.dropout)
@@ -236,10 +233,7 @@ class _Nearest(Imputer):
 
     def prepare(self, model: Embedder, public: Samples | None, batch_size: int) -> None:
         if public is None or not set(self.modalities) <= set(public.modalities):
-            raise ConfigError(
-                f"task.imputation nearest takes a public set with {list(self.modalities)}; add a 'public' section of "
-                "such a source, or choose another imputation"
-            )
+            raise _no_public(f"with {list(self.modalities)}")
         with evaluating(model, inference=False):
             batches = [batch.to(model.device) for batch in public.only(self.modalities).batches(batch_size)]
             self._bank = {
@@ -250,8 +244,8 @@ class _Nearest(Imputer):
     def fill(self, modality: str, index: Int64[Tensor, " k"], parts: Embeddings, count: int) -> Float[Tensor, "k d"]:
         if not self._bank:
             raise ConfigError(
-                "task.imputation nearest looks in the public set as the client's own model sees it, which a saved "
-                "model has not; choose another imputation"
+                "task.imputation nearest needs the public set by the client's own model, which a saved model lacks; "
+                "choose another imputation"
             )
         near = {
             name: PresentEmbeddings(
@@ -260,3 +254,8 @@ class _Nearest(Imputer):
             for name, part in parts.items()
         }
         return self._bank[modality][mean_of(near, near, count)[index].argmax(1)]
+
+
+def _no_public(which: str) -> ConfigError:
+    remedy = "add a 'public' section of such a source, or choose another imputation"
+    return ConfigError(f"task.imputation nearest takes a public set {which}; {remedy}")

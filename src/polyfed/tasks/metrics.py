@@ -1,8 +1,11 @@
-"""Metrics from logits, masks and representations; ties and NaN count against the model."""
+"""Metrics from logits, masks and representations, and their 95 % intervals over items.
+
+Ties and NaN count against the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 
 import torch
@@ -10,7 +13,9 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.core.distributions import LEVEL, share_interval
 from polyfed.core.errors import DataError
+from polyfed.data.samples import Samples
 
 _TOP5_CLASSES = 10  # with fewer classes, five guesses say little
 
@@ -85,7 +90,7 @@ def accuracies(
 ) -> dict[str, float]:
     """``accuracy``, ``top5`` (from 10 classes on), ``balanced_accuracy`` and ``macro_f1``, in percent.
 
-    Each has beside it ``<name>_of_constant``: the highest that one answer to all samples reaches, whichever it is.
+    Each comes with ``<name>_of_constant``: the highest that one answer to all samples reaches.
     """
     shares = torch.bincount(labels, minlength=classes).double() / len(labels)
     occurring, best = int((shares > 0).sum()), float(shares.max())
@@ -201,27 +206,27 @@ def _block_ranks(
     owned = offset < positives[:, None]
     own = scores.gather(1, (first[:, None] + offset).clamp_(max=scores.shape[1] - 1))
     best = own.masked_fill(~owned | own.isnan(), -torch.inf).amax(1, keepdim=True)
-    # what is below is counted, and not what is above: a NaN is neither, and so counts against the model
+    # scores below are counted, not those above: a NaN is neither, and so counts against the model
     below = (scores < best).sum(1, dtype=torch.int32)
     own_below = ((own < best) & owned).sum(1, dtype=torch.int32)
     return (scores.shape[1] - positives) - (below - own_below)
 
 
 Counts = Int[Tensor, "*n classes 3"]
-"""Of each class: pixels that are predicted and true, predicted, true."""
+"""Pixels of each class that are predicted and true, predicted, true."""
 
 
 def overlaps(predicted: Int[Tensor, "n h w"], masks: Int[Tensor, "n h w"], classes: int) -> Int[Tensor, "n classes 3"]:
-    """``Counts`` of each picture.
+    """``Counts`` of each image.
 
-    A pixel whose true value is no class is left out; one whose predicted value is none is right nowhere.
+    A pixel whose true value is not a class is left out; a predicted value that is not a class is always wrong.
 
     >>> overlaps(torch.tensor([[[1, 1, 0]]]), torch.tensor([[[1, 0, 0]]]), classes=2)
     tensor([[[1, 1, 2],
              [1, 2, 1]]])
     """
     predicted = predicted.where((masks >= 0) & (masks < classes), -1)
-    # class by class: what is held does not grow with their number
+    # class by class: memory does not grow with their number
     sides = ((predicted == number, masks == number) for number in range(classes))
     return torch.stack([torch.stack([(a & b).sum((1, 2)), a.sum((1, 2)), b.sum((1, 2))], 1) for a, b in sides], 1)
 
@@ -237,7 +242,7 @@ def dice(counts: Counts) -> Float[Tensor, "*n classes"]:
 
 
 def iou(counts: Counts) -> Float[Tensor, "*n classes"]:
-    """|A and B| / |A or B| in float64; NaN likewise.
+    """|A and B| / |A or B| in float64; NaN where a class is neither predicted nor true.
 
     >>> iou(torch.tensor([[1, 2, 1]])).item()
     0.5
@@ -247,11 +252,11 @@ def iou(counts: Counts) -> Float[Tensor, "*n classes"]:
 
 
 def dice_of_constant(counts: Int[Tensor, "classes 3"], first: int = 0) -> Float[Tensor, ""]:
-    """Mean Dice of the best mask that has one class everywhere: what predictions must beat; 1 where it is undefined.
+    """Mean Dice of the best mask that has one class everywhere, the chance level; 1 where it is undefined.
 
     Args:
-        counts: of all pictures.
-        first: the first class that counts in the mean.
+        counts: sums over all images.
+        first: first class that counts in the mean.
     """
     true = counts[:, 2]
     everywhere = torch.eye(len(true), dtype=torch.bool, device=true.device)
@@ -260,13 +265,88 @@ def dice_of_constant(counts: Int[Tensor, "classes 3"], first: int = 0) -> Float[
 
 
 def mean_dice(predicted: Bool[Tensor, "n h w"], masks: Bool[Tensor, "n h w"]) -> Float[Tensor, ""]:
-    """Dice of each picture, then the mean, in percent; NaN without pictures.
+    """Dice of each image, then the mean, in percent; NaN without images.
 
-    A picture whose mask is empty scores 1 if nothing is predicted in it, else 0 (FedAID, appendix B.2).
+    An image whose mask is empty scores 1 if nothing is predicted in it, else 0 (FedAID, appendix B.2).
 
     >>> masks = torch.tensor([[[True, False]], [[False, False]]])
     >>> float(mean_dice(masks, masks)), float(mean_dice(~masks, masks))
     (100.0, 0.0)
     """
-    by_picture = dice(overlaps(predicted.int(), masks.int(), 2))[:, 1]
-    return 100.0 * by_picture.nan_to_num(1.0).mean()
+    return 100.0 * dice(overlaps(predicted.int(), masks.int(), 2))[:, 1].nan_to_num(1.0).mean()
+
+
+_DRAWS = 1000
+_TRIES = 30  # for a draw that lacks all items of a class
+_BLOCK = 1 << 20  # weights of items held at a time
+
+
+class TaskScores(dict[str, float]):
+    """Metrics of a task.
+
+    Samples of one item (captions of an image, questions on it) are not independent trials: intervals are over items.
+
+    Args:
+        metrics: name -> value.
+        by_item: metric -> means whose sum it is, each as sums and counts by item.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, float], by_item: Mapping[str, Sequence[Float[Tensor, "2 items"]]] | None = None
+    ) -> None:
+        super().__init__(metrics)
+        self.by_item = dict(by_item or {})
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Percentiles of each metric over draws of items with replacement, the same draws for all metrics."""
+        if not self.by_item:
+            return {}
+        means = torch.cat([torch.stack(list(terms)) for terms in self.by_item.values()]).double().cpu()
+        means = means[:, :, means[:, 1].sum(0) > 0]  # [means, 2, items]
+        items = means.shape[2]
+        values = drawn_means(means, _DRAWS)
+        ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
+        intervals, start = {}, 0
+        for name, terms in self.by_item.items():
+            # a class without items in a draw is left out of the mean, as in the metric
+            drawn = values[:, start : start + len(terms)].nanmean(1) * len(terms)
+            low, high = drawn.nanquantile(ends).tolist()
+            start += len(terms)
+            if low >= high:  # items that are all alike show no spread: no draw differs
+                low, high = (len(terms) * end for end in share_interval(self[name] / len(terms), items))
+            intervals[name] = low, high
+        return intervals
+
+
+def drawn_means(means: Float[Tensor, "m 2 items"], draws: int) -> Float[Tensor, "draws m"]:
+    """Means over items that are drawn with replacement, the same for all means, of sums and counts by item.
+
+    A draw that lacks all items of a mean is drawn again; if that does not help, this mean is NaN.
+    """
+    items, stream = means.shape[2], torch.Generator().manual_seed(0)
+    values, lacking = torch.full((draws, len(means)), torch.nan, dtype=torch.float64), torch.arange(draws)
+    for _ in range(_TRIES):
+        for part in torch.split(lacking, max(1, _BLOCK // max(1, items))):
+            rows = torch.randint(items, (len(part), items), generator=stream)
+            weights = torch.zeros(len(rows), items, dtype=torch.float64)
+            weights.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.float64))
+            sums = torch.einsum("di,mki->dmk", weights, means)
+            values[part] = sums[..., 0] / sums[..., 1]
+        lacking = values.isnan().any(1).nonzero()[:, 0]
+    return values
+
+
+def mean_by_item(values: Tensor, items: Int64[Tensor, " n"]) -> Float[Tensor, "2 items"]:
+    """Sums and counts of the values [n] of each item's samples.
+
+    >>> mean_by_item(torch.tensor([100.0, 0.0, 100.0]), torch.tensor([0, 0, 1])).tolist()  # sums, counts
+    [[100.0, 100.0], [2.0, 1.0]]
+    """
+    items = items.cpu()
+    return torch.stack([torch.bincount(items, values.double().cpu()), torch.bincount(items).double()])
+
+
+def items_beside(samples: Samples) -> dict[str, float]:
+    """``items``: number of the samples' items, where these are fewer."""
+    items = len(set(samples.items.tolist()))
+    return {"items": float(items)} if items < len(samples) else {}

@@ -1,4 +1,4 @@
-"""Segmentation: the class of every pixel of a picture."""
+"""Segmentation: the class of every pixel of an image."""
 
 from __future__ import annotations
 
@@ -21,49 +21,40 @@ from polyfed.models.decoders import MaskHead
 from polyfed.models.model import Embedder, Located, Model
 from polyfed.models.towers import grid_side
 from polyfed.tasks import evaluating
-from polyfed.tasks.metrics import dice, dice_of_constant, iou, overlaps, sole_best
-from polyfed.tasks.scores import TaskScores, items_beside
+from polyfed.tasks.metrics import TaskScores, dice, dice_of_constant, iou, items_beside, overlaps, sole_best
 from polyfed.tasks.task import AnySamples, Task
 
 
 class Segmentation(Task):
-    """Say of every pixel of a picture which class it has, by a decoder of the encoder's features by position.
+    """Predict the class of every pixel of an image, by a decoder of the encoder's features by position.
 
-    Those are the last map of a convolutional encoder or the patch tokens of a transformer; an encoder that gives a
+    Features are the last map of a convolutional encoder or the patch tokens of a transformer; an encoder that gives a
     vector alone is refused. With two ``names`` a mask is the second class where it is above ``threshold``; with more,
-    its values (of a palette, or grey) are numbers of classes. Samples without the picture are left out.
+    its values (of a palette, or grey) are numbers of classes. Samples without the image are left out.
 
     Metrics in percent: ``dice`` (primary) and ``iou``, means over classes, without the first unless ``background``;
-    ``dice_<name>`` and ``iou_<name>`` of each. Pixels are counted over all pictures, not averaged by picture. A class
-    that no mask has and nothing is predicted to be has no metric and is left out of means, which are 100 where that
-    holds for all; one that is predicted though no mask has it scores 0. ``dice_of_constant`` is that of the best mask
-    with one class everywhere. Further ``loss`` (cross-entropy, mean over pixels and then pictures), ``n`` pictures and
-    ``classes``. Ties and NaN count against the model.
+    ``dice_<name>`` and ``iou_<name>`` of each. Pixels are counted over all images, not averaged by image. A class
+    that is neither true nor predicted has no metric and is left out of means, which are 100 where that holds for all;
+    one that is only predicted scores 0. ``dice_of_constant`` is the Dice of the best mask with one class everywhere.
+    Further ``loss`` (cross-entropy, mean over pixels and then images), ``n`` images and ``classes``. Ties and NaN count
+    against the model.
     """
 
     shapes_head: ClassVar[tuple[str, ...] | None] = ("names", "widths")
 
     target: str = Field(default="mask", description="column of the masks")
-    modality: str = Field(default="image", description="modality of the pictures")
+    modality: str = Field(default="image", description="modality of the images")
     names: tuple[str, ...] = Field(
-        default=("background", "foreground"), min_length=2, max_length=256, description="of the classes, in order"
+        default=("background", "foreground"), min_length=2, max_length=256, description="names of the classes in order"
     )
-    threshold: int = Field(
-        default=127, ge=0, le=254, description="of two classes: grey value above which a pixel is the second"
-    )
-    size: int | None = Field(
-        default=None, ge=8, le=2048, description="side of the masks; None: of the pictures, whose view is pixels"
-    )
+    threshold: int = Field(default=127, ge=0, le=254, description="grey value above which a pixel is the second class")
+    size: int | None = Field(default=None, ge=8, le=2048, description="side of the masks; None: that of the images")
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(64, 32), min_length=1, description="channels of the decoder's stages, each of which doubles the side"
     )
-    dice_over: Literal["batch", "picture"] = Field(
-        default="batch", description="what a soft Dice is over; privacy.samples needs picture"
-    )
+    dice_over: Literal["batch", "picture"] = Field(default="batch", description="range of Dice; DP-SGD needs picture")
     background: bool = Field(default=False, description="count the first class in means, and in the soft Dice")
-    ignore: int | None = Field(
-        default=None, ge=0, le=255, description="value of pixels that are left out, such as 255; of several classes"
-    )
+    ignore: int | None = Field(default=None, ge=0, le=255, description="value of pixels to leave out, with 3+ names")
 
     @field_validator("names")
     @classmethod
@@ -84,7 +75,7 @@ class Segmentation(Task):
 
     @property
     def class_targets(self) -> tuple[str, ...]:
-        return ()  # masks are no labels of samples
+        return ()  # masks are not labels of samples
 
     @property
     def compared(self) -> frozenset[str]:
@@ -115,7 +106,7 @@ class Segmentation(Task):
         """The decoder.
 
         Raises:
-            ConfigError: the samples have no such pictures.
+            ConfigError: the samples have no such images.
             DataError: there are no samples.
         """
         self._require(samples)
@@ -123,48 +114,44 @@ class Segmentation(Task):
         return MaskHead(dim, len(self.names), self.widths, side, self.modality)
 
     def require_model(self, model: Model, samples: Samples) -> None:
-        """Raise ConfigError if the encoder gives no grid of features, found out on one picture."""
-        pictures = self.usable(samples)
-        if not len(pictures):
-            return  # which is refused where all clients are looked at
-        x = pictures.load(self.modality, pictures.rows[self.modality][:1]).to(model.device)
+        """Raise ConfigError if the encoder does not give a grid of features for one image."""
+        images = self.usable(samples)
+        if not len(images):
+            return  # which is refused where all clients are checked
+        x = images.load(self.modality, images.rows[self.modality][:1]).to(model.device)
         with evaluating(model, inference=False):
             positions, mask = model.positions(self.modality, x)
         if (grid_side(positions, mask) or 0) < 2:
             encoder = type(model.encoders[self.modality]).__name__
             raise ConfigError(
                 f"task 'segmentation' needs a square map of features, and the encoder of '{self.modality}' ({encoder}) "
-                f"gives {positions.shape[1]} positions; choose resnet, vit, mobilenet or blocks on square pictures, or "
-                "hf or projection with a view of pool: tokens"
+                f"gives {positions.shape[1]} positions; choose resnet, vit or blocks on square images, or hf or "
+                "projection with a view of pool: tokens"
             )
 
     def usable(self, samples: AnySamples) -> AnySamples:
-        """Those with the picture."""
+        """Samples with the image."""
         return samples.having(self.modality)
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         batch = self.usable(batch)
         if not len(batch):
             return batch.no_loss
-        return cross_entropy_dice(
-            self._logits(model, head, batch),
-            batch.targets[self.target],
-            over=self.dice_over,
-            background=self.background,
-        )
+        logits, masks = self._logits(model, head, batch), batch.targets[self.target]
+        return cross_entropy_dice(logits, masks, over=self.dice_over, background=self.background)
 
     def scores(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "pixels c"]:
-        """See ``Task``; a row for each pixel of the pictures."""
+        """See ``Task``; a row for each pixel of the images."""
         return self._logits(model, head, self.usable(batch)).movedim(1, -1).flatten(0, 2)
 
     def evaluate(
         self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
     ) -> dict[str, float]:
-        """Metrics of all pictures; of each, three numbers a class are kept, not what is predicted.
+        """Metrics of all images; three numbers for each image and class are kept, not the predictions.
 
         Raises:
-            ConfigError: the samples have no such pictures.
-            DataError: there are none.
+            ConfigError: the samples have no such images.
+            DataError: there are no samples.
         """
         self._require(samples)
         samples, classes = self.usable(samples), len(self.names)
@@ -182,14 +169,12 @@ class Segmentation(Task):
         return TaskScores(metrics, {"dice": self._dice_by_item(counts, samples.items)})
 
     def _logits(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c h w"]:
-        if head is None:
-            raise TypeError("segmentation needs the module that its head() made")
         if not isinstance(model, Located):
             raise ConfigError(
                 "task 'segmentation' needs features by position, which a method that trains through "
                 f"{type(model).__name__} does not give; choose another method"
             )
-        logits: Tensor = head(model.positions(self.modality, batch.inputs[self.modality])[0])
+        logits: Tensor = self.require_head(head)(model.positions(self.modality, batch.inputs[self.modality])[0])
         return logits
 
     def _overlaps(self, counts: Int64[Tensor, "c 3"]) -> dict[str, float]:
@@ -200,7 +185,7 @@ class Segmentation(Task):
         return metrics | {"dice_of_constant": 100.0 * float(dice_of_constant(counts, self._first))}
 
     def _dice_by_item(self, counts: Int64[Tensor, "n c 3"], items: Int64[Tensor, " n"]) -> list[Tensor]:
-        """What each item adds to the mean over classes: a Dice is one sum over pictures, divided by another."""
+        """Terms of each item in the mean over classes: a Dice is one sum over images, divided by another."""
         mine = counts.new_zeros(int(items.max()) + 1, *counts.shape[1:]).index_add(0, items, counts).double()
         chosen = [k for k in range(self._first, len(self.names)) if bool(counts[:, k].any())]
         return [torch.stack([200.0 / len(chosen) * mine[:, k, 0], mine[:, k, 1] + mine[:, k, 2]]) for k in chosen]

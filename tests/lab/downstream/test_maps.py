@@ -18,7 +18,6 @@ from polyfed.models.model import ModelSettings
     ("encoder", "sides"),
     [
         ({"name": "resnet", "widths": [8, 12, 16], "depths": [1, 1, 1], "stem": "medium"}, (8, 16, 32)),
-        ({"name": "mobilenet", "multiplier": 0.35}, (2, 4, 8, 16, 32)),  # pooling hides no map
     ],
 )
 def test_a_convolutional_network_gives_every_resolution(

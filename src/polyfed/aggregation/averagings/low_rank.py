@@ -31,12 +31,12 @@ from polyfed.aggregation.averaging import (
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
-from polyfed.models.adapters.layers import LoRA
+from polyfed.models.adapters.adapter import LoRA
 from polyfed.models.model import ModelSettings
 
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 OFFSET = "base_layer.offset"
-"""What has been added to a layer besides its adapter, in units of B A (``models.adapters.layers.OffsetLinear``)."""
+"""Name of a layer's offset, in units of B A (``models.adapters.adapter.OffsetLinear``)."""
 
 
 class Factors(NamedTuple):

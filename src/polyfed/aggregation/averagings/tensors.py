@@ -22,7 +22,8 @@ from polyfed.aggregation.averaging import (
 )
 from polyfed.aggregation.mean import WeightedMean, accumulator
 from polyfed.core.errors import ConfigError
-from polyfed.models.slots import BLOCK_ROLES, EXTRA, HEAD, Slot
+from polyfed.models.blocks import BLOCK_ROLES
+from polyfed.models.slots import EXTRA, HEAD, Slot
 
 Layers = Literal["attention", "mlp", "mlp_norm", "blocks", "encoder"]
 

@@ -32,7 +32,7 @@ from polyfed.models.aligner import Aligner
 from polyfed.models.binding import Bound, EncoderFeatures, Parts, aligners_of
 from polyfed.models.model import Embedder, Model
 from polyfed.models.slots import model_slots
-from polyfed.tasks.pairing import PairTask
+from polyfed.tasks.retrieval import PairTask
 
 _W = "robust_weights"
 _TEMPERATURE = 0.07

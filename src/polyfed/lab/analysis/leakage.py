@@ -37,7 +37,7 @@ from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER
 from polyfed.tasks import evaluating
 from polyfed.tasks.classification import Classification
-from polyfed.tasks.pairing import PairTask
+from polyfed.tasks.retrieval import PairTask
 from polyfed.tasks.task import Task
 from polyfed.wire.payload import TensorBundle, Weights
 

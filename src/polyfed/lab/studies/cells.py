@@ -39,6 +39,7 @@ _ADDED = {("public", "reserve"): 0}
 _FIRST = {"first_private": None, "first_public": None}
 _FORM = {"form": "representations", "largest_score": None}
 _GONE: dict[str, dict[str, Any]] = {
+    "adapter lora": {"dropout": 0.0},
     "reply": {"prototypes": None},
     "algorithm creamfl_averaged.contrast": {"tau_inter": 0.5, "tau_intra": 0.5},
     "algorithm fedaid": {"mean": "uniform"},

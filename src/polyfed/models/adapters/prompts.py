@@ -17,22 +17,21 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import BackboneTower, require_tokenizer
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.models.adapters.adapter import Adapter
-from polyfed.models.adapters.layers import start_folder, start_tensors
+from polyfed.models.adapters.adapter import Adapter, start_folder, start_tensors
 from polyfed.models.trunks import NetworkTrunk, PromptPositions, layers_path
 
 TENSOR = "prompt_embeddings"
-"""What ``peft`` calls prompts in a folder."""
+"""Name of prompts in a folder of ``peft``."""
 
 
 class Prompts(Adapter):
-    """Learnt vectors P [length, e] among the embedded tokens of a text, or patches of a picture.
+    """Learnt vectors P [length, e] among the embedded tokens of a text, or patches of an image.
 
     Texts: behind the token with which all begin, as CoOp (Zhou et al., IJCV 2022, Equation 2), or in front of all, as
     ``peft``'s prompt tuning (Lester et al., EMNLP 2021) and where the tokenizer has no token of a beginning (SigLIP).
-    They have positions as tokens do, and count towards the longest text. Pictures: behind the class token, without
-    positions (VPT-shallow; Jia et al., ECCV 2022, Equations 4 and 5). What the network gives at their own positions is
-    left out, also of means; but SigLIP's own pooler of pictures attends to all positions, and so to theirs.
+    They have positions as tokens do, and count towards the longest text. Images: behind the class token, without
+    positions (VPT-shallow; Jia et al., ECCV 2022, Equations 4 and 5). The network's outputs at their own positions are
+    left out, also of means; but SigLIP's own pooler of images attends to all positions, and so to theirs.
     """
 
     short_name: ClassVar[str] = "prompts"
@@ -42,9 +41,7 @@ class Prompts(Adapter):
         default="behind", description="behind the token of the beginning (CoOp, VPT), or in front of all (peft)"
     )
     start_text: str | None = Field(
-        default=None,
-        min_length=1,
-        description="words whose tokens they start as, repeated or cut to length; null: random numbers",
+        default=None, min_length=1, description="words whose tokens they start as, repeated or cut; null: random values"
     )
     start: str | None = Field(
         default=None, min_length=1, description="peft folder to start from, absolute or below data.weights_dir"
@@ -53,7 +50,7 @@ class Prompts(Adapter):
     @model_validator(mode="after")
     def _one_start(self) -> Self:
         if self.start is not None and self.start_text is not None:
-            raise ValueError("start and start_text both say what prompts start as; leave one out")
+            raise ValueError("start and start_text both set the first prompts; leave one out")
         return self
 
     @property
@@ -66,26 +63,35 @@ class Prompts(Adapter):
         body: Any = trunk.backbone.body
         layers_path(body)  # refuses convolutional networks
         if trunk.backbone.reads != "input_ids":
-            self._attach_to_pictures(trunk, body)
+            self._attach_to_images(trunk, body)
             return
         at = int(self.place == "behind" and spec.begins)
         if at == 0 and getattr(body, "pooler", None) is not None:
             raise ConfigError(
                 "adapter.place is front, or the tokenizer has no token of a beginning, and the network's own pooler "
-                "looks at the first position, which would be a prompt's; set pooling to cls or mean, or adapter.place "
-                "to behind with a tokenizer that has one"
+                "reads the first position, a prompt's; set pooling to cls or mean, or adapter.place to behind"
             )
         words: nn.Embedding = body.get_input_embeddings()
         _hold(words, self._first_values(words, folder, context), _in_place_of_fillers, at)
         trunk.prompt(PromptPositions(at, self.length, plain_ids(body.config, trunk)[0]))
 
-    def _attach_to_pictures(self, trunk: NetworkTrunk, body: Any) -> None:
+    def _attach_to_images(self, trunk: NetworkTrunk, body: Any) -> None:
         for key in ("start", "start_text"):
             if getattr(self, key) is not None:
-                raise ConfigError(f"adapter.{key}: prompts of pictures start from random numbers; leave it out")
+                raise ConfigError(f"adapter.{key}: prompts of images start from random values; leave it out")
         if self.place == "front":
-            raise ConfigError("adapter.place is front, but prompts of pictures come behind the class token; use behind")
-        _require_places_among_patches(trunk, body)
+            raise ConfigError("adapter.place is front, but prompts of images come behind the class token; use behind")
+        name = type(body).__name__
+        if any("relative_position" in key or "rel_pos" in key for key, _ in body.named_parameters()):
+            raise ConfigError(
+                f"adapter prompts: attention of network '{name}' has a bias for each pair of patches, and none for "
+                "prompts; choose adapter lora or attention"
+            )
+        if trunk.backbone.pool == "pooled" and getattr(body.config, "use_mean_pooling", False):
+            raise ConfigError(
+                f"adapter prompts: the pooler of network '{name}' averages all positions, prompts included; set "
+                "pooling to cls or mean"
+            )
         width, config = body.config.hidden_size, body.config
         # VPT's range; the patches' embedding is drawn alike
         sides = config.patch_size if isinstance(config.patch_size, list | tuple) else (config.patch_size,) * 2
@@ -100,7 +106,7 @@ class Prompts(Adapter):
             given = start_tensors(folder).get(TENSOR)
             if given is None or tuple(given.shape) != shape:
                 present = "none" if given is None else str(list(given.shape))
-                raise ConfigError(f"adapter.start: prompts in '{folder}' are {present}, the settings say {list(shape)}")
+                raise ConfigError(f"adapter.start: prompts in '{folder}' are {present}, the settings {list(shape)}")
             return given
         if self.start_text is None:
             return torch.randn(shape) * 0.02  # CoOp's
@@ -114,7 +120,7 @@ class Prompts(Adapter):
 
 
 def prompts_of(trunk: NetworkTrunk) -> nn.Parameter:
-    """The prompts [p, e] of a network that has some."""
+    """The prompts [p, e] of a network."""
     return next(value for name, value in trunk.named_parameters() if name.endswith(".prompts"))
 
 
@@ -122,7 +128,7 @@ def require_prompts(names: Iterable[str], method: str) -> None:
     """Check that prompts are among a model's tensors.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: there are none.
     """
     if not any(name.endswith(".prompts") for name in names):
         raise ConfigError(
@@ -131,24 +137,9 @@ def require_prompts(names: Iterable[str], method: str) -> None:
         )
 
 
-def _require_places_among_patches(trunk: NetworkTrunk, body: Any) -> None:
-    name = type(body).__name__
-    if any("relative_position" in key or "rel_pos" in key for key, _ in body.named_parameters()):
-        raise ConfigError(
-            f"adapter prompts: attention of network '{name}' has a bias for each pair of patches, and none for "
-            "prompts; choose adapter lora or attention"
-        )
-    if trunk.backbone.pool == "pooled" and getattr(body.config, "use_mean_pooling", False):
-        raise ConfigError(
-            f"adapter prompts: the own pooler of network '{name}' takes the mean of all positions, prompts' too; set "
-            "pooling to cls or mean"
-        )
-
-
-def _hold(part: nn.Module, values: Tensor, insert: Any, at: int) -> None:
-    part.prompts = nn.Parameter(values)
-    part.prompts_at = at  # type: ignore[assignment]
-    # a hook leaves the names of frozen tensors as they are, and what asks the part for its own weights as it is
+def _hold(part: Any, values: Tensor, insert: Any, at: int) -> None:
+    part.prompts, part.prompts_at = nn.Parameter(values), at
+    # a hook changes neither the names of frozen tensors nor the weights that other code reads of the part
     part.register_forward_hook(insert)
 
 
@@ -163,7 +154,7 @@ def _between(embeddings: Any, inputs: Any, embedded: Float[Tensor, "b l e"]) -> 
 
 
 def plain_ids(config: Any, trunk: NetworkTrunk, count: int = 1) -> list[int]:
-    """Token ids that mean nothing to what looks at ids: neither padding nor an end of a text, CLIP's the highest."""
+    """Token ids without a meaning of their own: neither padding nor the end of a text (CLIP's highest id)."""
     special = {config.pad_token_id, config.eos_token_id, config.bos_token_id}
     special |= {trunk.padding.pad} if trunk.padding is not None else set()
     # from the middle: some networks have special ids of their own at the ends

@@ -1,4 +1,4 @@
-"""Transformer of exchangeable blocks: one architecture for pictures, texts and features (FedCola, ECCV 2024)."""
+"""Transformer of exchangeable blocks: one architecture for images, texts and features (FedCola, ECCV 2024)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from polyfed.data.views.pixels import Pixels
 from polyfed.models.blocks import EPS, Embedded, Embedding, FinalNorm, PatchEmbedding, embedding_of, initialise, stack
 from polyfed.models.encoder import Encoder, check_channels
 from polyfed.models.towers import LocalFeatures, Positions, masked_mean
-
-_Pooling = Literal["cls", "mean"]
 
 
 class _Plan(NamedTuple):
@@ -56,7 +54,7 @@ _LAYER = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)\.(weight|bias)")
 class Blocks(Encoder):
     """Embedding, pre-norm blocks, final norm; the CLS token or the mean of the others is the embedding.
 
-    The shape of the view's input decides how it is embedded: pictures [c, h, w] by patches, tokens [l] with a
+    The shape of the view's input decides how it is embedded: images [c, h, w] by patches, tokens [l] with a
     vocabulary like BERT's, features by position [l, f] (all-zero positions are padding) by a linear layer. Texts
     bring their own first token, the others get a learnt CLS token. The result is projected only where its width
     is not d. With ``weights`` (a ViT) the blocks and the final norm come from there, for any input.
@@ -68,22 +66,18 @@ class Blocks(Encoder):
     )
     depth: int | None = Field(default=None, ge=1, description="blocks, over `size`; of `weights` the first so many")
     patch: int = Field(default=16, ge=1, description="pixels of a patch's side, unless `pretrained_embedding` has it")
-    drop_path: float = Field(
-        default=0.1, ge=0, lt=1, description="stochastic depth of the last block, linear from 0 in the first"
-    )
+    drop_path: float = Field(default=0.1, ge=0, lt=1, description="stochastic depth of the last block, linear from 0")
     mask_padding: bool = Field(default=True, description="keep padding out of attention; off only in FedCola's code")
     final_norm: bool = Field(default=True, description="norm after the blocks; off if the model has one for all")
-    pooling: _Pooling = Field(default="cls", description="CLS (of a text: first) token, or mean of the input's tokens")
+    pooling: Literal["cls", "mean"] = Field(default="cls", description="CLS (a text's first) token, or mean of tokens")
     weights: str | None = Field(default=None, description="pretrained ViT: folder, or hub name owner/name")
-    pretrained_embedding: bool = Field(
-        default=True, description="for pictures, take patch, CLS and position embeddings from `weights` too"
-    )
+    pretrained_embedding: bool = Field(default=True, description="embeddings of images from `weights` too")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> BlocksModule:
         """Maps the view's input [b, ...] to [b, dim].
 
         Raises:
-            ConfigError: the view's input is of no known shape, or pictures that patches do not divide; or the
+            ConfigError: the view's input has an unsupported shape, or images that patches do not divide; or the
                 weights cannot be had, have fewer blocks than ``depth`` or another number of channels.
         """
         source: Any = self._source(context) if self.weights else None
@@ -96,7 +90,7 @@ class Blocks(Encoder):
         blocks = stack(plan.width, plan.depth, plan.heads, plan.expansion, self.drop_path, plan.eps)
         norm = FinalNorm(plan.width, eps=plan.eps) if self.final_norm else nn.Identity()
         module = BlocksModule(embedding, blocks, norm, dim, self.pooling, self.mask_padding)
-        module.apply(initialise)  # before pretrained weights: what these lack stays as drawn here
+        module.apply(initialise)  # before pretrained weights: tensors that these lack keep these values
         if source is not None:
             _fill(module, _weights_of(source, embedding if pretrains_embedding else None), str(self.weights))
         return module
@@ -129,28 +123,19 @@ class BlocksModule(nn.Module):
     Args:
         embedding: input -> tokens of width w and their mask.
         blocks: ``Block`` modules of width w.
-        norm: on all tokens after the blocks.
+        norm: norm of all tokens after the blocks.
         dim: width d of the result.
         pooling: ``cls`` (first token) or ``mean`` (valid tokens of the input).
-        mask_padding: whether attention leaves padding out; ``mean`` does so in any case.
+        mask_padding: True if attention leaves padding out; ``mean`` does so in any case.
     """
 
     def __init__(
-        self,
-        embedding: Embedding,
-        blocks: nn.ModuleList,
-        norm: nn.Module,
-        dim: int,
-        pooling: _Pooling = "cls",
-        mask_padding: bool = True,
+        self, embedding: Embedding, blocks: nn.ModuleList, norm: nn.Module, dim: int, pooling: str, mask_padding: bool
     ) -> None:
         super().__init__()
-        self.embedding = embedding
-        self.blocks = blocks
-        self.norm = norm
+        self.embedding, self.blocks, self.norm = embedding, blocks, norm
         self.project = None if embedding.width == dim else Project(embedding.width, dim)
-        self.pooling = pooling
-        self.mask_padding = mask_padding
+        self.pooling, self.mask_padding = pooling, mask_padding
 
     def split(self) -> tuple[nn.Module, int]:
         """The same without its projection, input -> ``LocalFeatures``, and the width w of its tokens."""
@@ -161,8 +146,8 @@ class BlocksModule(nn.Module):
         return embedded
 
     def encode(self, tokens: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
-        """Tokens after the blocks and the final norm; any choice of tokens will do, as in a masked autoencoder."""
-        # FedCola's code lets padding in; pooling leaves it out in any case
+        """Tokens after the blocks and the final norm; any subset of tokens is allowed, as in a masked autoencoder."""
+        # FedCola's code includes padding; pooling leaves it out in any case
         attended = mask if self.mask_padding else None
         for block in self.blocks:
             tokens = block(tokens, attended)
@@ -181,8 +166,8 @@ class BlocksModule(nn.Module):
         return own if self.project is None else self.project(own), self._own(mask)
 
     def local(self, encoded: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None) -> LocalFeatures:
-        """What ``encode`` gave, as a trunk's features."""
-        # a text's first token is one of its own, a learnt CLS is not
+        """Output of ``encode`` as a trunk's features."""
+        # a text's first token belongs to it, a learnt CLS does not
         own, led = encoded[:, self.embedding.prefix :], self.pooling == "cls" and not self.embedding.prefix
         return LocalFeatures(self._pooled(encoded, mask), own, self._own(mask), led)
 
@@ -219,7 +204,7 @@ def _plan_of(config: Any, name: str) -> _Plan:
 
 
 def _weights_of(source: Any, embedding: Embedding | None) -> dict[str, Tensor]:
-    """A ViTModel's parameters under our names; positions interpolated to the grid of ``embedding``, if wanted."""
+    """A ViTModel's parameters under our names; with ``embedding``, positions interpolated to its grid."""
     weights = renamed_block(source.state_dict())
     norm = {f"norm.{name}": value.detach() for name, value in source.layernorm.named_parameters()}
     return weights | norm | (_embedding_weights(source, embedding) if isinstance(embedding, PatchEmbedding) else {})
@@ -243,7 +228,7 @@ def _embedding_weights(source: Any, embedding: PatchEmbedding) -> dict[str, Tens
     height, across = (side * embedding.patch for side in embedding.grid)
     conv = source.embeddings.patch_embeddings.projection
     with torch.no_grad():
-        # for the view's size, which need not be that of the pretraining
+        # for the view's size, which may differ from that of the pretraining
         positions = source.embeddings.interpolate_pos_encoding(embedding.positions, height, across)
     return {
         "embedding.cls": source.embeddings.cls_token,
@@ -257,7 +242,7 @@ def _fill(module: BlocksModule, weights: Mapping[str, Tensor], name: str) -> Non
     """Copy ``weights`` into ``module``; deeper blocks and a final norm that it lacks are left out.
 
     Raises:
-        ConfigError: a parameter of the blocks or the final norm is not among them.
+        ConfigError: they lack a parameter of the blocks or the final norm.
     """
     # not strict: the projection to d and other inputs' embeddings are never there
     missing = module.load_state_dict(weights, strict=False).missing_keys

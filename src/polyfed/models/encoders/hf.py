@@ -15,8 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data import backbones
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.features import Features, Native, States
-from polyfed.models.adapters.adapter import Adapter, FeatureAdapter
-from polyfed.models.adapters.layers import LoRA
+from polyfed.models.adapters.adapter import Adapter, FeatureAdapter, LoRA
 from polyfed.models.encoder import Encoder, check_channels, image_shape, token_length
 from polyfed.models.frozen import Frozen
 from polyfed.models.towers import EncoderTower
@@ -30,31 +29,28 @@ _FORGETS = 0.9
 class HF(Encoder):
     """A pretrained network with its own pooling, projected to d.
 
-    What is frozen is neither trained, exchanged nor saved with clients, and a process holds it once. Up to the first
-    layer that is trained, what it gives is computed once and cached, unless ``view`` says otherwise.
+    Frozen layers are neither trained, exchanged nor saved with clients, and a process holds them once. The states
+    before the first trained layer are computed once and cached, unless ``view`` is set otherwise.
     """
 
     projecting = ("pie", "dropout", "projection", "standardise")
 
     view: SerializeAsAny[View] = Field(
-        default=cast("View", None),  # never: it follows from the rest
-        description="null: the network's features where all is frozen, the states before the first layer that is "
-        "trained, or what its own processor gives; keys of a view without a name are taken over into that",
+        default=cast("View", None),  # never: it follows from the other settings
+        description="null: cached features or states, else inputs by its own processor; keys without a name change it",
     )
     weights: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
     tower: backbones.BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
     trainable: Literal["none", "all", "adapters"] | StrictInt = Field(
         default="none", description="none, all, adapters, or the number of last layers that are trained"
     )
-    adapter: SerializeAsAny[Adapter] | None = Field(default=None, description="what trainable adapters are")
+    adapter: SerializeAsAny[Adapter] | None = Field(default=None, description="trainable adapter")
     pooling: Literal["auto", "cls", "mean", "pooled"] = Field(
         default="auto",
         description="cls, mean (of all positions) or pooled (its own pooler); auto: pooled for a tower of several, "
         "else cls for transformers, mean for convolutional networks",
     )
-    projection: Literal["new", "own"] = Field(
-        default="new", description="a new linear layer, or the network's own one into the space of its towers (CLIP)"
-    )
+    projection: Literal["new", "own"] = Field(default="new", description="new linear layer, or the network's (CLIP)")
     standardise: bool = Field(default=True, description="layer norm without parameters before a new projection")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the pooled vector dropped in training")
     pie: bool = Field(default=False, description="attention over the positions (PVSE)")
@@ -71,35 +67,32 @@ class HF(Encoder):
         data = dict(data)
         if data.get("adapter") is not None:
             data.setdefault("trainable", "adapters")
-            if _adapter_of(data) is None:  # to be refused for what it is, and not for a view that follows from it
+            if _adapter_of(data) is None:  # so that the adapter is refused, and not a view that follows from it
                 return {**data, "view": {"name": "native", "backbone": data["weights"]}}
         data["view"] = _completed(data.get("view"), data)
         return data
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        for problem in (*self._contradictions(), *self._idle(), *self._misfits()):
+    def _is_consistent(self) -> Self:
+        for problem in (*self._contradictions(), *self._view_problems()):
             raise ValueError(problem)
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        """What cannot be trained as it says."""
+        """Settings that contradict each other, or have no effect."""
         if (self.trainable == "adapters") != (self.adapter is not None):
             adapter = self.adapter and self.adapter.component_name()
             yield f"trainable is {self.trainable}, adapter is {adapter}; adapters need one, and nothing else takes one"
         if isinstance(self.trainable, int) and self.trainable < 1:
             yield f"trainable is {self.trainable}; give none, all, adapters, or 1 or more last layers"
-
-    def _idle(self) -> Iterator[str]:
-        """What has no effect."""
         for key in ("pie", "dropout") if self.projection == "own" else ():
             if getattr(self, key):
                 yield f"{key} has no effect with projection own; leave one out"
         if self.checkpointing and self._is_still:
             yield "checkpointing has no effect where no layer is trained; leave it out"
 
-    def _misfits(self) -> Iterator[str]:
-        """What the view gives that the rest does not take."""
+    def _view_problems(self) -> Iterator[str]:
+        """Settings of the view that do not fit the others."""
         view = self.view
         for key, own in (("backbone", self.weights), ("tower", self.tower)):
             if (given := getattr(view, key, own)) != own:
@@ -124,19 +117,19 @@ class HF(Encoder):
 
     @property
     def _last(self) -> int | None:
-        """How many last layers train; None: all, or none."""
+        """Number of last layers that are trained; None: all, or none."""
         if isinstance(self.adapter, LoRA):
             return self.adapter.last
         return self.trainable if isinstance(self.trainable, int) else None
 
     @property
     def _is_still(self) -> bool:
-        """Whether no layer of the network is trained."""
+        """True if no layer of the network is trained."""
         return self.trainable == "none" or isinstance(self.adapter, FeatureAdapter)
 
     @property
     def _is_cached(self) -> bool:
-        """Whether the network is no part of the model: its output comes from the view."""
+        """True if the network is outside the model, whose view gives its output."""
         return isinstance(self.view, Features) and self.view.left is None
 
     def settings_of_projection(self) -> tuple[str, ...]:
@@ -144,10 +137,10 @@ class HF(Encoder):
         return (*own, "adapter") if isinstance(self.adapter, FeatureAdapter) else own
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
-        """Maps what the view gives (pictures [b, c, h, w], token ids [b, l], spectrograms, features) to [b, dim].
+        """Maps the view's output (images [b, c, h, w], token ids [b, l], spectrograms, features) to [b, dim].
 
         Raises:
-            ConfigError: the weights cannot be had or do not fit what the view gives, or lack what is to be trained.
+            ConfigError: the weights cannot be had, do not fit the view, or lack the layers to be trained.
         """
         width, local = (spec.shape[-1],) * 2 if self._is_cached else self._widths(spec, context)
         if self.projection == "own" and width != dim:
@@ -173,7 +166,7 @@ class HF(Encoder):
         return backbones.locate(self.weights, context.weights, key="encoder hf, weights", hub=context.hub)
 
     def _cached_trunk(self, spec: InputSpec, context: DataContext) -> CachedTrunk:
-        """The first of cached positions stands for all, of transformers, unless their mean is asked for."""
+        """Trunk on cached features; of transformers the first position stands for all, unless pooling is mean."""
         if len(spec.shape) == 1 or self.pooling == "mean":
             return CachedTrunk(leads=False)
         folder = self._folder(context)
@@ -181,7 +174,7 @@ class HF(Encoder):
         return CachedTrunk(leads=output.last_hidden_state.dim() == 3)
 
     def _example(self, folder: Path, device: str) -> Tensor:
-        """An input of the whole network: a picture, or a text of a few tokens."""
+        """Input of the whole network: an image, or a text of a few tokens."""
         assert isinstance(self.view, Features)
         shape = self.view.prepare(folder).shape
         if len(shape) == 1:
@@ -191,7 +184,7 @@ class HF(Encoder):
     # ---- networks that are not cached to their end
 
     def _network(self, spec: InputSpec, context: DataContext) -> nn.Module:
-        # the copy of what is frozen shares its tensors, which that of the module itself would not
+        # a copy of ``Frozen`` shares its tensors, which a copy of the module itself would not
         trunk = cast("NetworkTrunk", copy.deepcopy(self._base(spec, context)).module)
         body = trunk.backbone.body
         if self.adapter is not None:
@@ -210,7 +203,7 @@ class HF(Encoder):
         return Frozen(trunk, self.frozen("", context), trained=trained, still=still, shared=cast("Any", shared))
 
     def _trained(self, trunk: NetworkTrunk, still: list[nn.Module]) -> set[str]:
-        """Names of the tensors that are trained, or exchanged at least."""
+        """Names of the tensors that are trained, or only exchanged."""
         if self.adapter is not None:
             trained = {name for name, value in trunk.named_parameters() if value.requires_grad}
             return trained | {name for name in trunk.state_dict() if name.endswith(".offset")}
@@ -234,21 +227,15 @@ class HF(Encoder):
         return cast("Frozen", context.fitted[key])
 
     def _key(self, spec: InputSpec, context: DataContext) -> str:
-        held = (
-            backbones.digest(self._folder(context)),
-            self._pool,
-            self.tower,
-            self._last,
-            self.precision,
-            self.checkpointing,
-        )
-        return f"network {held} {spec.shape} {spec.pad if spec.vocabulary else None}"
+        network = (backbones.digest(self._folder(context)), self._pool, self.tower, self._last)
+        pad = spec.pad if spec.vocabulary else None
+        return f"network {network} {self.precision} {self.checkpointing} {spec.shape} {pad}"
 
     def _widths(self, spec: InputSpec, context: DataContext) -> tuple[int, int]:
-        """Widths of the network's vectors and positions, found once for all models of this process.
+        """Widths of the network's vectors and positions, computed once for all models of this process.
 
         Raises:
-            ConfigError: it does not take what the view gives.
+            ConfigError: the network does not take the view's output.
         """
         prompts = 0 if self.adapter is None else self.adapter.positions
         key = f"widths of {self._key(spec, context)} {self.view.component_name()} {len(spec.vocabulary)} {prompts}"
@@ -274,37 +261,42 @@ class HF(Encoder):
             ) from error
 
     def _require_fitting(self, backbone: backbones.Backbone, spec: InputSpec, folder: Path) -> None:
-        """Raise ConfigError if the view gives no pictures, or no texts, that a network of these has room for."""
+        """Raise ConfigError if the view's images or texts do not fit the network."""
         config: Any = backbone.body.config
         if backbone.reads == "pixel_values":
             needed = getattr(config, "num_channels", spec.shape[0])
             check_channels(image_shape(spec, "hf")[0], needed, "hf", self.weights)
             return
-        if backbone.reads != "input_ids":  # what has no tokens either fits or does not
+        if backbone.reads != "input_ids":  # inputs of other types are tried out
             return
         prompts = 0 if self.adapter is None else self.adapter.positions
         what = f"tokens a text, {prompts} of them prompts (adapter.length)" if prompts else "tokens a text"
-        self._require_room(token_length(spec, "hf") + prompts, backbones.most_tokens(folder), what)
-        self._require_room(len(spec.vocabulary), config.vocab_size, "words in the vocabulary")
+        for given, room, unit in (
+            (token_length(spec, "hf") + prompts, backbones.most_tokens(folder), what),
+            (len(spec.vocabulary), config.vocab_size, "words in the vocabulary"),
+        ):
+            if room is not None and given > room:
+                raise ConfigError(
+                    f"encoder 'hf': '{self.weights}' has room for {room} {unit}, its view gives {given}; shorten the "
+                    "view's length, or give it the tokenizer of these weights"
+                )
 
-    def _require_room(self, given: int, room: int | None, what: str) -> None:
-        if room is not None and given > room:
-            raise ConfigError(
-                f"encoder 'hf': '{self.weights}' has room for {room} {what}, its view gives {given}; shorten the "
-                "view's length, or give it the tokenizer of these weights"
-            )
 
-
-def body_of(tower: nn.Module) -> nn.Module:
-    """The network of ``transformers`` within an encoder that does not work on its cached output."""
+def network_of(tower: nn.Module) -> NetworkTrunk:
+    """Trunk with the network of an encoder that does not work on its cached output."""
     trunk = tower.get_submodule("trunk")
     inner = trunk.module if isinstance(trunk, Frozen) else trunk
     assert isinstance(inner, NetworkTrunk)
-    return inner.backbone.body
+    return inner
+
+
+def body_of(tower: nn.Module) -> nn.Module:
+    """The network of ``transformers`` itself; see ``network_of``."""
+    return network_of(tower).backbone.body
 
 
 def _completed(view: Any, data: Mapping[str, Any]) -> Any:
-    """The view as given, with what follows from the other settings."""
+    """The view as given, completed by the other settings."""
     view = {"name": view} if isinstance(view, str) else view
     if view is not None and not isinstance(view, Mapping):
         return view
@@ -325,9 +317,9 @@ def _default_view(data: Mapping[str, Any]) -> dict[str, Any]:
         return cached | {"name": "features", "pool": "tokens" if data.get("pie") else own}
     trainable = data.get("trainable")
     last = trainable if isinstance(trainable, int) else getattr(_adapter_of(data), "last", None)
-    # texts of CLIP and SigLIP are pooled where their ids say
+    # texts of CLIP and SigLIP are pooled at positions that depend on their ids
     if not last or view["tower"] == "text":
-        # so much shorter that they and prompts are as long as texts usually are
+        # shorter, so that texts and prompts together have the usual length
         adapter, usual = _adapter_of(data), Native.model_fields["length"].default
         prompts = 0 if adapter is None else adapter.positions
         return view | {"name": "native"} | ({"length": max(2, usual - prompts)} if prompts else {})
@@ -335,7 +327,7 @@ def _default_view(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adapter_of(data: Mapping[str, Any]) -> Adapter | None:
-    """The adapter, of settings that are not validated yet; None too if it is a wrong one."""
+    """The adapter in settings that are not validated yet; None if absent or invalid."""
     try:
         return None if data.get("adapter") is None else Adapter.model_validate(data["adapter"])
     except (ValueError, ConfigError):

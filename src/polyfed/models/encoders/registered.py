@@ -1,4 +1,4 @@
-"""PyTorch modules of one's own, registered in this process under a name, as encoders."""
+"""Encoders made of PyTorch modules that are registered in this process under a name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _REGISTERED: dict[str, Callable[..., nn.Module] | nn.Module] = {}
 def register_module(name: str, module: Callable[..., nn.Module] | nn.Module) -> None:
     """Make a PyTorch module an encoder: ``{name: registered, module: NAME}`` in an experiment.
 
-    It maps what the encoder's view gives, such as pictures [b, 3, size, size] or token ids [b, l], to vectors [b, k]; a
-    linear layer to the width d follows where k is another.
+    It maps the output of the encoder's view, such as images [b, 3, size, size] or token ids [b, l], to vectors [b, k];
+    a linear layer to the width d follows where k differs from d.
 
     Args:
-        name: what experiments call it; one registered before under it is forgotten.
-        module: a class or function that makes a module of the encoder's ``options``, called for each client's model; or
-            a module, of which each gets a copy with its weights.
+        name: name in experiments; it replaces a module registered before under it.
+        module: a class or function that makes a module from the encoder's ``options``, called for each client's model;
+            or a module, which is copied with its weights for each.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the module is neither.
     """
     if not callable(module):  # modules are callable too
         raise ConfigError(f"module '{name}' is a {type(module).__name__}; give a torch.nn.Module, or what makes one")
@@ -41,7 +41,7 @@ def registered_module(name: str, options: Mapping[str, Any]) -> nn.Module:
     """A new module of those registered in this process.
 
     Raises:
-        ConfigError: none is registered under the name, or it cannot be made with these options.
+        ConfigError: the name is not registered, or the module cannot be made with these options.
     """
     if name not in _REGISTERED:
         raise ConfigError(
@@ -66,23 +66,21 @@ class Registered(Encoder):
     """A module that ``polyfed.register_module`` was given; models of it are rebuilt only where it is registered."""
 
     module: str = Field(description="name that it was registered under in this process")
-    options: dict[str, bool | int | float | str] = Field(
-        default_factory=dict, description="arguments of the class or function that makes it"
-    )
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict, description="arguments of its maker")
     view: SerializeAsAny[View] = Field(default=Pixels(), description="how the modality is presented to it")
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
         """The module, and a linear layer where its vectors are not of width ``dim``.
 
         Raises:
-            ConfigError: it is not registered, or does not map what the view gives to vectors.
+            ConfigError: it is not registered, or does not map the view's output to vectors.
         """
         module = registered_module(self.module, self.options)
         width = self._width(module, spec)
         return module if width == dim else nn.Sequential(module, nn.Linear(width, dim))
 
     def _width(self, module: nn.Module, spec: InputSpec) -> int:
-        """What the module gives for two samples tells its width."""
+        """Width of the module's vectors, from its output for two samples."""
         training = module.training
         x = torch.zeros(2, *spec.shape, dtype=torch.int64 if spec.vocabulary else torch.float32)
         try:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from polyfed.data.backbones import channels_last
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.convolutional import MapNorm, laid_out, normed
 from polyfed.models.encoder import Encoder, image_shape
-from polyfed.models.towers import EncoderTower, LocalFeatures, from_map
+from polyfed.models.towers import EncoderTower, LocalFeatures, MapNorm, from_map, laid_out, normed
 
 _BlockType = Literal["basic", "bottleneck"]
 
@@ -96,7 +95,7 @@ class ResNet(Encoder):
 class _Trunk(nn.Module):
     """Stem and stages, whose tensors are called, and begin, as those of ``transformers.ResNetModel``.
 
-    Its own code, as transformers takes seconds to import.
+    It is not imported, as transformers takes seconds to import.
     """
 
     def __init__(self, channels: int, widths: Sequence[int], depths: Sequence[int], block: _BlockType) -> None:
@@ -132,7 +131,7 @@ class _Stem(nn.Module):
     def shrink(self, stride: int) -> None:
         """Become a 3x3 convolution, without the max-pool, which would halve a small map again."""
         old = self.embedder.convolution
-        # drawn after the rest, so that a stem changes no other weight
+        # drawn last, so that a stem changes no other weight
         new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=stride, padding=1, bias=False)
         _begin(new)
         self.embedder.convolution = new

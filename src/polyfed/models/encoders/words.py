@@ -37,13 +37,11 @@ class WordEncoder(Encoder):
 
     view: SerializeAsAny[View] = Tokens()
     width: int = Field(default=300, ge=1, description="width of the word embeddings, unless `vectors` bring theirs")
-    vectors: tuple[str, ...] = Field(
-        default=(), description="folders of word vectors (words.txt, vectors.safetensors), put side by side"
-    )
-    freeze_embedding: bool = Field(default=False, description="keep the word embeddings as they start")
+    vectors: tuple[str, ...] = Field(default=(), description="folders of word vectors, put side by side")
+    freeze_embedding: bool = Field(default=False, description="do not train the word embeddings")
 
     def table(self, spec: InputSpec, context: DataContext) -> WordTable:
-        """The embeddings as set.
+        """Table of word embeddings.
 
         Raises:
             ConfigError: the view gives no tokens, or word vectors cannot be had.
@@ -85,7 +83,7 @@ def frozen_embedding(
     """``embedding_table`` that is not trained; made once, of random values that depend on ``context.seed`` alone.
 
     Raises:
-        ConfigError: as for ``embedding_table``.
+        ConfigError: see ``embedding_table``.
     """
     words = fingerprint_of(*spec.vocabulary)
     key = f"frozen words {(*vectors,) or width} {spec.pad} {words}"
@@ -93,7 +91,7 @@ def frozen_embedding(
         with isolated(context.seed, "frozen words"):
             table = embedding_table(spec, context, width=width, vectors=vectors).weight.detach()
         folders = [folder for name in vectors if (folder := local_folder(name, context.weights))]
-        # of what it is made of: random values are not the same to the last bit on all processors
+        # a digest of the sources: random values differ in their last bits between processors
         stamp = fingerprint_of(words, spec.pad, context.seed, *([width] if not folders else map(digest, folders)))
         context.fitted[key] = FrozenEmbedding(table, f"{len(table)}x{stamp[:8]}")
     return copy.deepcopy(cast("FrozenEmbedding", context.fitted[key]))
@@ -127,9 +125,8 @@ def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tens
         if folder is None:
             raise missing_folder(name, context.weights, "vectors")
         context.fitted[key] = _read(folder)
-    fitted: tuple[dict[str, int], Tensor, Tensor] = context.fitted[key]  # type: ignore[assignment]
-    row_of, vectors, spread = fitted
-    looked_up: dict[tuple[str, ...], Tensor] = context.fitted.setdefault(f"rows of {key}", {})  # type: ignore[assignment]
+    row_of, vectors, spread = cast("tuple[dict[str, int], Tensor, Tensor]", context.fitted[key])
+    looked_up = cast("dict[tuple[str, ...], Tensor]", context.fitted.setdefault(f"rows of {key}", {}))
     if (words := tuple(vocabulary)) not in looked_up:  # once for all models
         looked_up[words] = torch.tensor([row_of.get(word.lower(), -1) for word in words])
     rows = looked_up[words]
@@ -198,7 +195,7 @@ class _BagModule(nn.Module):
         return F.embedding_bag(tokens, table, mode="mean", padding_idx=skipped)
 
     def split(self) -> tuple[nn.Module, int]:
-        """The word embeddings and their mean; of the layers after these nothing stays."""
+        """The word embeddings and their mean, without the layers after these."""
         return _BagTrunk(self.embedding, self.pad, self.project[0]), self.embedding.embedding_dim
 
     def positions(self, tokens: Int64[Tensor, "b l"]) -> towers.Positions:
@@ -219,8 +216,8 @@ class _BagTrunk(nn.Module):
 class GRU(WordEncoder):
     """Word embeddings, a (bidirectional) GRU, its state projected to d; with ``pie``, attention over them.
 
-    ``readout: final`` takes the state of each direction after it has read the whole text; ``last`` takes both
-    at the last word, as PVSE and CreamFL do, where the backward direction has read that word only.
+    ``readout: final`` is the state of each direction after the whole text; ``last`` is that of both at the last word,
+    as in PVSE and CreamFL, where the backward direction has read that word only.
     """
 
     short_name: ClassVar[str] = "gru"
@@ -229,9 +226,7 @@ class GRU(WordEncoder):
 
     hidden: int | None = Field(default=None, ge=1, description="width of a direction; all together d by default")
     bidirectional: bool = Field(default=True, description="read backwards as well")
-    readout: Literal["final", "last"] = Field(
-        default="final", description="whole text in both directions, or as PVSE and CreamFL"
-    )
+    readout: Literal["final", "last"] = Field(default="final", description="both whole directions, or as in CreamFL")
     project: bool = Field(default=False, description="linear layer on the state even where its width is d already")
     pie: bool = Field(default=False, description="attention over the word embeddings (PVSE, CreamFL)")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the word embeddings dropped in training")
@@ -251,21 +246,22 @@ class _GRUModule(nn.Module):
         directions = 2 if settings.bidirectional else 1
         width, hidden = embedding.embedding_dim, settings.hidden or max(1, dim // directions)
         state = directions * hidden
-        self.pad = pad
-        self.readout = settings.readout
-        self.embedding = embedding
-        self.dropout = nn.Dropout(settings.dropout)
+        self.pad, self.readout = pad, settings.readout
+        self.embedding, self.dropout = embedding, nn.Dropout(settings.dropout)
         # two modules instead of a bidirectional one: that would read the padding first
         self.forwards = nn.GRU(width, hidden, batch_first=True)
         self.backwards = nn.GRU(width, hidden, batch_first=True) if settings.bidirectional else None
         self.project = nn.Linear(state, dim) if settings.project or state != dim else nn.Identity()
         self.pie = towers.PIE(width, dim) if settings.pie else None
 
-    def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
+    def _read(self, tokens: Int64[Tensor, "b l"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedded words, mask and lengths of texts without columns of padding."""
         tokens = towers.trimmed(tokens, self.pad)
         mask = towers.valid_positions(tokens, self.pad)
-        lengths = towers.lengths_of(mask)
-        words = self.dropout(self.embedding(tokens))
+        return self.dropout(self.embedding(tokens)), mask, towers.lengths_of(mask)
+
+    def forward(self, tokens: Int64[Tensor, "b l"]) -> Float[Tensor, "b d"]:
+        words, mask, lengths = self._read(tokens)
         out: Tensor = self.project(self._state(words, lengths))
         return out if self.pie is None else self.pie(out, words, mask)
 
@@ -273,17 +269,18 @@ class _GRUModule(nn.Module):
         return _GRUTrunk(self), self.forwards.hidden_size * (1 if self.backwards is None else 2)
 
     def local(self, tokens: Int64[Tensor, "b l"]) -> towers.LocalFeatures:
-        mask = towers.valid_positions(tokens, self.pad)
-        words, lengths = self.dropout(self.embedding(towers.trimmed(tokens, self.pad))), towers.lengths_of(mask)
+        words, _, lengths = self._read(tokens)
         state, states = self._state(words, lengths), self._states(words, lengths)
-        # one length for all batches, whatever was trimmed, so that they can be put together
-        return towers.LocalFeatures(state, F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask)
+        return towers.LocalFeatures(state, *self._untrimmed(states, tokens))
 
     def positions(self, tokens: Int64[Tensor, "b l"]) -> towers.Positions:
-        mask = towers.valid_positions(tokens, self.pad)
-        words = self.dropout(self.embedding(towers.trimmed(tokens, self.pad)))
-        states = self.project(self._states(words, towers.lengths_of(mask)))
-        return F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), mask
+        words, _, lengths = self._read(tokens)
+        return self._untrimmed(self.project(self._states(words, lengths)), tokens)
+
+    def _untrimmed(self, states: Tensor, tokens: Tensor) -> towers.Positions:
+        # one length for all batches, whatever was trimmed, so that they can be put together
+        padded = F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1]))
+        return padded, towers.valid_positions(tokens, self.pad)
 
     def _states(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b l h"]:
         states: Tensor = self.forwards(words)[0]
@@ -308,7 +305,7 @@ class _GRUModule(nn.Module):
 class _GRUTrunk(nn.Module):
     def __init__(self, encoder: _GRUModule) -> None:
         super().__init__()
-        # nothing may stay that learns nothing
+        # no parameter without a gradient may stay
         encoder.project, encoder.pie = nn.Identity(), None
         self.gru = encoder
 
