@@ -21,7 +21,6 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
 from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
-from polyfed.runs.tuning import Candidates
 
 Cli = Callable[..., tuple[int, str, str]]
 NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}, targets: {label: label}}"
@@ -120,40 +119,19 @@ def test_runs_are_compared_and_drawn(cli: Cli, tiny_run: Path, classifier_run: P
     assert {(one["figure"], tuple(one["seeds"])) for one in first["paired_differences"]} == {("image accuracy", (0,))}
 
 
-def test_a_twin_is_tuned_run_compared_and_run_with_another_seed(cli: Cli, config: Path) -> None:
-    few = ("--set", "twin.candidates=3", "--rounds", 1, "--set", "public.items=6")
-    code, out, err = cli("run", config, "--twin", "server-only", *few)
-    assert (code, "best of 3 candidates" in err) == (0, True)
-    assert out.count("round 1/1") == 1  # candidates are not shown
+def test_a_twin_is_run_and_its_configuration_runs_it_again(cli: Cli, config: Path) -> None:
+    code, out, _ = cli("run", config, "--twin", "server-only", "--rounds", 1, "--set", "public.items=6")
+    assert (code, out.count("round 1/1")) == (0, 1)
     folder = Path("runs/tiny-server-only-seed0")
-    assert [path.name for path in Path("runs").iterdir()] == [folder.name]
-    facts = json.loads((folder / "tuning.json").read_text())
-    chosen = next(row for row in facts["candidates"] if row.items() >= facts["chosen"].items())
     records = RunRecords.load(folder)
-    # the run is the candidate that was chosen, and is that again from what it has written down
-    assert records.best("server", "r1_sum", "validation") == (chosen["round"], chosen["validation"])
-    assert max(row["validation"] for row in facts["candidates"]) == chosen["validation"]
-    settings = records.config["algorithm"]["server_epochs"], records.config["twin"]["of"], records.config["clients"]
-    assert settings == (chosen["passes"], "tiny", {})
+    assert (records.config["twin"], records.config["clients"]) == ({"kind": "server-only", "of": "tiny"}, {})
     assert cli("run", folder / "config.yaml", "--out", "again")[0] == 0
     assert Path("again/metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
-    assert not Path("again/tuning.json").exists()
-    code, out, _ = cli("run", config, "--twin", "global")
-    assert code == 2
+    assert cli("run", config, "--twin", "global")[0] == 2
     assert cli("run", folder / "config.yaml", "--twin", "local")[::2] == (
         2,
         "error: twin: this is a twin of 'tiny' already; give that experiment itself\n",
     )
-
-
-def test_an_interrupted_tuning_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(tried: Candidates) -> None:
-        (tried.folder / "tuning.json").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Candidates, "restore", interrupted)
-    code, _, err = cli("run", config, "--twin", "server-only", "--out", "there")
-    assert (code, "the same command, with --out there, goes on with the tuning" in err) == (130, True)
 
 
 def test_version_and_help(cli: Cli) -> None:

@@ -49,8 +49,7 @@ def test_every_method_has_its_twins_or_says_which(method: str, kind: str) -> Non
         return
     made = twin(config, kind)
     name = config["name"]
-    assert (made.name, made.twin.of, made.twin.tuned) == (f"{name}-{kind}", name, None)
-    assert made.twin.is_to_be_tuned == (kind in ("server-only", "pooled"))
+    assert (made.name, made.twin.of) == (f"{name}-{kind}", name)
     # what the run folder has gives the same run, and no twin of the twin
     assert Experiment.load(yaml.safe_load(made.to_yaml())) == made
 
@@ -233,7 +232,7 @@ def without(section: str) -> Callable[[Config], object]:
         (
             "server-only",
             lambda c: c["server"].update(validation_split=None),
-            "server.validation_split is null, and tuning needs validation",
+            "server.validation_split is null: no model is chosen",
         ),
         (
             "no-private",
@@ -258,7 +257,6 @@ def without(section: str) -> Callable[[Config], object]:
             )
         ),
         ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local', 'pooled' or 'zero-shot'"),
-        ("pooled", lambda c: c.update(twin={"kind": "pooled", "candidates": 0}), "twin.candidates"),
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
     ],
 )
@@ -267,11 +265,6 @@ def test_what_has_no_such_twin_says_which_it_has(kind: str, change: Callable[[Co
     change(config)
     with pytest.raises(ConfigError, match=message):
         twin(config, kind)
-
-
-def test_a_search_has_no_effect_where_nothing_is_tuned() -> None:
-    with pytest.raises(ConfigError, match="twin: candidates has no effect with kind: local"):
-        twin(creamfl(), "local", "twin.candidates=2")
 
 
 # ---- pretrained encoders as they come

@@ -138,7 +138,7 @@ def demo_command(
     place = out or free_folder(Path("runs/demo"))
     federation, alone = place / "federation", place / "server-alone"
     again = f"polyfed demo --out {shlex.quote(str(place))}"
-    twin = ["twin.kind=server-only", "twin.candidates=1", "run.output.plots=false"]
+    twin = ["twin.kind=server-only", "run.output.plots=false"]
     runs = {alone: Experiment.load(DEMO, twin), federation: Experiment.load(DEMO)}
     for folder, experiment in runs.items():
         if folder.exists() and (name := open_run(folder).experiment.name) != experiment.name:
@@ -213,7 +213,6 @@ def terminal() -> Terminal:
 def _shown(console: Terminal, folder: Path, again: str = "") -> Iterator[Callback]:
     """What shows a run in ``folder``; an interruption says how to go on: with ``again``, or as the run is continued."""
     from polyfed.reporting.progress import progress_for
-    from polyfed.runs.tuning import tuning_folder
 
     display = progress_for(console)
     with contextlib.closing(display):
@@ -224,6 +223,4 @@ def _shown(console: Terminal, folder: Path, again: str = "") -> Iterator[Callbac
             hint = "nothing was written"
             if again or (folder / "run.json").is_file():
                 hint = f"continue with: {again or f'polyfed resume {folder}'}"
-            elif tuning_folder(folder).is_dir():
-                hint = f"the same command, with --out {folder}, goes on with the tuning"
             raise typer.Exit(fail(f"interrupted; {hint}", 130)) from None

@@ -31,7 +31,7 @@ GONE: Mapping[str, Mapping[str, Any]] = {
     "task": {"cross_entropy_weight": 1.0, "dice_weight": 1.0},
     "teacher": {"judge_clients": False},
     "transport": {"topk": None, "unchanged": "send"},
-    "twin": {"passes": None, "rate": None},
+    "twin": {"candidates": 9, "passes": None, "rate": None, "tuned": None},
 }
 """Section and key of older run folders that are gone -> value at which it changed nothing."""
 
@@ -70,6 +70,8 @@ def _without_gone(content: Any, section: str) -> Any:
         return content
     # another's component may have a key of that name
     gone = {} if "." in str(content.get("name")) else GONE.get(section, {})
+    if section == "twin" and content.get("of"):  # twins of runs until 0.4 name their search, which is over
+        return {key: value for key, value in content.items() if key not in ("candidates", "tuned")}
     return {key: _without_gone(value, key) for key, value in content.items() if gone.get(key, ...) != value}
 
 

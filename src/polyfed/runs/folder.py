@@ -15,7 +15,7 @@ tracebacks.log    what failed clients told in detail
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
 models/           the run's model, last and best, and of rounds that are to be kept
-vocabulary/, plots/, report.md, report.html; tuning.json of a twin: what was tried, and what validation said
+vocabulary/, plots/, report.md, report.html
 """
 
 from __future__ import annotations

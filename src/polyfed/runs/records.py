@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -201,20 +200,6 @@ class RunRecords:
         """A whole number of the section ``run``, such as ``seed``; None if it is not there, or none."""
         value = self.section("run").get(name)
         return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
-
-    @property
-    def untuned_config(self) -> dict[str, Any]:
-        """A copy of the configuration; of a tuned twin with what the method has in place of what validation chose."""
-        config = copy.deepcopy(dict(self.config))
-        tuned = self.section("twin").get("tuned")
-        for path, value in tuned.items() if isinstance(tuned, Mapping) else ():
-            *sections, key = path.split(".")
-            section: Any = config
-            for name in sections:
-                section = section.setdefault(name, {}) if isinstance(section, dict) else {}
-            if isinstance(section, dict):
-                section[key] = value
-        return config
 
     @cached_property
     def rounds(self) -> int:

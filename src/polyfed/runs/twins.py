@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.settings import Settings, require_default
+from polyfed.core.settings import Settings
 
 if TYPE_CHECKING:  # pages of finished runs do without torch
     from polyfed.algorithms.algorithm import Algorithm
 
-_TUNED = ("server-only", "pooled")
 _NOBODY_ASKED = {"evaluate_clients": False, "sampling": {}, "exchange": {}, "pace": "sync", "attackers": []}
 
 _Content = dict[str, Any]
@@ -29,24 +28,7 @@ class TwinSettings(Settings):
         "server alone on the public set and all that clients hold of its source; the server's pretrained encoders as "
         "they come"
     )
-    candidates: PositiveInt = Field(
-        default=9, description="rates and numbers of passes that validation chooses from at most; 1: the method's own"
-    )
-    of: str = Field(default="", description="name of the experiment; not to be given, a twin that is made says it")
-    tuned: dict[str, int | float] | None = Field(
-        default=None, description="settings that were chosen -> what the method has; not to be given"
-    )
-
-    @model_validator(mode="after")
-    def _tuned_kinds(self) -> Self:
-        if self.kind not in _TUNED:
-            require_default(self, f"with kind: {self.kind}", "candidates")
-        return self
-
-    @property
-    def is_to_be_tuned(self) -> bool:
-        """Whether rate and passes are still those of the method, which are not those of a server alone."""
-        return self.kind in _TUNED and self.tuned is None and self.candidates > 1
+    of: str = Field(default="", description="name of the experiment, written when the twin is made; not to be given")
 
 
 def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
@@ -88,7 +70,7 @@ def _server_only(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     _require(passes is not None, _unsaid(algorithm, "its server trains (server_passes)"))
     _require(server, "there is no server model")
     _require(content["public"], "there is no public set")
-    _require(server and server["validation_split"], "server.validation_split is null, and tuning needs validation")
+    _require(server and server["validation_split"], "server.validation_split is null: no model is chosen")
     method = {"name": "server_only", "server_epochs": max(1, passes or 0)}
     run = {**content["run"], **_NOBODY_ASKED, "engine": "local"}
     return {"clients": {}, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
