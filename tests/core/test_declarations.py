@@ -71,7 +71,7 @@ def test_a_command_in_need_of_an_extra_says_how_to_get_it() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True)
     assert done.stdout == "2"
     assert done.stderr == (
-        "error: this needs the package 'cryptography', which is not there; pip install \"polyfed[deploy]\"\n"
+        "error: this needs the package 'cryptography', which is not installed; pip install \"polyfed[deploy]\"\n"
     )
 
 

@@ -24,7 +24,7 @@ def test_without_the_extra_the_command_to_install_it_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     pytest.importorskip("onnx")
-    with pytest.raises(ConfigError, match=r"'onnxruntime', which is not there; pip install \"polyfed\[onnx\]\""):
+    with pytest.raises(ConfigError, match=r"'onnxruntime', which is not installed; pip install \"polyfed\[onnx\]\""):
         export_model(tiny_run, tmp_path / "export", onnx=True)
     assert list(tmp_path.iterdir()) == []
 

@@ -118,7 +118,7 @@ def test_data_that_is_not_there(tiny_run: Path, parquet: Path, data: str, split:
 def test_labels_of_other_classes_are_refused(classifier_run: Path, parquet: Path) -> None:
     assert evaluate_model(classifier_run, str(parquet)).metrics["n"] == 12
     pq.write_table(scenes_table("image", "topic"), parquet / "test-00000-of-00001.parquet")
-    with pytest.raises(DataError, match=r"classes of 'label' .* are not those that the model learnt"):
+    with pytest.raises(DataError, match=r"classes of 'label' .* differ from those that the model learnt"):
         evaluate_model(classifier_run, Target(str(parquet), targets={"label": "topic"}))
     with pytest.raises(ConfigError, match="target 'label' is not among"):
         evaluate_model(classifier_run, str(parquet))

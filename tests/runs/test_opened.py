@@ -35,7 +35,7 @@ def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:
 def test_runs_without_kept_models(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"clients of 'fedavg' keep no model in .*such as creamfl, fedafd or local"):
         _ = open_run(tiny_run).clients
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         _ = open_run(tmp_path).clients
 
 
@@ -98,7 +98,7 @@ def test_opening_records_imports_no_torch(tiny_run: Path) -> None:
 
 
 def test_what_is_no_run_and_what_was_edited(tiny_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         open_run(tmp_path / "nothing")
     folder = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
     for path in (folder / "checkpoints").glob("round-*.safetensors"):

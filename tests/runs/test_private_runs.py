@@ -215,7 +215,9 @@ def test_another_multiplier_does_not_scale_the_same_noise(tmp_path: Path, secret
 
 
 def test_a_query_for_metrics_is_refused_by_the_client_itself(tmp_path: Path) -> None:
-    site = site_of(prepared(federation(metrics="none"), tmp_path / "run"))
+    config = federation(metrics="none")
+    config["run"]["evaluate_clients"] = False
+    site = site_of(prepared(config, tmp_path / "run"))
     request, _ = asked(site)
     with pytest.raises(PayloadError, match="does not cover the metrics of 'assess'"):
         site.handle(replace(request, step="assess", payload=Payload()))

@@ -70,7 +70,7 @@ def edited(folder: Path) -> None:
             r"no usable checkpoint \(the state of client '[\w-]+' is damaged",
         ),
         (edited, "was edited"),
-        (lambda folder: (folder / "config.yaml").unlink(), "is no run folder"),
+        (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
     ],
 )
 def test_what_cannot_be_gone_on_with_says_why(finished: Path, damage: Callable[[Path], object], message: str) -> None:

@@ -106,7 +106,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> 
         assert words in err
         assert not Path("mine.yaml").exists()
     Path("mine.yaml").write_text("name: old\n")
-    assert "is there already" in cli("init", "mine.yaml", "--texts", news)[2]
+    assert "exists; name another" in cli("init", "mine.yaml", "--texts", news)[2]
     assert Path("mine.yaml").read_text() == "name: old\n"
 
 
@@ -208,7 +208,7 @@ def test_as_many_test_items_are_drawn_as_tell_a_middling_figure_from_chance(
 def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cli, data: Path) -> None:
     code, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos", "--clients", 1)
     assert code == 0
-    assert "warning: pairs, test: 4 items cannot tell a middling figure from chance" in out
+    assert "warning: pairs, test: 4 items cannot separate a middling figure from chance" in out
     source = yaml.safe_load(Path("mine.yaml").read_text())["data"]["sources"]["pairs"]
     assert source["fractions"] == {"validation": 0.1, "test": 0.1}
 
@@ -216,7 +216,7 @@ def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cl
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((), "which column has the classes? say it with --label: row, mass, kind, x: y, out"),
+        ((), "which column has the classes? give it with --label: row, mass, kind, x: y, out"),
         (("--label", "ot"), "no column 'ot'; did you mean 'out'?"),
         (("--label", "mass"), "column 'mass' has 60 different values (double), which are no classes; name another"),
     ],
@@ -491,7 +491,7 @@ def test_files_that_may_be_of_two_kinds_are_asked_about_and_a_lonely_site_is_war
     letters = f"--site=w={hospitals / 'letters.csv'}"
     _, _, err = cli("init", "mine.yaml", "--site=n=north", letters)
     assert "may be pairs or pictures (" in err
-    assert "say which with --site n=pairs:north or --site n=pictures:north" in err
+    assert "choose with --site n=pairs:north or --site n=pictures:north" in err
     code, out, _ = cli("init", "mine.yaml", "--site=n=pictures:north", letters)
     assert code == 0
     assert "warning: w gains nothing: no other site has data of its kind, and fedavg averages equal networks" in out

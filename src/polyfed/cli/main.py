@@ -74,7 +74,7 @@ for _panel, _commands in _COMMANDS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for an interruption."""
+    """Entry point; returns the exit code: 0, 2 for errors that the user can correct, 130 for an interruption."""
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
     with private_files(), warnings_and_signals():
@@ -95,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             extra = extra_with(error.name or "")
             if extra is None:
                 raise
-            return fail(f"error: this needs the package '{error.name}', which is not there; {how_to_install(extra)}", 2)
+            return fail(
+                f"error: this needs the package '{error.name}', which is not installed; {how_to_install(extra)}", 2
+            )
 
 
 def _version(wanted: bool) -> None:
@@ -106,6 +108,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version")
+    ] = False,
 ) -> None:
     """Options of the program itself."""

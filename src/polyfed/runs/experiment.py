@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import paths_from
 from polyfed.core.settings import NoEffectError, S, first_problem, innermost_problem, parse_settings, shown
+from polyfed.federation.plan import FederationPlan
 from polyfed.runs.config_files import layers_of, merged, overridden, read_layers, start_of, value_at, with_value
-from polyfed.runs.preflight import require_settings
+from polyfed.runs.preflight import checked_plan
 from polyfed.runs.settings import ExperimentSettings
 from polyfed.runs.twins import twin_content
 
@@ -39,10 +40,26 @@ class Experiment(ExperimentSettings):
             DataError: a source has no such split.
         """
         experiment = cls.read(source, overrides, told=True)
-        require_settings(experiment)
+        _ = experiment.plan
         for sink in experiment.run.output.sinks:
             sink.require()
         return experiment
+
+    @cached_property
+    def plan(self) -> FederationPlan:
+        """The federation that the settings describe, checked once: by ``load``, else before a run.
+
+        Raises:
+            ConfigError: settings do not fit each other, or the method, or a package is missing.
+            DataError: a source has no such split.
+        """
+        return checked_plan(self)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other settings, whose plan is its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("plan", None)
+        return copied
 
     @classmethod
     def read(

@@ -48,6 +48,9 @@ FOLDERS = (
 )
 """What polyfed keeps in a run folder; trackers and others may have folders of their own beside them."""
 
+ACCOUNTS = "accounts.json"
+"""File with the counts of each source."""
+
 LOGS = ("metrics", "ledger", "timing", "pace")
 
 _PROBING = 1.0  # seconds; whoever only asks whether a run is worked on holds its lock for far less
@@ -113,10 +116,12 @@ class RunFolder:
         """The folder of a run that was started before.
 
         Raises:
-            RunError: it is no run folder, or its configuration was edited.
+            RunError: it is not a run folder, or its configuration was edited.
         """
         if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
-            raise RunError(f"'{path}' is no run folder (no config.yaml and run.json in it); give the folder of a run")
+            raise RunError(
+                f"'{path}' is not a run folder (no config.yaml and run.json in it); give the folder of a run"
+            )
         folder = cls(path)
         if folder._beginning("config") != folder.config_digest():
             raise RunError(

@@ -39,7 +39,7 @@ class SinkRun:
     Attributes:
         folder: the run folder; all that a sink keeps on disk belongs below it.
         name: name of the run, for people.
-        config: the resolved configuration, as ``told_settings`` has it.
+        config: the resolved configuration, as ``public_settings`` has it.
         run_id: the same for all processes that ever work on the run, and for no other run.
         resumed_from: last complete round when the run was resumed, 0 for a new run.
     """
@@ -175,7 +175,7 @@ class Trackers(Callback):
         return True
 
 
-def told_settings(content: Mapping[str, Any]) -> dict[str, Any]:
+def public_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as trackers are told it: no path, no text of a source but its columns, of sinks their names."""
     told: dict[str, Any] = with_paths(content, lambda path: Path("..."))
     data = {key: value for key, value in told["data"].items() if key not in _PLACES}

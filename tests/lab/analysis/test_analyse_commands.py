@@ -147,7 +147,7 @@ REFUSALS = [
     (f"weights {EXCHANGE} samples=x", "samples: Input should be a valid integer"),
     ("cost nothing", "no preset or file 'nothing'"),
     (f"partition {RUN} run.seed=1", "is a run that is over; give its config.yaml instead"),
-    ("partition .", "'.' is no run folder"),
+    ("partition .", "'.' is not a run folder"),
     ("partition BEGUN", "has no partition.json"),
     ("partition CONFIG clients={}", "has no clients of its own to deal items out to"),
     ("partition CONFIG clients.image.partition={name:_iid,of:_[lable]}", "image.partition.of: 'lable'"),

@@ -23,7 +23,6 @@ from polyfed.lab.studies.study import Overrides, Point, Study, Tuning, is_set_by
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.preflight import require_settings
 from polyfed.runs.twins import with_groups
 
 FIGURES = "figures.json"
@@ -204,7 +203,7 @@ def _simulated(experiment: Experiment) -> Experiment:
     if engine.is_deployed:
         raise ConfigError("run.engine is a deployment, whose sites are not asked for cells; set run.engine to local")
     engine.require()
-    require_settings(experiment)
+    _ = experiment.plan
     return experiment
 
 
