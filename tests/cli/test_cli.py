@@ -254,7 +254,7 @@ def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
     assert 'id="sites"' in Path("there/report.html").read_text()
     shutil.rmtree("there")  # as if it was interrupted in between
     assert cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")[0] == 0
-    refused = "error: --with-alone: there-local is a run of other settings; choose another --out\n"
+    refused = "error: --with-alone: there-local is a run with other settings; choose another --out\n"
     assert cli("run", config, "--with-alone", "--out", "there")[::2] == (2, refused)
     assert cli("run", config, "--with-alone", "--twin", "local")[0] == 2
 
@@ -348,7 +348,7 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["run", "scenes-demo", "--seed", "1", "--seeds", "1,2"], "exclude each other"),
         (["run", "scenes-demo", "--seeds", "1,x"], "'x' is not a whole number"),
         (["list", "modles"], "cannot list 'modles'; did you mean 'models'?"),
-        (["list", "models", "gruu"], "no 'gruu' among models; did you mean 'gru'?"),
+        (["list", "models", "gruu"], "'gruu' is not among models; did you mean 'gru'?"),
         (["rnu"], "No such command 'rnu'"),
         (["run"], "Missing argument"),
         (["run", "scenes-demo", "--sed", "1"], "No such option"),

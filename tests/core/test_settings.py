@@ -53,7 +53,7 @@ def test_code_outside_polyfed_needs_no_registration() -> None:
         ({"partition": {"alpha": 1}}, "needs a name"),
         ({"partition": "os.path.join"}, "not a subclass"),
         ({"partition": "no.such.Thing"}, "cannot import"),
-        ({"partition": "this.1"}, "'this.1' is no import path; give it as package.module.Class"),
+        ({"partition": "this.1"}, "'this.1' is not an import path; give it as package.module.Class"),
         ({"partition": "iid", "algoritm": 1}, "did you mean 'algorithm'"),
     ],
 )

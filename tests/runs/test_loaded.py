@@ -115,7 +115,7 @@ def test_searches_encode_a_picture_once(tiny_run: Path, tmp_path: Path, monkeypa
     ("call", "message"),
     [
         (lambda model: model.encode(), "nothing to encode"),
-        (lambda model: model.encode(images=[3.5]), "a picture is a path.*not float"),
+        (lambda model: model.encode(images=[3.5]), "an image is a path.*not float"),
         (lambda model: model.encode(texts=[3]), "a text is a string, not a int"),
         (lambda model: model.encode(images=[b"no picture"]), "row 0"),
         (lambda model: model.encode_modality("sound", ["x"]), "no modality 'sound'"),
@@ -251,7 +251,7 @@ def test_samples_of_several_modalities_are_classified_together_with_what_they_ha
         (lambda: model.classify(), "classifies by some of table, text; given are: none"),
         (lambda: model.classify(texts=["x"], table=rows), "as many values as there are samples"),
         (lambda: model.classify(texts=[None], table=[None]), "a sample is None in all modalities"),
-        (lambda: model.classify(texts=["x"], target="sex"), "tells no 'sex'.*label"),
+        (lambda: model.classify(texts=["x"], target="sex"), "does not classify 'sex'.*label"),
         (lambda: model.classify(np.zeros((4, 4), np.uint8)), "no encoder of images"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):

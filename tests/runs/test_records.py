@@ -80,13 +80,13 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path):
     ("file", "text", "message"),
     [
         ("ledger.jsonl", '{"round": 1, "cli\n{"round": 1}\n', "ledger.jsonl line 1 is damaged"),
-        ("ledger.jsonl", '{"round": 1}\n', "ledger.jsonl line 1 is no transfer: client: Field required"),
+        ("ledger.jsonl", '{"round": 1}\n', "ledger.jsonl line 1 is not a valid transfer: client: Field required"),
         (
             "metrics.jsonl",
             '{"event": "resumed", "kind": "event"}\n',
-            "metrics.jsonl line 1 is no event: round: Field required",
+            "metrics.jsonl line 1 is not a valid event: round: Field required",
         ),
-        ("timing.jsonl", '{"round": 1}\n', "timing.jsonl line 1 is no timing: seconds: Field required"),
+        ("timing.jsonl", '{"round": 1}\n', "timing.jsonl line 1 is not a valid timing: seconds: Field required"),
         ("metrics.jsonl", f"{DEEP}\n{{}}\n", "metrics.jsonl line 1 is damaged: JSON that is nested too deeply"),
         ("partition.json", "{", "partition.json is damaged"),
     ],

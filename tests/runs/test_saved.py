@@ -129,7 +129,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "int64": (lambda at: _first_weight(at, torch.Tensor.long), rf"{UNFIT} \('[\w.]+' is torch\.int64"),
     "float64": (lambda at: _first_weight(at, torch.Tensor.double), rf"{UNFIT} \('[\w.]+' is torch\.float64"),
     # it is not learnt anew
-    "lost vocabulary": (lambda at: shutil.rmtree(at / "vocabulary"), "vocabulary of 'text' is missing"),
+    "lost vocabulary": (lambda at: shutil.rmtree(at / "vocabulary"), "lacks the vocabulary of 'text'"),
 }
 
 

@@ -125,7 +125,7 @@ def test_sites_of_several_types_have_a_common_model_each_if_weights_are_averaged
         ),
         ("clients.west.count=2", "clients.west: 'west' is a site, whose settings stand in sites.west, or in common"),
         ("data.sources.west=scenes", "data.sources.west: 'west' is a site"),
-        ("sites=null", "common holds settings of sites, and there are no 'sites'; name them, or leave it out"),
+        ("sites=null", "common holds settings of sites, and 'sites' is missing; name them, or leave it out"),
         ("data=3", "data is a section of settings, not 3"),
         ("sites=3", "sites: Input should be a valid dictionary"),
     ],

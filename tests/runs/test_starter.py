@@ -95,7 +95,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> 
         ),
         (
             ("--texts", news, "--method", "creamfl"),
-            "--method creamfl: needs pairs that everybody may see; give --public",
+            "--method creamfl: needs public pairs; give --public",
         ),
         (("--texts", news, "--method", "fedavgg"), "--method fedavgg: not among change_distillation, creamfl, fedavg"),
         (("--texts", data / "none.csv"), "there is no"),
@@ -218,7 +218,7 @@ def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cl
     [
         ((), "which column has the classes? give it with --label: row, mass, kind, x: y, out"),
         (("--label", "ot"), "no column 'ot'; did you mean 'out'?"),
-        (("--label", "mass"), "column 'mass' has 60 different values (double), which are no classes; name another"),
+        (("--label", "mass"), "column 'mass' has 60 different values (double), which are not classes; name another"),
     ],
 )
 def test_a_table_has_a_column_of_classes(cli: Cli, tmp_path: Path, given: tuple[str, ...], message: str) -> None:
@@ -415,7 +415,7 @@ def test_what_sites_have_in_common_is_of_all_their_rows(cli: Cli, hospitals: Pat
     code, out, _ = cli("init", "by.yaml", "--table", table, "--label", "diagnosis", "--by", "hospital")
     assert code == 0
     assert "sites: Nord (58 rows of 'Nord'), St-Anna (30 rows of 'St. Anna'), Sud (28 rows of 'Süd')" in out
-    assert "left out: 4 of 120 rows, which have no 'hospital'" in out
+    assert "left out: 4 of 120 rows, without 'hospital'" in out
     common = yaml.safe_load(Path("by.yaml").read_text())["common"]
     assert common["data"]["columns"] == {"table": ["age", "sex"]}
     assert common["data"]["reading"] == {"classes": {"label": ["a", "b", "c"]}}
@@ -452,11 +452,11 @@ def architectures(file: str) -> list[str]:
     ("given", "message"),
     [
         ("--pairs north --pairs south", "--pairs is given 2 times; give it once, or --site NAME=PATH for each"),
-        ("--pairs .", "if each folder in it is an institution's, give --site a=a --site b=b --site c=c --site north="),
+        ("--pairs .", "if each folder in it belongs to an institution, give --site a=a --site b=b --site c=c --site north="),
         ("--site a=north --site a=south", "--site a is given twice, north and south"),
         ("--site server=north", "--site server=north: needs the form NAME=FOLDER or NAME=FILE"),
         ("--site a=north --site b=patients.csv", "--site b: --table"),
-        ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has such a column"),
+        ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has that column"),
         ("--site a=north --public-share 0.2", "no site's data become public; give --public FOLDER"),
         ("--table patients.csv --label diagnosis --by hospitl", "--by hospitl: no column 'hospitl'; did you mean"),
         (

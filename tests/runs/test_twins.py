@@ -226,8 +226,8 @@ def without(section: str) -> Callable[[Config], object]:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("server-only", without("public"), "there is no public set; twins of 'three-kinds': local$"),
-        ("pooled", without("public"), "there is no public set; twins of 'three-kinds': local$"),
+        ("server-only", without("public"), "it has no public set; twins of 'three-kinds': local$"),
+        ("pooled", without("public"), "it has no public set; twins of 'three-kinds': local$"),
         ("server-only", without("server"), "no server model; twins of 'three-kinds': no-private, local$"),
         (
             "server-only",
@@ -249,7 +249,7 @@ def without(section: str) -> Callable[[Config], object]:
         ("pooled", lambda c: c.update(algorithm="server_only") or c.update(clients={}), "'three-kinds': server-only$"),
         ("local", lambda c: c.update(algorithm="server_only"), "'server_only' asks no clients; .*server-only, no-priv"),
         *(
-            (kind, lambda c: c.update(algorithm=f"{__name__}.Unsaid"), f"'.*Unsaid' does not say how long its {what}")
+            (kind, lambda c: c.update(algorithm=f"{__name__}.Unsaid"), f"'.*Unsaid' does not define how long its {what}")
             for kind, what in (
                 ("local", r"clients train \(local_training\); .*: no-private$"),
                 ("server-only", r"server trains \(server_passes\)"),

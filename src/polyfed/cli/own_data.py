@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,17 @@ _QUESTIONS: dict[DataKind, str] = {
 }
 
 
+@dataclass(frozen=True)
+class LayoutOptions:
+    """Layout of a folder's annotations."""
+
+    annotations: Annotated[str | None, typer.Option(help="file with captions or labels; by default detected")] = None
+    file_column: Annotated[str | None, typer.Option(help="its column of image file names")] = None
+    split_column: Annotated[str | None, typer.Option(help="its column of splits")] = None
+    encoding: Annotated[str | None, typer.Option(help="its encoding, such as windows-1251; by default detected")] = None
+    decimal: Annotated[str | None, typer.Option(help="decimal sign, '.' or ','; by default detected")] = None
+
+
 def init_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file to write")] = Path("experiment.yaml"),
     *,
@@ -43,7 +55,7 @@ def init_command(
         list[str] | None,
         typer.Option(
             metavar="NAME=PATH",
-            help="data of an institution, once for each; NAME=KIND:PATH (KIND of pairs, pictures, ...)",
+            help="data of an institution; repeatable; NAME=KIND:PATH (KIND of pairs, pictures, ...)",
         ),
     ] = None,
     by: Annotated[
@@ -60,13 +72,7 @@ def init_command(
     method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
     clients: Annotated[int, typer.Option(min=1, help="clients for each kind of data")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of the run")] = 10,
-    annotations: Annotated[str | None, typer.Option(help="file of a folder with captions or labels")] = None,
-    file_column: Annotated[str | None, typer.Option(help="its column of image file names")] = None,
-    split_column: Annotated[str | None, typer.Option(help="its column of splits")] = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="its encoding, such as windows-1251; by default detected")
-    ] = None,
-    decimal: Annotated[str | None, typer.Option(help="decimal sign, '.' or ','; by default detected")] = None,
+    layout: LayoutOptions,
     together: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN|contents", help="keep rows with equal values, such as a patient's, in one split"),
@@ -106,15 +112,13 @@ def init_command(
 
     if file.exists():
         raise RunError(f"'{file}' exists; name another file, or remove it")
-    given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts, "sounds": sounds}
-    given |= {"masks": masks, "table": table}
-    paths = {kind: path for kind, path in given.items() if path is not None} or ({} if site else _asked())
-    layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
-    layout |= {"encoding": encoding, "decimal": decimal}
+    by_kind: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts, "sounds": sounds}
+    by_kind |= {"masks": masks, "table": table}
+    paths = {purpose: path for purpose, path in by_kind.items() if path is not None} or ({} if site else _asked())
     meaning = {"together": together, "fold_labels": fold_labels, "mask_values": mask_values}
     console = Terminal()
     with preparation_shown(console):
-        sources, lines = _sources(paths, site or [], by, label or [], layout | meaning)
+        sources, lines = _sources(paths, site or [], by, label or [], vars(layout) | meaning)
         shared = None
         if public is not None:
             is_public = "pairs" in paths and by is None
@@ -191,8 +195,8 @@ def _list(title: str, lines: Sequence[str]) -> None:
 def _asked() -> dict[DataKind, Path]:
     if not sys.stdin.isatty():
         return {}
-    answers = {kind: typer.prompt(words, default="", show_default=False) for kind, words in _QUESTIONS.items()}
-    return {kind: Path(answer) for kind, answer in answers.items() if answer}
+    answers = {one: typer.prompt(words, default="", show_default=False) for one, words in _QUESTIONS.items()}
+    return {one: Path(answer) for one, answer in answers.items() if answer}
 
 
 _SHOWN = 5  # of each list of faults; report.json has all
@@ -202,11 +206,7 @@ def prepare_command(
     source: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="images, captions, labels or texts")],
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="new folder for Parquet files")],
     *,
-    annotations: Annotated[str | None, typer.Option(help="file with captions or labels; by default detected")] = None,
-    file_column: Annotated[str | None, typer.Option(help="its column of image file names")] = None,
-    split_column: Annotated[str | None, typer.Option(help="its column of splits")] = None,
-    encoding: Annotated[str | None, typer.Option(help="encoding of texts, such as windows-1251; detected")] = None,
-    decimal: Annotated[str | None, typer.Option(help="decimal sign, '.' or ','; by default detected")] = None,
+    layout: LayoutOptions,
     validation: Annotated[float, typer.Option(help="share drawn for validation, where data have no splits")] = 0.1,
     test: Annotated[float, typer.Option(help="share drawn for test, where data have no splits")] = 0.1,
     drop_duplicates: Annotated[
@@ -225,12 +225,10 @@ def prepare_command(
     from polyfed.runs.starter import small_splits
 
     console = Terminal()
-    settings: dict[str, Any] = {
+    settings = dict(vars(layout))
+    settings |= {
         "path": str(source.absolute()),
-        "annotations": annotations,
-        "file_column": file_column,
-        "split_column": split_column,
-        "reading": {"encoding": encoding, "decimal": decimal},
+        "reading": {key: settings.pop(key) for key in ("encoding", "decimal")},
         "fractions": {"validation": validation, "test": test},
         "incomplete": "leave_out",
     }
@@ -250,7 +248,7 @@ def prepare_command(
         f"  {destination.name}: {{name: parquet, path: {destination.name}{identity}, {findings.roles.settings}}}"
     )
     if findings.roles.mask:
-        typer.echo(f"with a task {{name: segmentation, target: {findings.roles.mask}}} and what says its classes")
+        typer.echo(f"with a task {{name: segmentation, target: {findings.roles.mask}}} and settings of its classes")
     typer.echo(f"run it with --data-dir {destination.parent}; or let polyfed init write the experiment")
 
 

@@ -25,7 +25,7 @@ _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # answers of file systems that
 def private_files() -> Iterator[None]:
     """Within the block only this user can read files that this process, and those that it starts, write.
 
-    Every program of polyfed runs within it: caches hold decoded pictures, run folders predictions and models.
+    Every program of polyfed runs within it: caches hold decoded images, run folders predictions and models.
     """
     before = os.umask(0o077)
     try:

@@ -42,8 +42,7 @@ class Settings(BaseModel):
     subclass that sets ``home``: the package whose modules are its short names, or the module that holds all. Where a
     module holds several public components, ``short_name`` names each. A family is itself usable as a field type: the
     field then accepts a name, a mapping with a ``name``, an instance, or the class itself. A component whose packages
-    do not come with polyfed says in ``pip_extra`` which extra brings them; its module imports them only where it uses
-    them.
+    do not come with polyfed names their extra in ``pip_extra``; its module imports them only where it uses them.
 
     Raises:
         ConfigError: naming the first wrong key, its value and what would be valid.
@@ -102,7 +101,7 @@ class Settings(BaseModel):
 
         Raises:
             ValueError: no such component; the message lists what would be valid. Or it needs a package that is not
-                installed; the message says what to install.
+                installed; the message has the command that installs it.
         """
         if "." in name:
             return _imported(name, cls)
@@ -168,7 +167,7 @@ def is_import_path(text: str) -> bool:
 
 def _imported(name: str, family: type[Settings]) -> type[Settings]:
     if not is_import_path(name):
-        raise ValueError(f"'{name}' is no import path; give it as package.module.Class")
+        raise ValueError(f"'{name}' is not an import path; give it as package.module.Class")
     path, _, attribute = name.rpartition(".")
     require_own_code(path, attribute)
     try:
@@ -226,8 +225,8 @@ class NoEffectError(ValueError):
     """A setting has no effect.
 
     Attributes:
-        name: of the setting.
-        value: as YAML has it.
+        name: Name of the setting.
+        value: Its value in YAML.
         obstacle: why it has none, as the continuation of 'has no effect'.
         default: its value if it is left out, likewise.
     """
@@ -241,12 +240,12 @@ def require_default(settings: BaseModel, obstacle: str, *names: str) -> None:
     """Check that settings which cannot act are left at their defaults; for validators.
 
     Args:
-        settings: that hold them.
+        settings: Settings to check.
         obstacle: why they cannot, such as ``with kind: sgd``.
-        names: of the fields.
+        names: Names of the fields.
 
     Raises:
-        NoEffectError: one is not; the message says which, why, and what to change.
+        NoEffectError: one is not; the message has the setting, the reason and the remedy.
     """
     for name in names:
         value = getattr(settings, name)

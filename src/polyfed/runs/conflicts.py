@@ -1,4 +1,4 @@
-"""What does not go together in an experiment: pairs of features, each with its reason."""
+"""Conflicts of an experiment: pairs of features, each with its reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Choice:
 
 
 Feature = Callable[[Choice], str]
-"""What a choice has of a feature, in the words of its settings; empty: nothing."""
+"""A feature of a choice, in the words of its settings; empty: absent."""
 
 
 def chosen(path: str, unless: str | None = None) -> Feature:
@@ -117,7 +117,7 @@ def averaged_changes(choice: Choice) -> str:
 
 
 def single_values(choice: Choice) -> str:
-    """Steps whose replies have more than their sum tells."""
+    """Steps whose replies hold more than a sum shows."""
     method = choice.algorithm
     for step, schema in steps_of(method).items():
         weight = method.summed.get(step)
@@ -135,7 +135,7 @@ def single_values(choice: Choice) -> str:
 CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (deployed, virtual_times, "a deployment has a real clock; leave the times out"),
     (deployed, any_attack, "sites do not attack, and are not ours to corrupt; leave the attackers out"),
-    (late_replies, unasked_clients, "it asks nobody; set run.pace to sync"),
+    (late_replies, unasked_clients, "it asks no client; set run.pace to sync"),
     (
         late_replies,
         one_model_a_round,
@@ -163,7 +163,7 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (
         sample_noise,
         unseen_learning,
-        "its clients may learn of private data beside client.fit, which DP-SGD does not see; choose fedavg, fedet or "
+        "its clients may learn of private data outside client.fit, which DP-SGD does not see; choose fedavg, fedet or "
         "fedmkd, or protect the reply (privacy.reply)",
     ),
     (
@@ -173,11 +173,11 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
         "privacy.metrics: clear",
     ),
 )
-"""In the order in which they are told: what settings change comes before what another method takes."""
+"""In the order of reports: conflicts of settings come before limits of a method."""
 
 
 def conflicts(choice: Choice) -> Iterator[str]:
-    """What of a choice does not go together, a line each."""
+    """Conflicts of a choice, one line each."""
     for one, other, reason in CONFLICTS:
         if (first := one(choice)) and (second := other(choice)):
             yield f"{first} does not go with {second}: {reason}"

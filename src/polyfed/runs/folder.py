@@ -5,13 +5,13 @@ run.json          identity of the run, digest of the configuration, salt of the 
 environment.json  versions, device, code state
 metrics.jsonl     metrics and events, one JSON object a line
 ledger.jsonl      bytes that crossed the wire
-timing.jsonl      seconds a round, CPU seconds of the method
+timing.jsonl      seconds per round, CPU seconds of the method
 pace.jsonl        of runs in virtual time: who was started and has replied when
 partition.json    who holds which items
 accounts.json     of each source: what was found, read, and left out
 history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
 progress.jsonl    events of the run, for polyfed watch
-tracebacks.log    what failed clients told in detail
+tracebacks.log    tracebacks of failed clients
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
 models/           the run's model, last and best, and of rounds that are to be kept
@@ -46,14 +46,14 @@ FOLDERS = (
     *("arrays", "checkpoints", "models", "vocabulary", ".privacy"),
     *("analysis", "plots", "export", "hugging-face", "adapters"),
 )
-"""What polyfed keeps in a run folder; trackers and others may have folders of their own beside them."""
+"""Folders of polyfed in a run folder; trackers and others may have folders of their own."""
 
 ACCOUNTS = "accounts.json"
 """File with the counts of each source."""
 
 LOGS = ("metrics", "ledger", "timing", "pace")
 
-_PROBING = 1.0  # seconds; whoever only asks whether a run is worked on holds its lock for far less
+_PROBING = 1.0  # seconds; a mere look at the lock holds it for far less
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What stands beside the tensors of a checkpoint."""
+    """Description next to the tensors of a checkpoint."""
 
     round: int
     sha256: str
@@ -131,7 +131,7 @@ class RunFolder:
         return folder
 
     def begun_by(self) -> str:
-        """The version of polyfed that began the run; empty where nothing says so."""
+        """The version of polyfed that began the run; empty if unknown."""
         try:
             return str(file_json((self.path / "environment.json").read_bytes())["versions"]["polyfed"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -163,7 +163,7 @@ class RunFolder:
 
     @property
     def salt(self) -> str:
-        """Of the names of heads; see ``ExperimentSettings.salt``. Empty of a run that was begun before they had one."""
+        """Salt of the names of heads, see ``ExperimentSettings.salt``; empty in runs older than it."""
         return self._beginning("salt")
 
     def _beginning(self, key: str) -> str:
@@ -195,7 +195,7 @@ class RunFolder:
             yield
 
     def is_worked_on(self) -> bool:
-        """Whether a process holds the lock; whoever asks does not look like one that does."""
+        """True if a process holds the lock; a shared lock is used, so that lookers do not see each other."""
         try:
             with (self.path / ".lock").open() as stream:
                 return not _locked(stream, fcntl.LOCK_SH, 0.0)
@@ -234,7 +234,7 @@ class RunFolder:
                     stream.truncate(size)
 
     def lost_records(self, sizes: Mapping[str, int]) -> str:
-        """What is missing of the logs as they were at these sizes, one sentence, or nothing.
+        """Description of what is missing of the logs at these sizes, one sentence, or empty.
 
         A disk that lost its power may have forgotten the end of a file, or have kept its length and zeros in it.
         """
@@ -263,7 +263,7 @@ class RunFolder:
         import safetensors.torch
 
         ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-        # a file with neither tensors nor metadata can be read only if it says None
+        # a file with neither tensors nor metadata can be read only with None
         blob = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
         write_atomically(self.path / name, blob)
         return blob
@@ -310,7 +310,7 @@ class RunFolder:
         """The newest checkpoint that can be used, if any, and what is wrong with those that are newer.
 
         Args:
-            problem_of: says what keeps a readable checkpoint from being used; empty if nothing does.
+            problem_of: Describes what prevents the use of a readable checkpoint; empty: it can be used.
         """
         problems: list[str] = []
         for manifest in reversed(self._manifests()):
@@ -387,7 +387,7 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
-    """A run that ends for want of clients, or by one, says where they told what happened to them."""
+    """A run that ends because of clients names the file of their tracebacks."""
     try:
         yield
     except (ExchangeError, StepError) as error:
@@ -396,12 +396,12 @@ def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
         raise type(error)(f"{error}; clients' tracebacks: {folder.tracebacks}") from error.__cause__ or error
 
 
-def _locked(stream: IO[str], kind: int, seconds: float) -> bool:
+def _locked(stream: IO[str], operation: int, seconds: float) -> bool:
     """Lock a file for as long as it is open; False if others still hold it after so long."""
     end = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+            fcntl.flock(stream, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
                 return False
@@ -430,8 +430,8 @@ _OF_RUN = re.compile(rf"best|last|{KEPT}\d+")  # others are of types of clients
 
 def untrained_best(run: Path) -> str:
     """A sentence if the model that validation chose is the one before any training, and later ones were judged too."""
-    rounds = [_round_of(run / "models" / kind / "config.json") for kind in ("best", "last")]
-    if rounds[0] != 0 or not rounds[1]:  # of a run of round 0 alone there is nothing to warn of
+    rounds = [_round_of(run / "models" / name / "config.json") for name in ("best", "last")]
+    if rounds[0] != 0 or not rounds[1]:  # of a run of round 0 alone a warning has no use
         return ""
     return (
         "the best model by validation is that of round 0, before any training: no later round was better; "
@@ -443,7 +443,7 @@ def saved_models(run: Path) -> dict[str, int | None]:
     """Names of the saved models, and their rounds."""
     kept = sorted((run / "models").glob(f"{KEPT}*/config.json"), key=lambda file: (_round_of(file) or 0, file))
     of_types = sorted((run / "models").glob("last-*/config.json"))
-    files = [*(run / "models" / kind / "config.json" for kind in ("best", "last")), *of_types, *kept]
+    files = [*(run / "models" / name / "config.json" for name in ("best", "last")), *of_types, *kept]
     return {file.parent.name: _round_of(file) for file in files if file.is_file()}
 
 

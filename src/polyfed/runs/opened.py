@@ -130,7 +130,7 @@ class Run:
         """The run's settings, with data and weights at their present folders.
 
         Raises:
-            RunError: as for ``files``.
+            RunError: the folder is incomplete, or its configuration was edited.
             ConfigError: it names code, which ``allow_code`` does not allow.
         """
         return self._settings(self._config)
@@ -235,7 +235,7 @@ class Run:
         """The run's saved model: the server's, or the clients' common one; ``which`` as for ``model_folder``.
 
         Raises:
-            RunError: there is no such model, or it is damaged.
+            RunError: the model does not exist, or it is damaged.
             ConfigError: the device or a weights folder of the architecture is missing; or the model names code, which
                 ``allow_code`` does not allow.
         """
@@ -275,17 +275,17 @@ class Run:
         from polyfed.federation.state import unflatten
 
         groups = unflatten(self.checkpoint.tensors)
-        return {kind: groups[f"weights:{kind}"] for kind in self.types if f"weights:{kind}" in groups}
+        return {name: groups[f"weights:{name}"] for name in self.types if f"weights:{name}" in groups}
 
-    def global_model(self, kind: str) -> Model:
+    def global_model(self, client_type: str) -> Model:
         """The global model of a type of clients, in evaluation mode, on the device.
 
         Raises:
             RunError: its weights do not fit the model.
         """
-        member = self.federation.members[self.types[kind].clients[0].id]
-        weights = self.global_weights[kind]
-        return self._loaded(member, weights, f"the global model of '{kind}' does not fit its clients'")
+        member = self.federation.members[self.types[client_type].clients[0].id]
+        weights = self.global_weights[client_type]
+        return self._loaded(member, weights, f"the global model of '{client_type}' does not fit its clients'")
 
     def _loaded(self, member: Member, weights: Mapping[str, Tensor], misfit: str) -> Model:
         """A client's model with weights from disk, in evaluation mode, on the device."""
@@ -313,7 +313,7 @@ class Run:
             which: Saved model of the run, as for ``model_folder``.
 
         Raises:
-            RunError: there is no such model, or it is damaged.
+            RunError: the model does not exist, or it is damaged.
             ConfigError: the participant does not exist, its model is not kept, or ``which`` is given for a client.
         """
         from polyfed.runs.loaded import loaded_model
@@ -339,9 +339,9 @@ class Run:
 
     def _model_of_client(self, client: str) -> Model:
         if not self.has_client_models:
-            for kind, clients in self.types.items():
-                if kind in self.global_weights and client in {info.id for info in clients.clients}:
-                    return self.global_model(kind)
+            for name, clients in self.types.items():
+                if name in self.global_weights and client in {info.id for info in clients.clients}:
+                    return self.global_model(name)
         return self.client_model(client)
 
     @property

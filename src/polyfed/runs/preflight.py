@@ -151,7 +151,7 @@ def _require_attackers(experiment: ExperimentSettings, federation: Population) -
     """Check that ``run.attackers`` are clients of this simulation and can attack as they are to."""
     run = experiment.run
     if not federation.members:
-        raise ConfigError("run.attackers: there are no clients in 'clients' that could attack; leave it out")
+        raise ConfigError("run.attackers: 'clients' has no clients that could attack; leave it out")
     attacks = attacks_by_client(run.attackers, federation.infos, run.seed)
     for attack in run.attackers:
         own = [member for name, member in federation.members.items() if attacks.get(name) is attack]

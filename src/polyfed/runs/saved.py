@@ -45,7 +45,7 @@ class TargetFacts(BaseModel):
     """Type, shape and greatest value of a target."""
 
     dtype: Literal["int64", "int32", "uint8", "bool", "float32", "float64"]
-    shape: Annotated[tuple[_Side, ...], Field(max_length=2)]  # a class, a list of them, or a picture of them
+    shape: Annotated[tuple[_Side, ...], Field(max_length=2)]  # a class, a list of them, or an image of them
     greatest: int | float
 
 
@@ -94,7 +94,7 @@ def read_model(folder: Path, data: DataSettings, place: torch.device, *, allow_c
         allow_code: See ``open_run``.
 
     Raises:
-        RunError: there is no model, it is damaged, its weights and configuration do not fit each other, or a weight is
+        RunError: the model is missing or damaged, its weights and configuration do not fit each other, or a weight is
             not finite.
         ConfigError: it names code that is not allowed, or a weights folder of the architecture is missing.
     """
@@ -265,6 +265,6 @@ class _NoInputs:
 
 def _absent(modality: str, fingerprint: str) -> Column:
     def read() -> NoReturn:
-        raise RunError(f"the vocabulary of '{modality}' is missing beside the saved model; copy it from the run folder")
+        raise RunError(f"the saved model lacks the vocabulary of '{modality}'; copy it from the run folder")
 
     return Column(read, fingerprint, f"public set, '{modality}'", nested=False)

@@ -59,7 +59,7 @@ def with_sites(content: Mapping[str, Any]) -> dict[str, Any]:
     below = {key: value for key, value in content.items() if key not in ("sites", "common")}
     if not content.get("sites"):
         if content.get("common"):
-            raise ValueError("common holds settings of sites, and there are no 'sites'; name them, or leave it out")
+            raise ValueError("common holds settings of sites, and 'sites' is missing; name them, or leave it out")
         return below
     try:
         place = "sites"

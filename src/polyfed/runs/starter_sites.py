@@ -81,7 +81,7 @@ def named_sites(given: Sequence[str], labels: Sequence[str], options: Mapping[st
     if unknown := own.keys() - texts.keys():
         raise ConfigError(f"--label {min(unknown)}=...: no such --site; {nearest(min(unknown), texts)}")
     common, used = [name for name, sign, _ in pairs if not sign], set[str]()
-    places = []
+    every = []
     for name, text in texts.items():
         purpose, _, path = text.partition(":")
         layout = {key: value for key, value in options.items() if value not in (None, (), [])}
@@ -91,10 +91,10 @@ def named_sites(given: Sequence[str], labels: Sequence[str], options: Mapping[st
         column = own.get(name) or next((label for label in common if label in table.schema.names), None)
         used |= {column} if column else set()
         chosen = next((one for one in starter.NEEDS if one == purpose), None) or _purpose_of(place, table, column)
-        places.append(replace(place, purpose=chosen, options=layout | ({"label": column} if column else {})))
+        every.append(replace(place, purpose=chosen, options=layout | ({"label": column} if column else {})))
     if lost := [label for label in common if label not in used]:
         raise ConfigError(f"--label {lost[0]}: no site has that column; leave it out, or name another")
-    return _read(places)
+    return _read(every)
 
 
 def sites_of_column(
@@ -124,7 +124,7 @@ def sites_of_column(
         raise DataError(f"{option}: the column has {what}; name another: {', '.join(table.schema.names)}")
     if label is None:
         label = ColumnRoles.of(starter.typed_columns(table, {column}), None).label if purpose != "table" else None
-    places, names = [], dict[str, Any]()
+    every, names = [], dict[str, Any]()
     for value in sorted(counts):
         plain = unicodedata.normalize("NFKD", str(value)).encode("ascii", "ignore").decode()
         name = base = (re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-") or "site")[:50]
@@ -132,11 +132,11 @@ def sites_of_column(
             name = f"{base}-{len(names) + 1}"
         names[name] = value
         own = layout | {"where": {column: value}} | ({"label": label} if label else {})
-        places.append(_Place(name, purpose, path, own, f"{option}, {value!r}"))
+        every.append(_Place(name, purpose, path, own, f"{option}, {value!r}"))
     lines = [f"sites: {', '.join(f'{name} ({counts[value]} rows of {value!r})' for name, value in names.items())}"]
     if empty := table.count() - counts.total():
         lines.append(f"left out: {empty:,} of {table.count():,} rows, without '{column}'")
-    return _read(places), lines
+    return _read(every), lines
 
 
 @contextlib.contextmanager
@@ -179,10 +179,10 @@ def _purpose_of(place: _Place, table: SplitTable, label: str | None) -> starter.
     raise DataError(f"{place.option}={place.path}: may be {' or '.join(purposes)} ({names}); choose with {ways}")
 
 
-def _read(places: Sequence[_Place]) -> list[starter.StarterSource]:
-    tables = {place.name: place.table() for place in places if place.purpose == "table"}
+def _read(every: Sequence[_Place]) -> list[starter.StarterSource]:
+    tables = {place.name: place.table() for place in every if place.purpose == "table"}
     shared, sources = _all_rows(list(tables.values())) if tables else None, list[starter.StarterSource]()
-    for place in places:
+    for place in every:
         needs = starter.NEEDS[place.purpose]
         options = {key: value for key, value in place.options.items() if _OF_KINDS.get(key, "") in ("", *needs)}
         if place.purpose == "table" and "label" in options and shared is not None:
@@ -193,7 +193,7 @@ def _read(places: Sequence[_Place]) -> list[starter.StarterSource]:
                 raise DataError(f"tables of sites have no columns to learn from in common: {names}")
         with _at(place.option):
             sources.append(starter.StarterSource.of(place.purpose, place.path, options, name=place.name))
-    folds = next((place.options["fold_labels"] for place in places if "fold_labels" in place.options), None)
+    folds = next((place.options["fold_labels"] for place in every if "fold_labels" in place.options), None)
     for purpose in dict.fromkeys(source.purpose for source in sources):
         own = _agreed(purpose, [source for source in sources if source.purpose == purpose], folds)
         sources = [own.get(source.name, source) for source in sources]

@@ -1,4 +1,4 @@
-"""Twins: an experiment without its clients, or without their private data, to tell what a federation brings."""
+"""Twins: an experiment without its clients, or without their private data, to show the gain of a federation."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     """An experiment's resolved settings, with ``twin``, as those of the twin.
 
     Raises:
-        ConfigError: the experiment has no such twin; the message says which it has.
+        ConfigError: the experiment does not have this twin; the message lists those that it has.
     """
-    name, kind = content["name"], content["twin"]["kind"]
+    name, twin = content["name"], content["twin"]["kind"]
     try:
-        changes = _TWINS[kind](content, algorithm)
+        changes = _TWINS[twin](content, algorithm)
     except ConfigError as error:
         others = []
         for other, changes_of in _TWINS.items():
@@ -47,10 +47,10 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
                 changes_of(content, algorithm)
                 others.append(other)
         raise ConfigError(
-            f"twin.kind is {kind}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
+            f"twin.twin is {twin}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
         ) from error
-    twin = {**content["twin"], "of": name}
-    return {**content, "name": f"{name}-{kind}", "description": f"{kind} twin of {name}", "twin": twin, **changes}
+    made = {"name": f"{name}-{twin}", "description": f"{twin} twin of {name}", "twin": {"kind": twin, "of": name}}
+    return {**content, **made, **changes}
 
 
 def _require(there: object, obstacle: str) -> None:
@@ -59,7 +59,7 @@ def _require(there: object, obstacle: str) -> None:
 
 
 def _unsaid(algorithm: Algorithm, what: str) -> str:
-    return f"algorithm '{algorithm.component_name()}' does not say how long {what}"
+    return f"algorithm '{algorithm.component_name()}' does not define how long {what}"
 
 
 # ---- a twin each: an experiment's settings -> what is another in the twin's
@@ -68,8 +68,8 @@ def _unsaid(algorithm: Algorithm, what: str) -> str:
 def _server_only(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     server, passes = content["server"], algorithm.server_passes
     _require(passes is not None, _unsaid(algorithm, "its server trains (server_passes)"))
-    _require(server, "there is no server model")
-    _require(content["public"], "there is no public set")
+    _require(server, "it has no server model")
+    _require(content["public"], "it has no public set")
     _require(server and server["validation_split"], "server.validation_split is null: no model is chosen")
     method = {"name": "server_only", "server_epochs": max(1, passes or 0)}
     run = {**content["run"], **_NOBODY_ASKED, "engine": "local"}
@@ -93,7 +93,7 @@ def _pooled(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
 
 def _no_private(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     public = content["public"]
-    _require(public, "there is no public set")
+    _require(public, "it has no public set")
     names = [name for name, group in content["clients"].items() if group["source"] == public["source"]]
     _require(names, f"no group has the source '{public['source']}' of P")
     held = {"split": public["split"], "items": "public", "also": None}
@@ -102,8 +102,8 @@ def _no_private(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
 
 
 def _local(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
-    """As much training a round as with the method, in all its stages; nobody sends anything that privacy would
-    protect, nor has use for a server's model."""
+    """The training per round of the method, in all its stages; clients send nothing that privacy would protect,
+    and have no use for a server's model."""
     _require(algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients")
     if (training := algorithm.local_training) is None:
         raise ConfigError(_unsaid(algorithm, "its clients train (local_training)"))
@@ -141,7 +141,7 @@ def untouched_server(server: Mapping[str, Any] | None) -> _Content:
         ConfigError: it has a layer that is new, or there is none.
     """
     if not server:
-        raise ConfigError("there is no server model")
+        raise ConfigError("it has no server model")
     encoders = server["model"]["encoders"]
     new = ", ".join(name for name, encoder in encoders.items() if encoder.get("projection") != "own")
     _require(not new, f"the encoders of {new} end in a layer that is new, not in a common space")
@@ -165,7 +165,7 @@ def with_groups(content: Mapping[str, Any], names: Sequence[str]) -> _Content:
     """Resolved settings with these client groups alone, and cohorts and quorums of no more clients than they have.
 
     Raises:
-        ConfigError: there is no such group.
+        ConfigError: a group does not exist.
     """
     for name in names:
         if name not in content["clients"]:

@@ -133,15 +133,15 @@ def test_partition_of_an_experiment_counts_and_draws_without_training(
 
 REFUSALS = [
     ("nothing RUN", "no analysis 'nothing'; valid: centres, cost, leakage, partition, weights; those of one paper"),
-    ("centres", "analyse centres: of what? give the folder of a run"),
-    ("centres nothing", "no run folder"),
+    ("centres", "analyse centres: give the folder of a run"),
+    ("centres nothing", "is not a run folder"),
     (f"centres {RUN} split", "--set split: needs the form KEY=VALUE"),
     (f"centres {RUN} data=[scenes,privat]", "did you mean 'private'"),
     (f"centres {RUN} data=[scenes,scenes]", "'scenes' is named 2 times"),
     (f"centres {RUN} split=dev", "no split 'dev'"),
     (f"centres {RUN} --out CONFIG", "cannot create folder"),
     (f"centres {RUN} --device warp", "'warp' is not usable here"),
-    (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' is of one run, not of 2; ask run by run"),
+    (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' takes one run, not 2; give one at a time"),
     (f"weights {RUN}", "has no aggregation weights"),
     (f"weights {EXCHANGE} round=9", "lacks weights; valid: 1"),
     (f"weights {EXCHANGE} samples=x", "samples: Input should be a valid integer"),
