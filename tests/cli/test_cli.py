@@ -188,7 +188,9 @@ open_run("0").to_pandas()
 # ---- interruptions and surprises
 
 
-def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_names_the_command_that_continues(
+    cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(loop: Loop, number: int) -> None:
         raise KeyboardInterrupt
 
@@ -201,7 +203,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatc
     assert "round 2/2" in out
 
 
-def test_the_demo_runs_beside_its_server_alone_and_goes_on(
+def test_the_demo_runs_with_its_server_alone_and_continues(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = yaml.safe_load(config.read_text())
@@ -237,9 +239,7 @@ def test_the_demo_runs_beside_its_server_alone_and_goes_on(
     assert cli("demo", "--out", "other")[::2] == (2, refused)
 
 
-def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
-    cli: Cli, config: Path, tiny: dict[str, Any]
-) -> None:
+def test_two_sites_are_run_alone_and_together_with_their_gain(cli: Cli, config: Path, tiny: dict[str, Any]) -> None:
     image, own = tiny["clients"]["image"], tiny["data"]["sources"]["private"]
     sites = {"north": own, "south": own | {"seed": 5}}
     clients = {name: image | {"source": name} for name in sites}
@@ -276,12 +276,12 @@ def test_an_interruption_of_the_preparation_leaves_nothing_and_a_defect_is_not_d
 
 def test_warnings_of_the_library_are_plain_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def kinds() -> dict[str, str]:
-        logging.getLogger("polyfed.data").warning("a picture of %s is odd", "row 3")
+        logging.getLogger("polyfed.data").warning("an image of %s is odd", "row 3")
         logging.getLogger("polyfed.runs.session").warning("is shown as an event of the run")
         return {}
 
     monkeypatch.setattr("polyfed.cli.catalogue.kinds", kinds)
-    assert cli("list")[::2] == (0, "warning: a picture of row 3 is odd\n")
+    assert cli("list")[::2] == (0, "warning: an image of row 3 is odd\n")
     assert not logging.getLogger("polyfed").handlers  # whoever uses the library afterwards is not shown them
 
 
@@ -359,8 +359,8 @@ def test_bad_arguments(cli: Cli, config: Path, tiny_run: Path, arguments: list[s
     for name, text in (("shop", "just words"), ("damaged", "a: [")):
         Path(f"{name}.yaml").write_text(text)
     before = sorted(Path().rglob("*"))
-    places = {"RUN": str(tiny_run), "TINY": str(config)}
-    code, out, err = cli(*(places.get(part, part) for part in arguments))
+    spots = {"RUN": str(tiny_run), "TINY": str(config)}
+    code, out, err = cli(*(spots.get(part, part) for part in arguments))
     assert_refused(code, err, message)
     assert out == ""
     assert sorted(Path().rglob("*")) == before
@@ -374,7 +374,7 @@ def assert_refused(code: int, err: str, message: str) -> None:
     assert all("are dropped" in other for other in dropped)
 
 
-def test_settings_of_an_engine_stand_beside_the_option_that_names_it() -> None:
+def test_settings_of_an_engine_go_with_the_option_that_names_it() -> None:
     settings = ExperimentOptions(overrides=["run.engine.address=auto", "run.engine.workers=3"])
     engine = settings.load("scenes-demo", {"run.engine.name": "ray", "run.rounds": 4}).run.engine
     assert engine.model_dump() | {"name": "ray", "address": "auto", "workers": 3} == engine.model_dump()

@@ -1,4 +1,4 @@
-"""``polyfed watch`` beside a real run."""
+"""``polyfed watch`` during a real run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "output": {"plots": False}}}))
     command = [sys.executable, "-m", "polyfed", "run", "tiny.yaml", "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        while not (tmp_path / "run" / "metrics.jsonl").exists():  # measurements that the log tells anew
+        while not (tmp_path / "run" / "metrics.jsonl").exists():  # measurements that the log repeats
             assert process.poll() is None
             time.sleep(0.05)
         assert main(["watch", str(tmp_path / "run")]) == 0

@@ -24,7 +24,7 @@ def test_every_preset_has_known_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("override", WRONG.split(" | "))
-def test_a_wrong_key_is_told_in_the_words_of_the_full_check(override: str) -> None:
+def test_a_wrong_key_is_refused_in_the_words_of_the_full_check(override: str) -> None:
     with pytest.raises(ConfigError) as full:
         Experiment.read("scenes-demo", [override])
     with pytest.raises(ConfigError) as quick:

@@ -1,4 +1,4 @@
-"""What the doctor finds, and what it says of it."""
+"""Problems that the doctor reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyfed.runs.environment import Observation, observations
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def found(here: Path) -> dict[str, Observation]:
+def seen(here: Path) -> dict[str, Observation]:
     return {item.name: item for item in observations(here)}
 
 
@@ -52,4 +52,4 @@ def test_a_torchvision_of_another_build_is_found(monkeypatch: pytest.MonkeyPatch
     version = metadata.version
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "torchvision" else version(name))
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert found(tmp_path)["torchvision"].remedy.endswith("pip uninstall torchvision")
+    assert seen(tmp_path)["torchvision"].remedy.endswith("pip uninstall torchvision")

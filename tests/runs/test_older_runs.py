@@ -1,4 +1,4 @@
-"""What 0.3 left is read: run-0.3.0.zip is a run folder of version 0.3.0, without reports and clients' states."""
+"""Runs of 0.3 are read: run-0.3.0.zip is a run folder of version 0.3.0, without reports and clients' states."""
 
 from __future__ import annotations
 

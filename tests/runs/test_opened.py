@@ -97,7 +97,7 @@ def test_opening_records_imports_no_torch(tiny_run: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tiny_run)], check=True)
 
 
-def test_what_is_no_run_and_what_was_edited(tiny_run: Path, tmp_path: Path) -> None:
+def test_other_folders_and_edited_runs_are_refused(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run folder"):
         open_run(tmp_path / "nothing")
     folder = Path(shutil.copytree(tiny_run, tmp_path / "copy"))

@@ -40,7 +40,7 @@ def creamfl(**algorithm: object) -> Config:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_method_has_its_twins_or_says_which(method: str, kind: str) -> None:
+def test_every_method_has_its_twins_or_lists_them(method: str, kind: str) -> None:
     config = federation_for(method)
     own = Experiment.load(config)
     if kind not in kinds_of(own):
@@ -64,7 +64,7 @@ def kinds_of(experiment: Experiment) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["server-only", "pooled"])
-def test_a_server_alone_asks_nobody_and_keeps_all_else(kind: str) -> None:
+def test_a_server_alone_asks_no_client_and_keeps_all_else(kind: str) -> None:
     config = creamfl(task={"epochs": 2}, distiller={"epochs": 3})
     config["run"] |= {
         "sampling": {"cohort": 2},
@@ -211,7 +211,7 @@ def test_pooled_items_are_those_that_are_public_and_as_many_as_clients_hold(
 
 
 class Unsaid(Algorithm):
-    """A method that does not say how long anybody trains."""
+    """A method that does not define how long it trains."""
 
     needs_public: ClassVar[bool] = True
 
@@ -249,7 +249,11 @@ def without(section: str) -> Callable[[Config], object]:
         ("pooled", lambda c: c.update(algorithm="server_only") or c.update(clients={}), "'three-kinds': server-only$"),
         ("local", lambda c: c.update(algorithm="server_only"), "'server_only' asks no clients; .*server-only, no-priv"),
         *(
-            (kind, lambda c: c.update(algorithm=f"{__name__}.Unsaid"), f"'.*Unsaid' does not define how long its {what}")
+            (
+                kind,
+                lambda c: c.update(algorithm=f"{__name__}.Unsaid"),
+                f"'.*Unsaid' does not define how long its {what}",
+            )
             for kind, what in (
                 ("local", r"clients train \(local_training\); .*: no-private$"),
                 ("server-only", r"server trains \(server_passes\)"),
@@ -260,7 +264,9 @@ def without(section: str) -> Callable[[Config], object]:
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
     ],
 )
-def test_what_has_no_such_twin_says_which_it_has(kind: str, change: Callable[[Config], object], message: str) -> None:
+def test_an_experiment_without_a_twin_lists_the_others(
+    kind: str, change: Callable[[Config], object], message: str
+) -> None:
     config = creamfl()
     change(config)
     with pytest.raises(ConfigError, match=message):

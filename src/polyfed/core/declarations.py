@@ -93,10 +93,9 @@ def _components_in(module: str, family: ClassPlace) -> Iterator[tuple[str, Class
         above = ancestry((declared.module, declared.name))
         if declared.name.startswith("_") or family not in [(one.module, one.name) for one in above]:
             continue
-        nearest: dict[str, bool] = {}
-        for one in above:  # the nearer in the ancestry counts
-            nearest = {**one.is_open, **nearest}
-        if not any(nearest.values()):
+        # the nearest in the ancestry counts
+        is_open = {name: value for one in reversed(above) for name, value in one.is_open.items()}
+        if not any(is_open.values()):
             yield declared.texts.get(SHORT_NAME, module.rpartition(".")[2]), declared
 
 
@@ -129,33 +128,28 @@ def _source(module: str) -> str | None:
 def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace]) -> ClassDeclaration:
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
     names = [base.id for base in bases if isinstance(base, ast.Name)]
-    assigned = dict(_assignments(node))
-    annotated = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+    statements = [item for item in node.body if isinstance(item, ast.Assign | ast.AnnAssign)]
+    assigned = {
+        ast.unparse(target): getattr(item.value, "value", None)
+        for item in statements
+        for target in (item.targets if isinstance(item, ast.Assign) else [item.target])
+    }
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    is_open = {item.name: "abstractmethod" in map(ast.unparse, item.decorator_list) for item in methods}
     return ClassDeclaration(
         module=module,
         name=node.name,
         documentation=ast.get_docstring(node) or "",
         bases=tuple(imported.get(name, (module, name)) for name in names),
-        is_open=dict.fromkeys(assigned, False) | dict(_methods(node)),
-        texts={name: value for name, value in assigned.items() if value is not None},
-        fields={ast.unparse(item.target): ast.unparse(item.annotation) for item in annotated},
+        is_open=dict.fromkeys(assigned, False) | is_open,
+        texts={name: value for name, value in assigned.items() if isinstance(value, str)},
+        fields={
+            ast.unparse(item.target): ast.unparse(item.annotation)
+            for item in statements
+            if isinstance(item, ast.AnnAssign)
+        },
         imported=imported,
     )
-
-
-def _methods(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef):
-            yield item.name, "abstractmethod" in map(ast.unparse, item.decorator_list)
-
-
-def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:
-    for item in node.body:
-        if isinstance(item, ast.Assign | ast.AnnAssign):
-            value = item.value.value if isinstance(item.value, ast.Constant) else None
-            for target in item.targets if isinstance(item, ast.Assign) else [item.target]:
-                if isinstance(target, ast.Name):
-                    yield target.id, value if isinstance(value, str) else None
 
 
 def ancestry(place: ClassPlace) -> list[ClassDeclaration]:

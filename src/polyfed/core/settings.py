@@ -110,11 +110,11 @@ class Settings(BaseModel):
         if declared is None:
             raise ValueError(unknown(family, name, cls.declared()))
         try:
-            kind: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
+            component: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
         except ModuleNotFoundError as error:
             hint = f"; {how_to_install(declared.texts['pip_extra'])}" if declared.texts.get("pip_extra") else ""
             raise ValueError(f"{family} '{name}' needs a package: {error}{hint}") from error
-        return kind
+        return component
 
     @model_validator(mode="wrap")
     @classmethod
@@ -129,12 +129,9 @@ class Settings(BaseModel):
             if inspect.isabstract(cls) and not isinstance(data, cls):
                 raise ValueError(f"needs a name; {nearest('', cls.declared())}")
             return handler(data)
-        return cls._of_kind(cls.named(str(data["name"])), data, handler)
-
-    @classmethod
-    def _of_kind(cls, kind: type[Settings], data: Mapping[str, Any], handler: ModelWrapValidatorHandler[Self]) -> Self:
+        chosen = cls.named(str(data["name"]))
         fields = {key: value for key, value in data.items() if key != "name"}
-        return handler(fields) if kind is cls else cast("Self", kind.model_validate(fields))
+        return handler(fields) if chosen is cls else cast("Self", chosen.model_validate(fields))
 
     @model_serializer(mode="wrap")
     def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -155,9 +152,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
 
 
-def is_component(kind: Any) -> TypeGuard[type[Settings]]:
+def is_component(candidate: Any) -> TypeGuard[type[Settings]]:
     """Whether a type is a component or a family of components."""
-    return isinstance(kind, type) and issubclass(kind, Settings) and bool(kind.home)
+    return isinstance(candidate, type) and issubclass(candidate, Settings) and bool(candidate.home)
 
 
 def is_import_path(text: str) -> bool:
@@ -171,26 +168,26 @@ def _imported(name: str, family: type[Settings]) -> type[Settings]:
     path, _, attribute = name.rpartition(".")
     require_own_code(path, attribute)
     try:
-        kind = getattr(importlib.import_module(path), attribute)
+        candidate = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
         hint = f"; is the folder of '{path.partition('.')[0]}' on PYTHONPATH?" if isinstance(error, ImportError) else ""
         raise ValueError(f"cannot import '{name}': {error}{hint}") from error
-    if not (isinstance(kind, type) and issubclass(kind, family)):
+    if not (isinstance(candidate, type) and issubclass(candidate, family)):
         raise ValueError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
-    return kind
+    return candidate
 
 
 S = TypeVar("S", bound=Settings)
 
 
-def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
+def parse_settings(settings_class: type[S], content: Mapping[str, Any]) -> S:
     """Settings from a mapping.
 
     Raises:
         ConfigError: naming the first wrong key, its value and what would be valid.
     """
     try:
-        return kind.model_validate(content)
+        return settings_class.model_validate(content)
     except ValidationError as error:
         raise ConfigError(first_problem(error)) from error
 

@@ -25,7 +25,7 @@ from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Exchange, RealTime, Timeline
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_slots, require_slots
-from polyfed.privacy.accounting import PrivacyCost, epsilon_of, releases_within
+from polyfed.privacy.accounting import epsilon_of, releases_within
 from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -176,7 +176,7 @@ class Cohorts:
     def tell_costs(self, number: int) -> None:
         """Report the privacy cost until now, the round's end in virtual time, and the staleness of its replies."""
         if self.expenses is not None:
-            for participant, metrics in self.expenses.told():
+            for participant, metrics in self.expenses.epsilons():
                 self.events.handle(Measured(number, participant, PRIVACY, metrics))
         if self.timeline is not None:
             events = self.timeline.events
@@ -279,28 +279,23 @@ class Expenses:
                 counts = self.asked.setdefault(client, {})
                 counts[step] = counts.get(step, 0) + 1
 
-    def told(self) -> Iterator[tuple[str, dict[str, float]]]:
-        """Epsilon of each client that was ever asked, and of the federation: that of the client with most."""
-        largest, budget = 0.0, self._settings.budget
-        for client in sorted(self.asked):
-            costs = self._costs(client)
-            if not costs:
-                continue
-            epsilon, replies = epsilon_of(costs, budget.delta, self._settings.neighbours), len(costs)
-            largest = max(largest, epsilon)
-            yield client, {"epsilon": epsilon, "replies": float(replies)}
+    def epsilons(self) -> Iterator[tuple[str, dict[str, float]]]:
+        """Epsilon of each client that was ever asked, and of the federation: the largest of a client."""
+        largest, budget, neighbours = 0.0, self._settings.budget, self._settings.neighbours
+        for client, asked in sorted(self.asked.items()):
+            info = self._clients[client]
+            costs = [
+                cost
+                for step, count in sorted(asked.items())
+                if (cost := self._policy.cost(self._policy.charged[step], info.samples, info.batch_size))
+                for _ in range(count)
+            ]
+            if budget.epsilon is not None and len(set(costs)) == 1:  # clients refuse requests beyond the budget
+                most = releases_within(costs[0], budget.epsilon, budget.delta, len(costs), neighbours)
+                costs = costs[:most]
+            if costs:
+                epsilon = epsilon_of(costs, budget.delta, neighbours)
+                largest = max(largest, epsilon)
+                yield client, {"epsilon": epsilon, "replies": float(len(costs))}
         if largest:
             yield SERVER, {"epsilon": largest}
-
-    def _costs(self, client: str) -> list[PrivacyCost]:
-        asked = sorted(self.asked[client].items())
-        costs = [cost for step, count in asked if (cost := self._cost(client, step)) for _ in range(count)]
-        budget = self._settings.budget
-        if budget.epsilon is not None and len(set(costs)) == 1:  # what is asked beyond the budget is refused
-            most = releases_within(costs[0], budget.epsilon, budget.delta, len(costs), self._settings.neighbours)
-            return costs[:most]
-        return costs
-
-    def _cost(self, client: str, step: str) -> PrivacyCost | None:
-        info = self._clients[client]
-        return self._policy.cost(self._policy.charged[step], info.samples, info.batch_size)

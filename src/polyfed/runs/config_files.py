@@ -53,7 +53,7 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
         raise ConfigError(f"'{extending[0]}' extends itself: {' -> '.join(way)}; take one 'extends' out")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         content = _parse_yaml(_read(path), str(source))
-    elif str(source) in (*preset_names(), *preset_bases()):
+    elif str(source) in _texts():
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
         # likely intended: a file of that name, or the preset of nearly that name; not all presets, which are many
@@ -225,11 +225,12 @@ BASES = "bases/"
 
 
 def presets() -> dict[str, str]:
-    return {name: str(parsed(text).get("description", "")) for name, text in _preset_texts().items()}
+    """Names and descriptions of presets."""
+    return {name: str(parsed(preset_text(name)).get("description", "")) for name in preset_names()}
 
 
 def preset_names() -> tuple[str, ...]:
-    return tuple(_preset_texts())
+    return tuple(name for name in _texts() if not name.startswith(BASES))
 
 
 def parsed(text: str) -> Any:
@@ -243,31 +244,20 @@ def _parsed(text: str) -> Any:
 
 
 def preset_text(name: str) -> str:
-    """A preset as YAML, with its comments: what one copies to start an experiment of one's own.
-
-    Or what several presets extend, data without a method, which is none itself: see ``preset_bases``.
+    """A preset as YAML with its comments, for copying; or a base that several presets extend, data without a method.
 
     Raises:
         ConfigError: the preset does not exist.
     """
-    texts = _preset_texts()
-    if name in preset_bases():
-        return _preset_texts(BASES)[name]
-    if name not in texts:
-        raise ConfigError(f"no preset '{name}'; {nearest(name, texts)}")
-    return texts[name]
-
-
-def preset_bases() -> tuple[str, ...]:
-    return tuple(_preset_texts(BASES))
+    if name not in _texts():
+        raise ConfigError(f"no preset '{name}'; {nearest(name, preset_names())}")
+    return _texts()[name]
 
 
 @cache
-def _preset_texts(folder: str = "") -> dict[str, str]:
-    files = resources.files("polyfed.presets").joinpath(folder).iterdir()
-    texts = {
-        folder + file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8")
-        for file in files
-        if file.name.endswith(".yaml")
-    }
-    return dict(sorted(texts.items()))
+def _texts() -> dict[str, str]:
+    """Texts of presets and bases by name, in alphabetical order."""
+    top = resources.files("polyfed.presets")
+    files = {f"{folder}{file.name}": file for folder in ("", BASES) for file in top.joinpath(folder).iterdir()}
+    names = {file.removesuffix(".yaml"): file for file in files if file.endswith(".yaml")}
+    return {name: files[names[name]].read_text(encoding="utf-8") for name in sorted(names)}

@@ -32,15 +32,15 @@ Feature = Callable[[Choice], str]
 """A feature of a choice, in the words of its settings; empty: absent."""
 
 
-def chosen(path: str, unless: str | None = None) -> Feature:
-    """A setting that is not null; of a component, or a text, other than ``unless``."""
+def chosen(path: str, unless: str | None = None, where: Callable[[Any], bool] = lambda value: True) -> Feature:
+    """A setting that is not null, and has a property; of a component, or a text, other than ``unless``."""
 
     def words(choice: Choice) -> str:
         value: Any = choice
         for key in path.split("."):
             value = getattr(value, key, None)
         name = value if isinstance(value, str) else value.component_name() if getattr(value, "home", "") else None
-        if value is None or (unless is not None and name == unless):
+        if value is None or (unless is not None and name == unless) or not where(value):
             return ""
         return path if name is None else f"{path} '{name}'"
 
@@ -56,7 +56,12 @@ def algorithm(has: Callable[[Algorithm], bool]) -> Feature:
     return words
 
 
+late_replies = chosen("run.pace", where=lambda pace: isinstance(pace, Buffered))
 virtual_times = chosen("run.pace.clients")
+deployed = chosen("run.engine", where=lambda engine: engine.is_deployed)
+measured_clients = chosen("run.evaluate_clients", where=lambda wanted: wanted is not False)
+metrics_unsent = chosen("privacy.metrics", where=lambda metrics: metrics == "none")
+averaged_changes = chosen("algorithm.averaging", where=lambda rule: rule.is_of_changes)
 masked_sums = chosen("aggregation.secure")
 robust_rule = chosen("aggregation.robust")
 clipping = chosen("aggregation.clip")
@@ -93,27 +98,6 @@ def attackers(are: Callable[[Attack], bool]) -> Feature:
 
 any_attack = attackers(lambda attack: True)
 falsified_replies = attackers(lambda attack: attack.falsifies)
-
-
-def late_replies(choice: Choice) -> str:
-    return f"run.pace '{choice.run.pace.component_name()}'" if isinstance(choice.run.pace, Buffered) else ""
-
-
-def deployed(choice: Choice) -> str:
-    return f"run.engine '{choice.run.engine.component_name()}'" if choice.run.engine.is_deployed else ""
-
-
-def metrics_unsent(choice: Choice) -> str:
-    return "privacy.metrics 'none'" if choice.privacy and choice.privacy.metrics == "none" else ""
-
-
-def measured_clients(choice: Choice) -> str:
-    return "" if choice.run.evaluate_clients is False else "run.evaluate_clients"
-
-
-def averaged_changes(choice: Choice) -> str:
-    rule = getattr(choice.algorithm, "averaging", None)
-    return f"algorithm.averaging '{rule.component_name()}'" if rule is not None and rule.is_of_changes else ""
 
 
 def single_values(choice: Choice) -> str:

@@ -95,19 +95,31 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path) -> Iterator[RunFolder]:
-        """A new folder for a run: if its preparations fail, before ``begin``, nothing of it is left.
+        """A new folder for a run; it is removed, with those made for it, if preparations fail before ``begin``.
 
         Raises:
             RunError: there is something at ``path`` already, or it cannot be created.
         """
         cls.require_free(path)
-        with made_folder(path, is_kept=lambda: cls(path).has_begun()):
+        absent = [parent for parent in path.parents if not parent.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
+        try:
             yield cls(path)
+        except BaseException:
+            if not cls(path).has_begun():
+                shutil.rmtree(path, ignore_errors=True)
+                for parent in absent:  # the nearest first
+                    with contextlib.suppress(OSError):  # another run may have begun in it
+                        parent.rmdir()
+            raise
 
     @classmethod
     def require_free(cls, path: Path) -> None:
-        """Raise RunError if there is something at ``path`` already."""
-        if path.exists() and not _unused(path):
+        """Raise RunError if ``path`` is in use."""
+        if path.exists() and not (path.is_dir() and {entry.name for entry in path.iterdir()} <= _BEFORE):
             hint = f"'polyfed resume {path}' continues it, or choose another --out"
             raise RunError(f"run folder '{path}' exists and is not empty; {hint}")
 
@@ -346,29 +358,6 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def made_folder(path: Path, is_kept: Callable[[], bool]) -> Iterator[None]:
-    """A folder that goes, with those above it that were made for it, if the block fails before ``is_kept``.
-
-    Raises:
-        RunError: it cannot be created.
-    """
-    absent = [parent for parent in path.parents if not parent.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
-    try:
-        yield
-    except BaseException:
-        if not is_kept():
-            shutil.rmtree(path, ignore_errors=True)
-            for parent in absent:  # the nearest first
-                with contextlib.suppress(OSError):  # another run may have been begun in it
-                    parent.rmdir()
-        raise
-
-
-@contextlib.contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
     """A disk that is full or gone ends the run with what to do about it."""
     try:
@@ -416,10 +405,6 @@ def _of_logs(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 _BEFORE = {".lock", "vocabulary", "sites.json", ".privacy"}  # what may lie where a run begins
-
-
-def _unused(path: Path) -> bool:
-    return path.is_dir() and {entry.name for entry in path.iterdir()} <= _BEFORE
 
 
 KEPT = "round-"

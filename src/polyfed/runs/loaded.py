@@ -95,9 +95,6 @@ class LoadedEncoder:
     represent: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Tensor] | None = None
 
-    def encode(self, values: pa.Array, batch: int) -> Vectors:
-        return self.applied(self.represent, values, batch)
-
     def applied(self, function: Callable[[Tensor], Tensor], values: pa.Array, batch: int) -> np.ndarray:
         """Results of a function of raw values, batch by batch."""
         inputs = self.inputs(values)
@@ -165,7 +162,8 @@ class LoadedModel:
         items = _several(values)
         if not items:
             return np.zeros((0, self.dim), np.float32)
-        return self.encoders[modality].encode(self._column(modality, items), batch)
+        encoder = self.encoders[modality]
+        return encoder.applied(encoder.represent, self._column(modality, items), batch)
 
     def _column(self, modality: str, items: Sequence[Any]) -> pa.Array:
         if modality == self._place_of(TEXTS):

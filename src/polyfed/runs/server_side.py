@@ -12,7 +12,6 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import PayloadError
 from polyfed.data.account import Count, LeftOut
 from polyfed.data.source import Split
-from polyfed.data.view import View
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import sample_views
 from polyfed.federation.filters import counted
@@ -98,9 +97,14 @@ def accounts_of(experiment: Experiment, federation: Population) -> dict[str, tup
     Raises:
         DataError, ConfigError: a source or a view cannot be opened.
     """
-    read = [(split, name, view) for split, views in _views(experiment, federation) for name, view in views.items()]
+    members = federation.members.values()
+    opened = [(member.holdings[0].assignment.split, dict(member.views)) for member in members]
+    if experiment.server is not None and experiment.public is not None:
+        split = federation.data.split(experiment.public.source, experiment.public.split)
+        opened.append((split, {name: encoder.view for name, encoder in experiment.server.model.encoders.items()}))
+    read = [(split, name, view) for split, views in opened for name, view in views.items()]
     folder, context = experiment.data.data_folder, federation.data.context
-    tasks = [member.settings.task for member in federation.members.values()]
+    tasks = [member.settings.task for member in members]
     tasks += [experiment.server.task] if experiment.server else []
     targets = {target for task in tasks for target in task.target_views}
     accounts = dict[str, tuple[Count, ...]]()
@@ -129,15 +133,6 @@ def _held(federation: Population, source: str) -> Iterator[Count]:
     for name, (split, own) in held.items():
         left_out = [LeftOut("held by no participant", len(split) - len(own))]
         yield Count.of(f"items dealt ({name})", len(split), len(own), left_out)
-
-
-def _views(experiment: Experiment, federation: Population) -> Iterator[tuple[Split, dict[str, View]]]:
-    """Training splits, each with the views of a participant."""
-    for member in federation.members.values():
-        yield member.holdings[0].assignment.split, dict(member.views)
-    if experiment.server is not None and experiment.public is not None:
-        views = {name: encoder.view for name, encoder in experiment.server.model.encoders.items()}
-        yield federation.data.split(experiment.public.source, experiment.public.split), views
 
 
 _FILE = "blueprint.safetensors"

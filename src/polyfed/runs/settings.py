@@ -282,13 +282,13 @@ class ExperimentSettings(Settings):
     def __repr__(self) -> str:
         """Groups, models, method and rounds, in at most ten lines."""
 
-        def encoders(model: ModelSettings) -> str:
-            return " + ".join(f"{name} by {encoder.component_name()}" for name, encoder in model.encoders.items())
+        def parts(one: ServerSettings | GroupSettings, model: ModelSettings) -> str:
+            encoders = (f"{name} by {encoder.component_name()}" for name, encoder in model.encoders.items())
+            return f"{one.task.component_name()}, {' + '.join(encoders)}"
 
         run, server, public = self.run, self.server, self.public
         groups = [
-            f"  {name}: {group.count} clients, {group.source}, "
-            f"{group.task.component_name()}, {encoders(group.models[0])}"
+            f"  {name}: {group.count} clients, {group.source}, {parts(group, group.models[0])}"
             for name, group in self.clients.items()
         ]
         if len(groups) > _SHOWN_GROUPS:
@@ -296,7 +296,7 @@ class ExperimentSettings(Settings):
         lines = [
             f"Experiment '{self.name}': {self.algorithm.component_name()}, {run.rounds} rounds, seed {run.seed}",
             f"  public set: {f'{public.items} items of {public.source}' if public else 'none'}",
-            f"  server: {f'{server.task.component_name()}, {encoders(server.model)}' if server else 'no model'}",
+            f"  server: {parts(server, server.model) if server else 'no model'}",
             *groups,
             f"  privacy: {'on' if self.privacy else 'off'}; engine {run.engine.component_name()}, device {run.device}",
             "  all settings: print(experiment.to_yaml())",
