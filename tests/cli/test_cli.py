@@ -1,11 +1,15 @@
+"""The command line: commands, their options and errors."""
+
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,15 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
+from rich.console import Console
 
+from polyfed.cli.console import forget_working_folder
+from polyfed.cli.main import main
 from polyfed.cli.options import ExperimentOptions
 from polyfed.core.version import __version__
 from polyfed.federation.cohort import Engine
+from polyfed.reporting.progress import LiveProgress
+from polyfed.runs.events import follow
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
 from polyfed.runs.records import RunRecords
@@ -392,3 +401,73 @@ def test_what_was_meant_is_said_once_and_remedies_are_options_that_there_are(cli
         assert "name it in file_column (--file-column)" in cli(*command)[2]
         code, _, err = cli(*command, "--file-column", "quele")
         assert (code, "no column 'quele' (file_column, --file-column); did you mean 'quelle'" in err) == (2, True)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What ``watch`` draws."""
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, height=30, color_system=None)
+    monkeypatch.setattr("polyfed.cli.running.terminal", lambda: console)
+    return stream
+
+
+@pytest.mark.slow  # a process that starts; the test below follows a log to its end in this one
+def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown: io.StringIO) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "output": {"plots": False}}}))
+    command = [sys.executable, "-m", "polyfed", "run", "tiny.yaml", "--out", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():  # measurements that the log repeats
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert main(["watch", str(tmp_path / "run")]) == 0
+        assert process.wait() == 0
+    text = shown.getvalue()
+    assert "tiny" in text
+    assert "report.html" in text[text.index("\x1b[?25h") :]
+
+
+def test_a_log_is_shown_to_its_end(tiny_run: Path, tmp_path: Path) -> None:
+    calls = [
+        {"event": "RunStarted", "name": "tiny", "rounds": 1, "clients": 3, "done": 0},
+        {"event": "Measured", "round": 0, "participant": "server", "kind": "train", "metrics": {"loss": 1.0}},
+        {"event": "RoundStarted", "round": 1, "cohort": ["paired-0"]},
+        {"event": "RunComplete"},
+    ]
+    log, stream = tmp_path / "progress.jsonl", io.StringIO()
+    log.write_text("".join(json.dumps({"at": 1.0 + k, **call}) + "\n" for k, call in enumerate(calls)))
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=100))
+    assert follow(log, progress, tiny_run, finished=lambda: True)
+    progress.close()
+    assert "tiny: 1 rounds, 3 clients" in stream.getvalue()
+    assert "report.html" in stream.getvalue()
+
+
+CONFIG = """\
+extends: scenes-demo
+algorithm: planted.Method
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "planted.py").write_text("open('ran', 'w').close()\n")
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_modules_of_the_working_folder_are_not_imported(folder: Path) -> None:
+    command = [sys.executable, "-m", "polyfed", "run", "config.yaml", "--out", "out"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "cannot import 'planted.Method'" in done.stderr
+    assert not (folder / "ran").exists()
+    assert not (folder / "out").exists()
+
+
+def test_what_is_put_on_the_path_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.path", [str(folder), str(folder), "others"])  # the first is of ``python -m``
+    forget_working_folder()
+    assert sys.path == [str(folder), "others"]
