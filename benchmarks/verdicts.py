@@ -28,8 +28,8 @@ import harness
 import numpy as np
 
 from polyfed.lab.studies.claims import Claim, Judgement, judge
+from polyfed.lab.studies.search import Choice, Kind, PatternSearch
 from polyfed.reporting.statistics import PairedSample
-from polyfed.runs.tuning import Choice, Kind, PatternSearch
 
 LEVEL, POWER = 0.05, 0.75
 FIVE, TEN = range(5), range(10)

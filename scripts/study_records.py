@@ -20,12 +20,12 @@ from polyfed.lab.studies.cells import cell_label
 from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.search import choice_label
 from polyfed.lab.studies.study import SMALL, Point, Study, point_label
 from polyfed.lab.studies.study_files import study_files
 from polyfed.lab.studies.tables import cell_text, claim_evidence, shapley_tables
 from polyfed.reporting.statistics import Comparison
 from polyfed.reporting.tables import format_number
-from polyfed.runs.tuning import choice_label
 from study_pictures import Picture, pictures_of
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"

@@ -1,11 +1,15 @@
+"""The command line: commands, their options and errors."""
+
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +17,19 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
+from rich.console import Console
 
+from polyfed.cli.console import forget_working_folder
+from polyfed.cli.main import main
 from polyfed.cli.options import ExperimentOptions
 from polyfed.core.version import __version__
 from polyfed.federation.cohort import Engine
+from polyfed.reporting.progress import LiveProgress
+from polyfed.runs.events import follow
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
 from polyfed.runs.records import RunRecords
 from polyfed.runs.session import Session
-from polyfed.runs.tuning import Candidates
 
 Cli = Callable[..., tuple[int, str, str]]
 NOWHERE = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}, targets: {label: label}}"
@@ -120,40 +128,19 @@ def test_runs_are_compared_and_drawn(cli: Cli, tiny_run: Path, classifier_run: P
     assert {(one["figure"], tuple(one["seeds"])) for one in first["paired_differences"]} == {("image accuracy", (0,))}
 
 
-def test_a_twin_is_tuned_run_compared_and_run_with_another_seed(cli: Cli, config: Path) -> None:
-    few = ("--set", "twin.candidates=3", "--rounds", 1, "--set", "public.items=6")
-    code, out, err = cli("run", config, "--twin", "server-only", *few)
-    assert (code, "best of 3 candidates" in err) == (0, True)
-    assert out.count("round 1/1") == 1  # candidates are not shown
+def test_a_twin_is_run_and_its_configuration_runs_it_again(cli: Cli, config: Path) -> None:
+    code, out, _ = cli("run", config, "--twin", "server-only", "--rounds", 1, "--set", "public.items=6")
+    assert (code, out.count("round 1/1")) == (0, 1)
     folder = Path("runs/tiny-server-only-seed0")
-    assert [path.name for path in Path("runs").iterdir()] == [folder.name]
-    facts = json.loads((folder / "tuning.json").read_text())
-    chosen = next(row for row in facts["candidates"] if row.items() >= facts["chosen"].items())
     records = RunRecords.load(folder)
-    # the run is the candidate that was chosen, and is that again from what it has written down
-    assert records.best("server", "r1_sum", "validation") == (chosen["round"], chosen["validation"])
-    assert max(row["validation"] for row in facts["candidates"]) == chosen["validation"]
-    settings = records.config["algorithm"]["server_epochs"], records.config["twin"]["of"], records.config["clients"]
-    assert settings == (chosen["passes"], "tiny", {})
+    assert (records.config["twin"], records.config["clients"]) == ({"kind": "server-only", "of": "tiny"}, {})
     assert cli("run", folder / "config.yaml", "--out", "again")[0] == 0
     assert Path("again/metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
-    assert not Path("again/tuning.json").exists()
-    code, out, _ = cli("run", config, "--twin", "global")
-    assert code == 2
+    assert cli("run", config, "--twin", "global")[0] == 2
     assert cli("run", folder / "config.yaml", "--twin", "local")[::2] == (
         2,
         "error: twin: this is a twin of 'tiny' already; give that experiment itself\n",
     )
-
-
-def test_an_interrupted_tuning_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(tried: Candidates) -> None:
-        (tried.folder / "tuning.json").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Candidates, "restore", interrupted)
-    code, _, err = cli("run", config, "--twin", "server-only", "--out", "there")
-    assert (code, "the same command, with --out there, goes on with the tuning" in err) == (130, True)
 
 
 def test_version_and_help(cli: Cli) -> None:
@@ -210,7 +197,9 @@ open_run("0").to_pandas()
 # ---- interruptions and surprises
 
 
-def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_names_the_command_that_continues(
+    cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(loop: Loop, number: int) -> None:
         raise KeyboardInterrupt
 
@@ -223,7 +212,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, config: Path, monkeypatc
     assert "round 2/2" in out
 
 
-def test_the_demo_runs_beside_its_server_alone_and_goes_on(
+def test_the_demo_runs_with_its_server_alone_and_continues(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = yaml.safe_load(config.read_text())
@@ -259,9 +248,7 @@ def test_the_demo_runs_beside_its_server_alone_and_goes_on(
     assert cli("demo", "--out", "other")[::2] == (2, refused)
 
 
-def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
-    cli: Cli, config: Path, tiny: dict[str, Any]
-) -> None:
+def test_two_sites_are_run_alone_and_together_with_their_gain(cli: Cli, config: Path, tiny: dict[str, Any]) -> None:
     image, own = tiny["clients"]["image"], tiny["data"]["sources"]["private"]
     sites = {"north": own, "south": own | {"seed": 5}}
     clients = {name: image | {"source": name} for name in sites}
@@ -276,7 +263,7 @@ def test_two_sites_are_run_alone_and_together_and_told_what_they_gain(
     assert 'id="sites"' in Path("there/report.html").read_text()
     shutil.rmtree("there")  # as if it was interrupted in between
     assert cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")[0] == 0
-    refused = "error: --with-alone: there-local is a run of other settings; choose another --out\n"
+    refused = "error: --with-alone: there-local is a run with other settings; choose another --out\n"
     assert cli("run", config, "--with-alone", "--out", "there")[::2] == (2, refused)
     assert cli("run", config, "--with-alone", "--twin", "local")[0] == 2
 
@@ -298,12 +285,12 @@ def test_an_interruption_of_the_preparation_leaves_nothing_and_a_defect_is_not_d
 
 def test_warnings_of_the_library_are_plain_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def kinds() -> dict[str, str]:
-        logging.getLogger("polyfed.data").warning("a picture of %s is odd", "row 3")
+        logging.getLogger("polyfed.data").warning("an image of %s is odd", "row 3")
         logging.getLogger("polyfed.runs.session").warning("is shown as an event of the run")
         return {}
 
     monkeypatch.setattr("polyfed.cli.catalogue.kinds", kinds)
-    assert cli("list")[::2] == (0, "warning: a picture of row 3 is odd\n")
+    assert cli("list")[::2] == (0, "warning: an image of row 3 is odd\n")
     assert not logging.getLogger("polyfed").handlers  # whoever uses the library afterwards is not shown them
 
 
@@ -354,11 +341,11 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["evaluate", "RUN", "--data", "scenes", "--data-dir", "nowhere"], "'nowhere' does not exist"),
         (["evaluate", "RUN"], "Missing option '--data'"),
         (["export", "RUN", "--out", "RUN"], "exists and is not empty"),
-        (["compare", "RUN", "."], "'.' is no run folder"),
+        (["compare", "RUN", "."], "'.' is not a run folder"),
         (["compare", "RUN", "--metric", "r1_sm"], "nobody has it in these runs; did you mean 'r1_sum'?"),
         (["compare", "RUN", "--against", "x"], "--against x: no such run here; valid: "),
         (["compare", "RUN", "--kind", "tset"], "--kind tset: did you mean 'test'?"),
-        (["resume", "."], "is no run folder"),
+        (["resume", "."], "is not a run folder"),
         (["run", "scenes-dmeo"], "no preset or file 'scenes-dmeo'; did you mean 'scenes-demo'? polyfed list"),
         (["run", "shop"], "no preset or file 'shop'; did you mean the file 'shop.yaml'?"),
         (["run", "damaged.yaml"], "damaged.yaml'"),
@@ -368,9 +355,9 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
             "no folder 'nowhere' under the data folder",
         ),
         (["run", "scenes-demo", "--seed", "1", "--seeds", "1,2"], "exclude each other"),
-        (["run", "scenes-demo", "--seeds", "1,x"], "'x' is no whole number"),
+        (["run", "scenes-demo", "--seeds", "1,x"], "'x' is not a whole number"),
         (["list", "modles"], "cannot list 'modles'; did you mean 'models'?"),
-        (["list", "models", "gruu"], "no 'gruu' among models; did you mean 'gru'?"),
+        (["list", "models", "gruu"], "'gruu' is not among models; did you mean 'gru'?"),
         (["rnu"], "No such command 'rnu'"),
         (["run"], "Missing argument"),
         (["run", "scenes-demo", "--sed", "1"], "No such option"),
@@ -381,8 +368,8 @@ def test_bad_arguments(cli: Cli, config: Path, tiny_run: Path, arguments: list[s
     for name, text in (("shop", "just words"), ("damaged", "a: [")):
         Path(f"{name}.yaml").write_text(text)
     before = sorted(Path().rglob("*"))
-    places = {"RUN": str(tiny_run), "TINY": str(config)}
-    code, out, err = cli(*(places.get(part, part) for part in arguments))
+    spots = {"RUN": str(tiny_run), "TINY": str(config)}
+    code, out, err = cli(*(spots.get(part, part) for part in arguments))
     assert_refused(code, err, message)
     assert out == ""
     assert sorted(Path().rglob("*")) == before
@@ -396,7 +383,7 @@ def assert_refused(code: int, err: str, message: str) -> None:
     assert all("are dropped" in other for other in dropped)
 
 
-def test_settings_of_an_engine_stand_beside_the_option_that_names_it() -> None:
+def test_settings_of_an_engine_go_with_the_option_that_names_it() -> None:
     settings = ExperimentOptions(overrides=["run.engine.address=auto", "run.engine.workers=3"])
     engine = settings.load("scenes-demo", {"run.engine.name": "ray", "run.rounds": 4}).run.engine
     assert engine.model_dump() | {"name": "ray", "address": "auto", "workers": 3} == engine.model_dump()
@@ -414,3 +401,73 @@ def test_what_was_meant_is_said_once_and_remedies_are_options_that_there_are(cli
         assert "name it in file_column (--file-column)" in cli(*command)[2]
         code, _, err = cli(*command, "--file-column", "quele")
         assert (code, "no column 'quele' (file_column, --file-column); did you mean 'quelle'" in err) == (2, True)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What ``watch`` draws."""
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, height=30, color_system=None)
+    monkeypatch.setattr("polyfed.cli.running.terminal", lambda: console)
+    return stream
+
+
+@pytest.mark.slow  # a process that starts; the test below follows a log to its end in this one
+def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown: io.StringIO) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "output": {"plots": False}}}))
+    command = [sys.executable, "-m", "polyfed", "run", "tiny.yaml", "--out", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():  # measurements that the log repeats
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert main(["watch", str(tmp_path / "run")]) == 0
+        assert process.wait() == 0
+    text = shown.getvalue()
+    assert "tiny" in text
+    assert "report.html" in text[text.index("\x1b[?25h") :]
+
+
+def test_a_log_is_shown_to_its_end(tiny_run: Path, tmp_path: Path) -> None:
+    calls = [
+        {"event": "RunStarted", "name": "tiny", "rounds": 1, "clients": 3, "done": 0},
+        {"event": "Measured", "round": 0, "participant": "server", "kind": "train", "metrics": {"loss": 1.0}},
+        {"event": "RoundStarted", "round": 1, "cohort": ["paired-0"]},
+        {"event": "RunComplete"},
+    ]
+    log, stream = tmp_path / "progress.jsonl", io.StringIO()
+    log.write_text("".join(json.dumps({"at": 1.0 + k, **call}) + "\n" for k, call in enumerate(calls)))
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=100))
+    assert follow(log, progress, tiny_run, finished=lambda: True)
+    progress.close()
+    assert "tiny: 1 rounds, 3 clients" in stream.getvalue()
+    assert "report.html" in stream.getvalue()
+
+
+CONFIG = """\
+extends: scenes-demo
+algorithm: planted.Method
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "planted.py").write_text("open('ran', 'w').close()\n")
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_modules_of_the_working_folder_are_not_imported(folder: Path) -> None:
+    command = [sys.executable, "-m", "polyfed", "run", "config.yaml", "--out", "out"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "cannot import 'planted.Method'" in done.stderr
+    assert not (folder / "ran").exists()
+    assert not (folder / "out").exists()
+
+
+def test_what_is_put_on_the_path_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.path", [str(folder), str(folder), "others"])  # the first is of ``python -m``
+    forget_working_folder()
+    assert sys.path == [str(folder), "others"]

@@ -18,7 +18,7 @@ def test_a_study_from_file_to_tables(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
-    nowhere = {"data.sources.scenes.columns": {"image": "image", "text": "nowhere"}}  # which only the data tell
+    nowhere = {"data.sources.scenes.columns": {"image": "image", "text": "nowhere"}}  # which only the data show
     rows = {"tiny": {}, "wrong": {"set": nowhere, "main": False}}
     Path("mine.yaml").write_text(yaml.safe_dump(tiny_study(rows=rows, claims={"method": ["tiny > wrong on r1"]})))
     assert main(["study", "run", "mine.yaml", "--seeds", "1", "--jobs", "1"]) == 1

@@ -45,7 +45,7 @@ def imported(family: type[Settings]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_source_tells_the_same_components_as_import(kind: str) -> None:
+def test_source_has_the_same_components_as_import(kind: str) -> None:
     pytest.importorskip("flwr")  # modules of its engine import it
     module, name = FAMILIES[kind]
     family: type[Settings] = getattr(importlib.import_module(module), name)
@@ -66,17 +66,17 @@ def test_engines_are_known_where_their_packages_are_not() -> None:
     assert without_extras(code) == "flower local ray ray\n"
 
 
-def test_a_command_in_need_of_an_extra_says_how_to_get_it() -> None:
+def test_a_command_in_need_of_an_extra_names_the_command_that_installs_it() -> None:
     code = "from polyfed.cli.main import main; print(main(['deploy', 'key', '.']), end='')"
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True)
     assert done.stdout == "2"
     assert done.stderr == (
-        "error: this needs the package 'cryptography', which is not there; pip install \"polyfed[deploy]\"\n"
+        "error: this needs the package 'cryptography', which is not installed; pip install \"polyfed[deploy]\"\n"
     )
 
 
 @pytest.mark.parametrize(("module", "extra"), [("flwr.app", "deploy"), ("ray", "flower"), ("wandb", "wandb")])
-def test_a_module_tells_its_extra(module: str, extra: str) -> None:
+def test_a_module_has_its_extra(module: str, extra: str) -> None:
     assert extra_with(module) == extra
     assert extra_with("os.path") is None
 

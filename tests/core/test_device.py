@@ -21,6 +21,6 @@ def test_threads_that_are_not_given_are_those_of_the_cores_and_stand_in_the_reso
     assert settings(threads=5).threads == 5
 
 
-def test_a_device_that_is_not_there_is_told():
+def test_a_missing_device_is_refused():
     with pytest.raises(ConfigError, match=r"run\.device 'nowhere' is not usable here"):
         device.resolve_device("nowhere")

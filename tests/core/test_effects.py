@@ -29,8 +29,8 @@ Config = dict[str, Any]
     ],
 )
 def test_settings_with_an_effect_are_taken(kind: Any, settings: Config) -> None:
-    found = kind(**settings)
-    assert kind.model_validate(found.model_dump(mode="json")) == found  # as a run folder has it
+    seen = kind(**settings)
+    assert kind.model_validate(seen.model_dump(mode="json")) == seen  # as a run folder has it
 
 
 @pytest.mark.parametrize(

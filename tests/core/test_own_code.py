@@ -1,4 +1,4 @@
-"""Digests of components from outside polyfed: of their module and of what it imports beside it, nothing else."""
+"""Digests of components from outside polyfed: of their module and of its imports from the same package alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def settings(module: str) -> Settings:
     return made
 
 
-def test_modules_beside_it_count_and_others_do_not(package: Path) -> None:
+def test_modules_of_its_package_count_and_others_do_not(package: Path) -> None:
     known = own_code(settings("mymethods.ours"))["own_code"]
     assert {*known} == {
         "mymethods", "mymethods.ours", "mymethods.parts", "mymethods.deep", "mymethods.deep.inner"

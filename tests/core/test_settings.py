@@ -1,4 +1,4 @@
-"""Settings and components."""
+"""Settings: components by name, moved keys, and mistyped ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from pydantic import SerializeAsAny, ValidationError
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.cli.options import EXPERIMENT_KIND
+from polyfed.core.errors import ConfigError
+from polyfed.core.known_keys import require_known_keys
 from polyfed.core.settings import Settings
 from polyfed.partitions.partition import Dirichlet, Partition
+from polyfed.runs.config_files import overridden, preset_names, read_config
+from polyfed.runs.experiment import Experiment
+from small_federations import Config
 
 
 class Holder(Settings):
@@ -53,7 +59,7 @@ def test_code_outside_polyfed_needs_no_registration() -> None:
         ({"partition": {"alpha": 1}}, "needs a name"),
         ({"partition": "os.path.join"}, "not a subclass"),
         ({"partition": "no.such.Thing"}, "cannot import"),
-        ({"partition": "this.1"}, "'this.1' is no import path; give it as package.module.Class"),
+        ({"partition": "this.1"}, "'this.1' is not an import path; give it as package.module.Class"),
         ({"partition": "iid", "algoritm": 1}, "did you mean 'algorithm'"),
     ],
 )
@@ -64,3 +70,34 @@ def test_what_is_wrong_is_named_with_what_would_be_valid(content: dict[str, obje
 
 def test_every_method_is_found_without_a_list_of_them() -> None:
     assert {"creamfl", "fedavg", "local", "server_only"} <= set(Algorithm.available())
+
+
+def test_what_moved_is_read_under_its_old_name_with_one_warning(tiny: Config, caplog: pytest.LogCaptureFixture) -> None:
+    tiny["run"] |= {"sinks": [], "output": {"plots": True}, "deadline": 5.0}
+    experiment = Experiment.load(tiny, ["run.plots=false", "run.phases.fit.min_clients=2", "run.min_clients=0"])
+    assert experiment.run.output.plots is False
+    assert experiment.run.exchange.deadline == 5
+    assert experiment.run.exchange.reply_policy("fit").min_clients == 2
+    assert caplog.messages.count("run.deadline is run.exchange.deadline now; the old name is still read") <= 1
+
+
+WRONG = (
+    "nme=x | twin.pases=1 | run.rnds=3 | run.rounds.x=3 | run.engine.name=rya | algorithm=fedavgg | "
+    "algorithm.weigth=2 | run.exchange.phases.fit.min_clinets=2 | run.output.sinks=[{name: wandb, projet: x}] | "
+    "algorithm.teacher.wieght=2 | data.sources.scenes.trian=2 | data.sources.scenes=sceens | "
+    "server.model.encoders.image.blokcs=3 | server.training.optimizer.lrr=2 | clients.more={cuont: 3, source: scenes}"
+)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_has_known_keys(name: str) -> None:
+    require_known_keys(read_config(name), EXPERIMENT_KIND)
+
+
+@pytest.mark.parametrize("override", WRONG.split(" | "))
+def test_a_wrong_key_is_refused_in_the_words_of_the_full_check(override: str) -> None:
+    with pytest.raises(ConfigError) as full:
+        Experiment.read("scenes-demo", [override])
+    with pytest.raises(ConfigError) as quick:
+        require_known_keys(overridden(read_config("scenes-demo"), [override])[0], EXPERIMENT_KIND)
+    assert str(quick.value) == str(full.value)

@@ -132,7 +132,7 @@ def test_nothing_that_a_card_names_is_imported_unless_it_is_allowed(
     known = {"run": "r", "seed": 0, "rounds": 1, "polyfed": __version__}
     for name in [name.format("loud_module") for name in LOUD] + ["loud_module"] * method:
         algorithm = {"name": name} if method else {"name": "creamfl", "teacher": {"weights": {"name": name}}}
-        with pytest.raises((PolyfedError, ValueError), match=r"is not allowed at site 'image'|is no import path"):
+        with pytest.raises((PolyfedError, ValueError), match=r"is not allowed at site 'image'|is not an import path"):
             open_host(json.dumps(known | {"algorithm": algorithm}), config)
         assert not {"loud_module", "loud-dashed"} & set(sys.modules), name
 

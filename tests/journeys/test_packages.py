@@ -42,7 +42,7 @@ WORKING = {
     "prepare texts.csv data/texts": "report.json",
     "init own.yaml --texts texts.csv": "own.yaml",
     "doctor": "torch",
-    "demo": "One seed is no claim",
+    "demo": "One seed proves nothing",
 }
 """Command -> what it prints, in this order."""
 WRONG = """

@@ -74,7 +74,7 @@ def test_it_has_the_runner_and_no_study_of_a_paper(wheel: Path) -> None:
         ("report runs/tiny", "written: runs/tiny/report.html"),
         ("analyse partition runs/tiny", "paired-0"),
         ("deploy --help", "Train across institutions"),
-        ("demo", "One seed is no claim"),
+        ("demo", "One seed proves nothing"),
     ],
 )
 def test_a_command_needs_no_extra(polyfed: Run, arguments: str, shown: str) -> None:

@@ -72,7 +72,7 @@ def test_a_file_of_a_paper_is_an_analysis(analyse: Cli, name: str, run: str, set
         (DRIFT, RUN, [], "clients of 'fedavg' keep no model"),
         (DRIFT, EXCHANGE, ["model=worst"], "has no model 'worst'"),
         (DRIFT, EXCHANGE, ["sample=9"], "unknown key 'sample'; did you mean 'samples'?"),
-        (DRIFT, "nothing", [], "is no run folder"),
+        (DRIFT, "nothing", [], "is not a run folder"),
         (FEATURES, EXCHANGE, ["client=paired-1"], "not client 'paired-1' of"),
         (FEATURES, EXCHANGE, ["client=images"], "no client 'images' took part"),
         (FEATURES, EXCHANGE, ["method=umap"], "method 'umap'; valid: pca, tsne"),

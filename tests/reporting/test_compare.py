@@ -242,14 +242,3 @@ def test_what_has_nothing_in_common_is_named_and_without_pairs_there_is_no_table
     assert table.notes[1] == "No seed, or no metric, in common with the reference: other."
     for few in ([], [other], [runs[0], other], [run_with(tmp_path / str(k), None, [1.0], k=k) for k in range(2)]):
         assert paired_table(paired_differences(compare(few)), compare(few)).rows == []
-
-
-def test_twins_that_were_tuned_seed_by_seed_are_one_configuration(tmp_path: Path) -> None:
-    def tuned(seed: int, rate: float, passes: int, before: float = 0.1) -> RunRecords:
-        settings = {"server.training.optimizer.lr": before, "algorithm.server_epochs": 1}
-        server = {"training": {"optimizer": {"lr": rate}}}
-        more = {"server": server, "algorithm": {"server_epochs": passes}, "twin": {"of": "x", "tuned": settings}}
-        return run_with(tmp_path / f"{seed}-{before}", seed, [1.0], **more)
-
-    comparisons = compare([tuned(0, 0.1, 2), tuned(1, 0.8, 4), tuned(2, 0.8, 4, before=0.2)])
-    assert [len(item.runs) for item in comparisons] == [2, 1]

@@ -164,18 +164,6 @@ def test_the_baseline_that_is_advised_is_a_twin_that_there_is(
     assert escape(said) in html_report(mine, figures={})
 
 
-def test_a_tuned_twin_is_known_by_what_its_method_has_and_can_be_run_with_other_seeds(tmp_path: Path) -> None:
-    def server(rate: float) -> dict[str, object]:
-        return SERVER | {"training": {"optimizer": {"lr": rate}}}
-
-    tuned = {"of": "creamfl", "kind": "server-only", "tuned": {"server.training.optimizer.lr": 0.1}}
-    twin = run_of(tmp_path / "alone", "server_only", server=server(0.8), clients={}, twin=tuned)
-    assert finished_twin(run_of(tmp_path / "creamfl", "creamfl", server=server(0.1)), "server_only") == twin
-    assert finished_twin(run_of(tmp_path / "other", "creamfl", server=server(0.8)), "server_only") is None
-    assert dict(RunSummary(twin).next_steps)["seeds"] == f"polyfed run {tmp_path / 'alone'}/config.yaml --seeds 1,2,3"
-    assert RunSummary(twin).baseline() is None
-
-
 ENCODERS = {
     name: {"name": "hf", "projection": "own", "adapter": {"name": "lora"}, "view": {"name": "pixels"}}
     for name in ("image", "text")

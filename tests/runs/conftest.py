@@ -28,8 +28,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole(undisturbed: Path) -> dict[str, bytes]:
-    """What every run of ``config`` ends in."""
+def complete(undisturbed: Path) -> dict[str, bytes]:
+    """Files of an uninterrupted run of ``config``."""
     return contents(undisturbed)
 
 

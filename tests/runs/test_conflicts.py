@@ -1,4 +1,4 @@
-"""What does not go together: a choice for each row of the table, told by that row alone, and refused before a run."""
+"""Conflicts: one choice for each row of the table, which that row alone refuses, before a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from small_federations import METHODS, Config
 
 
 class OwnRound(FedAvg):
-    """A round of its own, and nothing said of sums."""
+    """A round of its own, without a declaration of sums."""
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """As FedAvg, of replies that were looked at one by one."""
@@ -71,11 +71,11 @@ ROWS: tuple[Config, ...] = (
     {"algorithm": "fedprox", "privacy": {"metrics": "clear", "samples": {"noise_multiplier": 1.0}}},
     {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 1.0}}},
 )
-"""For each row of ``CONFLICTS`` a choice that it tells before all others."""
+"""For each row of ``CONFLICTS`` a choice that it reports before all others."""
 
 
 @pytest.mark.parametrize(("row", "settings"), [*zip(CONFLICTS, ROWS, strict=True)])
-def test_a_row_tells_both_features_and_why(row: tuple[Feature, Feature, str], settings: Config) -> None:
+def test_a_row_names_both_features_and_the_reason(row: tuple[Feature, Feature, str], settings: Config) -> None:
     made = choice(**settings)
     one, other, reason = row
     assert f"{one(made)} does not go with {other(made)}: {reason}" == next(iter(conflicts(made)))
@@ -100,4 +100,5 @@ def test_every_method_goes_with_itself(method: str) -> None:
 def test_a_round_of_ones_own_inherits_no_promise_that_sums_are_enough() -> None:
     masked = AggregationSettings(**MASKED)
     assert not list(conflicts(Choice(FedAvg(), masked)))
-    assert "needs each client's reply" in next(iter(conflicts(Choice(OwnRound(), masked))))
+    (reported,) = conflicts(Choice(OwnRound(), masked))
+    assert "needs each client's reply" in reported

@@ -1,4 +1,4 @@
-"""What the doctor finds, and what it says of it."""
+"""Problems that the doctor reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyfed.runs.environment import Observation, observations
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def found(here: Path) -> dict[str, Observation]:
+def seen(here: Path) -> dict[str, Observation]:
     return {item.name: item for item in observations(here)}
 
 
@@ -27,7 +27,7 @@ def test_a_machine_without_faults(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.delenv(variable, raising=False)
     code, out, err = cli("doctor")
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "nothing stands in the way of a run"
+    assert out.splitlines()[-1] == "no problems found"
     for word in (f"torch {torch.__version__.partition('+')[0]}", "cores", "GiB free", "extra ray", f"{tmp_path}/cache"):
         assert word in out
 
@@ -41,15 +41,15 @@ def test_what_stands_in_the_way_is_named_with_what_to_do(
     monkeypatch.setattr(torch.version, "cuda", None)
     code, out, _ = cli("doctor")
     assert code == 1
-    assert "there is no such folder of data sets; correct or unset POLYFED_DATA" in out
+    assert "the folder of data sets does not exist; correct or unset POLYFED_DATA" in out
     assert "too little; make room" in out
     if not torch.cuda.is_available():
         assert "this torch has no CUDA; install one that has" in out
-    assert out.splitlines()[-1].endswith("to mend")
+    assert out.splitlines()[-1].endswith(" found")
 
 
 def test_a_torchvision_of_another_build_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     version = metadata.version
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "torchvision" else version(name))
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert found(tmp_path)["torchvision"].remedy.endswith("pip uninstall torchvision")
+    assert seen(tmp_path)["torchvision"].remedy.endswith("pip uninstall torchvision")

@@ -37,9 +37,9 @@ def parquet(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["test", "validation"])
 def test_the_figures_of_the_run_are_found_again(tiny_run: Path, kind: str) -> None:
-    found = evaluate_model(tiny_run, Target("scenes", kind), which="last")
-    assert found.metrics == RunRecords.load(tiny_run).last("server", kind)
-    assert (found.model, found.round, found.items, found.samples) == ("last", 1, 12, 60)
+    seen = evaluate_model(tiny_run, Target("scenes", kind), which="last")
+    assert seen.metrics == RunRecords.load(tiny_run).last("server", kind)
+    assert (seen.model, seen.round, seen.items, seen.samples) == ("last", 1, 12, 60)
 
 
 def test_figures_of_the_server_come_with_intervals_over_test_items(tiny_run: Path, classifier_run: Path) -> None:
@@ -53,11 +53,11 @@ def test_figures_of_the_server_come_with_intervals_over_test_items(tiny_run: Pat
 
 def test_the_best_model_is_that_of_the_best_validation(tiny_run: Path) -> None:
     number, value = RunRecords.load(tiny_run).best("server", "r1_sum", "validation") or (-1, 0.0)
-    found = evaluate_model(tiny_run, Target("scenes", "validation"))
-    assert (found.model, found.round, found.metrics["r1_sum"]) == ("best", number, value)
+    seen = evaluate_model(tiny_run, Target("scenes", "validation"))
+    assert (seen.model, seen.round, seen.metrics["r1_sum"]) == ("best", number, value)
 
 
-def test_any_folder_of_pictures_and_captions_will_do(tiny_run: Path, parquet: Path) -> None:
+def test_any_folder_of_images_and_captions_will_do(tiny_run: Path, parquet: Path) -> None:
     expected = evaluate_model(tiny_run, "scenes").metrics
     assert evaluate_model(tiny_run, str(parquet)).metrics == expected
     assert evaluate_model(open_run(tiny_run, data_dir=parquet.parent), "pictures").metrics == expected
@@ -71,8 +71,8 @@ def test_columns_of_other_names_are_given(tiny_run: Path, parquet: Path) -> None
     with pytest.raises(DataError, match=r"no column 'nope' for 'image'"):
         evaluate_model(tiny_run, Target(str(parquet), columns={"image": "nope"}))
     columns = {"image": "photo", "text": "sentences"}
-    found = evaluate_model(tiny_run, Target(str(parquet), columns=columns))
-    assert found.metrics == evaluate_model(tiny_run, "scenes").metrics
+    seen = evaluate_model(tiny_run, Target(str(parquet), columns=columns))
+    assert seen.metrics == evaluate_model(tiny_run, "scenes").metrics
 
 
 def test_a_model_is_judged_without_the_code_of_its_method(tiny_run: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_data_that_is_not_there(tiny_run: Path, parquet: Path, data: str, split:
 def test_labels_of_other_classes_are_refused(classifier_run: Path, parquet: Path) -> None:
     assert evaluate_model(classifier_run, str(parquet)).metrics["n"] == 12
     pq.write_table(scenes_table("image", "topic"), parquet / "test-00000-of-00001.parquet")
-    with pytest.raises(DataError, match=r"classes of 'label' .* are not those that the model learnt"):
+    with pytest.raises(DataError, match=r"classes of 'label' .* differ from those that the model learnt"):
         evaluate_model(classifier_run, Target(str(parquet), targets={"label": "topic"}))
     with pytest.raises(ConfigError, match="target 'label' is not among"):
         evaluate_model(classifier_run, str(parquet))

@@ -89,7 +89,7 @@ def logged(path: Path, *, done: int = 0) -> list[bytes]:
 
 
 def replayed(path: Path, *looks: Callable[[], None]) -> Heard:
-    """What is heard if ``looks`` happen between the looks at the file."""
+    """Events that arrive if ``looks`` happen between the looks at the file."""
     heard, left = Heard(), list(looks)
 
     def finished() -> bool:
@@ -140,7 +140,7 @@ def test_each_event_is_on_disk_at_once(path):
     log.close()
 
 
-def test_the_end_is_told_from_an_interruption(path):
+def test_the_end_differs_from_an_interruption(path):
     lines = logged(path)
     assert follow(path, Heard(), HERE, finished=lambda: True)
     path.write_bytes(b"".join(lines[:-1]))
@@ -150,10 +150,10 @@ def test_the_end_is_told_from_an_interruption(path):
 
 
 def test_a_file_that_grows_is_followed_byte_by_byte(path):
-    whole = b"".join(logged(path))
+    complete = b"".join(logged(path))
     path.unlink()
-    looks = [lambda: None, *(lambda k=k: path.write_bytes(whole[:k]) for k in range(0, len(whole) + 1, 7))]
-    heard = replayed(path, *looks, lambda: path.write_bytes(whole))
+    looks = [lambda: None, *(lambda k=k: path.write_bytes(complete[:k]) for k in range(0, len(complete) + 1, 7))]
+    heard = replayed(path, *looks, lambda: path.write_bytes(complete))
     assert names(heard) == list(PLAYED)
 
 

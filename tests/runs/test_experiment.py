@@ -30,7 +30,7 @@ def test_every_preset_is_valid_and_described(name: str) -> None:
     assert Experiment.parse(yaml.safe_load(experiment.to_yaml())) == experiment
 
 
-def test_what_presets_extend_holds_data_alone_and_is_no_preset() -> None:
+def test_what_presets_extend_holds_data_alone_and_is_not_a_preset() -> None:
     assert read_config("bases/flickr8k").keys() == {"data", "server", "clients"}
     assert not [name for name in presets() if "/" in name]
     with pytest.raises(ConfigError, match="is required and missing"):
@@ -48,7 +48,7 @@ def test_overrides_reach_any_key(tiny: Config) -> None:
     assert experiment.public is None
 
 
-def test_a_component_of_another_name_keeps_what_both_have_and_says_what_it_drops(
+def test_a_component_of_another_name_keeps_what_both_have_and_warns_of_what_it_drops(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     method = {"name": "creamfl", "local_epochs": 3, "contrast": None, "distiller": {"epochs": 2}}
@@ -56,8 +56,8 @@ def test_a_component_of_another_name_keeps_what_both_have_and_says_what_it_drops
     constant = ["server.training.schedule.kind=constant", "run.rounds=1"]  # which leaves another setting idle
     local = Experiment.load(source, [*constant, "algorithm.name=local"]).algorithm
     assert (local.component_name(), local.local_epochs) == ("local", 3)
-    said = "algorithm: 'local' does not take, and drops, of the one before: {contrast: null, distiller: {epochs: 2}}"
-    assert caplog.messages[-1] == said
+    printed = "algorithm: 'local' does not take, and drops, of the one before: {contrast: null, distiller: {epochs: 2}}"
+    assert caplog.messages[-1] == printed
     fedmd = Experiment.load(source, ["algorithm.name=fedmd", "algorithm.distiller.weight=0.5"]).algorithm
     assert (fedmd.distiller.epochs, fedmd.distiller.weight) == (2, 0.5)
     assert caplog.messages[-1].endswith("of the one before: {contrast: null}")
@@ -66,7 +66,7 @@ def test_a_component_of_another_name_keeps_what_both_have_and_says_what_it_drops
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "printed"),
     [
         ("server.model.encoders.image.name=vit", "'vit' does not take, and drops, of the one before: {depths: ["),
         ("clients.image.partition.name=iid", "'iid' does not take, and drops, of the one before: {alpha: 0.1}"),
@@ -77,11 +77,11 @@ def test_a_component_of_another_name_keeps_what_both_have_and_says_what_it_drops
         ),
     ],
 )
-def test_no_component_loses_settings_in_silence(override: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_component_loses_settings_in_silence(override: str, printed: str, caplog: pytest.LogCaptureFixture) -> None:
     Experiment.load("creamfl-flickr8k", re.split(r" (?=algorithm=)", override))
     (line,) = caplog.messages
     assert line.startswith(override.partition("=")[0].removesuffix(".name") + ": ")
-    assert said in line
+    assert printed in line
 
 
 def test_a_file_extends_a_preset(tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_a_notebook_shows_an_experiment_in_ten_lines_and_a_fault_in_one() -> Non
     assert ConfigError("rounds: 0")._render_traceback_() == ["ConfigError: rounds: 0"]
 
 
-def test_what_an_override_leaves_without_effect_goes_back_to_its_default_and_is_told(
+def test_what_an_override_leaves_without_effect_goes_back_to_its_default_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     constant = "server.training.schedule.kind=constant"
     experiment = Experiment.load("creamfl-paper", [constant, "run.rounds=1"])
     assert experiment.server.training.schedule.t_max is None
-    told = "server.training.schedule.t_max: 30 has no effect with kind: constant; left at its default, null"
-    assert told in caplog.messages
+    reported = "server.training.schedule.t_max: 30 has no effect with kind: constant; left at its default, null"
+    assert reported in caplog.messages
     with pytest.raises(ConfigError, match="t_max has no effect with kind: constant; it is 3"):
         Experiment.load("creamfl-paper", [constant, "server.training.schedule.t_max=3"])
 
@@ -218,7 +218,7 @@ def test_unknown_presets_and_broken_files(tmp_path: Path) -> None:
         {"server": {"source": "private"}},
     ],
 )
-def test_in_python_a_fault_is_told_as_in_a_file(tiny: Config, tmp_path: Path, wrong: Config) -> None:
+def test_in_python_a_fault_reads_as_in_a_file(tiny: Config, tmp_path: Path, wrong: Config) -> None:
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(tiny | wrong))
     with pytest.raises(ConfigError) as in_file:
         Experiment.load(tmp_path / "wrong.yaml")

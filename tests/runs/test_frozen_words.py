@@ -147,9 +147,9 @@ def test_a_stopped_run_goes_on_with_the_same_words_and_keeps_none(tmp_path: Path
     polyfed.resume(tmp_path / "stopped", quiet=True)
     config["algorithm"] |= {"name": f"{Stops.__module__}.Stops", "marker": str(marker)}
     polyfed.run(Experiment.parse(config), tmp_path / "whole", quiet=True)
-    stopped, whole = dict(stored(tmp_path / "stopped")), dict(stored(tmp_path / "whole"))
-    assert stopped.keys() == whole.keys()
-    assert all(torch.equal(stopped[name], value) for name, value in whole.items())
+    stopped, complete = dict(stored(tmp_path / "stopped")), dict(stored(tmp_path / "whole"))
+    assert stopped.keys() == complete.keys()
+    assert all(torch.equal(stopped[name], value) for name, value in complete.items())
     kept = dict(stored(tmp_path / "whole" / "checkpoints"))
     assert any("encoders.text.project" in name for name in kept)
     assert not [name for name in kept if "embedding" in name]

@@ -1,4 +1,4 @@
-"""Folders that somebody hands over run no code: whoever opens them, from Python or the command line."""
+"""Folders from elsewhere run no code when they are opened, from Python or the command line."""
 
 from __future__ import annotations
 
@@ -174,9 +174,7 @@ def test_what_only_shows_records_shows_them(run: Path, ran: Path, tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["os.system", "this.Zen", "polyfed.__main__.main", "polyfed.algorithms.fedprox.FedProx", "a..b", "x.y"]
 )
-def test_names_that_are_no_components_of_ones_own_are_not_imported(
-    run: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_other_components_are_not_imported(run: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("this", "polyfed.__main__", "polyfed.algorithms.fedprox"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with_config(run, "algorithm", name)
@@ -186,7 +184,7 @@ def test_names_that_are_no_components_of_ones_own_are_not_imported(
     assert set(sys.modules) == before
 
 
-def test_whoever_trusts_a_folder_says_so(run: Path, ran: Path, tmp_path: Path, cli: Any) -> None:
+def test_a_trusted_folder_needs_an_option(run: Path, ran: Path, tmp_path: Path, cli: Any) -> None:
     with_config(with_model(run, *MODELS["encoder"]), *CONFIGS["method"])
     assert cli("evaluate", run, "--data", "scenes", "--allow-code")[0] == 0
     assert ran.exists()

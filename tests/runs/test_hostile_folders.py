@@ -1,4 +1,4 @@
-"""Run folders that are broken or made to harm: every command that opens one says so in a line, and ends."""
+"""Run folders that are broken or made to harm: every command that opens one ends with one line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def damaged(run: Path, pattern: str, damage: Callable[[str], str | bytes]) -> No
 
 
 def require_an_end(cli: Any, command: str, run: Path, other: Path, out: Path) -> None:
-    """The command does its work, or says in a line why not."""
+    """The command does its work, or prints one line of error."""
     out.mkdir(exist_ok=True)
     words = command.replace("RUN", str(run)).replace("OTHER", str(other)).replace("OUT", str(out)).split()
     code, _, err = cli(*words)
@@ -92,7 +92,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("pattern", "damage", "commands"), list(cases()))
-def test_a_damaged_file_is_told_in_a_line(
+def test_a_damaged_file_ends_in_one_line(
     tiny_run: Path, tmp_path: Path, cli: Any, pattern: str, damage: Any, commands: tuple[str, ...]
 ) -> None:
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
@@ -103,7 +103,7 @@ def test_a_damaged_file_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", ".lock", "models/best/config.json", "arrays/a/round-1.safetensors"])
-def test_a_pipe_is_no_file(tiny_run: Path, tmp_path: Path, cli: Any, name: str) -> None:
+def test_a_pipe_is_not_a_file(tiny_run: Path, tmp_path: Path, cli: Any, name: str) -> None:
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).unlink(missing_ok=True)

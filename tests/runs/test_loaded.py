@@ -1,4 +1,4 @@
-"""Models for use: pictures and texts in, unit vectors out, the same as the federation's own pipeline gives."""
+"""Models for use: images and texts in, unit vectors out, the same as the federation's own pipeline gives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tiny_networks import save
 
 
 def values(run: Path) -> tuple[list[bytes], list[str]]:
-    """Pictures and texts of the server's test split, as they are stored."""
+    """Images and texts of the server's test split, as they are stored."""
     data = open_run(run).federation.data
     split = data.split("scenes", "test")
     pictures = [entry["bytes"] for entry in split.modality("image").values.to_pylist()]
@@ -50,15 +50,15 @@ def test_vectors_are_those_of_the_runs_own_pipeline(tiny_run: Path, participant:
         model = opened.global_model(next(kind for kind, c in opened.types.items() if "paired" in str(c.clients)))
     samples = opened.federation.server_samples("test")
     vectors = loaded.encode(images=pictures, texts=texts)
-    for modality, found in zip(("image", "text"), vectors, strict=True):
-        rows = samples.inputs[modality](torch.arange(len(found)))
+    for modality, seen in zip(("image", "text"), vectors, strict=True):
+        rows = samples.inputs[modality](torch.arange(len(seen)))
         with torch.no_grad():
             expected = model.represent(modality, rows).numpy()
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+        np.testing.assert_allclose(seen, expected, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(seen, axis=1), 1, atol=1e-5)
 
 
-def test_a_picture_gives_one_vector_whatever_it_comes_as(tiny_run: Path, tmp_path: Path) -> None:
+def test_an_image_gives_one_vector_in_any_form(tiny_run: Path, tmp_path: Path) -> None:
     model = load_model(tiny_run)
     data = values(tiny_run)[0][0]
     (tmp_path / "a.png").write_bytes(data)
@@ -85,7 +85,7 @@ def test_similarity_and_search_agree_with_products(tiny_run: Path) -> None:
     assert len(model.search(pictures[0], texts, k=99)) == len(texts)
 
 
-def test_searches_encode_a_picture_once(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_encode_an_image_once(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, encoded = load_model(tiny_run), []
     pictures, texts = values(tiny_run)
     encode = LoadedModel.encode_modality
@@ -101,7 +101,7 @@ def test_searches_encode_a_picture_once(tiny_run: Path, tmp_path: Path, monkeypa
     first = [model.search(text, gallery) for text in texts[:3]]
     assert len(encoded) == len(gallery)
     assert [model.search(text, gallery) for text in texts[:3]] == first
-    (tmp_path / "b.png").write_bytes(pictures[5] + b" ")  # another picture under the same name
+    (tmp_path / "b.png").write_bytes(pictures[5] + b" ")  # another image under the same name
     again = {hit.position: hit.similarity for hit in model.search(texts[0], gallery, len(gallery))}
     assert len(encoded) == len(gallery) + 1
     assert again[len(gallery) - 2] == pytest.approx(again[2], abs=1e-6)
@@ -114,9 +114,9 @@ def test_searches_encode_a_picture_once(tiny_run: Path, tmp_path: Path, monkeypa
     ("call", "message"),
     [
         (lambda model: model.encode(), "nothing to encode"),
-        (lambda model: model.encode(images=[3.5]), "a picture is a path.*not float"),
+        (lambda model: model.encode(images=[3.5]), "an image is a path.*not float"),
         (lambda model: model.encode(texts=[3]), "a text is a string, not a int"),
-        (lambda model: model.encode(images=[b"no picture"]), "row 0"),
+        (lambda model: model.encode(images=[b"not an image"]), "row 0"),
         (lambda model: model.encode_modality("sound", ["x"]), "no modality 'sound'"),
         (lambda model: model.search("x", np.zeros((3, 5), np.float32)), "width 5; this model's are 8"),
         (lambda model: model.encode(images=np.zeros((4, 4))), "not array of float64"),
@@ -127,7 +127,7 @@ def test_what_cannot_be_encoded_is_refused(tiny_run: Path, call, message: str) -
         call(load_model(tiny_run))
 
 
-def test_a_model_without_texts_says_so(classifier_run: Path) -> None:
+def test_a_model_without_texts_refuses_them(classifier_run: Path) -> None:
     with pytest.raises(ConfigError, match="no encoder of texts; it has: image"):
         load_model(classifier_run).encode(texts=["a"])
     with pytest.raises(ConfigError, match="no participant 'image-7'"):
@@ -141,12 +141,12 @@ def test_an_export_gives_the_vectors_of_its_run(tiny_run: Path, tmp_path: Path) 
     folder = export_model(tiny_run, tmp_path / "export")
     pictures, texts = values(tiny_run)
     texts = [*texts, "", "?!", "unheard of words"]
-    for found, expected in zip(
+    for seen, expected in zip(
         load_model(folder, allow_code=True).encode(pictures, texts),
         load_model(tiny_run).encode(pictures, texts),
         strict=True,
     ):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(seen, expected, atol=1e-5)
     with pytest.raises(ConfigError, match="is an export, which holds one model"):
         load_model(folder, "server")
     (folder / "image.pt2").unlink()
@@ -164,12 +164,12 @@ def test_kept_models_of_clients(fedafd_run: Path) -> None:
     assert repr(model).startswith("LoadedModel(paired-1 of run: image, text")
 
 
-def test_modalities_of_any_name_are_told_by_what_their_networks_take(tmp_path: Path) -> None:
-    places = [save(name, tmp_path / "weights") for name in ("vit", "bert")]
+def test_modalities_of_any_name_are_recognised_by_their_views(tmp_path: Path) -> None:
+    spots = [save(name, tmp_path / "weights") for name in ("vit", "bert")]
     context = DataContext(tmp_path / "cache")
     encoders = {
         name: {"name": "hf", "weights": str(place), "view": "native"}
-        for name, place in zip(("photo", "caption"), places, strict=True)
+        for name, place in zip(("photo", "caption"), spots, strict=True)
     }
     settings = ModelSettings.model_validate({"dim": 5, "encoders": encoders})
     views = {name: encoder.view for name, encoder in settings.encoders.items()}
@@ -241,23 +241,23 @@ def test_samples_of_several_modalities_are_classified_together_with_what_they_ha
     task, names = Classification(), {"label": ["a", "b", "c"]}
     model = untrained(tmp_path, task=task, head=head, classes=names, table=TABLE, text=BAG)
     texts, rows = ["one two", None, "three"], [{"age": 12.0}, {"age": 3.0}, None]
-    found = model.classify(texts=texts, table=rows, batch=2).probabilities
+    seen = model.classify(texts=texts, table=rows, batch=2).probabilities
     alone = model.classify(texts=["one two", "three"]).probabilities, model.classify(table=rows[:2]).probabilities
-    np.testing.assert_allclose(found[1:], [alone[1][1], alone[0][1]], atol=1e-6)
+    np.testing.assert_allclose(seen[1:], [alone[1][1], alone[0][1]], atol=1e-6)
     together = np.log(alone[0][0]) + np.log(alone[1][0])  # the mean of embeddings gives the mean of logits
-    np.testing.assert_allclose(np.log(found[0]) - np.log(found[0, 0]), (together - together[0]) / 2, atol=1e-5)
+    np.testing.assert_allclose(np.log(seen[0]) - np.log(seen[0, 0]), (together - together[0]) / 2, atol=1e-5)
     for call, message in (
         (lambda: model.classify(), "classifies by some of table, text; given are: none"),
         (lambda: model.classify(texts=["x"], table=rows), "as many values as there are samples"),
         (lambda: model.classify(texts=[None], table=[None]), "a sample is None in all modalities"),
-        (lambda: model.classify(texts=["x"], target="sex"), "tells no 'sex'.*label"),
+        (lambda: model.classify(texts=["x"], target="sex"), "does not classify 'sex'.*label"),
         (lambda: model.classify(np.zeros((4, 4), np.uint8)), "no encoder of images"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             call()
 
 
-def test_a_model_of_several_tasks_tells_the_classes_of_each(tmp_path: Path) -> None:
+def test_a_model_of_several_tasks_classifies_by_each(tmp_path: Path) -> None:
     tasks = Joint(tasks=(Classification(), Classification(target="topic", modality="text")))
     heads = nn.ModuleDict({name: LinearHead(5, number) for name, number in zip(tasks.by_name, (3, 2), strict=True)})
     model = untrained(tmp_path, task=tasks, head=heads, classes={"topic": ["x", "y"]}, table=TABLE, text=BAG)
@@ -267,6 +267,6 @@ def test_a_model_of_several_tasks_tells_the_classes_of_each(tmp_path: Path) -> N
         model.classify(table={"age": 1.0}, target="topic")
 
 
-def test_a_model_that_tells_no_classes_says_what_it_does(tiny_run: Path) -> None:
+def test_a_model_without_classes_lists_its_methods(tiny_run: Path) -> None:
     with pytest.raises(ConfigError, match=r"was not trained to classify.*it has encode, similarity, search"):
         load_model(tiny_run).classify(texts="a red square")

@@ -34,7 +34,7 @@ from tiny_networks import save
 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose last round leaves a model that tells nothing apart, beside its server alone."""
+    """A run whose last round leaves a model at chance, and its server alone."""
     folder, fit = tmp_path_factory.mktemp("runs"), FedAvg.round
 
     def spoils(self: FedAvg, server: Server, cohort: Cohort) -> None:
@@ -150,7 +150,7 @@ def test_the_earliest_trained_of_the_best_on_validation_is_chosen_else_the_last(
 
 
 class Backwards(PairRetrieval):
-    """A task of one's own that tells what selects models last."""
+    """A task of one's own whose selecting metric comes last."""
 
     def evaluate(
         self, model: Embedder, head: torch.nn.Module | None, samples: Samples, *, batch_size: int

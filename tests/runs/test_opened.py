@@ -1,3 +1,5 @@
+"""Opened runs, also those of older versions."""
+
 from __future__ import annotations
 
 import shutil
@@ -13,6 +15,7 @@ import torch
 import polyfed
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.moved import with_moved
 from polyfed.runs.opened import open_run
 
 
@@ -35,7 +38,7 @@ def test_models_are_those_that_clients_kept(fedafd_run: Path) -> None:
 def test_runs_without_kept_models(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"clients of 'fedavg' keep no model in .*such as creamfl, fedafd or local"):
         _ = open_run(tiny_run).clients
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         _ = open_run(tmp_path).clients
 
 
@@ -97,8 +100,8 @@ def test_opening_records_imports_no_torch(tiny_run: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tiny_run)], check=True)
 
 
-def test_what_is_no_run_and_what_was_edited(tiny_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is no run folder"):
+def test_other_folders_and_edited_runs_are_refused(tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run folder"):
         open_run(tmp_path / "nothing")
     folder = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
     for path in (folder / "checkpoints").glob("round-*.safetensors"):
@@ -134,3 +137,32 @@ def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: 
         if value.is_floating_point():
             mean = sum(samples[client] / total * state[name] for client, state in locals_.items())
             torch.testing.assert_close(mean, value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_of_0_3_is_opened_measured_and_done_again_but_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.unpack_archive(Path(__file__).with_name("run-0.3.0.zip"), folder := tmp_path / "old")
+    old = polyfed.open_run(folder)
+    assert polyfed.evaluate_model(folder, "scenes").metrics["r1_sum"] == pytest.approx(old.metrics()["r1_sum"])
+    assert polyfed.load_model(folder).encode(texts=["a red square"]).shape == (1, 8)
+    experiment = Experiment.load(str(folder / "config.yaml"), ["run.rounds=1"])
+    again = polyfed.run(experiment, tmp_path / "again", quiet=True).records.series("server", "r1_sum")
+    assert again[1] == pytest.approx(old.records.series("server", "r1_sum")[1])
+    monkeypatch.setattr("polyfed.runs.loop.__version__", "1.0.0")
+    with pytest.raises(RunError, match=r"resume it with polyfed 0\.3\.0, which began it, or start the run again"):
+        polyfed.resume(folder, quiet=True)
+
+
+def test_what_is_gone_and_did_something_is_refused(tmp_path: Path) -> None:
+    shutil.unpack_archive(Path(__file__).with_name("run-0.3.0.zip"), tmp_path)
+    config = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(config.replace("topk: null", "topk: 0.1"))
+    with pytest.raises(polyfed.PolyfedError, match=r"unknown key 'topk'"):
+        Experiment.load(str(tmp_path / "config.yaml"))
+
+
+def test_keys_of_0_4_that_are_gone_are_left_out_where_they_changed_nothing() -> None:
+    assert with_moved({"algorithm": {"first_public": None, "first_private": None}}) == {"algorithm": {}}
+    older = {"server": {"training": {"optimizer": {"lr": 0.1, "nesterov": False}}}}
+    assert with_moved(older) == {"server": {"training": {"optimizer": {"lr": 0.1}}}}

@@ -18,8 +18,8 @@ from torch import nn
 import polyfed
 from polyfed import Experiment, open_run, register_data, register_module, resume, run
 from polyfed.core.errors import ConfigError, DataError, PolyfedError
-from polyfed.data.sources.stored import Arrow
 from polyfed.data.sources.memory import Memory, registered_data
+from polyfed.data.sources.stored import Arrow
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.registered import Registered
 from small_federations import Config, bag, plain, resnet, words
@@ -77,7 +77,7 @@ def test_data_of_a_notebook_train_a_federation_and_the_run_goes_on_with_them(tin
     assert again.experiment.data.sources["mine"].digest == registered_data("shop").digest
 
 
-def test_the_same_rows_give_the_same_picture_whatever_brings_them() -> None:
+def test_the_same_rows_give_the_same_image_from_any_source() -> None:
     opened = []
     for data in (splits(), frame(), hugging_face()):
         register_data("shop", data)
@@ -88,7 +88,7 @@ def test_the_same_rows_give_the_same_picture_whatever_brings_them() -> None:
     assert opened[0] == opened[1] == opened[2]
 
 
-def test_other_data_under_the_name_are_refused_and_none_at_all_say_where_they_live(tmp_path: Path) -> None:
+def test_other_data_under_the_name_are_refused_and_none_at_all_name_their_place(tmp_path: Path) -> None:
     register_data("shop", splits())
     source = Memory(data="shop", columns={"image": "image"})
     register_data("shop", splits() | {"test": rows(5)})
@@ -111,12 +111,12 @@ def test_other_data_under_the_name_are_refused_and_none_at_all_say_where_they_li
         ([{"a": Path("x.png")}, {"a": "x"}], "images beside a value of type str"),
     ],
 )
-def test_what_is_no_data_is_refused_when_it_is_registered(data: Any, message: str) -> None:
+def test_other_values_are_refused_when_registered(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         register_data("odd", data)
 
 
-def test_pictures_may_be_files_and_arrays(tmp_path: Path) -> None:
+def test_images_may_be_files_and_arrays(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
     red = np.asarray(Image.new("RGB", (4, 4), "red"))
     register_data("files", [{"image": tmp_path / "a.png"}])
@@ -152,7 +152,7 @@ def test_saved_data_sets_and_files_of_arrow_load_as_they_are(tiny: Config, tmp_p
     assert result.metrics()["gallery_image"] == 6
 
 
-def test_what_is_no_arrow_is_refused(tmp_path: Path) -> None:
+def test_other_folders_than_arrow_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "odd.arrow").write_bytes(b"not arrow")
     with pytest.raises(DataError, match="neither a data set that save_to_disk wrote"):
@@ -189,7 +189,7 @@ def test_a_plain_module_is_a_clients_encoder(tiny: Config, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_a_module_that_does_not_fit_says_so() -> None:
+def test_a_module_that_does_not_fit_is_refused() -> None:
     spec, context = InputSpec((3, 16, 16)), DataContext(Path())
     register_module("net", Net)
     register_module("ready", Net())

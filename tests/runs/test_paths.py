@@ -1,4 +1,4 @@
-"""Run folders and reports say nothing of the machine: where its data lie, and whose it is."""
+"""Run folders and reports name nothing of the machine: where its data lie, and whose it is."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def test_a_run_goes_on_in_another_folder_to_the_same_bits(
 ) -> None:
     pictures(tmp_path / "work" / "photos" / "one")
     monkeypatch.chdir(tmp_path / "work")
-    whole = run(Experiment.parse(with_relative_places(tiny)), "runs/whole", quiet=True)
+    complete = run(Experiment.parse(with_relative_places(tiny)), "runs/whole", quiet=True)
     folder = cut_short(tiny, Path(out)).resolve()
     monkeypatch.chdir("/")
-    assert contents(resume(folder, quiet=True)) == contents(tmp_path / "work" / whole.folder)
+    assert contents(resume(folder, quiet=True)) == contents(tmp_path / "work" / complete.folder)
     assert str(tmp_path) not in (folder / "config.yaml").read_text()
     copy = shutil.copytree(folder, tmp_path / "handed" / "one", ignore=shutil.ignore_patterns(".start"))
     with pytest.raises(DataError, match="there is no folder 'one'"):
@@ -105,11 +105,11 @@ def test_every_path_of_settings_is_whole_once_it_is_read(
     assert (read.data.cache_dir, read.start) == (tmp_path / "home" / "cache", tmp_path)
     assert read.privacy is not None
     assert read.privacy.secret == read.site().secret == tmp_path.parent / "secret"
-    assert read.run.engine.root_certificates == tmp_path / "below" / "ca.crt"  # beside the file
+    assert read.run.engine.root_certificates == tmp_path / "below" / "ca.crt"  # next to the file
     assert Experiment.parse(tiny).run.engine.root_certificates == tmp_path / "other" / "ca.crt"
     site = {"name": "image", "secret": "secret", "roster": "roster.yaml"}
     kept = {"data": tiny["data"], "clients": {"image": tiny["clients"]["image"]}}
     (tmp_path / "below" / "site.yaml").write_text(yaml.safe_dump(site | kept))
-    found = SiteConfig.load(Path("../below/site.yaml"))
-    places = (found.secret, found.roster, found.state_dir, found.data.dir)
-    assert places == tuple(tmp_path / "below" / name for name in ("secret", "roster.yaml", "state", "photos"))
+    seen = SiteConfig.load(Path("../below/site.yaml"))
+    spots = (seen.secret, seen.roster, seen.state_dir, seen.data.dir)
+    assert spots == tuple(tmp_path / "below" / name for name in ("secret", "roster.yaml", "state", "photos"))

@@ -44,7 +44,7 @@ ENGINES: dict[str, Config] = {
 
 
 def federation(secret: Path | None = None, **privacy: Any) -> Config:
-    """Two clients of FedAvg that tell topics, with noise on their updates."""
+    """Two clients of FedAvg that classify topics, with noise on their updates."""
     config = topics(name="fedavg")
     config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
     reply = {"weights": 1.0, "noise_multiplier": 4.0} | privacy.pop("reply", {})
@@ -105,12 +105,12 @@ def test_one_secret_gives_the_same_bits_another_others_and_none_a_new_one(tmp_pa
 
 
 def test_a_resumed_run_ends_in_the_same_bits_and_spends_nothing_twice(tmp_path: Path, secret: Path) -> None:
-    whole = finished(federation(secret), tmp_path / "whole").folder
+    complete = finished(federation(secret), tmp_path / "whole").folder
     cut = cut_short(federation(secret), tmp_path / "cut")
     polyfed.resume(cut, quiet=True)
-    assert contents(cut) == contents(whole)
+    assert contents(cut) == contents(complete)
     assert spent(cut) == [3, 3]
-    assert open_run(cut).records.last("server", "privacy") == open_run(whole).records.last("server", "privacy")
+    assert open_run(cut).records.last("server", "privacy") == open_run(complete).records.last("server", "privacy")
 
 
 _KILLED = """
@@ -134,14 +134,14 @@ run(Experiment.load(sys.argv[1]), out, quiet=True)
 def test_a_kill_between_ledger_and_reply_neither_spends_twice_nor_changes_bits(tmp_path: Path, secret: Path) -> None:
     config = federation(secret)
     config["run"]["evaluate_clients"] = False
-    whole = finished(config, tmp_path / "whole").folder
+    complete = finished(config, tmp_path / "whole").folder
     (tmp_path / "plan.json").write_text(json.dumps(config))
     command = [sys.executable, "-c", _KILLED, str(tmp_path / "plan.json"), str(tmp_path / "run")]
     ended = subprocess.run(command, check=False, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert sorted(spent(tmp_path / "run")) == [2, 3]  # one is ahead of what the server has
     polyfed.resume(tmp_path / "run", quiet=True)
-    assert contents(tmp_path / "run") == contents(whole)
+    assert contents(tmp_path / "run") == contents(complete)
     assert spent(tmp_path / "run") == [3, 3]
 
 
@@ -160,7 +160,7 @@ def weights_of(site: Site, request: Request) -> dict[str, torch.Tensor]:
 
 
 def test_a_server_that_knows_the_seed_cannot_take_the_noise_off(tmp_path: Path) -> None:
-    """It knows seed, data and method, so it computes the update itself; what is left would be the noise."""
+    """A server with seed, data and method computes the update itself; the difference would be the noise."""
     bare = federation()
     del bare["privacy"]
     session = prepared(federation(), tmp_path / "private")
@@ -215,7 +215,9 @@ def test_another_multiplier_does_not_scale_the_same_noise(tmp_path: Path, secret
 
 
 def test_a_query_for_metrics_is_refused_by_the_client_itself(tmp_path: Path) -> None:
-    site = site_of(prepared(federation(metrics="none"), tmp_path / "run"))
+    config = federation(metrics="none")
+    config["run"]["evaluate_clients"] = False
+    site = site_of(prepared(config, tmp_path / "run"))
     request, _ = asked(site)
     with pytest.raises(PayloadError, match="does not cover the metrics of 'assess'"):
         site.handle(replace(request, step="assess", payload=Payload()))
@@ -226,7 +228,7 @@ def test_a_query_for_metrics_is_refused_by_the_client_itself(tmp_path: Path) -> 
 
 def test_a_client_that_has_spent_its_budget_changes_nothing_and_drops_out(tmp_path: Path) -> None:
     config = federation(budget={"epsilon": 3.0})  # two replies of noise 4 / 2 cost 2.9, three 3.7
-    config["run"]["sampling"] = {"cohort": 2}  # so that nobody can say beforehand who is asked how often
+    config["run"]["sampling"] = {"cohort": 2}  # so that requests per client are unknown beforehand
     with pytest.raises(ExchangeError, match=r"round 3: 0 of 2 .*BudgetError: client 'text-0' has spent its privacy"):
         finished(config, tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -309,30 +311,30 @@ def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None
     assert 0 < run.records.last("server", "privacy")["epsilon"] <= 8.0
 
 
-# ---- what people are told
+# ---- reports
 
 
-def test_reports_say_what_was_given_away_and_what_is_not_counted(tmp_path: Path) -> None:
+def test_reports_state_the_privacy_cost_and_what_it_leaves_out(tmp_path: Path) -> None:
     result = run(Experiment.parse(federation(budget={"epsilon": 9.0})), tmp_path / "run")
-    said = (
+    printed = (
         "no client gave away more than epsilon 3.71 at delta 1e-05, between any two sets of its size of training data"
     )
     for page in ("report.md", "report.html"):
-        assert said in (result.folder / page).read_text(), page
+        assert printed in (result.folder / page).read_text(), page
         assert "test metrics of clients crossed as they are" in (result.folder / page).read_text()
     frame = open_run(result.folder).records.frame("metrics").query("kind == 'privacy' and participant == 'server'")
     assert list(frame["round"]) == [1, 2, 3]
     assert list(frame["value"]) == sorted(frame["value"])
 
 
-def test_epsilon_is_told_of_clients_that_are_known_by_what_they_say_alone() -> None:
+def test_epsilon_is_reported_of_clients_at_sites() -> None:
     config = federation()
     config["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
     experiment = Experiment.parse(config).model_copy(update={"clients": {}})
     expenses = Expenses(experiment, [ClientInfo("ward", "ward", ("text",), "classification", 60, 12, "any")])
     expenses.note("fit", ["ward"])
     epsilon = epsilon_of([PrivacyCost(1.0, 12 / 60, 3 * 60 // 12)], 1e-5)
-    assert dict(expenses.told()) == {"ward": {"epsilon": epsilon, "replies": 1.0}, "server": {"epsilon": epsilon}}
+    assert dict(expenses.epsilons()) == {"ward": {"epsilon": epsilon, "replies": 1.0}, "server": {"epsilon": epsilon}}
 
 
 def test_runs_without_privacy_have_none_of_it(tmp_path: Path) -> None:
@@ -357,8 +359,8 @@ def test_a_reply_costs_by_the_kind_that_crosses() -> None:
     assert private is not None
     (cost,) = [private.cost(schema) for schema in protected_steps(private, steps_of(experiment.algorithm)).values()]
     assert cost == PrivacyCost(4.0 / length)
-    told = planned_epsilon(experiment, ClientInfo("image", "image", ("image",), "classification", 14, 5, "any"))
-    assert told == pytest.approx(epsilon_of([PrivacyCost(4.0 / length)] * 2, 1e-5))
+    reported = planned_epsilon(experiment, ClientInfo("image", "image", ("image",), "classification", 14, 5, "any"))
+    assert reported == pytest.approx(epsilon_of([PrivacyCost(4.0 / length)] * 2, 1e-5))
     config["privacy"] = {"reply": reply, "metrics": "clear", "budget": {"epsilon": 3.0}}
     calibrated = Experiment.parse(config).policy.privacy
     assert calibrated is not None

@@ -65,14 +65,14 @@ def test_series_last_and_best(tmp_path):
     assert records.metric_names("server", "validation") == ("r1_sum",)
 
 
-def test_a_cut_off_last_line_is_left_out_and_said(tmp_path):
+def test_a_cut_off_last_line_is_left_out_with_a_warning(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    whole = json.dumps(measured(1, 3.0)) + "\n"
-    for cut in range(1, len(whole) - 1):
-        path.write_text(whole + whole[:cut])
+    complete = json.dumps(measured(1, 3.0)) + "\n"
+    for cut in range(1, len(complete) - 1):
+        path.write_text(complete + complete[:cut])
         records = RunRecords.load(tmp_path)
         assert records.series("server", "r1_sum") == {1: 3.0}
-        if cut < len(whole) - 2:
+        if cut < len(complete) - 2:
             assert "metrics.jsonl: the last line is cut off" in records.warnings[0]
 
 
@@ -80,13 +80,13 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path):
     ("file", "text", "message"),
     [
         ("ledger.jsonl", '{"round": 1, "cli\n{"round": 1}\n', "ledger.jsonl line 1 is damaged"),
-        ("ledger.jsonl", '{"round": 1}\n', "ledger.jsonl line 1 is no transfer: client: Field required"),
+        ("ledger.jsonl", '{"round": 1}\n', "ledger.jsonl line 1 is not a valid transfer: client: Field required"),
         (
             "metrics.jsonl",
             '{"event": "resumed", "kind": "event"}\n',
-            "metrics.jsonl line 1 is no event: round: Field required",
+            "metrics.jsonl line 1 is not a valid event: round: Field required",
         ),
-        ("timing.jsonl", '{"round": 1}\n', "timing.jsonl line 1 is no timing: seconds: Field required"),
+        ("timing.jsonl", '{"round": 1}\n', "timing.jsonl line 1 is not a valid timing: seconds: Field required"),
         ("metrics.jsonl", f"{DEEP}\n{{}}\n", "metrics.jsonl line 1 is damaged: JSON that is nested too deeply"),
         ("partition.json", "{", "partition.json is damaged"),
     ],
@@ -165,10 +165,10 @@ def test_arrays_are_read_by_name_and_round(tmp_path):
     write(tmp_path / "weights.image", 10, values, ["a", "b"])
     write(tmp_path / "weights.image", 2, values[:1], ["b"])
     write(tmp_path / "weights.text", 2, values, ["a", "b"])
-    found = read_arrays(tmp_path)
-    assert {name: list(rounds) for name, rounds in found.items()} == {"weights.image": [2, 10], "weights.text": [2]}
-    assert found["weights.image"][10].clients == ("a", "b")
-    assert found["weights.image"][10].values == pytest.approx(values.numpy())
+    seen = read_arrays(tmp_path)
+    assert {name: list(rounds) for name, rounds in seen.items()} == {"weights.image": [2, 10], "weights.text": [2]}
+    assert seen["weights.image"][10].clients == ("a", "b")
+    assert seen["weights.image"][10].values == pytest.approx(values.numpy())
 
 
 def test_damaged_arrays_are_named(tmp_path):

@@ -316,7 +316,7 @@ def refusal_ids(value: object) -> str:
 
 
 def steps_of_work(monkeypatch: pytest.MonkeyPatch, *, allowed: bool) -> list[str]:
-    """What is opened, built and trained, in order; or all of it is forbidden."""
+    """Steps of a run in order: opening, building, training; or all of them are forbidden."""
     steps = ["loading"]
 
     def watched(owner: type, name: str, step: str) -> None:
@@ -340,7 +340,7 @@ def steps_of_work(monkeypatch: pytest.MonkeyPatch, *, allowed: bool) -> list[str
 
 
 @pytest.mark.parametrize(("config", "changes", "message"), REFUSED, ids=refusal_ids)
-def test_what_settings_tell_is_refused_on_loading(
+def test_settings_are_refused_on_loading(
     monkeypatch: pytest.MonkeyPatch, config: Config, changes: Config, message: str
 ) -> None:
     steps_of_work(monkeypatch, allowed=False)
@@ -353,7 +353,7 @@ def test_what_settings_tell_is_refused_on_loading(
     [(*place, *row) for place, rows in REFUSED_LATER.items() for row in rows],
     ids=refusal_ids,
 )
-def test_what_only_data_or_models_tell_is_refused_at_the_moment_that_the_reference_names(
+def test_data_and_models_are_refused_at_the_moment_that_the_reference_names(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
@@ -396,14 +396,14 @@ def test_what_code_outside_polyfed_makes_is_judged_once_it_is_made(algorithm: st
     assert Sensors(targets={"topic": "topic"}).target_names is None
 
 
-def test_who_makes_no_step_is_told_once_by_name(
+def test_participants_without_a_step_are_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Participant, "batches", lambda *args, **more: iter(()))
     config = changed(tiny(name="fedavg"), {"run.rounds": 2})
     polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
-    told = [message for message in caplog.messages if "made no step of its optimiser in round 1" in message]
-    assert sorted(message.split()[0] for message in told) == ["image", "paired-0", "paired-1"]
+    reported = [message for message in caplog.messages if "made no step of its optimiser in round 1" in message]
+    assert sorted(message.split()[0] for message in reported) == ["image", "paired-0", "paired-1"]
     assert not any("in round 2" in message for message in caplog.messages)
     caplog.clear()
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Runs with attackers and robust rules: what rules save, reports that say so, resuming, what is refused."""
+"""Runs with attackers and robust rules: what rules save, marked reports, resuming, what is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def combining(how: Any) -> Config:
 
 
 def federation(robust: Any = None, attackers: Any = None, clients: int = 7, **run_settings: Any) -> Config:
-    """Clients of FedAvg that tell the topics of texts; with 'clip' in place of a rule, clipping to the median."""
+    """Clients of FedAvg that classify topics of texts; with 'clip' in place of a rule, clipping to the median."""
     config = topics(name="fedavg")
     config["clients"]["text"]["count"] = clients
     config["data"]["sources"]["texts"]["train"] = 120 * clients
@@ -40,17 +40,17 @@ def federation(robust: Any = None, attackers: Any = None, clients: int = 7, **ru
 
 def accuracy(config: Config, folder: Path) -> float:
     config["run"]["rounds"] = 6
-    found = polyfed.run(Experiment.parse(config), folder, quiet=True).records.last("text-0")["accuracy"]
-    assert found is not None
-    return found
+    seen = polyfed.run(Experiment.parse(config), folder, quiet=True).records.last("text-0")["accuracy"]
+    assert seen is not None
+    return seen
 
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Accuracy of six topics with nobody false and no rule; chance is 17 %."""
-    found = accuracy(federation(), tmp_path_factory.mktemp("honest") / "run")
-    assert found > 60
-    return found
+    """Accuracy of six topics without attackers and rule; chance is 17 %."""
+    seen = accuracy(federation(), tmp_path_factory.mktemp("honest") / "run")
+    assert seen > 60
+    return seen
 
 
 def test_two_attackers_of_seven_destroy_a_mean(tmp_path: Path, honest: float) -> None:
@@ -75,13 +75,13 @@ def test_a_rule_costs_honest_clients_little(tmp_path: Path, honest: float, name:
     assert accuracy(federation(robust), tmp_path / "run") > least * honest
 
 
-def test_a_run_with_attackers_says_so_everywhere(tmp_path: Path) -> None:
+def test_a_run_with_attackers_is_marked_everywhere(tmp_path: Path) -> None:
     result = run(Experiment.parse(federation("median", FAR, rounds=1)), tmp_path / "run")
     attackers = [(0, f"text-{number}", "attacker") for number in range(7)]
-    told = happened(result)
-    assert len(told) == 2
-    assert set(told) < set(attackers)
-    names = ", ".join(name for _, name, _ in told)
+    reported = happened(result)
+    assert len(reported) == 2
+    assert set(reported) < set(attackers)
+    names = ", ".join(name for _, name, _ in reported)
     for page in ("report.md", "report.html"):
         assert (
             f"experiment with attackers: run.attackers makes 2 clients attack ({names})"

@@ -24,18 +24,18 @@ Contents = dict[str, bytes]
 Stopped = Callable[[int], Path]
 
 
-def test_the_same_configuration_gives_the_same_run(undisturbed: Path, whole: Contents, tmp_path: Path) -> None:
+def test_the_same_configuration_gives_the_same_run(undisturbed: Path, complete: Contents, tmp_path: Path) -> None:
     again = polyfed.run(Experiment.load(undisturbed / "config.yaml"), tmp_path / "b", quiet=True)
-    assert contents(again) == whole
+    assert contents(again) == complete
 
 
-def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(stopped: Stopped, whole: Contents) -> None:
-    assert contents(polyfed.resume(stopped(2), quiet=True)) == whole
+def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(stopped: Stopped, complete: Contents) -> None:
+    assert contents(polyfed.resume(stopped(2), quiet=True)) == complete
 
 
 @pytest.mark.parametrize("file", ["round-000002.safetensors", "clients/*/000002-*.safetensors"])
 def test_a_damaged_checkpoint_falls_back_to_the_round_before(
-    stopped: Stopped, whole: Contents, caplog: pytest.LogCaptureFixture, file: str
+    stopped: Stopped, complete: Contents, caplog: pytest.LogCaptureFixture, file: str
 ) -> None:
     folder = stopped(3)
     newest = sorted((folder / "checkpoints").glob(file))[0]
@@ -44,11 +44,11 @@ def test_a_damaged_checkpoint_falls_back_to_the_round_before(
     damaged = f"client '{newest.parent.name}'" if "clients" in file else "round-000002"
     assert f"{damaged} is damaged" in caplog.text
     assert "continuing from round 1" in caplog.text
-    assert contents(resumed) == whole
+    assert contents(resumed) == complete
 
 
-def test_resuming_a_finished_run_changes_nothing(finished: Path, whole: Contents) -> None:
-    assert contents(polyfed.resume(finished, quiet=True)) == whole
+def test_resuming_a_finished_run_changes_nothing(finished: Path, complete: Contents) -> None:
+    assert contents(polyfed.resume(finished, quiet=True)) == complete
 
 
 def emptied(folder: Path) -> None:
@@ -70,10 +70,12 @@ def edited(folder: Path) -> None:
             r"no usable checkpoint \(the state of client '[\w-]+' is damaged",
         ),
         (edited, "was edited"),
-        (lambda folder: (folder / "config.yaml").unlink(), "is no run folder"),
+        (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
     ],
 )
-def test_what_cannot_be_gone_on_with_says_why(finished: Path, damage: Callable[[Path], object], message: str) -> None:
+def test_runs_that_cannot_be_resumed_give_the_reason(
+    finished: Path, damage: Callable[[Path], object], message: str
+) -> None:
     damage(finished)
     with pytest.raises(RunError, match=message):
         polyfed.resume(finished, quiet=True)
@@ -87,10 +89,10 @@ def test_a_folder_that_holds_something_is_left_alone(config: Config, tmp_path: P
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, whole: Contents) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, complete: Contents) -> None:
     for path in (finished / "checkpoints").glob("round-*"):
         path.unlink()
-    assert contents(polyfed.resume(finished, quiet=True)) == whole
+    assert contents(polyfed.resume(finished, quiet=True)) == complete
 
 
 def test_a_folder_of_preparations_that_were_killed_can_be_used(config: Config, tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_second_process_cannot_work_on_the_same_run(finished: Path) -> None:
         polyfed.resume(finished, quiet=True)
 
 
-def test_whoever_asks_whether_a_run_is_worked_on_does_not_look_like_one_that_does(tmp_path: Path) -> None:
+def test_a_look_at_the_lock_does_not_count_as_work(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert not folder.is_worked_on()
     assert list(tmp_path.iterdir()) == []  # nor leaves anything
@@ -144,6 +146,6 @@ def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
 def test_a_run_without_server_and_global_models_is_resumed(tiny: Config, tmp_path: Path) -> None:
     del tiny["server"]
     tiny["algorithm"] = {"name": "local", "local_epochs": 1}
-    whole = polyfed.run(Experiment.parse(tiny), tmp_path / "whole", quiet=True)
+    complete = polyfed.run(Experiment.parse(tiny), tmp_path / "whole", quiet=True)
     again = polyfed.resume(cut_short(tiny, tmp_path / "cut"), quiet=True)
-    assert (again.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
+    assert (again.folder / "metrics.jsonl").read_bytes() == (complete.folder / "metrics.jsonl").read_bytes()

@@ -1,4 +1,4 @@
-"""Runs in which a minority of the clients lies, which is named, and nobody else, however unequal they are."""
+"""Runs in which a minority of the clients lies, which alone is named, however unequal clients are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIARS = ("image-0", "image-3")
 
 
 def left(result: Run) -> dict[str, bytes]:
-    """What a run without a server model leaves that must be the same."""
+    """Files of a run without a server model that must be equal."""
     files = ("metrics.jsonl", "ledger.jsonl", "partition.json", "checkpoints/round-000002.safetensors")
     return {name: (result.folder / name).read_bytes() for name in files}
 
@@ -35,14 +35,14 @@ REFUSED = ("negative", "half", "double", "flags", "back")  # of minus three time
 
 
 @pytest.mark.parametrize("how", mostly_slow(["huge", *REFUSED], "huge", "negative", "flags"))
-def test_those_who_lie_are_named_in_every_round_and_nobody_else(tiny: Config, tmp_path: Path, how: str) -> None:
+def test_liars_alone_are_named_in_every_round(tiny: Config, tmp_path: Path, how: str) -> None:
     config = lying(tiny, how, LIARS, since=2)  # what norms are usual is known then
     result = polyfed.run(
         Experiment.parse(config | {"run": config["run"] | {"rounds": 3}}), tmp_path / "run", quiet=True
     )
     event = "client_excluded" if how in REFUSED else "update_clipped"
-    told = [what for what in happened(result) if what[2] != "client_returned"]
-    assert told == [(number, liar, event) for number in (2, 3) for liar in LIARS]
+    reported = [what for what in happened(result) if what[2] != "client_returned"]
+    assert reported == [(number, liar, event) for number in (2, 3) for liar in LIARS]
 
 
 def test_weights_a_million_times_too_long_move_a_mean_by_nothing(tiny: Config, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_honest_clients_give_the_same_bits_with_and_without_bounds(tiny: Config,
 
 
 def claiming(monkeypatch: pytest.MonkeyPatch, client: str, samples: int) -> None:
-    """One client joins with so many samples, and says so in every reply."""
+    """One client joins with so many samples, and sends this number in every reply."""
     infos, exchange = LocalEngine.clients, LocalEngine.exchange
 
     def clients(self: LocalEngine) -> Any:
@@ -94,7 +94,7 @@ def claiming(monkeypatch: pytest.MonkeyPatch, client: str, samples: int) -> None
     monkeypatch.setattr(LocalEngine, "exchange", exchanged)
 
 
-def test_who_claims_many_samples_is_capped_and_told_so(
+def test_a_claim_of_many_samples_is_capped_and_recorded(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claiming(monkeypatch, "image-0", 10**12)
@@ -112,16 +112,16 @@ def test_a_method_sees_no_more_samples_than_a_client_counts_for(
     tiny["clients"]["paired"]["count"] = 3
     tiny["aggregation"] = {"clip": {"weight": 6}}
     session = prepared(tiny | {"algorithm": {"name": algorithm, "local_epochs": 1}}, tmp_path)
-    told: dict[str, int] = examples(session)
+    reported: dict[str, int] = examples(session)
     joined = {info.id: info.samples for info in session.server.clients}
     assert joined["paired-0"] == 10**12
     usual = sorted(joined[f"paired-{k}"] for k in range(3))[1]
-    assert told["paired-0"] == 6 * usual
-    assert all(told[client] == joined[client] for client in told if client != "paired-0")
+    assert reported["paired-0"] == 6 * usual
+    assert all(reported[client] == joined[client] for client in reported if client != "paired-0")
 
 
 def examples(session: Session) -> dict[str, int]:
-    """What replies say, as a method sees them."""
+    """Sample counts of replies, as a method sees them."""
     method: Any = session.experiment.algorithm
     cohort = session.cohort(1, Ledger())
     sent: dict[str, Any] = {}

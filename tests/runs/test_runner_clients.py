@@ -66,18 +66,18 @@ def test_an_evaluation_in_the_same_round_shows_that_a_client_is_back(misbehaved:
 
 @pytest.mark.slow
 def test_who_is_away_is_remembered_by_a_resumed_run(misbehaved: Callable[..., Run], tmp_path: Path) -> None:
-    whole = misbehaved("raise", evaluate_clients=False)
-    folder = Path(shutil.copytree(whole.folder, tmp_path / "run"))
+    complete = misbehaved("raise", evaluate_clients=False)
+    folder = Path(shutil.copytree(complete.folder, tmp_path / "run"))
     for path in (folder / "checkpoints").glob("round-000003.*"):
         path.unlink()
     resumed = polyfed.resume(folder, quiet=True)
     of_clients = [event for event in happened(resumed) if event[1] != "server"]
     assert of_clients == [(2, "paired-0", "client_excluded"), (3, "paired-0", "client_returned")]
-    assert contents(resumed) == contents(whole)
+    assert contents(resumed) == contents(complete)
 
 
 def test_a_reply_that_is_refused_does_not_move_its_client(misbehaved: Callable[..., Run]) -> None:
-    """Its step is kept by the client, and accepted by nobody: it goes on from where it stood before."""
+    """The client keeps its step, and the server accepts none: it goes on from where it stood before."""
     folder = misbehaved("short").folder
     labels = sorted(path.stem for path in (folder / "checkpoints/clients/paired-0").iterdir())
     assert labels == ["000001-00", "000003-00"]

@@ -1,4 +1,4 @@
-"""Runs on a disk that is full, or forgets what it was told when the power ends."""
+"""Runs on a disk that is full, or loses data with the power."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from small_federations import Config
 
 
 def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int = errno.ENOSPC) -> None:
-    """From now on there is no room for files of that name."""
+    """From now on the disk is full for files of that name."""
     write = importlib.import_module(module).write_atomically
 
     def full(path: Path, data: bytes) -> None:
@@ -43,8 +43,8 @@ def filling(monkeypatch: pytest.MonkeyPatch, module: str, name: str, code: int =
         pytest.param("models/last/model.safetensors", errno.ENOSPC, marks=pytest.mark.slow),
     ],
 )
-def test_a_full_disk_says_how_to_go_on(
-    stopped: Callable[[int], Path], whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str, code: int
+def test_a_full_disk_names_the_command_that_continues(
+    stopped: Callable[[int], Path], complete: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     out = stopped(2)
     with monkeypatch.context() as patch:
@@ -53,12 +53,12 @@ def test_a_full_disk_says_how_to_go_on(
             polyfed.resume(out, quiet=True)
     assert os.strerror(code) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert contents(polyfed.resume(out, quiet=True)) == whole
+    assert contents(polyfed.resume(out, quiet=True)) == complete
 
 
 @pytest.mark.slow
 def test_a_log_that_could_not_be_written_whole_is_cut_back(
-    config: Config, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, complete: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = RunFolder.append
 
@@ -72,7 +72,7 @@ def test_a_log_that_could_not_be_written_whole_is_cut_back(
         patch.setattr(RunFolder, "append", partly)
         with pytest.raises(RunError, match="polyfed resume"):
             polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
-    assert contents(polyfed.resume(tmp_path / "a", quiet=True)) == whole
+    assert contents(polyfed.resume(tmp_path / "a", quiet=True)) == complete
 
 
 def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
@@ -86,7 +86,7 @@ def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_the_very_end_says_how_to_go_on(
+def test_a_full_disk_at_the_very_end_names_the_command(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(records: Any) -> None:
@@ -124,17 +124,17 @@ def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
 # ---- Runs after a loss of power
 
 Stopped = Callable[[int], Path]
-WRITTEN = tuple(log for log in LOGS if log != "pace")  # nobody is late in this run
+WRITTEN = tuple(log for log in LOGS if log != "pace")  # no client is late in this run
 
 
 def cut(folder: Path, log: str, size: int, zeros: int = 0) -> None:
-    """Of a log only so much has reached the disk, and zeros after it."""
+    """Leave a log with its first bytes, and zeros after them."""
     path = folder / f"{log}.jsonl"
     path.write_bytes(path.read_bytes()[:size] + bytes(zeros))
 
 
 class Disk:
-    """What has been synced, in order: the path of a file with its size, or of a folder."""
+    """Synced paths in order: a file with its size, or a folder."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.synced: list[tuple[Path, int]] = []
@@ -170,12 +170,12 @@ def test_a_file_that_is_complete_is_there_with_its_folders(tmp_path: Path, monke
     ("log", "zeros"), [(log, zeros) for log, zeros in zip(WRITTEN, itertools.cycle([0, 9, 100_000]))]
 )
 def test_a_round_whose_logs_are_lost_is_done_again(
-    stopped: Stopped, whole: dict[str, bytes], log: str, zeros: int
+    stopped: Stopped, complete: dict[str, bytes], log: str, zeros: int
 ) -> None:
     out = stopped(3)
     cut(out, log, facts(out, 1)["logs"][log] + 5, zeros)
     result = polyfed.resume(out, quiet=True)
-    assert contents(result) == whole
+    assert contents(result) == complete
     assert (1, "server", "checkpoint_skipped") in happened(result)
     reasons = [event.reason for event in result.records.events if event.incident == "checkpoint_skipped"]
     assert f"{log}.jsonl" in reasons[0]

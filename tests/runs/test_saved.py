@@ -36,9 +36,9 @@ def test_a_model_comes_back_with_its_weights_in_evaluation_mode(tiny_run: Path) 
     assert saved.round == 1
     assert saved.model.modalities == ("image", "text")
     assert not any(module.training for module in saved.model.modules())
-    found = saved.model.state_dict()
-    assert found.keys() == saved.weights.keys()
-    assert all(torch.equal(found[name], value) for name, value in saved.weights.items())
+    seen = saved.model.state_dict()
+    assert seen.keys() == saved.weights.keys()
+    assert all(torch.equal(seen[name], value) for name, value in saved.weights.items())
 
 
 def read(run: Path, folder: Path) -> SavedModel:
@@ -129,7 +129,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "int64": (lambda at: _first_weight(at, torch.Tensor.long), rf"{UNFIT} \('[\w.]+' is torch\.int64"),
     "float64": (lambda at: _first_weight(at, torch.Tensor.double), rf"{UNFIT} \('[\w.]+' is torch\.float64"),
     # it is not learnt anew
-    "lost vocabulary": (lambda at: shutil.rmtree(at / "vocabulary"), "vocabulary of 'text' is missing"),
+    "lost vocabulary": (lambda at: shutil.rmtree(at / "vocabulary"), "lacks the vocabulary of 'text'"),
 }
 
 
@@ -147,7 +147,7 @@ def test_saving_again_keeps_the_vocabulary_files(tiny_run: Path) -> None:
         assert kept == {path.name: path.read_bytes() for path in (tiny_run / "vocabulary").iterdir()}
 
 
-def test_a_best_model_that_is_the_untrained_one_is_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_model_that_is_the_untrained_one_is_warned_of(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
     edit(copied / "models" / "best", round=0)
     open_run(copied).server_model().warn_if_untrained()
     assert "best model by validation is that of round 0, before any training" in caplog.text

@@ -1,4 +1,4 @@
-"""Runs whose replies are summed unseen: the same bits as in the clear, whoever drops out when; what is refused."""
+"""Runs with masked sums: the same bits as in the clear, with clients that drop out at any time; refusals."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_secrets_are_gone_after_the_round_and_never_sent(tmp_path: Path) -> None
     engine = between(session, Watching)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     assert len(kept) == 4
-    for path in tmp_path.rglob("masks.json"):  # what was told, in case that the process dies with it
+    for path in tmp_path.rglob("masks.json"):  # kept in case the process dies
         assert not any(secret in path.read_text() for own in kept.values() for secret in own if secret)
     sent = b"".join(
         value.numpy().tobytes()

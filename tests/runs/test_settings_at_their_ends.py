@@ -24,7 +24,7 @@ from small_federations import METHODS, Config, federation_for
 BEYOND = {"batch_size": 10_000}
 """Accepted values far beyond what there is."""
 UNMOVED = {"local"}
-"""It trains no model of a server."""
+"""Methods that train no server model."""
 LARGE = 40
 """Whole numbers beyond it are counts whose cost grows with them; the other end is tried."""
 Path_ = tuple[str, ...]
@@ -33,8 +33,8 @@ End = tuple[type, str, int | float]
 
 def ends_of(field: FieldInfo) -> Iterator[int | float]:
     """Smallest and largest value that a field's bounds allow; of open ends one close by."""
-    whole = field.annotation is int or "int" in str(field.annotation).replace("Interval", "")
-    step: float = 1 if whole and "float" not in str(field.annotation) else 1e-6
+    complete = field.annotation is int or "int" in str(field.annotation).replace("Interval", "")
+    step: float = 1 if complete and "float" not in str(field.annotation) else 1e-6
     for bound in field.metadata:
         match bound:
             case Ge(ge=low):
@@ -77,16 +77,16 @@ def changed(content: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
 
 def cases() -> Iterator[Any]:
     """Each setting in the first experiment that has it; that every method heeds its own is tested with methods."""
-    found: dict[End, tuple[str, Path_]] = {}
+    seen: dict[End, tuple[str, Path_]] = {}
     for method in ("creamfl", *METHODS):
         for end, path in bounded(Experiment.parse(config_of(method))):
-            found.setdefault(end, (method, path))
-    for (_, _, end), (method, path) in found.items():
+            seen.setdefault(end, (method, path))
+    for (_, _, end), (method, path) in seen.items():
         yield pytest.param(method, path, end, id=f"{method}-{'.'.join(path)}-{end:g}")
 
 
 DIVERGING = ("lr", "server_lr", "proto_weight")
-"""At 100 and more they may end in numbers that are none, which the run says."""
+"""At 100 and more they may end in NaN, which the run reports."""
 NAMED_OTHERWISE: dict[str, list[str]] = {
     **{key: ["server.model must be the model of one type"] for key in ("size", "length", "rank")},
     "tensor_norm": ["the limit is 1e-06"],

@@ -134,7 +134,7 @@ def test_keys_that_the_server_changes_are_found_out_by_name(tmp_path: Path, tamp
 
 
 def read_by_a_server_that_plays_all_others(site: Any, weights: Weights, run: str) -> Residues:
-    """What ``text-1`` sends, without a mask."""
+    """Reply of ``text-1`` without a mask."""
     asked_for = Payload({"weights": weights, TOTAL: 240})
     digest = request_digest("fit", asked_for)
     needed, context = site.spec.secure.required, context_of(run, 1, 0, digest)
@@ -176,7 +176,7 @@ def test_a_server_that_plays_all_others_reads_a_reply_unless_there_is_a_roster(t
 
 
 def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
-    """What ``text-1`` refuses when it gets keys and signature of ``text-2`` as they were in the first round."""
+    """Refusal of ``text-1`` when it gets keys and signature of ``text-2`` as they were in the first round."""
     session = prepared(federation(), folder)
     site_of(session).terms = SiteTerms(identity=IDENTITY)
     recorded: dict[str, dict[str, bytes]] = {}
@@ -215,7 +215,7 @@ def test_keys_and_signatures_of_the_same_round_before_it_was_cut_short_open_noth
         replayed(tmp_path, [1, 1])
 
 
-def test_a_site_that_nobody_knows_stops_the_sum_by_name(tmp_path: Path) -> None:
+def test_an_unknown_site_stops_the_sum_by_name(tmp_path: Path) -> None:
     stranger = SiteIdentity(OWN, {name: key for name, key in (IDENTITY.roster or {}).items() if name != "text-3"})
     with pytest.raises(ExchangeError, match=r"text-0: .*keys of 'text-3', whose site has no key on this site's roster"):
         one_round(tmp_path, stranger)

@@ -56,18 +56,18 @@ def test_round_zero_sends_nothing_and_takes_no_time():
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_told_with_what_to_install(name, monkeypatch):
+def test_a_missing_package_is_refused_with_the_command_that_installs_it(name, monkeypatch):
     sink = Sink.model_validate(name)
     monkeypatch.setitem(sys.modules, sink.packages[0], None)  # as if it were not installed
     with pytest.raises(ConfigError, match=rf"sink '{name}' needs .*pip install \"polyfed\[{name}\]\""):
         sink.require()
 
 
-# ---- what trackers are told of a machine, and when a package is missing
+# ---- what trackers receive of a machine, and when a package is missing
 
 
 class Listening(Sink):
-    """Keeps every word that it is told, and a link out of the run folder in a folder of its own."""
+    """Keeps every word that it receives, and a link out of the run folder in a folder of its own."""
 
     heard: ClassVar[list[str]] = []
 
@@ -87,7 +87,7 @@ class ListeningWriter(SinkWriter):
     def close(self, failed: bool) -> None: ...
 
 
-def test_no_tracker_is_told_where_data_are_or_what_an_error_says(cli, tmp_path, monkeypatch):
+def test_no_tracker_receives_paths_of_data_or_texts_of_errors(cli, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     monkeypatch.setattr(Listening, "heard", [])
     config = failing(creamfl(), "raise")
@@ -118,7 +118,7 @@ def test_no_tracker_is_told_where_data_are_or_what_an_error_says(cli, tmp_path, 
 
 
 @pytest.mark.parametrize("begin", ["load", "run"])
-def test_a_missing_package_is_told_before_anything_is_built(tiny, begin, tmp_path, monkeypatch):
+def test_a_missing_package_is_refused_before_anything_is_built(tiny, begin, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("polyfed.runs.session.build_federation", None)
     tiny["run"]["output"] = {"sinks": ["wandb"]}
@@ -131,12 +131,12 @@ def test_a_missing_package_is_told_before_anything_is_built(tiny, begin, tmp_pat
 
 
 class Memory(Sink):
-    """Keeps what it is told; fails on demand."""
+    """Keeps its calls; fails on demand."""
 
     label: str = ""
     fails: str = ""
 
-    told: ClassVar[list[tuple[Any, ...]]] = []
+    reported: ClassVar[list[tuple[Any, ...]]] = []
 
     def open(self, run: SinkRun) -> SinkWriter:
         if self.fails == "open":
@@ -149,7 +149,7 @@ class MemoryWriter(SinkWriter):
         self.sink = sink
 
     def _hear(self, call: str, *content: Any) -> None:
-        self.sink.told.append((self.sink.label, call, *content))
+        self.sink.reported.append((self.sink.label, call, *content))
         if self.sink.fails == call:
             raise OSError("disk full")
 
@@ -161,9 +161,9 @@ class MemoryWriter(SinkWriter):
 
 
 @pytest.fixture
-def told(monkeypatch) -> list[tuple[Any, ...]]:
-    monkeypatch.setattr(Memory, "told", [])
-    return Memory.told
+def reported(monkeypatch) -> list[tuple[Any, ...]]:
+    monkeypatch.setattr(Memory, "reported", [])
+    return Memory.reported
 
 
 def started(folder: Path, *sinks: Memory, done: int = 0) -> Trackers:
@@ -172,34 +172,34 @@ def started(folder: Path, *sinks: Memory, done: int = 0) -> Trackers:
     return trackers
 
 
-def test_all_sinks_are_told_everything_and_of_an_exception(told, tmp_path):
+def test_all_sinks_receive_all_rounds_and_an_exception(reported, tmp_path):
     trackers = started(tmp_path, Memory(label="a"), Memory(label="b"))
     complete(trackers, 1)
     with pytest.raises(ZeroDivisionError), trackers:
         1 / 0  # noqa: B018
-    assert told == [("a", "write", 1), ("b", "write", 1), ("a", "close", True), ("b", "close", True)]
+    assert reported == [("a", "write", 1), ("b", "write", 1), ("a", "close", True), ("b", "close", True)]
 
 
-def test_a_sink_that_fails_is_switched_off_with_one_warning(told, tmp_path, caplog):
+def test_a_sink_that_fails_is_switched_off_with_one_warning(reported, tmp_path, caplog):
     with caplog.at_level(logging.WARNING), started(tmp_path, Memory(label="a", fails="write"), Memory(label="b")) as on:
         for number in (1, 2, 3):
             complete(on, number)
-    assert [entry for entry in told if entry[0] == "a"] == [("a", "write", 1), ("a", "close", True)]
-    assert [entry for entry in told if entry[0] == "b"] == [("b", "write", k) for k in (1, 2, 3)] + [
+    assert [entry for entry in reported if entry[0] == "a"] == [("a", "write", 1), ("a", "close", True)]
+    assert [entry for entry in reported if entry[0] == "b"] == [("b", "write", k) for k in (1, 2, 3)] + [
         ("b", "close", False)
     ]
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().endswith("Memory' failed and is switched off: OSError: disk full")
 
 
-def test_a_sink_that_cannot_be_closed_keeps_no_other_from_it(told, tmp_path, caplog):
+def test_a_sink_that_cannot_be_closed_keeps_no_other_from_it(reported, tmp_path, caplog):
     with started(tmp_path, Memory(label="a", fails="close"), Memory(label="b")):
         pass
-    assert told == [("a", "close", False), ("b", "close", False)]
+    assert reported == [("a", "close", False), ("b", "close", False)]
     assert len(caplog.records) == 1
 
 
-def test_an_interruption_is_not_swallowed(told, tmp_path, monkeypatch):
+def test_an_interruption_is_not_swallowed(reported, tmp_path, monkeypatch):
     def interrupted(self, records):
         raise KeyboardInterrupt
 
@@ -208,15 +208,15 @@ def test_an_interruption_is_not_swallowed(told, tmp_path, monkeypatch):
         complete(started(tmp_path, Memory()), 1)
 
 
-def test_a_sink_that_cannot_be_opened_is_an_error_before_work_starts(told, tmp_path):
+def test_a_sink_that_cannot_be_opened_is_an_error_before_work_starts(reported, tmp_path):
     with pytest.raises(ConfigError, match=r"Memory' cannot be opened \(OSError: no route\); mend its settings"):
         started(tmp_path, Memory(label="a"), Memory(label="b", fails="open"))
-    assert told == [("a", "close", True)]
+    assert reported == [("a", "close", True)]
 
 
-def test_a_resumed_run_goes_on_without_a_sink_that_cannot_be_opened(told, tmp_path, caplog):
+def test_a_resumed_run_goes_on_without_a_sink_that_cannot_be_opened(reported, tmp_path, caplog):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "round-0001.json").touch()
     complete(started(tmp_path, Memory(label="a", fails="open"), Memory(label="b"), done=1), 2)
-    assert told == [("b", "write", 2)]
+    assert reported == [("b", "write", 2)]
     assert "the run goes on without it" in caplog.text

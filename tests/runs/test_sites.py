@@ -83,9 +83,9 @@ def test_sites_without_a_server_hand_on_the_model_that_they_trained(file: Path, 
     experiment = Experiment.load(file, moon)
     run = polyfed.run(experiment, tmp_path / "run", quiet=True)
     for site in ("north", "south"):
-        found = polyfed.evaluate_model(run, site)
-        assert (found.model, found.round) == ("last", 2)
-        assert found.metrics == pytest.approx(run.metrics(site))
+        seen = polyfed.evaluate_model(run, site)
+        assert (seen.model, seen.round) == ("last", 2)
+        assert seen.metrics == pytest.approx(run.metrics(site))
     cut = cut_short(experiment.model_dump(mode="json"), tmp_path / "cut")
     assert contents(polyfed.resume(cut, quiet=True)) == contents(run)
     (tmp_path / "north.csv").unlink()  # from here on the folder is enough
@@ -125,12 +125,12 @@ def test_sites_of_several_types_have_a_common_model_each_if_weights_are_averaged
         ),
         ("clients.west.count=2", "clients.west: 'west' is a site, whose settings stand in sites.west, or in common"),
         ("data.sources.west=scenes", "data.sources.west: 'west' is a site"),
-        ("sites=null", "common is what the sites have, and there are no 'sites'; name them, or leave it out"),
+        ("sites=null", "common holds settings of sites, and 'sites' is missing; name them, or leave it out"),
         ("data=3", "data is a section of settings, not 3"),
         ("sites=3", "sites: Input should be a valid dictionary"),
     ],
 )
-def test_a_mistake_is_told_where_it_stands(file: Path, setting: str, message: str) -> None:
+def test_a_mistake_is_reported_with_its_place(file: Path, setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         Experiment.load(file, [setting])
 
@@ -141,7 +141,7 @@ def test_a_site_that_stands_twice_is_not_lost(file: Path) -> None:
         Experiment.load(file)
 
 
-def test_groups_that_are_drawn_take_part_beside_sites(file: Path) -> None:
+def test_drawn_groups_take_part_next_to_sites(file: Path) -> None:
     group = (
         "clients.others={count: 2, source: north, task: classification, model: {dim: 8, encoders: {table: projection}}}"
     )

@@ -1,4 +1,4 @@
-"""A first experiment on one's own data: what is written runs, and says what it lacks."""
+"""A first experiment on one's own data: the written file runs, and warnings name its limits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_prepared_data_have_their_own_ids(cli: Cli, data: Path, tmp_path: Path) 
     assert source["columns"] == {"image": "image", "text": "caption"}
 
 
-def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> None:
+def test_impossible_experiments_are_refused_and_not_written(cli: Cli, data: Path) -> None:
     photos, news = data / "photos", data / "news.csv"
     for given, words in (
         ((), "there are no data; give --pairs, --pictures, --texts, --sounds, --masks or --table"),
@@ -95,7 +95,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> 
         ),
         (
             ("--texts", news, "--method", "creamfl"),
-            "--method creamfl: needs pairs that everybody may see; give --public",
+            "--method creamfl: needs public pairs; give --public",
         ),
         (("--texts", news, "--method", "fedavgg"), "--method fedavgg: not among change_distillation, creamfl, fedavg"),
         (("--texts", data / "none.csv"), "there is no"),
@@ -106,7 +106,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(cli: Cli, data: Path) -> 
         assert words in err
         assert not Path("mine.yaml").exists()
     Path("mine.yaml").write_text("name: old\n")
-    assert "is there already" in cli("init", "mine.yaml", "--texts", news)[2]
+    assert "exists; name another" in cli("init", "mine.yaml", "--texts", news)[2]
     assert Path("mine.yaml").read_text() == "name: old\n"
 
 
@@ -133,7 +133,7 @@ def test_every_method_is_one_of_polyfeds() -> None:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """Folders as of the hub, of which each tells by its files what it reads."""
+    """Folders as of the hub, whose files show what each reads."""
     for name, size, heads, files in (
         ("convolutional", 900, {}, ["preprocessor_config.json"]),
         ("owner/vit", 500, {"num_attention_heads": 2}, ["preprocessor_config.json"]),
@@ -178,7 +178,7 @@ def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path
         StarterEncoders.of("missing", None, weights, ())
 
 
-def test_without_pretrained_encoders_it_says_what_to_expect_and_where_to_get_them(cli: Cli, data: Path) -> None:
+def test_without_pretrained_encoders_it_warns_and_names_a_source(cli: Cli, data: Path) -> None:
     code, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos")
     assert code == 0
     assert "encoders of images and texts start from scratch, and on a few hundred items" in " ".join(out.split())
@@ -195,7 +195,7 @@ def test_without_pretrained_encoders_it_says_what_to_expect_and_where_to_get_the
         (50_000, 0.9, 1168, 0.1),
     ],
 )
-def test_as_many_test_items_are_drawn_as_tell_a_middling_figure_from_chance(
+def test_enough_test_items_are_drawn_for_a_middling_figure(
     items: int, chance: float | None, needed: int, share: float
 ) -> None:
     size = SplitSize(items, chance)
@@ -208,7 +208,7 @@ def test_as_many_test_items_are_drawn_as_tell_a_middling_figure_from_chance(
 def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cli, data: Path) -> None:
     code, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos", "--clients", 1)
     assert code == 0
-    assert "warning: pairs, test: 4 items cannot tell a middling figure from chance" in out
+    assert "warning: pairs, test: 4 items cannot separate a middling figure from chance" in out
     source = yaml.safe_load(Path("mine.yaml").read_text())["data"]["sources"]["pairs"]
     assert source["fractions"] == {"validation": 0.1, "test": 0.1}
 
@@ -216,9 +216,9 @@ def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cl
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((), "which column has the classes? say it with --label: row, mass, kind, x: y, out"),
+        ((), "which column has the classes? give it with --label: row, mass, kind, x: y, out"),
         (("--label", "ot"), "no column 'ot'; did you mean 'out'?"),
-        (("--label", "mass"), "column 'mass' has 60 different values (double), which are no classes; name another"),
+        (("--label", "mass"), "column 'mass' has 60 different values (double), which are not classes; name another"),
     ],
 )
 def test_a_table_has_a_column_of_classes(cli: Cli, tmp_path: Path, given: tuple[str, ...], message: str) -> None:
@@ -238,7 +238,7 @@ def test_a_table_has_a_column_of_classes(cli: Cli, tmp_path: Path, given: tuple[
         assert cells["x: y"]["mean"] == pytest.approx(4, abs=1)
 
 
-def test_pictures_of_one_class_are_refused(cli: Cli, tmp_path: Path) -> None:
+def test_images_of_one_class_are_refused(cli: Cli, tmp_path: Path) -> None:
     for number in range(12):
         picture(tmp_path / "pets" / "cat" / f"{number}.png", number)
     code, _, err = cli("init", "mine.yaml", "--pictures", tmp_path / "pets")
@@ -262,12 +262,12 @@ def test_a_file_of_other_columns_is_taken_as_prepare_takes_it(cli: Cli, data: Pa
     assert ", annotations: notes.csv, file_column: where, split_column: fold}" in text
 
 
-# ---- recordings, and pictures with masks
+# ---- recordings, and images with masks
 
 
 @pytest.fixture
 def masked(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a folder of 40 pictures, each with a mask that is drawn by its number."""
+    """Makes a folder of 40 images, each with a mask that is drawn by its number."""
 
     def make(drawn: Callable[[int], Image.Image], ending: str = "png") -> Path:
         for number in range(40):
@@ -300,7 +300,7 @@ def levels(*values: int) -> Callable[[int], Image.Image]:
         ((0, 1, 2), {"names": ["background", "class-1", "class-2"]}),
     ],
 )
-def test_values_of_masks_tell_the_classes(
+def test_values_of_masks_define_the_classes(
     masked: Callable[..., Path], values: tuple[int, ...], settings: dict[str, object]
 ) -> None:
     text = Starter(Path("mine.yaml"), starter_sources({"masks": masked(levels(*values))}, {})).text
@@ -365,9 +365,9 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.csv").write_text("\n".join([f"{column},ill", *lines]))
     letters = [f"words {number} and {number % 5},{('icu', 'er')[number % 2]}" for number in range(24)]
     (folder / "letters.csv").write_text("\n".join(["letter,ward", *letters]))
-    places = ("Nord", "St. Anna", "Süd", "Nord")
+    spots = ("Nord", "St. Anna", "Süd", "Nord")
     rows = [
-        f"{20 + n * 7 % 60},{'mf'[n // 3 % 2]},{places[n % 4] if n % 30 else ''},{'c' if n == 2 else 'ab'[n % 3 % 2]}"
+        f"{20 + n * 7 % 60},{'mf'[n // 3 % 2]},{spots[n % 4] if n % 30 else ''},{'c' if n == 2 else 'ab'[n % 3 % 2]}"
         for n in range(120)
     ]  # one site alone has c
     (folder / "patients.csv").write_text("\n".join(["age,sex,hospital,diagnosis", *rows]))
@@ -415,7 +415,7 @@ def test_what_sites_have_in_common_is_of_all_their_rows(cli: Cli, hospitals: Pat
     code, out, _ = cli("init", "by.yaml", "--table", table, "--label", "diagnosis", "--by", "hospital")
     assert code == 0
     assert "sites: Nord (58 rows of 'Nord'), St-Anna (30 rows of 'St. Anna'), Sud (28 rows of 'Süd')" in out
-    assert "left out: 4 of 120 rows, which have no 'hospital'" in out
+    assert "left out: 4 of 120 rows, without 'hospital'" in out
     common = yaml.safe_load(Path("by.yaml").read_text())["common"]
     assert common["data"]["columns"] == {"table": ["age", "sex"]}
     assert common["data"]["reading"] == {"classes": {"label": ["a", "b", "c"]}}
@@ -452,11 +452,14 @@ def architectures(file: str) -> list[str]:
     ("given", "message"),
     [
         ("--pairs north --pairs south", "--pairs is given 2 times; give it once, or --site NAME=PATH for each"),
-        ("--pairs .", "if each folder in it is an institution's, give --site a=a --site b=b --site c=c --site north="),
+        (
+            "--pairs .",
+            "if each folder in it belongs to an institution, give --site a=a --site b=b --site c=c --site north=",
+        ),
         ("--site a=north --site a=south", "--site a is given twice, north and south"),
         ("--site server=north", "--site server=north: needs the form NAME=FOLDER or NAME=FILE"),
         ("--site a=north --site b=patients.csv", "--site b: --table"),
-        ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has such a column"),
+        ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has that column"),
         ("--site a=north --public-share 0.2", "no site's data become public; give --public FOLDER"),
         ("--table patients.csv --label diagnosis --by hospitl", "--by hospitl: no column 'hospitl'; did you mean"),
         (
@@ -474,7 +477,7 @@ def architectures(file: str) -> list[str]:
         ("--texts letters.csv --by letter", "--by letter: the column has 24 different values in 24 rows"),
     ],
 )
-def test_what_is_no_site_is_said(
+def test_impossible_sites_are_refused(
     cli: Cli, hospitals: Path, given: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(hospitals)
@@ -491,7 +494,7 @@ def test_files_that_may_be_of_two_kinds_are_asked_about_and_a_lonely_site_is_war
     letters = f"--site=w={hospitals / 'letters.csv'}"
     _, _, err = cli("init", "mine.yaml", "--site=n=north", letters)
     assert "may be pairs or pictures (" in err
-    assert "say which with --site n=pairs:north or --site n=pictures:north" in err
+    assert "choose with --site n=pairs:north or --site n=pictures:north" in err
     code, out, _ = cli("init", "mine.yaml", "--site=n=pictures:north", letters)
     assert code == 0
     assert "warning: w gains nothing: no other site has data of its kind, and fedavg averages equal networks" in out

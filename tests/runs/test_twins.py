@@ -40,7 +40,7 @@ def creamfl(**algorithm: object) -> Config:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_method_has_its_twins_or_says_which(method: str, kind: str) -> None:
+def test_every_method_has_its_twins_or_lists_them(method: str, kind: str) -> None:
     config = federation_for(method)
     own = Experiment.load(config)
     if kind not in kinds_of(own):
@@ -49,8 +49,7 @@ def test_every_method_has_its_twins_or_says_which(method: str, kind: str) -> Non
         return
     made = twin(config, kind)
     name = config["name"]
-    assert (made.name, made.twin.of, made.twin.tuned) == (f"{name}-{kind}", name, None)
-    assert made.twin.is_to_be_tuned == (kind in ("server-only", "pooled"))
+    assert (made.name, made.twin.of) == (f"{name}-{kind}", name)
     # what the run folder has gives the same run, and no twin of the twin
     assert Experiment.load(yaml.safe_load(made.to_yaml())) == made
 
@@ -65,7 +64,7 @@ def kinds_of(experiment: Experiment) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["server-only", "pooled"])
-def test_a_server_alone_asks_nobody_and_keeps_all_else(kind: str) -> None:
+def test_a_server_alone_asks_no_client_and_keeps_all_else(kind: str) -> None:
     config = creamfl(task={"epochs": 2}, distiller={"epochs": 3})
     config["run"] |= {
         "sampling": {"cohort": 2},
@@ -212,7 +211,7 @@ def test_pooled_items_are_those_that_are_public_and_as_many_as_clients_hold(
 
 
 class Unsaid(Algorithm):
-    """A method that does not say how long anybody trains."""
+    """A method that does not define how long it trains."""
 
     needs_public: ClassVar[bool] = True
 
@@ -227,13 +226,13 @@ def without(section: str) -> Callable[[Config], object]:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("server-only", without("public"), "there is no public set; twins of 'three-kinds': local$"),
-        ("pooled", without("public"), "there is no public set; twins of 'three-kinds': local$"),
+        ("server-only", without("public"), "it has no public set; twins of 'three-kinds': local$"),
+        ("pooled", without("public"), "it has no public set; twins of 'three-kinds': local$"),
         ("server-only", without("server"), "no server model; twins of 'three-kinds': no-private, local$"),
         (
             "server-only",
             lambda c: c["server"].update(validation_split=None),
-            "server.validation_split is null, and tuning needs validation",
+            "server.validation_split is null: no model is chosen",
         ),
         (
             "no-private",
@@ -250,7 +249,11 @@ def without(section: str) -> Callable[[Config], object]:
         ("pooled", lambda c: c.update(algorithm="server_only") or c.update(clients={}), "'three-kinds': server-only$"),
         ("local", lambda c: c.update(algorithm="server_only"), "'server_only' asks no clients; .*server-only, no-priv"),
         *(
-            (kind, lambda c: c.update(algorithm=f"{__name__}.Unsaid"), f"'.*Unsaid' does not say how long its {what}")
+            (
+                kind,
+                lambda c: c.update(algorithm=f"{__name__}.Unsaid"),
+                f"'.*Unsaid' does not define how long its {what}",
+            )
             for kind, what in (
                 ("local", r"clients train \(local_training\); .*: no-private$"),
                 ("server-only", r"server trains \(server_passes\)"),
@@ -258,20 +261,16 @@ def without(section: str) -> Callable[[Config], object]:
             )
         ),
         ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local', 'pooled' or 'zero-shot'"),
-        ("pooled", lambda c: c.update(twin={"kind": "pooled", "candidates": 0}), "twin.candidates"),
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
     ],
 )
-def test_what_has_no_such_twin_says_which_it_has(kind: str, change: Callable[[Config], object], message: str) -> None:
+def test_an_experiment_without_a_twin_lists_the_others(
+    kind: str, change: Callable[[Config], object], message: str
+) -> None:
     config = creamfl()
     change(config)
     with pytest.raises(ConfigError, match=message):
         twin(config, kind)
-
-
-def test_a_search_has_no_effect_where_nothing_is_tuned() -> None:
-    with pytest.raises(ConfigError, match="twin: candidates has no effect with kind: local"):
-        twin(creamfl(), "local", "twin.candidates=2")
 
 
 # ---- pretrained encoders as they come

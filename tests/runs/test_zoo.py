@@ -23,10 +23,10 @@ Cli = Callable[..., tuple[int, str, str]]
 SPLITS = ("train", "validation", "test")
 
 
-def looked_at(name: str, top: Path, **told: Any) -> StarterSource:
+def looked_at(name: str, top: Path, **reported: Any) -> StarterSource:
     kind, make, file = zoo.FOLDERS[name]
     make(top)
-    return StarterSource.of(kind, top / file, told)
+    return StarterSource.of(kind, top / file, reported)
 
 
 @pytest.mark.parametrize("name", zoo.FOLDERS)
@@ -60,7 +60,7 @@ def test_rows_without_their_image_are_counted(tmp_path: Path) -> None:
     assert (rows.found, rows.read, rows.left_out[0].count) == (40, 30, 10)
 
 
-def test_a_dry_run_and_a_run_tell_what_was_read_and_what_is_cut(cli: Cli) -> None:
+def test_a_dry_run_and_a_run_list_what_was_read_and_what_is_cut(cli: Cli) -> None:
     zoo.texts(Path("data"))
     assert cli("init", "mine.yaml", "--texts", "data/news.csv", "--clients", 2, "--rounds", 1)[0] == 0
     content = yaml.safe_load(Path("mine.yaml").read_text())
@@ -78,8 +78,8 @@ def test_a_dry_run_and_a_run_tell_what_was_read_and_what_is_cut(cli: Cli) -> Non
 
     (table,) = recorded_accounts(Path("run"))
     cells = {row[0]: row[1:] for row in table.rows}
-    found, read, reason = cells["texts: tokens (text)"]
-    assert int(found.replace(",", "")) > int(read.replace(",", ""))
+    seen, read, reason = cells["texts: tokens (text)"]
+    assert int(seen.replace(",", "")) > int(read.replace(",", ""))
     assert "longer than 32" in reason
 
 
@@ -97,7 +97,7 @@ def test_decisions_are_printed_with_their_reasons(cli: Cli) -> None:
     assert splits == [43, 12, 5]
 
 
-def test_nothing_private_becomes_public_unless_it_is_said(cli: Cli) -> None:
+def test_nothing_private_becomes_public_without_an_option(cli: Cli) -> None:
     zoo.captions(Path("data"))
     zoo.beside(Path("open"))
     given = ("--pairs", "data", "--annotations", "captions.csv", "--clients", 1)
@@ -111,7 +111,7 @@ def test_nothing_private_becomes_public_unless_it_is_said(cli: Cli) -> None:
     assert yaml.safe_load(Path("open.yaml").read_text())["public"] == {"source": "public"}
     assert len(Experiment.load("open.yaml").data.sources["public"].open("train", name="p", data_dir=None)) == 30
     code, out, _ = cli("init", "share.yaml", *given, "--public-share", 0.5)
-    assert (code, "12 of the pairs, which all participants see" in out) == (0, True)
+    assert (code, "12 of the pairs, visible to all participants" in out) == (0, True)
     for wrong, words in (
         (("--public", "open", "--public-share", 0.5), "exclude each other"),
         (("--public-share", 0.5, "--method", "fedavg"), "uses no public set"),
@@ -149,7 +149,7 @@ def test_equal_images_stay_in_one_split_if_asked(tmp_path: Path) -> None:
         assert sum(map(len, parts)) == 40
 
 
-def test_nearly_equal_classes_are_one_or_several_as_the_user_says(cli: Cli) -> None:
+def test_nearly_equal_classes_are_one_or_several_as_the_user_decides(cli: Cli) -> None:
     zoo.nearly_equal(Path("data"))
     code, _, err = cli("init", "mine.yaml", "--texts", "data/news.csv", "--clients", 1)
     assert (code, Path("mine.yaml").exists()) == (2, False)
@@ -199,7 +199,7 @@ def test_marks_of_missing_values_among_classes_are_told(tmp_path: Path) -> None:
     assert "class 'k.A.' of column 'label' looks like a missing value (20 rows)" in warnings
 
 
-def test_languages_and_depths_of_the_whole_set_are_told(cli: Cli) -> None:
+def test_languages_and_depths_of_the_whole_set_are_reported(cli: Cli) -> None:
     zoo.languages(Path("news"))
     zoo.depths(Path("scans"))
     code, out, _ = cli("init", "mine.yaml", "--texts", "news/news.csv", "--pictures", "scans", "--clients", 1)
@@ -245,7 +245,7 @@ def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words
 
 
 @pytest.mark.parametrize(
-    ("values", "said", "words"),
+    ("values", "message", "words"),
     [
         ((1,), "names: [none, cell]", 'names: ["none", "cell"], threshold: 0'),
         ((255,), "names: [none, cell]", 'names: ["none", "cell"], threshold: 127'),
@@ -256,17 +256,17 @@ def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words
         ((1,), "threshold: low", "write threshold: N, or names"),
     ],
 )
-def test_what_is_said_of_masks_is_checked_against_them(
-    tmp_path: Path, values: tuple[int, ...], said: str, words: str
+def test_given_meanings_of_masks_are_checked_against_them(
+    tmp_path: Path, values: tuple[int, ...], message: str, words: str
 ) -> None:
     zoo.masked(lambda number: zoo.grey(*values))(tmp_path)
     refused = words.startswith(("masks have", "write"))
     with pytest.raises(DataError) if refused else contextlib.nullcontext() as error:
-        assert StarterSource.of("masks", tmp_path, {"mask_values": said}).details == words
+        assert StarterSource.of("masks", tmp_path, {"mask_values": message}).details == words
     assert not refused or words in str(error.value)
 
 
-def test_the_meaning_of_masks_may_be_said(cli: Cli) -> None:
+def test_the_meaning_of_masks_may_be_given(cli: Cli) -> None:
     zoo.masked(halves(1, 255))(Path("data"))
     code, out, _ = cli("init", "mine.yaml", "--masks", "data", "--clients", 1, "--mask-values", "threshold: 0")
     assert (code, "masks: threshold: 0: by --mask-values" in out) == (0, True)

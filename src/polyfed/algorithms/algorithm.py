@@ -119,11 +119,6 @@ class Algorithm(Settings):
     shares_encoders: ClassVar[bool] = False
     """Whether clients get the server's encoders; they then know its architecture (``Client.server_encoders``)."""
 
-    @property
-    def needs_each_reply(self) -> bool:
-        """True if the method, as it is set, uses more of replies than the mean that a step declares (``mean_by``)."""
-        return False
-
     def observers(self, server: Server) -> Sequence[Filter]:
         """Filters that record figures of the replies of each ask and pass these on unchanged."""
         return ()

@@ -1,13 +1,15 @@
-"""``polyfed analyse``: questions to runs and experiments; parses, calls, prints."""
+"""``polyfed analyse`` and ``downstream``: analyses of runs and experiments, and tests of encoders."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.options import EXPERIMENT, ExperimentOptions, PlaceOptions
+from polyfed.cli.console import interruptible
+from polyfed.cli.options import EXPERIMENT, BestOrLast, ExperimentOptions, PlaceOptions
 from polyfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,9 +33,9 @@ def analyse_command(
     out: Annotated[
         Path | None, typer.Option(help="folder; by default RUN/analysis, of an experiment runs/<name>-<analysis>")
     ] = None,
-    places: PlaceOptions,
+    opening: PlaceOptions,
 ) -> None:
-    """Say what a model is like inside, what crossed, what it costs and what a run gave away.
+    """Analyse a run: model internals, communication, cost and privacy leakage.
 
     Examples: polyfed analyse; polyfed analyse centres runs/a --set samples=200; polyfed analyse cost scenes-demo;
     polyfed analyse papers/fedcola/landscape.py:Landscape runs/mine --set samples=64
@@ -43,22 +45,21 @@ def analyse_command(
     if not name:
         _list_analyses()
         return
-    kind, folders = analysis_class(name), list(map(Path, sources or ()))
+    chosen, folders = analysis_class(name), list(map(Path, sources or ()))
     if not folders:
-        raise ConfigError(f"analyse {name}: of what? give the folder of a run")
-    own, others = _split(settings or [], kind.model_fields if kind.takes_experiments() else None)
-    analysis = with_settings(kind, own)
-    if kind.takes_experiments() and not folders[0].is_dir():
-        options = ExperimentOptions(others, places.data_dir, places.weights_dir)
-        experiment = options.load(str(folders[0]))
+        raise ConfigError(f"analyse {name}: give the folder of a run")
+    own, others = _split(settings or [], chosen.model_fields if chosen.takes_experiments() else None)
+    analysis = with_settings(chosen, own)
+    if chosen.takes_experiments() and not folders[0].is_dir():
+        experiment = ExperimentOptions(others, opening.data_dir, opening.weights_dir).load(str(folders[0]))
         folder = ready_folder(out or Path("runs") / f"{experiment.name}-{analysis.title()}")
         show_result(analysis.answer_experiment(experiment), folder, analysis.stem)
         return
     if others:
         raise ConfigError(f"--set {others[0]}: '{folders[0]}' is a run that is over; give its config.yaml instead")
     if len(folders) > 1:
-        raise ConfigError(f"analysis '{analysis.title()}' is of one run, not of {len(folders)}; ask run by run")
-    run = places.open(folders[0])
+        raise ConfigError(f"analysis '{analysis.title()}' takes one run, not {len(folders)}; give one at a time")
+    run = opening.open(folders[0])
     folder = ready_folder(out or folders[0] / FOLDER)
     show_result(analysis.answer(run), folder, analysis.stem)
     if analysis.is_reported and out is None:
@@ -66,7 +67,7 @@ def analyse_command(
 
 
 def show_result(result: AnalysisResult, folder: Path, name: str) -> None:
-    """Print the tables, then write the files: what was computed for hours is seen even if the disk is full.
+    """Print the tables, then write the files: hours of computing are shown even if the disk is full.
 
     Raises:
         RunError: the folder cannot be written to.
@@ -109,8 +110,46 @@ def _split(settings: list[str], known: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _report(run: Run) -> None:
-    """The run's own reports show it from now on."""
+    """Write the run's reports again, with the analysis."""
     from polyfed.reporting.page import write_html_report, write_report
 
     typer.echo(f"written: {write_report(run.records)}")
     typer.echo(f"written: {write_html_report(run.records)}")
+
+
+_SEED = 42
+
+
+def downstream_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
+    *,
+    suite: Annotated[str, typer.Option(help="medical, scenes, or a YAML file")] = "",
+    which: BestOrLast = None,
+    client: Annotated[str | None, typer.Option(help="test this client's model instead of the server's")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="seed of all draws")] = _SEED,
+    out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream")] = None,
+    opening: PlaceOptions,
+) -> None:
+    """Test a run's frozen encoders on other tasks.
+
+    Few-shot classification, segmentation, retrieval.
+    """
+    from polyfed.core.device import cpu_threads
+    from polyfed.lab.analysis.analysis import ready_folder
+    from polyfed.lab.downstream.suite import Suite, opened_model, run_suite, suites
+
+    if not suite:
+        raise ConfigError(f"--suite is missing; give {', '.join(suites())}, or a YAML file")
+    chosen = Suite.load(suite)
+    opened = opened_model(opening.open(run), which, client)
+    folder = ready_folder(out or run.joinpath("downstream", client or ""))  # a client's apart from the server's
+    with cpu_threads(opened.threads), interruptible("nothing was written"):
+        findings = run_suite(opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, tell=typer.echo)
+    show_result(findings, folder, _stem(Path(suite).stem, which, seed))
+
+
+def _stem(suite: str, which: str | None, seed: int) -> str:
+    """Name of the files without ending: the suite, and what is asked for beyond the defaults."""
+    asked = {"model": which, "seed": None if seed == _SEED else seed}
+    parts = [suite, *(f"{option}-{value}" for option, value in asked.items() if value is not None)]
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))

@@ -96,39 +96,33 @@ class Setting:
 
 
 def kinds() -> dict[str, str]:
-    """What can be listed, with descriptions."""
-    families = {kind: words for kind, (_, _, words) in FAMILIES.items()}
-    return {PRESETS: "named experiments", SETTINGS: "sections of a configuration"} | families
+    """Families that can be listed, with descriptions."""
+    components = {family: words for family, (_, _, words) in FAMILIES.items()}
+    return {PRESETS: "named experiments", SETTINGS: "sections of a configuration"} | components
 
 
-def entries(kind: str) -> dict[str, str]:
-    """Names and one-line descriptions of a kind, with what must be installed for those whose extra is not there.
+def entries(family: str) -> dict[str, str]:
+    """Names and one-line descriptions of a family, with the command that installs a missing extra.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: the family does not exist.
     """
-    if kind == PRESETS:
+    if family == PRESETS:
         return presets()
-    if kind == SETTINGS:
-        declared = {name: class_declarations(module)[section] for name, (module, section) in _SECTIONS.items()}
-    else:
-        declared = _declared(kind)
-    return {name: _summary(declaration) for name, declaration in declared.items()}
+    return {name: _summary(declaration) for name, declaration in _declared(family).items()}
 
 
-def settings_of(kind: str, name: str) -> list[Setting]:
+def settings_of(family: str, name: str) -> list[Setting]:
     """Settings of a component, or of a section of a configuration.
 
     Raises:
-        ConfigError: there is no such kind or name.
+        ConfigError: the family or name does not exist.
     """
-    choices = _SECTIONS if kind == SETTINGS else _declared(kind)
+    choices = _declared(family)
     if name not in choices:
-        raise ConfigError(f"there is no '{name}' among {kind}; {nearest(name, choices)}")
-    module, attribute = _SECTIONS[name] if kind == SETTINGS else FAMILIES[kind][:2]
-    family = getattr(importlib.import_module(module), attribute)
-    owner: type[Settings] = family if kind == SETTINGS else family.named(name)
-    return list(_settings_in(owner, sections=kind != SETTINGS))
+        raise ConfigError(f"'{name}' is not among {family}; {nearest(name, choices)}")
+    owner = getattr(importlib.import_module(choices[name].module), choices[name].name)
+    return list(_settings_in(owner, sections=family != SETTINGS))
 
 
 def _settings_in(
@@ -146,23 +140,25 @@ def _settings_in(
 
 
 def _is_section(value: Any) -> TypeGuard[Settings]:
-    """Whether a value is a section whose settings belong to whoever holds it; training has a list of its own."""
+    """True if a value is a section whose settings belong to its holder; training has a list of its own."""
     from polyfed.core.settings import Settings, is_component
     from polyfed.federation.settings import TrainingSettings
 
     return isinstance(value, Settings) and not is_component(type(value)) and not isinstance(value, TrainingSettings)
 
 
-def _declared(kind: str) -> dict[str, ClassDeclaration]:
-    """Components of a kind by name, unimported: torch takes seconds."""
-    if kind not in FAMILIES:
-        raise ConfigError(f"cannot list '{kind}'; {nearest(kind, kinds())}")
-    module, family, _ = FAMILIES[kind]
-    return components(class_declarations(module)[family].texts["home"], (module, family))
+def _declared(family: str) -> dict[str, ClassDeclaration]:
+    """Components of a family, or sections, by name, without importing them: torch takes seconds."""
+    if family == SETTINGS:
+        return {name: class_declarations(module)[section] for name, (module, section) in _SECTIONS.items()}
+    if family not in FAMILIES:
+        raise ConfigError(f"cannot list '{family}'; {nearest(family, kinds())}")
+    module, base, _ = FAMILIES[family]
+    return components(class_declarations(module)[base].texts["home"], (module, base))
 
 
 def _summary(declared: ClassDeclaration) -> str:
-    """First sentence of the docstring, on one line, and what must be installed if its extra is not there."""
+    """First sentence of the docstring, on one line, and the command that installs a missing extra."""
     paragraph = declared.documentation.strip().split("\n\n")[0]
     sentence = re.split(r"\.\s(?=[A-Z])", " ".join(paragraph.split()))[0].rstrip(".").replace("``", "`")
     extra = declared.texts.get("pip_extra", "")
@@ -172,27 +168,27 @@ def _summary(declared: ClassDeclaration) -> str:
 # ---- values of a setting, in words, read from its type and bounds
 
 
-def _in_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
+def _in_words(allowed: Any, metadata: Sequence[Any] = ()) -> str:
     from polyfed.core.settings import Settings, is_component  # pydantic, which names alone do not need
 
-    if get_origin(kind) is Annotated:
-        kind, *more = get_args(kind)
-        return _in_words(kind, [*metadata, *more])
-    if kind is type(None):
+    if get_origin(allowed) is Annotated:
+        allowed, *more = get_args(allowed)
+        return _in_words(allowed, [*metadata, *more])
+    if allowed is type(None):
         return "null"
-    if kind in _PLAIN:
-        return _PLAIN[kind] + _bounds(metadata)
-    if is_component(kind):
-        names = kind.declared()
-        is_choice = kind.family() is kind or names
-        return " | ".join([*names, "import path of a class"]) if is_choice else kind.component_name()
-    if isinstance(kind, type) and issubclass(kind, Settings):
-        return f"section of {', '.join(kind.model_fields)}"
-    return _generic_in_words(kind, metadata)
+    if allowed in _PLAIN:
+        return _PLAIN[allowed] + _bounds(metadata)
+    if is_component(allowed):
+        names = allowed.declared()
+        is_choice = allowed.family() is allowed or names
+        return " | ".join([*names, "import path of a class"]) if is_choice else allowed.component_name()
+    if isinstance(allowed, type) and issubclass(allowed, Settings):
+        return f"section of {', '.join(allowed.model_fields)}"
+    return _generic_in_words(allowed, metadata)
 
 
-def _generic_in_words(kind: Any, metadata: Sequence[Any]) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
+def _generic_in_words(allowed: Any, metadata: Sequence[Any]) -> str:
+    origin, arguments = get_origin(allowed), get_args(allowed)
     if origin is Literal:
         return " | ".join(map(_yaml, arguments))
     if origin in (Union, types.UnionType):
@@ -225,11 +221,11 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 @dataclass(frozen=True)
 class PresetFacts:
-    """What there is to know of a preset before it is run."""
+    """Facts of a preset for the choice of one."""
 
     name: str
     description: str
-    root: str  # the preset that it extends, at the far end, or what it says that its family is
+    root: str  # the preset that it extends, at the far end, or its family
     data: tuple[str, ...]  # folders below the data folder that it reads
     weights: bool  # it needs a folder of pretrained weights
     download: bool  # it takes data from the hub
@@ -237,7 +233,7 @@ class PresetFacts:
 
     @property
     def needs(self) -> str:
-        """What must be there, in words."""
+        """Requirements in words."""
         own = f"data: {', '.join(self.data)}"
         parts = {own: self.data, "data from the hub": self.download, "weights": self.weights}
         return "; ".join(words for words, needed in parts.items() if needed) or "nothing"
@@ -260,7 +256,7 @@ def preset_facts(name: str) -> PresetFacts:
     """Facts of a preset by its name.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: the preset does not exist.
     """
     root, own = _inherited(name)
     content = read_config(name)
@@ -300,7 +296,7 @@ def _leaves(content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def list_command(
-    kind: Annotated[str, typer.Argument(help="presets, settings, methods, models, data, ...")] = "",
+    family: Annotated[str, typer.Argument(help="presets, settings, methods, models, data, ...")] = "",
     name: Annotated[str, typer.Argument(help="one of them, to see its settings")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -309,26 +305,26 @@ def list_command(
     Examples: polyfed list; polyfed list presets; polyfed list presets scenes-demo; polyfed list models resnet
     """
     if as_json:
-        typer.echo(json.dumps(_content(kind, name), indent=1))
+        typer.echo(json.dumps(_content(family, name), indent=1))
         return
-    if not kind:
+    if not family:
         lines: Iterable[str] = _overview()
-    elif kind == PRESETS:
+    elif family == PRESETS:
         lines = preset_text(name).splitlines() if name else _all_presets()
     else:
-        lines = _settings(kind, name) if name else _rows(entries(kind).items())
+        lines = _settings(family, name) if name else _rows(entries(family).items())
     for line in lines:
         typer.echo(line)
 
 
-def _content(kind: str, name: str) -> Any:
+def _content(family: str, name: str) -> Any:
     """The answer as plain values."""
-    if not kind:
+    if not family:
         return kinds()
-    if kind == PRESETS:
+    if family == PRESETS:
         members = [facts for group in preset_groups().values() for facts in group]
         return asdict(preset_facts(name)) if name else [asdict(facts) for facts in members]
-    return [asdict(setting) for setting in settings_of(kind, name)] if name else entries(kind)
+    return [asdict(setting) for setting in settings_of(family, name)] if name else entries(family)
 
 
 def _overview() -> Iterator[str]:
@@ -337,9 +333,9 @@ def _overview() -> Iterator[str]:
     yield f"presets: {sum(map(len, groups.values()))} named experiments, in {len(groups)} families"
     yield from _rows({f"  {root}": _in_short(members) for root, members in groups.items()}.items())
     width = max(40, shutil.get_terminal_size().columns)
-    for kind, meaning in kinds().items():
-        if kind != PRESETS:
-            text = f"{kind}: {meaning}: {', '.join(entries(kind))}"
+    for family, meaning in kinds().items():
+        if family != PRESETS:
+            text = f"{family}: {meaning}: {', '.join(entries(family))}"
             yield from textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
     yield "more: polyfed list presets; polyfed list presets scenes-demo; polyfed list models; ... models resnet"
 
@@ -362,10 +358,10 @@ def _all_presets() -> Iterator[str]:
         yield from _rows(rows.items())
 
 
-def _settings(kind: str, name: str) -> Iterator[str]:
+def _settings(family: str, name: str) -> Iterator[str]:
     """YAML with the defaults, and behind each its meaning and its values."""
-    rows = [] if kind == SETTINGS else [(f"name: {name}", "# defaults")]
-    settings = settings_of(kind, name)
+    rows = [] if family == SETTINGS else [(f"name: {name}", "# defaults")]
+    settings = settings_of(family, name)
     sections = {setting.name.rpartition(".")[0] for setting in settings}
     for setting in settings:
         above, _, key = setting.name.rpartition(".")

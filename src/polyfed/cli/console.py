@@ -1,4 +1,4 @@
-"""How the command line prints warnings and errors, and how it ends."""
+"""Warnings, errors and ends of the command line."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _Lines(logging.Handler):
         typer.echo(plain(f"{record.levelname.lower()}: {record.getMessage()}"), err=True)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """The runner's warnings are shown as events of the run already."""
+        """Drop the runner's warnings, which are shown as events of the run."""
         return record.name != "polyfed.runs.session"
 
 
 def fail(message: str, code: int) -> int:
-    """Print why a command ends, on one line; returns its exit code."""
+    """Print the reason of a command's end, on one line; returns its exit code."""
     typer.echo(plain(" ".join(message.split())), err=True)
     return code
 
@@ -53,7 +53,7 @@ def interruptible(hint: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preparation_shown(console: Console) -> Iterator[None]:
-    """Show what reads or computes data; nothing is written if that is interrupted."""
+    """Show the reading and computing of data; an interruption reports that no file was written."""
     from polyfed.core.activity import heard_by
     from polyfed.reporting.progress import progress_for
     from polyfed.runs.events import Callbacks
@@ -66,13 +66,13 @@ def preparation_shown(console: Console) -> Iterator[None]:
         yield
 
 
-_OF_SITES = ("pairs", "pictures", "texts", "sounds", "masks", "table")  # options of init, which people repeat
+_OF_SITES = ("pairs", "pictures", "texts", "sounds", "masks", "table")  # options of init that users tend to repeat
 
 
 def prepared(command: Any) -> Any:
-    """Give a command, and all below it, the help of its arguments, which click 8.5 removes, and parsing by ``_parse``.
+    """Give a command, and all below it, help for its arguments, which click 8.5 removes, and parsing by ``_parse``.
 
-    A command is of click, or of the click that newer typers carry within.
+    The command is of click, or of the click within newer typers.
     """
     for below in getattr(command, "commands", {}).values():
         prepared(below)
@@ -115,8 +115,8 @@ def warnings_and_signals() -> Iterator[None]:
 def forget_working_folder() -> None:
     """Look for modules where the program ``polyfed`` does, if it was started as ``python -m``.
 
-    That puts the working folder before all others, and a configuration that somebody handed over could name a module
-    that lies there. What PYTHONPATH names stays.
+    That puts the working folder first, where a module may lie that a configuration from elsewhere names. What
+    PYTHONPATH names stays.
     """
     if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() == Path.cwd():
         del sys.path[0]

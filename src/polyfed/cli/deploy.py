@@ -18,22 +18,22 @@ deploy_app = typer.Typer(
 ServerArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the server")]
 SiteArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of the site")]
 Hosts = Annotated[
-    list[str] | None, typer.Option("--host", help="name or address of the server, as sites reach it; repeatable")
+    list[str] | None, typer.Option("--host", help="name or address of the server, reachable by sites; repeatable")
 ]
 
 
 @deploy_app.command()
 def init(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="the experiment, as polyfed run takes it")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="the experiment, as for polyfed run")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")] = Path("federation"),
     host: Hosts = None,
     port: Annotated[int, typer.Option(help="public port of the server")] = 9443,
     superlink_port: Annotated[int, typer.Option(help="port on the server's loopback")] = 9091,
     keys: Annotated[
-        bool, typer.Option("--keys", help="all sites are on this machine: make their keys, use the data where they lie")
+        bool, typer.Option("--keys", help="all sites are on this machine: make their keys, use the data in place")
     ] = False,
 ) -> None:
-    """Make the folders of a federation: the server's, and one for each site, which writes in it where its data lie.
+    """Make the folders of a federation: one for the server, and one for each site, with the settings of its data.
 
     Example: polyfed deploy init consortium.yaml federation --host fl.example.org
     """
@@ -41,7 +41,7 @@ def init(
     from polyfed.runs.experiment import Experiment
 
     if not host:
-        raise ConfigError("--host is missing: name or address of the server, as sites reach it, fl.example.org say")
+        raise ConfigError("--host is missing: the server's name or address for sites, such as fl.example.org")
     experiment = Experiment.read(source)
     made = create_federation(folder, experiment, host, port=port, superlink_port=superlink_port, keys=keys)
     for name, path in made.items():
@@ -55,18 +55,18 @@ def init(
 
 @deploy_app.command()
 def rehearse(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="the experiment, as polyfed run takes it")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="the experiment, as for polyfed run")],
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="FOLDER", help="new folder, or of a rehearsal to go on with; else runs/NAME-rehearsal"),
+        typer.Argument(metavar="FOLDER", help="new folder, or of a rehearsal to continue; else runs/NAME-rehearsal"),
     ] = None,
     compare: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="run of the same file in one process, to be equal to")
+        Path | None, typer.Option(metavar="RUN", help="run of the same file in one process, which it must equal")
     ] = None,
 ) -> None:
     """Rehearse a federation: server, gate and sites as processes on this machine, until the run is complete.
 
-    Exit code 2 if it is unlike RUN. Example: polyfed deploy rehearse consortium.yaml --compare runs/consortium-seed0
+    Exit code 2 if it differs from RUN. Example: polyfed deploy rehearse consortium.yaml --compare runs/consortium-seed0
     """
     from polyfed.cli.console import interruptible
     from polyfed.cli.running import free_folder
@@ -74,13 +74,13 @@ def rehearse(
     from polyfed.runs.experiment import Experiment
 
     if compare is not None and not (compare / "metrics.jsonl").is_file():
-        raise ConfigError(f"--compare {compare}: is not a run folder; polyfed run {source} --out {compare} makes one")
+        raise ConfigError(f"--compare {compare} is not a run folder; polyfed run {source} --out {compare} makes one")
     experiment = Experiment.load(source)
     place = folder or free_folder(Path("runs") / f"{experiment.name}-rehearsal")
     with interruptible(f"the same command with FOLDER {place} goes on"):
-        run = rehearse(experiment, place, _say)
+        run = rehearse(experiment, place, _log)
     if different := unlike_runs(run, compare or run):
-        raise RunError(f"{run} is unlike {compare} in {', '.join(different)}")
+        raise RunError(f"{run} differs from {compare} in {', '.join(different)}")
     equal = f"equal to {compare}: metrics.jsonl and all weights of models"
     typer.echo(f"rehearsed: {run}; {equal if compare else 'compare it with --compare RUN'}")
 
@@ -118,10 +118,10 @@ def trust(
     public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub, from the site itself")],
     client: Annotated[
         list[str] | None,
-        typer.Option("--client", help="id of a client of a site that is not on the roster; repeatable"),
+        typer.Option("--client", help="id of a client of a site outside the roster; repeatable"),
     ] = None,
 ) -> None:
-    """Believe another site's key in masked sums; compare the fingerprint with the site first, not with the server."""
+    """Trust another site's key in masked sums; compare the fingerprint with the site first, not with the server."""
     from polyfed.deploy.roster import trust_key
 
     typer.echo(f"trusted: {name} ({trust_key(folder, name, public_key, client or [])})")
@@ -141,7 +141,7 @@ def check(
     network: Annotated[bool, typer.Option("--network/--no-network", help="contact the server")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
-    """Check a site, and list what will leave it; exit code 2 if anything is wrong."""
+    """Check a site, and list what will leave it; exit code 2 if a check fails."""
     from polyfed.deploy.check import check_site
     from polyfed.deploy.check_network import failed
 
@@ -161,7 +161,7 @@ def server(folder: ServerArgument) -> None:
     """Serve a federation in the foreground: SuperLink behind its gate, and the admitted sites."""
     from polyfed.deploy.serve import run_server
 
-    raise typer.Exit(run_server(folder, _say))
+    raise typer.Exit(run_server(folder, _log))
 
 
 @deploy_app.command()
@@ -169,8 +169,8 @@ def site(folder: SiteArgument) -> None:
     """Connect a site in the foreground, and again whenever the connection ends."""
     from polyfed.deploy.attend import run_site
 
-    raise typer.Exit(run_site(folder, _say))
+    raise typer.Exit(run_site(folder, _log))
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     typer.echo(plain(f"polyfed: {line}"), err=True)

@@ -11,11 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from polyfed.cli import results, running
-from polyfed.cli.analyse import analyse_command
+from polyfed.cli.analyse import analyse_command, downstream_command
 from polyfed.cli.catalogue import list_command
 from polyfed.cli.console import fail, prepared, warnings_and_signals
 from polyfed.cli.deploy import deploy_app
-from polyfed.cli.downstream import downstream_command
 from polyfed.cli.options import with_shared_options
 from polyfed.cli.own_data import init_command, prepare_command
 from polyfed.cli.study import study_app
@@ -25,7 +24,7 @@ from polyfed.core.files import private_files
 from polyfed.core.version import __version__
 
 # of click, or of the click that newer typers carry within
-_CommandError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_CommandError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 _NoArguments: Any = sys.modules[_CommandError.__module__].NoArgsIsHelpError
 _TWICE = re.compile(r"( Did you mean [^?]*\?)\1+")
 
@@ -74,7 +73,7 @@ for _panel, _commands in _COMMANDS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for an interruption."""
+    """Entry point; returns the exit code: 0, 2 for errors that the user can correct, 130 for an interruption."""
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
     with private_files(), warnings_and_signals():
@@ -95,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             extra = extra_with(error.name or "")
             if extra is None:
                 raise
-            return fail(f"error: this needs the package '{error.name}', which is not there; {how_to_install(extra)}", 2)
+            return fail(
+                f"error: this needs the package '{error.name}', which is not installed; {how_to_install(extra)}", 2
+            )
 
 
 def _version(wanted: bool) -> None:
@@ -106,6 +107,6 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
 ) -> None:
     """Options of the program itself."""

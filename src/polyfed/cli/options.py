@@ -1,4 +1,4 @@
-"""What several commands of the command line share: options, and how their values are read."""
+"""Options that several commands share, and the reading of their values."""
 
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ class ExperimentOptions:
     weights_dir: WeightsDir = None
 
     def load(self, source: str, settings: Mapping[str, object] | None = None) -> Experiment:
-        """The experiment with these options and, above all, ``settings`` that are not None."""
+        """The experiment with these options and ``settings`` that are not None, which come first."""
         # a run is resumed from anywhere, so its configuration holds absolute paths
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
         values = {**(settings or {}), **{key: str(path.resolve()) for key, path in folders.items() if path}}
         given = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
-        # what names a kind comes before its settings: another kind drops those that were there
+        # the name of a component comes before its settings: another component drops those that were there
         named = [setting for setting in given if setting.partition("=")[0].endswith(".name")]
         overrides = [*named, *(self.overrides or []), *(each for each in given if each not in named)]
         require_known_keys(overridden(read_config(source), overrides)[0], EXPERIMENT_KIND)
-        from polyfed.runs.experiment import Experiment  # and torch, after what can be told without it
+        from polyfed.runs.experiment import Experiment  # and torch, after the checks that do without it
 
         return Experiment.load(source, overrides)
 
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Where data, pretrained weights and models are, if not where a run had them."""
+    """Folders of data and pretrained weights and device of models, where they differ from the run's."""
 
     data_dir: DataDir = None
     weights_dir: WeightsDir = None
@@ -88,9 +88,9 @@ class PlaceOptions:
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter that is a dataclass by its fields, as typer, which knows no dataclasses, needs them."""
+    """Replace each parameter that is a dataclass by its fields, for typer, which does not support dataclasses."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         options = inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
@@ -114,7 +114,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def command_group(prefix: str, commands: Sequence[Callable[..., None]], about: str) -> typer.Typer:
-    """A group of commands, each called as its function without the prefix."""
+    """A group of commands, each called like its function without the prefix."""
     group = typer.Typer(add_completion=False, no_args_is_help=True, help=about)
     for command in commands:
         group.command(command.__name__.removeprefix(prefix).replace("_", "-"))(with_shared_options(command))
@@ -137,10 +137,10 @@ def names_in(option: str, text: str, separator: str = ",") -> list[str]:
 
 
 def pairs_in(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Name -> column, as the repeated option gives them.
+    """Maps names to columns, from a repeated option.
 
     Raises:
-        ConfigError: one has not the form NAME=COLUMN.
+        ConfigError: one does not have the form NAME=COLUMN.
     """
     pairs = [text.partition("=") for text in texts or ()]
     for name, sign, value in pairs:
@@ -158,5 +158,5 @@ def numbers_in(option: str, text: str) -> list[int]:
     digits = names_in(option, text)
     wrong = [name for name in digits if not name.isdecimal()]
     if wrong:
-        raise ConfigError(f"{option} {text}: '{wrong[0]}' is no whole number from 0 on; give such as 0,1,2")
+        raise ConfigError(f"{option} {text}: '{wrong[0]}' is not a whole number from 0 on; give such as 0,1,2")
     return [int(name) for name in digits]

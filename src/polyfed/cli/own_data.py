@@ -1,10 +1,11 @@
-"""``polyfed init`` and ``prepare``: a first experiment on one's own data, and these data as Parquet files."""
+"""``polyfed init`` and ``prepare``: a first experiment on a user's own data, and these data as Parquet files."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,31 +20,42 @@ if TYPE_CHECKING:
     from polyfed.reporting.tables import TextTable
     from polyfed.runs.starter import DataKind, StarterSource
 
-_MOST_SITES = 20  # that are named in a hint
+_MOST_SITES = 20  # named in a hint
 _QUESTIONS: dict[DataKind, str] = {
-    "pairs": "Folder of pictures with captions (Enter: none)",
-    "pictures": "Folder of pictures with classes (Enter: none)",
+    "pairs": "Folder of images with captions (Enter: none)",
+    "pictures": "Folder of images with classes (Enter: none)",
     "texts": "Folder or file of texts with classes (Enter: none)",
     "sounds": "Folder of recordings with classes (Enter: none)",
-    "masks": "Folder of pictures with masks (Enter: none)",
+    "masks": "Folder of images with masks (Enter: none)",
     "table": "Table of numbers and names with classes (Enter: none)",
 }
 
 
+@dataclass(frozen=True)
+class LayoutOptions:
+    """Layout of a folder's annotations."""
+
+    annotations: Annotated[str | None, typer.Option(help="file with captions or labels; by default detected")] = None
+    file_column: Annotated[str | None, typer.Option(help="its column of image file names")] = None
+    split_column: Annotated[str | None, typer.Option(help="its column of splits")] = None
+    encoding: Annotated[str | None, typer.Option(help="its encoding, such as windows-1251; by default detected")] = None
+    decimal: Annotated[str | None, typer.Option(help="decimal sign, '.' or ','; by default detected")] = None
+
+
 def init_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file to be written")] = Path("experiment.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file to write")] = Path("experiment.yaml"),
     *,
-    pairs: Annotated[Path | None, typer.Option(help="folder of pictures with captions")] = None,
-    pictures: Annotated[Path | None, typer.Option(help="folder of pictures with classes")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="folder of images with captions")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="folder of images with classes")] = None,
     texts: Annotated[Path | None, typer.Option(help="folder or file of texts with classes")] = None,
     sounds: Annotated[Path | None, typer.Option(help="folder of recordings (WAV) with classes")] = None,
-    masks: Annotated[Path | None, typer.Option(help="folder of pictures with masks of their pixels' classes")] = None,
+    masks: Annotated[Path | None, typer.Option(help="folder of images with masks of pixel classes")] = None,
     table: Annotated[Path | None, typer.Option(help="CSV or Parquet of numbers and names with classes")] = None,
     site: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=PATH",
-            help="data of an institution, once for each; NAME=KIND:PATH (KIND of pairs, pictures, ...)",
+            help="data of an institution; repeatable; NAME=KIND:PATH (KIND of pairs, pictures, ...)",
         ),
     ] = None,
     by: Annotated[
@@ -53,21 +65,17 @@ def init_command(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="column of classes, of a table or folder; SITE=COLUMN: of that site"),
     ] = None,
-    public: Annotated[Path | None, typer.Option(help="folder of pictures with captions that everybody may see")] = None,
+    public: Annotated[Path | None, typer.Option(help="folder of public images with captions")] = None,
     public_share: Annotated[
-        float | None, typer.Option(min=0.01, max=0.9, help="share of --pairs that becomes public, in place of a folder")
+        float | None, typer.Option(min=0.01, max=0.9, help="share of --pairs that becomes public, instead of a folder")
     ] = None,
     method: Annotated[str | None, typer.Option(help="change_distillation, creamfl or fedavg")] = None,
-    clients: Annotated[int, typer.Option(min=1, help="of each kind of data")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="of the run")] = 10,
-    annotations: Annotated[str | None, typer.Option(help="of a folder: file with captions or labels")] = None,
-    file_column: Annotated[str | None, typer.Option(help="of that file: column of pictures' file names")] = None,
-    split_column: Annotated[str | None, typer.Option(help="of that file: column that says the split")] = None,
-    encoding: Annotated[str | None, typer.Option(help="of that file, such as windows-1251; else found")] = None,
-    decimal: Annotated[str | None, typer.Option(help="of its numbers: '.' or ','; else found")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="clients for each kind of data")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of the run")] = 10,
+    layout: LayoutOptions,
     together: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN|contents", help="rows with equal values, such as a patient's, stay in one split"),
+        typer.Option(metavar="COLUMN|contents", help="keep rows with equal values, such as a patient's, in one split"),
     ] = None,
     fold_labels: Annotated[
         bool | None,
@@ -76,20 +84,20 @@ def init_command(
         ),
     ] = None,
     mask_values: Annotated[
-        str | None, typer.Option(metavar="YAML", help="what values of masks mean, such as 'threshold: 0'")
+        str | None, typer.Option(metavar="YAML", help="meaning of mask values, such as 'threshold: 0'")
     ] = None,
     image_encoder: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FOLDER", help="pretrained network of pictures; else the best of --weights-dir"),
+        typer.Option(metavar="NAME|FOLDER", help="pretrained image network; by default the best of --weights-dir"),
     ] = None,
     text_encoder: Annotated[
-        str | None, typer.Option(metavar="NAME|FOLDER", help="pretrained network of texts, likewise")
+        str | None, typer.Option(metavar="NAME|FOLDER", help="pretrained text network, likewise")
     ] = None,
     weights_dir: WeightsDir = None,
 ) -> None:
     """Write a first experiment on your own data.
 
-    Asks for the data if no option names them. The file has comments; what it says is checked before it is written.
+    Asks for the data if no option names them. The file has comments, and is checked before it is written.
 
     Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --public-share 0.2; polyfed
     init shop.yaml --pairs photos --public shared --weights-dir weights --image-encoder facebook/dinov2-small
@@ -103,16 +111,14 @@ def init_command(
     from polyfed.runs.experiment import Experiment
 
     if file.exists():
-        raise RunError(f"'{file}' is there already; name another file, or remove it")
-    given: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts, "sounds": sounds}
-    given |= {"masks": masks, "table": table}
-    paths = {kind: path for kind, path in given.items() if path is not None} or ({} if site else _asked())
-    layout = {"annotations": annotations, "file_column": file_column, "split_column": split_column}
-    layout |= {"encoding": encoding, "decimal": decimal}
+        raise RunError(f"'{file}' exists; name another file, or remove it")
+    by_kind: dict[DataKind, Path | None] = {"pairs": pairs, "pictures": pictures, "texts": texts, "sounds": sounds}
+    by_kind |= {"masks": masks, "table": table}
+    paths = {purpose: path for purpose, path in by_kind.items() if path is not None} or ({} if site else _asked())
     meaning = {"together": together, "fold_labels": fold_labels, "mask_values": mask_values}
     console = Terminal()
     with preparation_shown(console):
-        sources, lines = _sources(paths, site or [], by, label or [], layout | meaning)
+        sources, lines = _sources(paths, site or [], by, label or [], vars(layout) | meaning)
         shared = None
         if public is not None:
             is_public = "pairs" in paths and by is None
@@ -120,8 +126,8 @@ def init_command(
             starter.require_apart(sources, shared)
     weights = DataSettings(sources={}, weights_dir=weights_dir).weights_folder
     every = [*sources, *([shared] if shared else [])]
-    read = [text for source in every for text in source.texts]
-    encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute(), read)
+    texts_of_all = [text for source in every for text in source.texts]
+    encoders = starter.StarterEncoders.of(image_encoder, text_encoder, weights and weights.absolute(), texts_of_all)
     by_site = bool(site) or by is not None
     count = 1 if by_site else clients
     first = starter.Starter(file, sources, shared, public_share, method, count, rounds, encoders, by_site)
@@ -136,17 +142,17 @@ def init_command(
         typer.echo(f"{source.name}: {source.path}")
         _list("", [line for count in source.counts for line in count.lines()])
         _list("the first training item:", source.sample)
-        _list("decided:", source.decisions)
+        _list("decisions:", source.decisions)
         is_judged = source is first.server_source or (by_site and source is not shared)
         for warning in [*(source.small if is_judged else ()), *source.warnings]:
             typer.echo(f"warning: {warning}")
         for line in encoders.languages(source.texts):
             typer.echo(line)
-    _list("decided of the experiment:", [*lines, *first.decisions()])
+    _list("decisions about the experiment:", [*lines, *first.decisions()])
     for name in first.alone:
         typer.echo(
             f"warning: {name} gains nothing: no other site has data of its kind, and {first.method} averages equal "
-            "networks; --public FOLDER, pairs that all may see, lets it take part"
+            "networks; --public FOLDER with public pairs lets it take part"
         )
     if missing := [part for part in starter.pretrained_modalities(first.kinds) if part not in encoders.names]:
         typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
@@ -154,29 +160,29 @@ def init_command(
 
 
 def _sources(
-    paths: Mapping[DataKind, Path], sites: Sequence[str], by: str | None, labels: Sequence[str], told: Mapping[str, Any]
+    paths: Mapping[DataKind, Path], sites: Sequence[str], by: str | None, labels: Sequence[str], options: dict[str, Any]
 ) -> tuple[Sequence[StarterSource], list[str]]:
-    """The data, and what was decided of whose they are."""
+    """The data, and decisions about their sites."""
     from polyfed.runs.starter import starter_sources
     from polyfed.runs.starter_sites import named_sites, sites_of_column
 
     if sites:
         if paths or by is not None:
             raise ConfigError("--site cannot be combined with --pairs, --table or --by; leave them out")
-        return named_sites(sites, labels, told), []
+        return named_sites(sites, labels, options), []
     if len(labels) > 1:
         raise ConfigError(f"--label is given {len(labels)} times; give it once")
     label = labels[0] if labels else None
     if by is not None:
-        return sites_of_column(paths, by, label, told)
+        return sites_of_column(paths, by, label, options)
     try:
-        return starter_sources(paths, {**told, "label": label}), []
+        return starter_sources(paths, {**options, "label": label}), []
     except DataError as error:
         folders = [] if len(paths) != 1 else sorted(filter(Path.is_dir, next(iter(paths.values())).glob("[!.]*")))
         if not 2 <= len(folders) <= _MOST_SITES:
             raise
-        options = " ".join(f"--site {shlex.quote(f'{folder.name}={folder}')}" for folder in folders)
-        remedy = f"if each folder in it is an institution's, give {options}"
+        each = " ".join(f"--site {shlex.quote(f'{folder.name}={folder}')}" for folder in folders)
+        remedy = f"if each folder in it belongs to an institution, give {each}"
         raise DataError(f"{error}; {remedy}") from error
 
 
@@ -189,26 +195,22 @@ def _list(title: str, lines: Sequence[str]) -> None:
 def _asked() -> dict[DataKind, Path]:
     if not sys.stdin.isatty():
         return {}
-    answers = {kind: typer.prompt(words, default="", show_default=False) for kind, words in _QUESTIONS.items()}
-    return {kind: Path(answer) for kind, answer in answers.items() if answer}
+    answers = {one: typer.prompt(words, default="", show_default=False) for one, words in _QUESTIONS.items()}
+    return {one: Path(answer) for one, answer in answers.items() if answer}
 
 
-_SHOWN = 5  # of each list of faults; all are in report.json
+_SHOWN = 5  # of each list of faults; report.json has all
 
 
 def prepare_command(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="pictures, captions, labels or texts")],
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to be made, for Parquet files")],
+    source: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="images, captions, labels or texts")],
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="new folder for Parquet files")],
     *,
-    annotations: Annotated[str | None, typer.Option(help="file with captions or labels, if not found by name")] = None,
-    file_column: Annotated[str | None, typer.Option(help="its column of pictures' file names")] = None,
-    split_column: Annotated[str | None, typer.Option(help="column that says the split")] = None,
-    encoding: Annotated[str | None, typer.Option(help="of its texts, such as windows-1251; else found")] = None,
-    decimal: Annotated[str | None, typer.Option(help="of its numbers: '.' or ','; else found")] = None,
-    validation: Annotated[float, typer.Option(help="share drawn for validation, where nothing tells splits")] = 0.1,
-    test: Annotated[float, typer.Option(help="share drawn for test, where nothing tells splits")] = 0.1,
+    layout: LayoutOptions,
+    validation: Annotated[float, typer.Option(help="share drawn for validation, where data have no splits")] = 0.1,
+    test: Annotated[float, typer.Option(help="share drawn for test, where data have no splits")] = 0.1,
     drop_duplicates: Annotated[
-        bool, typer.Option("--drop-duplicates", help="leave out of train what validation or test has too")
+        bool, typer.Option("--drop-duplicates", help="leave items of validation or test out of train")
     ] = False,
 ) -> None:
     """Write a folder of data as Parquet, and report its faults.
@@ -223,12 +225,10 @@ def prepare_command(
     from polyfed.runs.starter import small_splits
 
     console = Terminal()
-    settings: dict[str, Any] = {
+    settings = dict(vars(layout))
+    settings |= {
         "path": str(source.absolute()),
-        "annotations": annotations,
-        "file_column": file_column,
-        "split_column": split_column,
-        "reading": {"encoding": encoding, "decimal": decimal},
+        "reading": {key: settings.pop(key) for key in ("encoding", "decimal")},
         "fractions": {"validation": validation, "test": test},
         "incomplete": "leave_out",
     }
@@ -248,23 +248,23 @@ def prepare_command(
         f"  {destination.name}: {{name: parquet, path: {destination.name}{identity}, {findings.roles.settings}}}"
     )
     if findings.roles.mask:
-        typer.echo(f"with a task {{name: segmentation, target: {findings.roles.mask}}} and what says its classes")
+        typer.echo(f"with a task {{name: segmentation, target: {findings.roles.mask}}} and settings of its classes")
     typer.echo(f"run it with --data-dir {destination.parent}; or let polyfed init write the experiment")
 
 
 def _faults(findings: FolderFindings) -> dict[str, Sequence[str]]:
-    """What is wrong with the data -> where."""
+    """Faults of the data, each with its occurrences."""
     from polyfed.data.files import SPLIT_NAMES
 
     return {
-        "pictures that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
-        "rows, or files of captions, whose pictures are not there, left out": findings.without_image,
-        "pictures whose values are not of 8 bits, scaled": _numbers("from {}", findings.scaled),
+        "images that cannot be read, left out": [f"{file}: {reason}" for file, reason in findings.broken.items()],
+        "rows, or files of captions, without an image, left out": findings.without_image,
+        "images with values of more than 8 bits, scaled": _numbers("from {}", findings.scaled),
         "splits that lack classes": findings.absent,
         "splits without an item": [split for split in SPLIT_NAMES if split not in findings.items],
         "the same in two splits": [f"{first} = {second}" for first, second in findings.in_two_splits],
-        "columns with nothing in them, and of how many items": _numbers("{}", findings.lacking),
-        "pictures without a row or captions, left out": findings.unused,
+        "columns with empty values, and number of items": _numbers("{}", findings.lacking),
+        "images without a row or captions, left out": findings.unused,
         "files that are not read, by ending": _numbers("{}", findings.unread),
     }
 

@@ -13,7 +13,7 @@ from polyfed.runs.opened import open_run
 
 
 def doctor_command() -> None:
-    """Say what stands in the way of a run on this machine.
+    """Check this machine for problems that would stop a run.
 
     Exit code 1 if something does.
     """
@@ -40,7 +40,7 @@ def gallery_command(
     *,
     out: Annotated[Path | None, typer.Option(help="file; by default RUN/gallery.html")] = None,
     queries: Annotated[int, typer.Option(min=1, help="of each kind")] = 6,
-    places: options.PlaceOptions,
+    opening: options.PlaceOptions,
 ) -> None:
     """Write a page of what server and clients retrieve, before and after; it shows local data and is to stay local.
 
@@ -48,8 +48,8 @@ def gallery_command(
     """
     from polyfed.reporting.gallery import write_gallery
 
-    path = write_gallery(places.open(run), out, queries=queries)
-    typer.echo(f"written: {path} (pictures and texts of the data are in it: keep it where they may be)")
+    path = write_gallery(opening.open(run), out, queries=queries)
+    typer.echo(f"written: {path} (images and texts of the data are in it: keep it where they may be)")
 
 
 def evaluate_command(
@@ -64,7 +64,7 @@ def evaluate_command(
     target: Annotated[
         list[str] | None, typer.Option(metavar="TARGET=COLUMN", help="column with labels of a Parquet folder")
     ] = None,
-    places: options.PlaceOptions,
+    opening: options.PlaceOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a run's model on any data set.
@@ -79,7 +79,7 @@ def evaluate_command(
     samples = Target(
         data, split, columns=options.pairs_in("--column", column), targets=options.pairs_in("--target", target)
     )
-    evaluation = evaluate_model(places.open(run), samples, which=which)
+    evaluation = evaluate_model(opening.open(run), samples, which=which)
     if as_json:
         typer.echo(json.dumps({"run": str(run), **vars(evaluation)}, indent=1))
     else:

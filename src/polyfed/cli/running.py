@@ -49,10 +49,11 @@ def run_command(
         ),
     ] = None,
     with_alone: Annotated[
-        bool, typer.Option("--with-alone", help="first the twin local, beside it: what does each client or site gain?")
+        bool, typer.Option("--with-alone", help="run the twin local first, to show the gain of each client or site")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="check and build all, train a batch of each kind, and say what crosses")
+        bool,
+        typer.Option("--dry-run", help="check and build all, train one batch per kind of client, list what crosses"),
     ] = False,
 ) -> None:
     """Run an experiment and report on it.
@@ -78,13 +79,13 @@ def run_command(
         name = f"{experiment.name}-seed{experiment.run.seed}"
         folder = out if out is None or seeds is None else out.with_name(f"{out.name}-seed{experiment.run.seed}")
         folder = folder or free_folder(Path("runs") / name)
-        if its_twin is not None:  # a federation tells what it brings over a twin that is there when it ends
-            beside = folder.with_name(f"{folder.name}-local")
+        if its_twin is not None:  # a federation's summary shows its gain over a finished twin
+            local_folder = folder.with_name(f"{folder.name}-local")
             start = its_twin.start  # a run keeps the paths below it as relative ones
-            if beside.exists() and open_run(beside).experiment.to_yaml(start) != its_twin.to_yaml(start):
-                raise ConfigError(f"--with-alone: {beside} is a run of other settings; choose another --out")
-            _run_or_resume(its_twin, beside, f"the same command, with --out {shlex.quote(str(folder))}")
-        _run_into(experiment, folder)
+            if local_folder.exists() and open_run(local_folder).experiment.to_yaml(start) != its_twin.to_yaml(start):
+                raise ConfigError(f"--with-alone: {local_folder} is a run with other settings; choose another --out")
+            _run(its_twin, local_folder, f"the same command, with --out {shlex.quote(str(folder))}")
+        _run(experiment, folder)
 
 
 def _dry_run(experiment: Experiment) -> None:
@@ -94,7 +95,7 @@ def _dry_run(experiment: Experiment) -> None:
     try:
         with preparation_shown(console):
             tables = DryRun.of(experiment).tables()
-    except StepError as error:  # its line alone is no help to the author of a client half; a run keeps a file of this
+    except StepError as error:  # the author of a client half needs the traceback, which a run would keep
         if error.__cause__ is not None and not isinstance(error.__cause__, PolyfedError):
             typer.echo(lines("".join(traceback.format_exception(error.__cause__)), indent=""), err=True)
         raise
@@ -108,17 +109,20 @@ def free_folder(folder: Path) -> Path:
     return next(path for path in chain([folder], numbered) if not path.exists())
 
 
-def _run_into(experiment: Experiment, folder: Path) -> None:
-    from polyfed.reporting.api import run
-    from polyfed.reporting.progress import FolderLine
+def _run(experiment: Experiment, folder: Path, again: str = "") -> None:
+    """Run an experiment; with ``again``, the command that continues it, an existing run goes on, without a summary."""
+    from polyfed.reporting.api import resume, run
+    from polyfed.reporting.progress import FolderLine, WithoutSummary
 
     console = terminal()
-    with _shown(console, folder) as display:
-        callbacks = [FolderLine(folder, console), display]
+    with _shown(console, folder, again) as display:
+        callbacks = [FolderLine(folder, console), WithoutSummary(display) if again else display]
         if experiment.run.engine.is_deployed:
             from polyfed.deploy.launch import launch
 
             launch(experiment, folder, callbacks)
+        elif again and folder.exists():
+            resume(folder, callbacks)
         else:
             run(experiment, folder, callbacks)
 
@@ -128,7 +132,7 @@ def demo_command(
         Path | None, typer.Option(help="folder of its two runs, gone on with if they are there; else runs/demo")
     ] = None,
 ) -> None:
-    """Train a small federation on generated data beside its server alone: half a minute, no download.
+    """Train a small federation on generated data, and its server alone: half a minute, no download.
 
     Example: polyfed demo
     """
@@ -138,34 +142,20 @@ def demo_command(
     place = out or free_folder(Path("runs/demo"))
     federation, alone = place / "federation", place / "server-alone"
     again = f"polyfed demo --out {shlex.quote(str(place))}"
-    twin = ["twin.kind=server-only", "twin.candidates=1", "run.output.plots=false"]
+    twin = ["twin.kind=server-only", "run.output.plots=false"]
     runs = {alone: Experiment.load(DEMO, twin), federation: Experiment.load(DEMO)}
     for folder, experiment in runs.items():
         if folder.exists() and (name := open_run(folder).experiment.name) != experiment.name:
             raise ConfigError(f"--out: {folder} is a run of '{name}', not of the demo; choose another --out")
     for folder, experiment in runs.items():
         if not (folder / "report.html").is_file():
-            _run_or_resume(experiment, folder, again)
+            _run(experiment, folder, again)
     typer.echo(f"The server alone: {summary_of(alone).verdict}")
     terminal().print(summary_of(federation))
     configs = " and ".join(f"polyfed run {shlex.quote(str(run / 'config.yaml'))}" for run in (federation, alone))
-    typer.echo(f"One seed is no claim; five of each, for polyfed compare: {configs}, both with --seeds 1,2,3,4")
-    typer.echo("Your own pictures: polyfed init mine.yaml --pairs FOLDER")
+    typer.echo(f"One seed proves nothing; five of each, for polyfed compare: {configs}, both with --seeds 1,2,3,4")
+    typer.echo("Your own images: polyfed init mine.yaml --pairs FOLDER")
     typer.echo("A longer run: polyfed run scenes-demo")
-
-
-def _run_or_resume(experiment: Experiment, folder: Path, again: str = "") -> None:
-    """Begin or continue a run, shown without what came out."""
-    from polyfed.reporting.api import resume, run
-    from polyfed.reporting.progress import FolderLine, WithoutSummary
-
-    console = terminal()
-    with _shown(console, folder, again) as display:
-        callbacks = [FolderLine(folder, console), WithoutSummary(display)]
-        if folder.exists():
-            resume(folder, callbacks)
-        else:
-            run(experiment, folder, callbacks)
 
 
 def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:
@@ -200,7 +190,7 @@ def watch_command(run: RunArgument) -> None:
         display.show()
         ended = follow(run / PROGRESS, display, run, finished=lambda: not folder.is_worked_on())
     if not ended:
-        typer.echo(f"nobody is working on this run; continue it with: polyfed resume {run}")
+        typer.echo(f"no process works on this run; continue it with: polyfed resume {run}")
 
 
 def terminal() -> Terminal:
@@ -211,9 +201,8 @@ def terminal() -> Terminal:
 
 @contextlib.contextmanager
 def _shown(console: Terminal, folder: Path, again: str = "") -> Iterator[Callback]:
-    """What shows a run in ``folder``; an interruption says how to go on: with ``again``, or as the run is continued."""
+    """Display of a run in ``folder``; an interruption prints how to go on: with ``again``, or by resuming the run."""
     from polyfed.reporting.progress import progress_for
-    from polyfed.runs.tuning import tuning_folder
 
     display = progress_for(console)
     with contextlib.closing(display):
@@ -224,6 +213,4 @@ def _shown(console: Terminal, folder: Path, again: str = "") -> Iterator[Callbac
             hint = "nothing was written"
             if again or (folder / "run.json").is_file():
                 hint = f"continue with: {again or f'polyfed resume {folder}'}"
-            elif tuning_folder(folder).is_dir():
-                hint = f"the same command, with --out {folder}, goes on with the tuning"
             raise typer.Exit(fail(f"interrupted; {hint}", 130)) from None

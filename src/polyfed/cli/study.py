@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyfed.lab.studies.runner import StudyRun
 
 STUDIES = Path("runs") / "studies"
-"""Where studies lie, beside the cells that they share."""
+"""Folder of studies, next to the cells that they share."""
 
 PAPERS = Path("papers")
 _CLONED = Path(__file__).parents[3] / PAPERS
@@ -32,24 +32,24 @@ def study_run(
     source: StudyArgument,
     *,
     scale: Annotated[
-        str, typer.Option(help="small, paper, smoke (does all of it work), or one of the file's own")
+        str, typer.Option(help="small, paper, smoke (a test of all parts), or one of the file's own")
     ] = "small",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="exactly so many from 0 on; by default as the study says")
+        int | None, typer.Option(min=1, help="number of seeds, from 0 on; by default that of the study")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="cells at once", show_default="one a GPU, else one a core")
+        int | None, typer.Option(min=1, help="cells at once", show_default="one per GPU, else one per core")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="where the clients of each cell execute: local or ray")] = None,
+    engine: Annotated[str | None, typer.Option(help="engine of the clients of each cell: local or ray")] = None,
     only: Annotated[str | None, typer.Option(metavar="ROW,ROW,...", help="these rows", show_default="all")] = None,
     budget: Annotated[
-        float | None, typer.Option(min=0, metavar="HOURS", help="those cells first that matter most")
+        float | None, typer.Option(min=0, metavar="HOURS", help="run the most important cells first, for so long")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder; by default runs/studies/<name>-<scale>")] = None,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
 ) -> None:
-    """Run what is missing of a study, and print its tables. Continues where it was stopped.
+    """Run missing cells of a study, and print its tables. Continues where it was stopped.
 
     Examples: polyfed study run mine.yaml --only fedavg,mine --budget 1.5; in a clone of polyfed's repository, polyfed
     study run papers/creamfl/t1.yaml --data-dir data --jobs 2
@@ -105,7 +105,7 @@ def study_show(folder: StudyFolder, allow_code: AllowCode = False) -> None:
     from polyfed.lab.studies.tables import study_tables
     from polyfed.reporting.terminal import Terminal
 
-    Terminal().print_tables(study_tables(Results.load(_found(folder), allow_code)))
+    Terminal().print_tables(study_tables(Results.load(_study_folder(folder), allow_code)))
 
 
 def study_export(
@@ -118,12 +118,12 @@ def study_export(
     from polyfed.lab.studies.page import export_study
     from polyfed.lab.studies.results import Results
 
-    place = _found(folder)
+    place = _study_folder(folder)
     for path in export_study(Results.load(place, allow_code), out or place / "export"):
         typer.echo(f"written: {path}")
 
 
-def _found(folder: Path) -> Path:
+def _study_folder(folder: Path) -> Path:
     """The folder, or that of a study by name."""
     return folder if folder.is_dir() or not (STUDIES / folder).is_dir() else STUDIES / folder
 

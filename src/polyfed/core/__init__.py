@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, typed settings and components, randomness, devices, files."""
+"""Foundations: errors, typed settings and components, randomness, devices, files."""

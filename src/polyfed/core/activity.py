@@ -1,7 +1,7 @@
-"""Progress: reported where work is done, shown by whoever listens.
+"""One typed stream of events: reported where work is done, followed by callbacks.
 
-Data, clients and servers report; a display of a run listens as long as ``heard_by`` lasts. Unheard, a report costs
-a look at a variable, so workers of other engines report to nobody. No report can change a result.
+Data, clients and servers report; a run follows as long as ``heard_by`` lasts. Without a follower a report costs a look
+at a variable. No report can change a result.
 """
 
 from __future__ import annotations
@@ -10,34 +10,66 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 _T = TypeVar("_T")
 _EVERY = 0.2  # seconds between two reports of one pass
 
-
 SERVER = "server"
-"""What the server is called in records and displays; no client can be called so."""
+"""Name of the server in records and displays; clients cannot have it."""
 
 
-class Listener(Protocol):
-    """Hears of what goes on."""
+@dataclass(frozen=True)
+class Event:
+    """An event of a run."""
 
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """Data are read or computed: ``done`` of ``total``, 0 if nobody knows how many."""
 
-    def client_started(self, client: str, step: str) -> None:
-        """A client begins to work on a step."""
+@dataclass(frozen=True)
+class Preparing(Event):
+    """Data are read or computed, ``done`` of ``total`` (0: unknown); before a run begins, or during it."""
 
-    def working(self, participant: str, what: str, done: int, total: int) -> None:
-        """A participant has done ``done`` of ``total`` parts of something, 0 if nobody knows how many."""
+    what: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class ClientStarted(Event):
+    """A client begins to work on a step."""
+
+    client: str
+    step: str
+
+
+@dataclass(frozen=True)
+class Working(Event):
+    """A client or the server has done ``done`` of ``total`` parts of its work (0: unknown)."""
+
+    participant: str
+    what: str
+    done: int = 0
+    total: int = 0
+
+
+class Callback:
+    """Follows a run. This class does nothing; subclasses handle the events that concern them."""
+
+    def handle(self, event: Event) -> None:
+        """Take note of an event; called in the order in which events happen."""
+
+    def happened_at(self, when: float) -> None:
+        """Time of the next event, seconds since 1970; called by replays alone."""
+
+    def close(self) -> None:
+        """The run is left, finished or not; called by the owner of the callback, perhaps more than once."""
 
 
 class _Audience:
-    """A listener, and whether a pass is under way: passes within it are its parts, and not reported."""
+    """A callback, and whether a pass is under way: passes within it are its parts, and not reported."""
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
         self.occupied = False
 
 
@@ -45,41 +77,44 @@ _AUDIENCE: ContextVar[_Audience | None] = ContextVar("audience", default=None)
 
 
 @contextlib.contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
-    """Reports within the block, in this thread, go to ``listener``."""
-    token = _AUDIENCE.set(_Audience(listener))
+def heard_by(callback: Callback) -> Iterator[None]:
+    """Reports within the block, in this thread, go to ``callback``."""
+    token = _AUDIENCE.set(_Audience(callback))
     try:
         yield
     finally:
         _AUDIENCE.reset(token)
 
 
-def client_started(client: str, step: str) -> None:
+def _report(event: Event) -> None:
     if (audience := _AUDIENCE.get()) is not None:
-        audience.listener.client_started(client, step)
+        audience.callback.handle(event)
+
+
+def client_started(client: str, step: str) -> None:
+    _report(ClientStarted(client, step))
 
 
 def at_work(participant: str, what: str) -> None:
-    if (audience := _AUDIENCE.get()) is not None:
-        audience.listener.working(participant, what, 0, 0)
+    _report(Working(participant, what))
 
 
 def preparing(what: str) -> None:
     if (audience := _AUDIENCE.get()) is not None and not audience.occupied:
-        audience.listener.preparing(what, 0, 0)
+        audience.callback.handle(Preparing(what))
 
 
 def prepared(what: str, items: Iterable[_T], total: int, *, size: int = 1, before: int = 0) -> Iterator[_T]:
     """The items, reporting how many of ``total`` are ready: ``before`` were, and each counts for ``size``."""
-    return _reported(items, lambda to, done: to.preparing(what, min(before + done * size, total), total))
+    return _reported(items, lambda done: Preparing(what, min(before + done * size, total), total))
 
 
 def passed(participant: str, what: str, items: Iterable[_T], total: int, *, before: int = 0) -> Iterator[_T]:
     """The parts of a participant's pass, reporting how many of ``total`` it has done, ``before`` of them earlier."""
-    return _reported(items, lambda to, done: to.working(participant, what, min(before + done, total), total))
+    return _reported(items, lambda done: Working(participant, what, min(before + done, total), total))
 
 
-def _reported(items: Iterable[_T], report: Callable[[Listener, int], None]) -> Iterator[_T]:
+def _reported(items: Iterable[_T], event_at: Callable[[int], Event]) -> Iterator[_T]:
     audience = _AUDIENCE.get()
     if audience is None or audience.occupied:
         yield from items
@@ -87,9 +122,9 @@ def _reported(items: Iterable[_T], report: Callable[[Listener, int], None]) -> I
     audience.occupied, last = True, -_EVERY
     try:
         for done, item in enumerate(items):
-            if (now := time.monotonic()) - last >= _EVERY:  # nobody reads faster, and reports take time
+            if (now := time.monotonic()) - last >= _EVERY:  # displays are not read faster, and reports take time
                 last = now
-                report(audience.listener, done)
+                audience.callback.handle(event_at(done))
             yield item
     finally:
         audience.occupied = False

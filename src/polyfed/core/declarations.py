@@ -34,14 +34,14 @@ class ClassDeclaration:
     """A class of a module, unimported.
 
     Attributes:
-        module: where it is defined.
-        name: of the class.
+        module: Module of the class.
+        name: Name of the class.
         documentation: its docstring.
-        bases: where its bases are defined, as far as their names tell.
+        bases: Places of its bases, where imports show them.
         is_open: names that its own body defines or assigns -> whether they are abstract methods.
         texts: class attributes whose values are plain strings.
         fields: attributes that its own body annotates, in order -> annotation.
-        imported: what its module imports by name -> where that is defined.
+        imported: Names that its module imports -> their places.
     """
 
     module: str
@@ -91,12 +91,11 @@ def _components_in(module: str, family: ClassPlace) -> Iterator[tuple[str, Class
     """Short name and class of the public, concrete classes of ``family`` in a module."""
     for declared in class_declarations(module).values():
         above = ancestry((declared.module, declared.name))
-        if declared.name.startswith("_") or family not in [(kind.module, kind.name) for kind in above]:
+        if declared.name.startswith("_") or family not in [(one.module, one.name) for one in above]:
             continue
-        nearest: dict[str, bool] = {}
-        for kind in above:  # what is nearer in the ancestry counts
-            nearest = {**kind.is_open, **nearest}
-        if not any(nearest.values()):
+        # the nearest in the ancestry counts
+        is_open = {name: value for one in reversed(above) for name, value in one.is_open.items()}
+        if not any(is_open.values()):
             yield declared.texts.get(SHORT_NAME, module.rpartition(".")[2]), declared
 
 
@@ -107,7 +106,7 @@ def class_declarations(module: str) -> Mapping[str, ClassDeclaration]:
         return {}
     tree = ast.parse(source)
     imported: dict[str, ClassPlace] = {}
-    # what is imported within functions and classes is no base
+    # imports within functions and classes are not those of bases
     statements = [item for item in tree.body if not isinstance(item, ast.ClassDef | ast.FunctionDef)]
     for node in itertools.chain.from_iterable(map(ast.walk, statements)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -129,33 +128,28 @@ def _source(module: str) -> str | None:
 def _declared(node: ast.ClassDef, module: str, imported: Mapping[str, ClassPlace]) -> ClassDeclaration:
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
     names = [base.id for base in bases if isinstance(base, ast.Name)]
-    assigned = dict(_assignments(node))
-    annotated = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+    statements = [item for item in node.body if isinstance(item, ast.Assign | ast.AnnAssign)]
+    assigned = {
+        ast.unparse(target): getattr(item.value, "value", None)
+        for item in statements
+        for target in (item.targets if isinstance(item, ast.Assign) else [item.target])
+    }
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    is_open = {item.name: "abstractmethod" in map(ast.unparse, item.decorator_list) for item in methods}
     return ClassDeclaration(
         module=module,
         name=node.name,
         documentation=ast.get_docstring(node) or "",
         bases=tuple(imported.get(name, (module, name)) for name in names),
-        is_open=dict.fromkeys(assigned, False) | dict(_methods(node)),
-        texts={name: value for name, value in assigned.items() if value is not None},
-        fields={ast.unparse(item.target): ast.unparse(item.annotation) for item in annotated},
+        is_open=dict.fromkeys(assigned, False) | is_open,
+        texts={name: value for name, value in assigned.items() if isinstance(value, str)},
+        fields={
+            ast.unparse(item.target): ast.unparse(item.annotation)
+            for item in statements
+            if isinstance(item, ast.AnnAssign)
+        },
         imported=imported,
     )
-
-
-def _methods(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef):
-            yield item.name, "abstractmethod" in map(ast.unparse, item.decorator_list)
-
-
-def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, str | None]]:
-    for item in node.body:
-        if isinstance(item, ast.Assign | ast.AnnAssign):
-            value = item.value.value if isinstance(item.value, ast.Constant) else None
-            for target in item.targets if isinstance(item, ast.Assign) else [item.target]:
-                if isinstance(target, ast.Name):
-                    yield target.id, value if isinstance(value, str) else None
 
 
 def ancestry(place: ClassPlace) -> list[ClassDeclaration]:
@@ -181,7 +175,7 @@ def class_in_file(name: str, family: type[_T]) -> type[_T]:
     """The class that ``FILE.py:Class`` names; the file runs once in a process.
 
     Raises:
-        ConfigError: there is no such file or class, or it is none of the family, or a folder that somebody handed over
+        ConfigError: the file or class does not exist, or is not of the family, or a folder from elsewhere
             names it and may not.
     """
     path, _, attribute = name.rpartition(":")
@@ -195,22 +189,22 @@ def class_in_file(name: str, family: type[_T]) -> type[_T]:
         if module not in sys.modules:
             sys.modules[module] = module_from_spec(spec)  # pydantic looks there for the names of types
             spec.loader.exec_module(sys.modules[module])
-        kind = getattr(sys.modules[module], attribute)
+        found_class = getattr(sys.modules[module], attribute)
     except (OSError, ImportError, SyntaxError, AttributeError) as error:
         sys.modules.pop(module, None)
         raise ConfigError(f"cannot read '{name}': {error}; give FILE.py:Class") from error
-    if not (isinstance(kind, type) and issubclass(kind, family)):
+    if not (isinstance(found_class, type) and issubclass(found_class, family)):
         raise ConfigError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
-    return kind
+    return found_class
 
 
 def own_code(settings: BaseModel) -> dict[str, dict[str, str]]:
     """``own_code``: module -> digest of its source, of all components from outside polyfed among the settings and
     beneath them, and of what their modules import from the same package or folder. Empty where there are none."""
     digests: dict[str, str] = {}
-    for kind in {type(part) for part in _parts(settings)}:
-        if kind.__module__.partition(".")[0] != _OURS:
-            digests |= _sources(kind.__module__)
+    for part_class in {type(part) for part in _parts(settings)}:
+        if part_class.__module__.partition(".")[0] != _OURS:
+            digests |= _sources(part_class.__module__)
     return {"own_code": digests} if digests else {}
 
 

@@ -1,4 +1,4 @@
-"""Where tensors are computed: devices and CPU threads."""
+"""Devices and CPU threads of computations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def resolve_device(name: str) -> torch.device:
     """The device called ``name``; ``auto`` takes the first CUDA device if there is one.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: the device is not available.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -30,7 +30,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def finish_queued(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given, so that a clock measures its work."""
+    """Wait until a GPU has finished its queue, so that a clock measures its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -47,12 +47,12 @@ def _default_threads(value: Any) -> Any:
 
 
 Threads = Annotated[int, BeforeValidator(_default_threads), Field(ge=1)]
-"""CPU threads; null: as many as there are cores, at most two, as what polyfed trains here gains little from more."""
+"""CPU threads; null: as many as there are cores, at most two: more gain little for what polyfed trains on CPUs."""
 
 
 @contextlib.contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """Compute with so many CPU threads within a block: floating-point sums depend on their number."""
+    """Compute with ``count`` CPU threads within a block: floating-point sums depend on their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""The beta distribution and Student's t, by which intervals and tests go."""
+"""The beta distribution and Student's t, for intervals and tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from functools import cache
 
 LEVEL = 0.95
-"""Of intervals."""
+"""Level of intervals."""
 
 _CLOSE = 1e-15
 _MOST_TERMS = 100_000
@@ -36,7 +36,7 @@ def beta_share(x: float, a: float, b: float) -> float:
 
 
 def beta_quantile(share: float, a: float, b: float) -> float:
-    """Where ``beta_share`` is a share within (0, 1), to the last bit, by halves."""
+    """Point below which ``beta_share`` is a share within (0, 1), to the last bit, by bisection."""
     low, high = 0.0, 1.0
     while low < (x := (low + high) / 2) < high:
         low, high = (low, x) if beta_share(x, a, b) > share else (x, high)
@@ -51,11 +51,11 @@ def student_reach(degrees: float, level: float = LEVEL) -> float:
 
 
 def student_beyond(reach: float, degrees: float) -> float:
-    """How often Student's t is further from 0 than ``reach``: p of the two-sided test; NaN of no number."""
+    """Two-sided p of Student's t: probability of a value further from 0 than ``reach``; NaN of NaN."""
     square = reach * reach
     if math.isnan(square):
         return math.nan
-    if square < 1:  # of which little would be left in the other sum
+    if square < 1:  # the other sum would lose digits
         return 1 - beta_share(square / (degrees + square), 0.5, degrees / 2)
     return beta_share(degrees / (degrees + square), degrees / 2, 0.5)
 

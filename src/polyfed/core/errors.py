@@ -1,4 +1,4 @@
-"""Errors that a user can cause and mend: each says what is wrong, with which value, and what to do."""
+"""Errors that users can cause and correct: each names the fault, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PolyfedError(Exception):
     """Base of all errors with a cause and a remedy in their one-line message; the CLI exits with code 2 on them."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback: who reads a notebook has the cause in the message."""
+        """Text that IPython shows in place of a traceback: the message has the cause."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -26,7 +26,7 @@ class ConfigError(PolyfedError):
 
 
 class DataError(PolyfedError):
-    """A data folder, file, column or sample is missing, damaged, or overlaps where it must not."""
+    """A data folder, file, column or sample is missing or damaged, or sets overlap."""
 
 
 class RunError(PolyfedError):
@@ -46,26 +46,26 @@ class PayloadError(PolyfedError):
 
 
 class RefusedError(PayloadError):
-    """A site refuses what it is asked for what is asked alone; the text says nothing of its data, and may be told."""
+    """A site refuses a request because of the request alone; the text holds no data, and may be sent."""
 
 
 class BudgetError(PolyfedError):
-    """A client has given away as much as its privacy budget allows."""
+    """A client has used up its privacy budget."""
 
 
 def author_line(error: BaseException) -> str:
-    """``file:line`` of the innermost code on the way to an error that is of no library; empty if there is none."""
+    """``file:line`` of the innermost code outside libraries on the way to an error; empty if there is none."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _LIBRARY.search(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """The line about a name that nothing has, and what would be valid."""
+    """Message about an unknown name, with the valid ones."""
     return f"unknown {what} '{name}'; {nearest(name, valid)}"
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """A hint for an unknown word: the closest valid one, if any is close, and all that would be valid."""
+    """Hint for an unknown word: the closest valid one, if any is close, and all valid ones."""
     names = sorted(valid)
     close = difflib.get_close_matches(word, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""

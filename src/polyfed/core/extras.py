@@ -1,4 +1,4 @@
-"""Optional extras of the installation: what each brings stands in pyproject.toml and nowhere else."""
+"""Optional extras of the installation; pyproject.toml alone lists their packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 
 @cache
 def is_installed(extra: str) -> bool:
-    """Whether all packages of an extra are there; true where polyfed runs uninstalled and cannot tell."""
+    """True if all packages of an extra are installed; also where polyfed runs uninstalled."""
     try:
         return all(metadata.version(package) for package in _packages().get(extra, ()))
     except metadata.PackageNotFoundError:
@@ -26,7 +26,7 @@ def extra_with(module: str) -> str | None:
 
 
 def known_extras() -> list[str]:
-    """All that can be installed beside polyfed; empty where it runs uninstalled."""
+    """All extras of polyfed; empty where it runs uninstalled."""
     return sorted(_packages())
 
 
@@ -36,21 +36,21 @@ def how_to_install(extra: str) -> str:
 
 @contextmanager
 def brought_by(extra: str) -> Iterator[None]:
-    """For imports of packages that an extra brings.
+    """Wrap imports of packages that an extra brings.
 
     Raises:
-        ConfigError: a package is not installed; the message says how to get it.
+        ConfigError: a package is missing; the message has the command that installs it.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        absent = f"this needs the package '{error.name}', which is not there"
-        raise ConfigError(f"{absent}; {how_to_install(extra)}") from error
+        missing = f"this needs the package '{error.name}', which is not installed"
+        raise ConfigError(f"{missing}; {how_to_install(extra)}") from error
 
 
 @cache
 def _packages() -> dict[str, list[str]]:
-    """Extra -> the packages that it adds, but for that of the developers."""
+    """Extra -> the packages that it adds; without the developers' extra."""
     try:
         requirements = metadata.requires("polyfed") or []
     except metadata.PackageNotFoundError:

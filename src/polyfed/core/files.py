@@ -1,6 +1,6 @@
-"""Files that are either complete or not there, whatever ends the process; and paths in settings.
+"""Files that are either complete or absent, however the process ends; and paths in settings.
 
-Each path becomes whole where it is read, so that whoever uses it later may work in any folder.
+Each path is made absolute where it is read, so that later code may work in any folder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # answers of file systems that
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """Within the block nobody but this user can read what this process, and those that it starts, write.
+    """Within the block only this user can read files that this process, and those that it starts, write.
 
-    Every program of polyfed runs within it: caches hold decoded pictures, run folders predictions and models.
+    Every program of polyfed runs within it: caches hold decoded images, run folders predictions and models.
     """
     before = os.umask(0o077)
     try:
@@ -40,15 +40,16 @@ def cut_last_line(path: Path) -> None:
 
 
 def require_plain(folder: Path, *, inside: Container[str] | None = None) -> None:
-    """Check a folder that somebody handed over: it holds files and folders, and no link in it leads out of it.
+    """Check a folder from elsewhere: it holds files and folders, and no link in it leads out of it.
 
-    Whatever is read or written below it then is of this folder, and does not wait for another process.
+    Files below it then belong to this folder, and reading does not wait for another process.
 
     Args:
-        folder: of which all is checked that is no folder.
-        inside: names of its folders that are looked into; None: all. What others keep in theirs, nobody reads here.
+        folder: Folder to check.
+        inside: Names of its folders that are checked too; None: all. Others belong to other programs.
 
     Raises:
+        RunError: it holds a pipe, a device or a socket, or a link that leads elsewhere.
         RunError: it holds a pipe, a device or a socket, or a link that leads elsewhere.
     """
     top = folder.resolve()
@@ -64,14 +65,14 @@ def require_plain(folder: Path, *, inside: Container[str] | None = None) -> None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path``, flush it to disk and move it into place, and its name with it.
+    """Write ``data`` next to ``path``, flush it to disk and move it into place, and its name with it.
 
     Raises:
-        OSError: the disk is full or the folder not writable; nothing of the attempt is left then.
+        OSError: the disk is full or the folder not writable; the attempt leaves no file.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    # in the same folder, as only within a file system is a move one step
+    # in the same folder, since a move is one step only within a file system
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
@@ -88,10 +89,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_fully(descriptor: int, data: bytes, start: int) -> None:
-    """Write all of ``data`` at an offset of a file; it is on the disk, and was read back, when this returns.
+    """Write all of ``data`` at an offset of a file; on return it is on the disk, and was read back.
 
     Raises:
-        OSError: there is no room for all of it; the file then ends at ``start``.
+        OSError: there is not enough room; the file then ends at ``start``.
     """
     try:
         done = 0
@@ -102,7 +103,7 @@ def write_fully(descriptor: int, data: bytes, start: int) -> None:
             done += written
         os.fsync(descriptor)
         if os.pread(descriptor, len(data) + 1, start) != data:
-            raise OSError(errno.EIO, "the file does not have what was written into it")
+            raise OSError(errno.EIO, "the file differs from what was written into it")
     except BaseException:
         os.ftruncate(descriptor, start)
         raise
@@ -114,7 +115,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush to disk which files a folder has."""
+    """Flush the entries of a folder to disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:  # a folder that may be written into and not read
@@ -136,8 +137,8 @@ def paths_from(folder: Path | None, file: Path | None = None) -> Iterator[None]:
     """Within the block relative paths of settings start from a folder, by default the working folder.
 
     Args:
-        folder: from which they start; None: the working folder.
-        file: folder of the file that is read, for what lies beside it; None: as all others.
+        folder: Start of relative paths; None: the working folder.
+        file: Folder of the settings' file, for what lies next to it; None: like all others.
     """
     token = _starts.set((folder, file))
     try:
@@ -147,23 +148,23 @@ def paths_from(folder: Path | None, file: Path | None = None) -> Iterator[None]:
 
 
 def start_of_paths() -> Path:
-    """The folder from which relative paths of settings start here."""
+    """Folder from which relative paths of settings start here."""
     return _starts.get()[0] or Path.cwd()
 
 
 def folder_of_file() -> Path | None:
-    """The folder of the file of settings that is read; None: they come from no file."""
+    """Folder of the file of settings in use; None: they come from no file."""
     return _starts.get()[1]
 
 
 def whole(path: Path | str, start: Path | None = None) -> Path:
     """The path from ``start``, by default ``start_of_paths``, with ``~`` for the user's own."""
-    given = os.path.expanduser(path)  # noqa: PTH111 - which leaves the name of a user who is not there as it is
+    given = os.path.expanduser(path)  # noqa: PTH111 - which leaves the name of an unknown user as it is
     return Path(os.path.normpath((start or start_of_paths()) / given))
 
 
 def named_in(variable: str) -> Path | None:
-    """The folder that a variable of the environment names, if it is set."""
+    """The folder that an environment variable names, if it is set."""
     return whole(os.environ[variable]) if os.environ.get(variable) else None
 
 
@@ -173,7 +174,7 @@ def user_cache() -> Path:
 
 
 Place = Annotated[Path, AfterValidator(whole)]
-"""A path that starts from the working folder, or from that of its run."""
+"""A path that starts from the working folder, or from the folder of its run."""
 
 PlaceBeside = Annotated[Path, AfterValidator(lambda path: whole(path, _starts.get()[1]))]
 """A path that starts from the folder of the file that names it."""

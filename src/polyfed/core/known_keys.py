@@ -1,4 +1,4 @@
-"""Keys of a configuration against the source of the classes that will read it: a mistyped one is told at once.
+"""Keys of a configuration against the source of the classes that read it: a mistyped one is reported at once.
 
 Those classes need torch, whose import takes seconds. They check all that is checked here again, in the same words.
 """
@@ -20,7 +20,7 @@ def require_known_keys(content: Mapping[str, Any], kind: ClassPlace) -> None:
     """Check the keys of a configuration, and the names of components; code from elsewhere is not looked at.
 
     Args:
-        content: of the configuration.
+        content: Content of the configuration.
         kind: the class of settings that reads it.
 
     Raises:

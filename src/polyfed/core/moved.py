@@ -50,13 +50,13 @@ GONE: Mapping[str, Mapping[str, Any]] = {
         "measured_on": "aggregated",
     },
     "transport": {"topk": None, "unchanged": "send"},
-    "twin": {"passes": None, "rate": None},
+    "twin": {"candidates": 9, "passes": None, "rate": None, "tuned": None},
 }
 """Section and key of older run folders that are gone -> value at which it changed nothing."""
 
 
 def moved_path(path: str) -> str:
-    """The path of a setting as it is now: of ``run.plots`` it is ``run.output.plots``; a warning says so."""
+    """The present path of a setting: ``run.output.plots`` for ``run.plots``, with a warning."""
     first, _, key = path.partition(".")
     section = MOVED.get(key.partition(".")[0]) if first == "run" else None
     if section is None:
@@ -65,8 +65,8 @@ def moved_path(path: str) -> str:
     return f"run.{section}.{key}"
 
 
-def with_moved(content: Mapping[str, Any], *, is_told: bool = True) -> dict[str, Any]:
-    """A configuration with its keys in the sections where they stand now; a warning says so if ``is_told``.
+def with_moved(content: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
+    """A configuration with its keys in their present sections; with a warning if ``warns``.
 
     Keys that are gone are left out where they changed nothing; any other value of them stays, and is refused.
     """
@@ -77,7 +77,7 @@ def with_moved(content: Mapping[str, Any], *, is_told: bool = True) -> dict[str,
     now = {key: value for key, value in run.items() if key not in MOVED}
     for key in (key for key in run if key in MOVED):  # in the order of the file: equal runs have equal pages
         now[MOVED[key]] = {key: run[key], **now.get(MOVED[key], {})}
-        if is_told:
+        if warns:
             _tell(key)
     return {**known, "run": now}
 
@@ -89,9 +89,11 @@ def _without_gone(content: Any, section: str) -> Any:
         return content
     # another's component may have a key of that name
     gone = {} if "." in str(content.get("name")) else GONE.get(section, {})
+    if section == "twin" and content.get("of"):  # twins of runs until 0.4 name their search, which is over
+        return {key: value for key, value in content.items() if key not in ("candidates", "tuned")}
     return {key: _without_gone(value, key) for key, value in content.items() if gone.get(key, ...) != value}
 
 
-@cache  # once a process, however many experiments a study has
+@cache  # once per process, however many experiments a study has
 def _tell(key: str) -> None:
     log.warning("run.%s is run.%s.%s now; the old name is still read", key, MOVED[key], key)

@@ -42,8 +42,7 @@ class Settings(BaseModel):
     subclass that sets ``home``: the package whose modules are its short names, or the module that holds all. Where a
     module holds several public components, ``short_name`` names each. A family is itself usable as a field type: the
     field then accepts a name, a mapping with a ``name``, an instance, or the class itself. A component whose packages
-    do not come with polyfed says in ``pip_extra`` which extra brings them; its module imports them only where it uses
-    them.
+    do not come with polyfed names their extra in ``pip_extra``; its module imports them only where it uses them.
 
     Raises:
         ConfigError: naming the first wrong key, its value and what would be valid.
@@ -102,7 +101,7 @@ class Settings(BaseModel):
 
         Raises:
             ValueError: no such component; the message lists what would be valid. Or it needs a package that is not
-                installed; the message says what to install.
+                installed; the message has the command that installs it.
         """
         if "." in name:
             return _imported(name, cls)
@@ -111,11 +110,11 @@ class Settings(BaseModel):
         if declared is None:
             raise ValueError(unknown(family, name, cls.declared()))
         try:
-            kind: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
+            component: type[Settings] = getattr(importlib.import_module(declared.module), declared.name)
         except ModuleNotFoundError as error:
             hint = f"; {how_to_install(declared.texts['pip_extra'])}" if declared.texts.get("pip_extra") else ""
             raise ValueError(f"{family} '{name}' needs a package: {error}{hint}") from error
-        return kind
+        return component
 
     @model_validator(mode="wrap")
     @classmethod
@@ -130,12 +129,9 @@ class Settings(BaseModel):
             if inspect.isabstract(cls) and not isinstance(data, cls):
                 raise ValueError(f"needs a name; {nearest('', cls.declared())}")
             return handler(data)
-        return cls._of_kind(cls.named(str(data["name"])), data, handler)
-
-    @classmethod
-    def _of_kind(cls, kind: type[Settings], data: Mapping[str, Any], handler: ModelWrapValidatorHandler[Self]) -> Self:
+        chosen = cls.named(str(data["name"]))
         fields = {key: value for key, value in data.items() if key != "name"}
-        return handler(fields) if kind is cls else cast("Self", kind.model_validate(fields))
+        return handler(fields) if chosen is cls else cast("Self", chosen.model_validate(fields))
 
     @model_serializer(mode="wrap")
     def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -156,9 +152,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
 
 
-def is_component(kind: Any) -> TypeGuard[type[Settings]]:
+def is_component(candidate: Any) -> TypeGuard[type[Settings]]:
     """Whether a type is a component or a family of components."""
-    return isinstance(kind, type) and issubclass(kind, Settings) and bool(kind.home)
+    return isinstance(candidate, type) and issubclass(candidate, Settings) and bool(candidate.home)
 
 
 def is_import_path(text: str) -> bool:
@@ -168,30 +164,30 @@ def is_import_path(text: str) -> bool:
 
 def _imported(name: str, family: type[Settings]) -> type[Settings]:
     if not is_import_path(name):
-        raise ValueError(f"'{name}' is no import path; give it as package.module.Class")
+        raise ValueError(f"'{name}' is not an import path; give it as package.module.Class")
     path, _, attribute = name.rpartition(".")
     require_own_code(path, attribute)
     try:
-        kind = getattr(importlib.import_module(path), attribute)
+        candidate = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
         hint = f"; is the folder of '{path.partition('.')[0]}' on PYTHONPATH?" if isinstance(error, ImportError) else ""
         raise ValueError(f"cannot import '{name}': {error}{hint}") from error
-    if not (isinstance(kind, type) and issubclass(kind, family)):
+    if not (isinstance(candidate, type) and issubclass(candidate, family)):
         raise ValueError(f"'{name}' is not a subclass of {family.__module__}.{family.__qualname__}")
-    return kind
+    return candidate
 
 
 S = TypeVar("S", bound=Settings)
 
 
-def parse_settings(kind: type[S], content: Mapping[str, Any]) -> S:
+def parse_settings(settings_class: type[S], content: Mapping[str, Any]) -> S:
     """Settings from a mapping.
 
     Raises:
         ConfigError: naming the first wrong key, its value and what would be valid.
     """
     try:
-        return kind.model_validate(content)
+        return settings_class.model_validate(content)
     except ValidationError as error:
         raise ConfigError(first_problem(error)) from error
 
@@ -226,8 +222,8 @@ class NoEffectError(ValueError):
     """A setting has no effect.
 
     Attributes:
-        name: of the setting.
-        value: as YAML has it.
+        name: Name of the setting.
+        value: Its value in YAML.
         obstacle: why it has none, as the continuation of 'has no effect'.
         default: its value if it is left out, likewise.
     """
@@ -241,12 +237,12 @@ def require_default(settings: BaseModel, obstacle: str, *names: str) -> None:
     """Check that settings which cannot act are left at their defaults; for validators.
 
     Args:
-        settings: that hold them.
+        settings: Settings to check.
         obstacle: why they cannot, such as ``with kind: sgd``.
-        names: of the fields.
+        names: Names of the fields.
 
     Raises:
-        NoEffectError: one is not; the message says which, why, and what to change.
+        NoEffectError: one is not; the message has the setting, the reason and the remedy.
     """
     for name in names:
         value = getattr(settings, name)

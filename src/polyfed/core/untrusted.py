@@ -1,7 +1,7 @@
-"""What somebody else wrote: JSON and YAML read within bounds, no code run, and words shown that are nothing but words.
+"""Texts from elsewhere: JSON and YAML read within bounds, without running code, and words shown as plain words.
 
 Whatever reads text of a client, a site or a server reads it with ``read_json``, and the JSON or YAML of a file that
-somebody handed over with ``file_json`` or ``yaml_content``; settings in such a file are validated within ``code_of``;
+from elsewhere with ``file_json`` or ``yaml_content``; settings in such a file are validated within ``code_of``;
 whatever shows text of a client, a site or a data set, on a
 terminal, in a log or in a file, passes it through ``plain``, ``lines`` or ``markdown``.
 """
@@ -46,11 +46,11 @@ def read_json(text: object, most: int = TEXT_BYTES) -> Any:
     """The JSON in a text, once its length, depth and number of values are known to be bearable.
 
     Args:
-        text: what arrived.
+        text: Text that arrived.
         most: bytes that it may have, encoded as UTF-8.
 
     Raises:
-        PayloadError: it is no JSON or beyond the bounds, or a whole number in it has more than 64 bits.
+        PayloadError: it is not JSON, or beyond the bounds, or a whole number in it has more than 64 bits.
     """
     if not isinstance(text, str):
         raise PayloadError(f"damaged message: {type(text).__name__} where text is expected")
@@ -84,10 +84,10 @@ def _integer(digits: str) -> int:
 
 
 def file_json(text: str | bytes) -> Any:
-    """The JSON in a file that somebody handed over, which may be as long as its file.
+    """The JSON in a file from elsewhere, which may be as long as its file.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than Python reads, or a whole number in it has more than 64 bits.
+        ValueError: it is not JSON, or nested deeper than Python reads, or a whole number in it has more than 64 bits.
     """
     try:
         return json.loads(text, parse_int=_integer)
@@ -193,7 +193,7 @@ def require_own_code(module: str, name: str) -> None:
     folder = _handed_over.get()
     if folder is not None and name not in getattr(sys.modules.get(module), "__dict__", {}):
         raise ConfigError(
-            f"'{folder}' names code, '{module}.{name}', which runs when it is imported; if you trust whoever made the "
+            f"'{folder}' names code, '{module}.{name}', which runs when it is imported; if you trust the author of the "
             "folder, pass allow_code=True (--allow-code)"
         )
 
@@ -218,7 +218,7 @@ _HIDDEN = {  # characters that change how others are shown, or hide -> what stan
 }
 _HIDDEN_BUT_LINES = {code: shown for code, shown in _HIDDEN.items() if chr(code) != "\n"}
 _MARKS = {ord(mark): f"\\{mark}" for mark in "\\|`[*~$"} | {ord("<"): "&lt;", ord("&"): "&amp;"}
-_OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one between letters or digits is no markup
+_OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one between letters or digits does not mark text
 _ADDRESS = re.compile(r":(?=//)|(?<=www)\.|(?<=[\w.+-])@(?=[\w-]+\.)|(?<=mailto):|(?<=xmpp):", re.IGNORECASE)
 _BLOCK = re.compile(r"^(\s*)(?:([#>]|[-+=](?=[-+=\s]))|(\d+)([.)])(?=\s))")  # begins a heading, a list, a quotation
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed.core.untrusted import file_json
 from polyfed.reporting.tables import TextTable, count
-from polyfed.runs.accounts import ACCOUNTS
+from polyfed.runs.folder import ACCOUNTS
 
 _NONE = "-"
 

@@ -16,15 +16,12 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run, continue_run
-from polyfed.runs.tuning import tuned_twin
 
 log = logging.getLogger(__name__)
 
 
 def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = (), *, quiet: bool = False) -> Run:
     """Run an experiment into a new folder, which holds its report at the end; a notebook shows how it goes.
-
-    A twin whose server trains alone is tuned before, which takes many runs (``polyfed.runs.tuning``).
 
     Args:
         experiment: what is run.
@@ -36,9 +33,6 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
         PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
     """
     with _followed(callbacks, quiet) as following:
-        if experiment.twin is not None and experiment.twin.is_to_be_tuned:
-            experiment, record = tuned_twin(experiment, Path(out), following)
-            following.append(record)
         return begin_run(experiment, Path(out), following)
 
 

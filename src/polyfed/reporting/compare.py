@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -96,7 +97,7 @@ def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) ->
 
 def _configuration(run: RunRecords) -> str:
     """Equal for runs whose configurations differ only by seed and label; unique for a run without one."""
-    config = run.untuned_config
+    config = copy.deepcopy(dict(run.config))
     for *sections, key in _LABELS:
         section: Any = config
         for name in sections:

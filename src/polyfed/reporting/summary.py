@@ -409,7 +409,7 @@ class RunSummary:
     def next_steps(self) -> Sequence[tuple[str, str]]:
         """Commands for what one wants next, and where the report is."""
         records = self.records
-        folder, config = (shlex.quote(str(path)) for path in (records.folder, records.folder / "config.yaml"))
+        folder = shlex.quote(str(records.folder))
         server, twin = records.section("server"), records.section("twin")
         has_model = chosen_model(saved_models(records.folder), None) is not None
         judged = server.get("source") or next(iter(records.section("data").get("sources", {})), "")
@@ -417,8 +417,6 @@ class RunSummary:
         if has_model:
             steps.append(("evaluate", f"polyfed evaluate {folder} --data {shlex.quote(str(judged))}"))
         steps.append(("compare", f"polyfed compare {folder} OTHER_RUN"))
-        if twin.get("tuned") is not None:
-            steps.append(("seeds", f"polyfed run {config} --seeds 1,2,3"))
         if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
             steps.append(("untouched", _twin_command(records.folder, "zero-shot")))
         if has_model:
@@ -620,8 +618,8 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
     this algorithm itself one with another."""
 
     def conditions(each: RunRecords) -> list[Any]:
-        config, run = each.untuned_config, each.section("run")
-        return [*(config.get(part) for part in _SHARED[algorithm]), run.get("seed"), run.get("rounds")]
+        run = each.section("run")
+        return [*(each.config.get(part) for part in _SHARED[algorithm]), run.get("seed"), run.get("rounds")]
 
     def is_twin(other: RunRecords) -> bool:
         is_other = (_algorithm(other) == algorithm) != (_algorithm(records) == algorithm)

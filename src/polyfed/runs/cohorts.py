@@ -25,7 +25,7 @@ from polyfed.federation.state import flatten, unflatten
 from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Exchange, RealTime, Timeline
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_slots, require_slots
-from polyfed.privacy.accounting import PrivacyCost, epsilon_of, releases_within
+from polyfed.privacy.accounting import epsilon_of, releases_within
 from polyfed.runs.events import Callback, ClientDone, Incident, Measured, StepStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -40,19 +40,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Cohorts:
-    """Makes the cohorts of a run, and tells what becomes of their clients.
+    """Makes the cohorts of a run, and reports outcomes of their clients.
 
     Attributes:
         experiment: its settings.
-        folder: of the run.
-        server: who asks.
-        engine: where clients are.
-        events: are told of answers and exclusions.
+        folder: Folder of the run.
+        server: Server of the run.
+        engine: Engine that hosts the clients.
+        events: Followers of answers and exclusions.
         accepted: client -> version of its state after the last step whose reply was accepted.
         recent_norms: how long updates last were, by whose median the next are bounded.
         away: clients that were excluded and have not answered since.
-        fingerprint: of the run's spec, which keys of masked sums depend on.
-        notices: what the engine noticed beside the clients' answers; events of the next round to be complete.
+        fingerprint: Fingerprint of the run's spec, for keys of masked sums.
+        notices: Incidents that the engine noticed; events of the next complete round.
         waiting_since: when the last client answered, or was asked.
     """
 
@@ -70,7 +70,7 @@ class Cohorts:
 
     @cached_property
     def expenses(self) -> Expenses | None:
-        """What privacy has cost the clients, where there is any."""
+        """Privacy cost of the clients, where the experiment protects them."""
         return None if self.experiment.privacy is None else Expenses(self.experiment, self.server.clients)
 
     @cached_property
@@ -178,18 +178,18 @@ class Cohorts:
             self.record_incident(number, *self.notices.pop(0))
 
     def tell_costs(self, number: int) -> None:
-        """What privacy cost until now, when the round ended in virtual time, and how late its replies were."""
+        """Report the privacy cost until now, the round's end in virtual time, and the staleness of its replies."""
         if self.expenses is not None:
-            for participant, metrics in self.expenses.told():
+            for participant, metrics in self.expenses.epsilons():
                 self.events.handle(Measured(number, participant, PRIVACY, metrics))
         if self.timeline is not None:
             events = self.timeline.events
             late = [event.round - event.asked for event in events if event.event == REPLIED]
-            told = {"virtual_seconds": self.timeline.now, "replies": float(len(late))}
-            told |= {"staleness": sum(late) / len(late)} if late else {}
+            timing = {"virtual_seconds": self.timeline.now, "replies": float(len(late))}
+            timing |= {"staleness": sum(late) / len(late)} if late else {}
             for what in (DROPPED, LOST):
-                told[what] = float(sum(event.event == what for event in events))
-            self.events.handle(Measured(number, SERVER, PACE, told))
+                timing[what] = float(sum(event.event == what for event in events))
+            self.events.handle(Measured(number, SERVER, PACE, timing))
 
     # ---- what a checkpoint keeps
 
@@ -199,7 +199,7 @@ class Cohorts:
         return facts | ({} if self.timeline is None else {PACE: self.timeline.facts()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """What clients at work were sent."""
+        """Payloads of clients at work."""
         return {} if self.timeline is None else flatten({PACE: self.timeline.tensors()})
 
     def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -253,7 +253,7 @@ class CohortEvents(CohortListener):
         self.cohorts.away.add(client.id)
 
     def _note(self, event: str, client: ClientInfo, error: str | None = None) -> None:
-        """What became, in virtual time, of what a client was waited for."""
+        """Note the outcome, in virtual time, of a client's work."""
         if self.timeline is not None and (work := self.waited.pop(client.id, None)) is not None:
             self.timeline.note(event, work.request, self.round, work.ends, error)
 
@@ -263,10 +263,10 @@ def accepted_in(facts: Mapping[str, Any]) -> dict[str, StateVersion]:
 
 
 class Expenses:
-    """What the clients of a run have given away, as far as the server can tell: by what it has asked them.
+    """Privacy cost of the clients of a run, as known to the server: by the requests that it has sent.
 
     Args:
-        experiment: of the run.
+        experiment: Experiment of the run.
         clients: all that there are.
     """
 
@@ -283,28 +283,23 @@ class Expenses:
                 counts = self.asked.setdefault(client, {})
                 counts[step] = counts.get(step, 0) + 1
 
-    def told(self) -> Iterator[tuple[str, dict[str, float]]]:
-        """Epsilon of each client that was ever asked, and of the federation: that of the client with most."""
-        largest, budget = 0.0, self._settings.budget
-        for client in sorted(self.asked):
-            costs = self._costs(client)
-            if not costs:
-                continue
-            epsilon, replies = epsilon_of(costs, budget.delta, self._settings.neighbours), len(costs)
-            largest = max(largest, epsilon)
-            yield client, {"epsilon": epsilon, "replies": float(replies)}
+    def epsilons(self) -> Iterator[tuple[str, dict[str, float]]]:
+        """Epsilon of each client that was ever asked, and of the federation: the largest of a client."""
+        largest, budget, neighbours = 0.0, self._settings.budget, self._settings.neighbours
+        for client, asked in sorted(self.asked.items()):
+            info = self._clients[client]
+            costs = [
+                cost
+                for step, count in sorted(asked.items())
+                if (cost := self._policy.cost(self._policy.charged[step], info.samples, info.batch_size))
+                for _ in range(count)
+            ]
+            if budget.epsilon is not None and len(set(costs)) == 1:  # clients refuse requests beyond the budget
+                most = releases_within(costs[0], budget.epsilon, budget.delta, len(costs), neighbours)
+                costs = costs[:most]
+            if costs:
+                epsilon = epsilon_of(costs, budget.delta, neighbours)
+                largest = max(largest, epsilon)
+                yield client, {"epsilon": epsilon, "replies": float(len(costs))}
         if largest:
             yield SERVER, {"epsilon": largest}
-
-    def _costs(self, client: str) -> list[PrivacyCost]:
-        asked = sorted(self.asked[client].items())
-        costs = [cost for step, count in asked if (cost := self._cost(client, step)) for _ in range(count)]
-        budget = self._settings.budget
-        if budget.epsilon is not None and len(set(costs)) == 1:  # what is asked beyond the budget is refused
-            most = releases_within(costs[0], budget.epsilon, budget.delta, len(costs), self._settings.neighbours)
-            return costs[:most]
-        return costs
-
-    def _cost(self, client: str, step: str) -> PrivacyCost | None:
-        info = self._clients[client]
-        return self._policy.cost(self._policy.charged[step], info.samples, info.batch_size)

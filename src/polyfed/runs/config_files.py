@@ -22,7 +22,7 @@ COST = "cost"
 """A key of presets alone: what a run takes, for people who choose one."""
 
 START = ".start"
-"""Of a run folder: where the paths of its configuration start on this machine; not to be handed over."""
+"""File of a run folder with the start of its configuration's paths on this machine; not to be handed over."""
 
 FAMILY = "family"
 """A key of presets alone: under which preset it is listed, where that is not the one that it extends."""
@@ -53,14 +53,14 @@ def read_layers(source: str | Path, extending: tuple[str, ...] = ()) -> list[dic
         raise ConfigError(f"'{extending[0]}' extends itself: {' -> '.join(way)}; take one 'extends' out")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         content = _parse_yaml(_read(path), str(source))
-    elif str(source) in (*preset_names(), *preset_bases()):
+    elif str(source) in _texts():
         content = dict(parsed(preset_text(str(source))))  # our own: read fast
     else:
-        # what may have been meant: the file beside, or the preset of nearly that name; not all presets, which are many
-        beside = [file for file in (f"{source}.yaml", f"{source}.yml") if Path(file).is_file()]
+        # likely intended: a file of that name, or the preset of nearly that name; not all presets, which are many
+        files = [file for file in (f"{source}.yaml", f"{source}.yml") if Path(file).is_file()]
         close = [f"did you mean '{name}'? " for name in difflib.get_close_matches(str(source), preset_names(), n=1)]
         hint = f"{''.join(close)}polyfed list presets shows all; a file of your own ends in .yaml"
-        hint = f"did you mean the file '{beside[0]}'?" if beside else hint
+        hint = f"did you mean the file '{files[0]}'?" if files else hint
         raise ConfigError(f"no preset or file '{source}'; {hint}")
     return layers_of(content, path.parent, way)
 
@@ -84,7 +84,7 @@ def resolved_config(path: Path) -> dict[str, Any]:
     content = _parse_yaml(_read(path), str(path))
     if "extends" in content:  # of who handed the run over, it would name a file here
         raise ConfigError(f"'{path}': unknown key 'extends' of a run; take it out")
-    return with_moved(content, is_told=False)  # the run of an older version is what it was
+    return with_moved(content, warns=False)  # the run of an older version is what it was
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        # settings of one optimiser, say, mean nothing to another: components of different names do not mix
+        # settings of one optimiser mean nothing to another: components of different names do not mix
         if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name") in (None, old.get("name")):
             result[key] = merged(old, value)
         else:
@@ -108,7 +108,7 @@ def overridden(content: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[
     """A configuration with ``path.to.key=value`` overrides, the paths that they set, and what that took away.
 
     Raises:
-        ConfigError: an override is not of that form, or below what is no section.
+        ConfigError: an override is not of that form, or below a value.
     """
     named, replaced = list[str](), Replaced()
     for override in overrides:
@@ -117,7 +117,7 @@ def overridden(content: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[
             raise ConfigError(f"--set {override}: needs the form path.to.key=value")
         named.append(moved_path(path))
         value: Any = text
-        with contextlib.suppress(ValueError):  # "a: b: c" is no YAML; whether a text is valid here, its type decides
+        with contextlib.suppress(ValueError):  # "a: b: c" is not YAML; the setting's type decides about texts
             value = yaml_content(text)
         keys = named[-1].split(".")
         place = keys[:-1] if len(keys) > 1 and keys[-1] == "name" else keys
@@ -184,7 +184,7 @@ def portable_content(content: dict[str, Any], folder: Path, data_folder: Path | 
     """A configuration whose paths below a folder are relative, and mean the same in it.
 
     Args:
-        content: of the configuration.
+        content: Content of the configuration.
         folder: where they start; of the root, below which everything is, none does.
         data_folder: to which paths of sources are relative; None: there is none yet, and it becomes ``folder``.
     """
@@ -221,19 +221,20 @@ def _parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 BASES = "bases/"
-"""Before the names of what presets extend and nobody runs."""
+"""Prefix of the names of bases, which presets extend and which are not run."""
 
 
 def presets() -> dict[str, str]:
-    return {name: str(parsed(text).get("description", "")) for name, text in _preset_texts().items()}
+    """Names and descriptions of presets."""
+    return {name: str(parsed(preset_text(name)).get("description", "")) for name in preset_names()}
 
 
 def preset_names() -> tuple[str, ...]:
-    return tuple(_preset_texts())
+    return tuple(name for name in _texts() if not name.startswith(BASES))
 
 
 def parsed(text: str) -> Any:
-    """What a YAML text says; by the parser in C where there is one, and once, since presets are many."""
+    """Content of a YAML text; by the parser in C where available, and once, since presets are many."""
     return deepcopy(_parsed(text))
 
 
@@ -243,31 +244,20 @@ def _parsed(text: str) -> Any:
 
 
 def preset_text(name: str) -> str:
-    """A preset as YAML, with its comments: what one copies to start an experiment of one's own.
-
-    Or what several presets extend, data without a method, which is none itself: see ``preset_bases``.
+    """A preset as YAML with its comments, for copying; or a base that several presets extend, data without a method.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: the preset does not exist.
     """
-    texts = _preset_texts()
-    if name in preset_bases():
-        return _preset_texts(BASES)[name]
-    if name not in texts:
-        raise ConfigError(f"no preset '{name}'; {nearest(name, texts)}")
-    return texts[name]
-
-
-def preset_bases() -> tuple[str, ...]:
-    return tuple(_preset_texts(BASES))
+    if name not in _texts():
+        raise ConfigError(f"no preset '{name}'; {nearest(name, preset_names())}")
+    return _texts()[name]
 
 
 @cache
-def _preset_texts(folder: str = "") -> dict[str, str]:
-    files = resources.files("polyfed.presets").joinpath(folder).iterdir()
-    texts = {
-        folder + file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8")
-        for file in files
-        if file.name.endswith(".yaml")
-    }
-    return dict(sorted(texts.items()))
+def _texts() -> dict[str, str]:
+    """Texts of presets and bases by name, in alphabetical order."""
+    top = resources.files("polyfed.presets")
+    files = {f"{folder}{file.name}": file for folder in ("", BASES) for file in top.joinpath(folder).iterdir()}
+    names = {file.removesuffix(".yaml"): file for file in files if file.endswith(".yaml")}
+    return {name: files[names[name]].read_text(encoding="utf-8") for name in sorted(names)}

@@ -1,4 +1,4 @@
-"""What does not go together in an experiment: pairs of features, each with its reason."""
+"""Conflicts of an experiment: pairs of features, each with its reason."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Choice:
 
 
 Feature = Callable[[Choice], str]
-"""What a choice has of a feature, in the words of its settings; empty: nothing."""
+"""A feature of a choice, in the words of its settings; empty: absent."""
 
 
-def chosen(path: str, unless: str | None = None) -> Feature:
-    """A setting that is not null; of a component, or a text, other than ``unless``."""
+def chosen(path: str, unless: str | None = None, where: Callable[[Any], bool] = lambda value: True) -> Feature:
+    """A setting that is not null, and has a property; of a component, or a text, other than ``unless``."""
 
     def words(choice: Choice) -> str:
         value: Any = choice
         for key in path.split("."):
             value = getattr(value, key, None)
         name = value if isinstance(value, str) else value.component_name() if getattr(value, "home", "") else None
-        if value is None or (unless is not None and name == unless):
+        if value is None or (unless is not None and name == unless) or not where(value):
             return ""
         return path if name is None else f"{path} '{name}'"
 
@@ -55,7 +55,13 @@ def algorithm(has: Callable[[Algorithm], bool]) -> Feature:
     return words
 
 
+late_replies = chosen("run.pace", where=lambda pace: isinstance(pace, Buffered))
 virtual_times = chosen("run.pace.clients")
+deployed = chosen("run.engine", where=lambda engine: engine.is_deployed)
+measured_clients = chosen("run.evaluate_clients", where=lambda wanted: wanted is not False)
+metrics_unsent = chosen("privacy.metrics", where=lambda metrics: metrics == "none")
+averaged_changes = chosen("algorithm.averaging", where=lambda rule: rule.is_of_changes)
+compared_rows = chosen("algorithm.distiller.loss", where=lambda loss: loss == "similarity")
 masked_sums = chosen("aggregation.secure")
 robust_rule = chosen("aggregation.robust")
 clipping = chosen("aggregation.clip")
@@ -85,34 +91,8 @@ any_attack = attackers(lambda attack: True)
 falsified_replies = attackers(lambda attack: attack.falsifies)
 
 
-def late_replies(choice: Choice) -> str:
-    return f"run.pace '{choice.run.pace.component_name()}'" if isinstance(choice.run.pace, Buffered) else ""
-
-
-def deployed(choice: Choice) -> str:
-    return f"run.engine '{choice.run.engine.component_name()}'" if choice.run.engine.is_deployed else ""
-
-
-def metrics_unsent(choice: Choice) -> str:
-    return "privacy.metrics 'none'" if choice.privacy and choice.privacy.metrics == "none" else ""
-
-
-def measured_clients(choice: Choice) -> str:
-    return "" if choice.run.evaluate_clients is False else "run.evaluate_clients"
-
-
-def averaged_changes(choice: Choice) -> str:
-    rule = getattr(choice.algorithm, "averaging", None)
-    return f"algorithm.averaging '{rule.component_name()}'" if rule is not None and rule.is_of_changes else ""
-
-
-def compared_rows(choice: Choice) -> str:
-    distiller = getattr(choice.algorithm, "distiller", None)
-    return "algorithm.distiller.loss 'similarity'" if getattr(distiller, "loss", "") == "similarity" else ""
-
-
 def single_values(choice: Choice) -> str:
-    """Steps whose replies have more than their sum tells."""
+    """Steps whose replies hold more than a sum shows."""
     method = choice.algorithm
     for step, schema in steps_of(method).items():
         own = [
@@ -129,7 +109,7 @@ def single_values(choice: Choice) -> str:
 CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (deployed, virtual_times, "a deployment has a real clock; leave the times out"),
     (deployed, any_attack, "sites do not attack, and are not ours to corrupt; leave the attackers out"),
-    (late_replies, unasked_clients, "it asks nobody; set run.pace to sync"),
+    (late_replies, unasked_clients, "it asks no client; set run.pace to sync"),
     (
         late_replies,
         one_model_a_round,
@@ -159,7 +139,7 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (
         sample_noise,
         unseen_learning,
-        "its clients may learn of private data beside client.fit, which DP-SGD does not see; choose fedavg, fedet or "
+        "its clients may learn of private data outside client.fit, which DP-SGD does not see; choose fedavg, fedet or "
         "fedmkd, or protect the reply (privacy.reply)",
     ),
     (
@@ -169,11 +149,11 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
         "privacy.metrics: clear",
     ),
 )
-"""In the order in which they are told: what settings change comes before what another method takes."""
+"""In the order of reports: conflicts of settings come before limits of a method."""
 
 
 def conflicts(choice: Choice) -> Iterator[str]:
-    """What of a choice does not go together, a line each."""
+    """Conflicts of a choice, one line each."""
     for one, other, reason in CONFLICTS:
         if (first := one(choice)) and (second := other(choice)):
             yield f"{first} does not go with {second}: {reason}"

@@ -1,4 +1,4 @@
-"""Where a run takes place: device, versions, state of the code; and what of it stands in the way of a run."""
+"""Environment of a run: device, versions, state of the code; and obstacles to a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = ("polyfed", "torch", "numpy", "transformers", "tokenizers", "datasets
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
-    """What one must know to repeat a run beyond its configuration."""
+    """Facts beyond the configuration that a repetition of the run needs."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -42,7 +42,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of the packages that figures depend on, of extras as far as they are there."""
+    """Versions of the packages that figures depend on, extras included where installed."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -58,22 +58,22 @@ def _git_state() -> str | None:
             ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return None  # an installed wheel is no checkout, and git may not be there
+        return None  # an installed wheel is not a checkout, and git may be missing
     return completed.stdout.strip()
 
 
-_LEAST_DISK = 2 << 30  # bytes: a cache of pictures, and checkpoints of a small run
+_LEAST_DISK = 2 << 30  # bytes: a cache of images, and checkpoints of a small run
 _FOLDERS = {"POLYFED_DATA": "data sets", "POLYFED_WEIGHTS": "pretrained weights"}
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Something that was looked at.
+    """One line of the report of ``polyfed doctor``.
 
     Attributes:
-        name: what.
-        state: what it is.
-        remedy: what to do; empty: nothing is wrong.
+        name: Subject of the line.
+        state: Its state.
+        remedy: Action to take; empty: none is needed.
     """
 
     name: str
@@ -82,11 +82,7 @@ class Observation:
 
 
 def observations(here: Path) -> Iterator[Observation]:
-    """Everything that is looked at, in the order of a report.
-
-    Args:
-        here: folder in which runs would be written.
-    """
+    """All observations, in the order of the report; runs would be written into ``here``."""
     yield Observation("polyfed", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
     packages = (f"{name} {version}" for name, version in _versions().items() if name != "polyfed")
     yield Observation("packages", ", ".join(packages))
@@ -104,7 +100,7 @@ def observations(here: Path) -> Iterator[Observation]:
     for variable, what in _FOLDERS.items():
         given = os.environ.get(variable)
         is_there = not given or Path(given).expanduser().is_dir()
-        remedy = "" if is_there else f"there is no such folder of {what}; correct or unset {variable}"
+        remedy = "" if is_there else f"the folder of {what} does not exist; correct or unset {variable}"
         yield Observation(variable, given or "not set", remedy)
     yield _writable("cache", DataSettings(sources={}).cache_folder)
     yield _writable("runs", here)
@@ -125,7 +121,7 @@ def _gpus() -> Observation:
 
 
 def _torchvision() -> Observation | None:
-    """A torchvision of another build breaks whatever imports it, transformers too; polyfed needs none."""
+    """State of torchvision: one of another build breaks its importers, transformers included; polyfed needs none."""
     try:
         version = metadata.version("torchvision")
     except metadata.PackageNotFoundError:
@@ -149,10 +145,10 @@ def _writable(name: str, folder: Path) -> Observation:
 
 
 def observation_lines(observed: list[Observation]) -> list[str]:
-    """Lines for a terminal, or to paste into a report of a fault."""
+    """Lines for a terminal, or to paste into a bug report."""
     width = max(len(item.name) for item in observed)
     lines = [
         f"{item.name.ljust(width)}  {item.state}{f'  <- {item.remedy}' if item.remedy else ''}" for item in observed
     ]
-    wrong = sum(bool(item.remedy) for item in observed)
-    return [*lines, f"{wrong} to mend" if wrong else "nothing stands in the way of a run"]
+    problems = sum(bool(item.remedy) for item in observed)
+    return [*lines, f"{problems} problem{'s' * (problems > 1)} found" if problems else "no problems found"]

@@ -25,10 +25,10 @@ class Evaluation:
 
     Attributes:
         model: ``best`` or ``last``.
-        round: after which the model was saved.
-        data, split: what it was measured on.
-        items, samples: size of that.
-        metrics: of the model's task, each with what it depends on (gallery sizes).
+        round: Round after which the model was saved.
+        data, split: Data of the measurement.
+        items, samples: Their size.
+        metrics: Metrics of the model's task, and the sizes that they depend on (galleries).
     """
 
     model: str
@@ -42,13 +42,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Target:
-    """What to evaluate on.
+    """Data to evaluate on.
 
     Attributes:
-        data: a source of the run's configuration, or a folder of Parquet files (also below the data folder).
-        split: split of it.
-        columns: modality -> column of a Parquet folder, where it differs from those of the run's sources.
-        targets: target name -> column of a Parquet folder, likewise.
+        data: A source of the run's configuration, or a folder of Parquet files (also below the data folder).
+        split: Its split.
+        columns: Modality -> column of a Parquet folder, where it differs from those of the run's sources.
+        targets: Target name -> column of a Parquet folder, likewise.
     """
 
     data: str
@@ -61,13 +61,13 @@ def evaluate_model(run: Run | Path | str, target: Target | str, *, which: str | 
     """Measure a saved model on any data set; on the run's own test split, the run's own figures.
 
     Args:
-        run: its folder; or as ``open_run`` gives it, with data or a device elsewhere.
-        target: what to evaluate on.
+        run: An open run, or its folder.
+        target: Data to evaluate on.
         which: ``best`` or ``last``; by default ``best`` if there is one.
 
     Raises:
-        RunError: no run folder or no model in it.
-        DataError, ConfigError: the data set is not there or lacks what the model or its task needs.
+        RunError: it is not a run folder, or has no model.
+        DataError, ConfigError: the data set is missing, or lacks what the model or its task needs.
     """
     target = Target(target) if isinstance(target, str) else target
     server = as_run(run).server_model(which)
@@ -93,7 +93,7 @@ def _samples(server: ServerModel, target: Target) -> Samples:
         if learnt and there and learnt != tuple(there):
             first = next((a, b) for a, b in zip([*learnt, None], [*there, None], strict=False) if a != b)
             raise DataError(
-                f"classes of '{name}' in '{target.data}' are not those that the model learnt (first difference: "
+                f"classes of '{name}' in '{target.data}' differ from those that the model learnt (first difference: "
                 f"learnt {first[0]!r}, found {first[1]!r}); renumber the labels, or evaluate on another data set"
             )
     return samples
@@ -107,7 +107,7 @@ def _source(conditions: Experiment, target: Target, modalities: Sequence[str]) -
         return source.model_copy(update={"columns": columns, "targets": targets})
     path = _parquet_folder(conditions, target)
     bare = Parquet(path=str(path))
-    bare.open(target.split, name=target.data, data_dir=None)  # raises, naming those there, if the split is missing
+    bare.open(target.split, name=target.data, data_dir=None)  # raises, naming existing splits, if it is missing
     there = pq.read_schema(min(path.glob(f"{target.split}[-.]*parquet"))).names
     columns = {name: _column(conditions, target, name, there) for name in modalities}
     named = _server_source(conditions) or conditions.data.sources.values()
@@ -118,17 +118,16 @@ def _source(conditions: Experiment, target: Target, modalities: Sequence[str]) -
 
 def _parquet_folder(conditions: Experiment, target: Target) -> Path:
     below = conditions.data.data_folder
-    places = [Path(target.data).expanduser(), *([below / target.data] if below is not None else [])]
-    for place in places:
-        if place.is_dir():
-            return place.resolve()
+    for folder in (Path(target.data).expanduser(), *([below / target.data] if below is not None else [])):
+        if folder.is_dir():
+            return folder.resolve()
     looked = f"nor one below the data folder '{below}'" if below else "and no data folder is set (--data-dir)"
     hint = nearest(target.data, conditions.data.sources)
     raise DataError(f"--data '{target.data}' is neither a source of the run nor a folder, {looked}; {hint}")
 
 
 def _column(conditions: Experiment, target: Target, modality: str, there: Sequence[str]) -> ColumnNames:
-    """What the user says, else what a source of the run calls it (the server's first), else its own name."""
+    """The user's column, else that of a source of the run (the server's first), else the modality's name."""
     sources = [*_server_source(conditions), *conditions.data.sources.values()]
     known = [source.columns[modality] for source in sources if modality in source.columns]
     given = target.columns.get(modality)

@@ -1,13 +1,12 @@
-"""What happens in a run, as one stream of typed events: the callbacks that follow it, and the stream on disk.
+"""Events of a run on the stream of ``core.activity``, their records, and the stream on disk.
 
-Every follower of a run is a ``Callback``: what is shown on a terminal, the log for ``polyfed watch``, trackers,
-reports. None of them can change a result.
+Each follower of a run is a ``Callback``: the terminal, the log for ``polyfed watch``, trackers, reports. None of them
+can change a result.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import math
@@ -17,25 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from polyfed.core.activity import Callback as Callback
+from polyfed.core.activity import ClientStarted as ClientStarted
+from polyfed.core.activity import Event as Event
+from polyfed.core.activity import Preparing as Preparing
+from polyfed.core.activity import Working as Working
 from polyfed.core.errors import RunError
 from polyfed.core.files import cut_last_line
 from polyfed.core.untrusted import file_json, typed
 
 Metrics = Mapping[str, int | float]
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened in a run."""
-
-
-@dataclass(frozen=True)
-class Preparing(Event):
-    """Data are read or computed, ``done`` of ``total`` (0: nobody knows); before a run begins, or while it runs."""
-
-    what: str
-    done: int = 0
-    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,28 +48,10 @@ class RoundStarted(Event):
 
 @dataclass(frozen=True)
 class StepStarted(Event):
-    """The server has asked some clients, not all of the cohort always, to perform a step."""
+    """The server has asked clients, perhaps not all of the cohort, to perform a step."""
 
     step: str
     clients: Sequence[str]
-
-
-@dataclass(frozen=True)
-class ClientStarted(Event):
-    """A client begins to work on a step."""
-
-    client: str
-    step: str
-
-
-@dataclass(frozen=True)
-class Working(Event):
-    """A client or the server has done ``done`` of ``total`` parts of something (0: nobody knows how many)."""
-
-    participant: str
-    what: str
-    done: int = 0
-    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,17 +65,16 @@ class ClientDone(Event):
 
 @dataclass(frozen=True)
 class Incident(Event):
-    """Something noteworthy befell a participant in a round.
+    """An incident of a participant in a round.
 
     Attributes:
-        round: in which.
-        participant: whom.
+        round: Number of the round.
+        participant: Id of the client, or ``server``.
         incident: ``client_excluded``, ``client_returned``, ``update_clipped``, ``weight_capped``, ``resumed``, ...
-        reason: in a line.
-        cause: of an exclusion, see ``wire.messages.Cause``; nothing of other incidents, and in records of versions that
-            did not tell it.
-        is_result: whether it belongs to what came out, as an exclusion does; not so that a run was resumed, which must
-            leave the same records as a run that was not.
+        reason: One line.
+        cause: Cause of an exclusion, see ``wire.messages.Cause``; empty for other incidents and in old records.
+        is_result: True if it belongs to the outcome, like an exclusion; false for a resumption, which must leave the
+            same records as a run without one.
     """
 
     round: int
@@ -115,7 +86,7 @@ class Incident(Event):
 
     @property
     def title(self) -> str:
-        """What happened, in words: ``client excluded (late)``."""
+        """The incident in words: ``client excluded (late)``."""
         return self.incident.replace("_", " ") + (f" ({self.cause})" if self.cause else "")
 
 
@@ -132,10 +103,13 @@ class Measured(Event):
 
 @dataclass(frozen=True)
 class RoundComplete(Event):
-    """A round is complete and on disk; ``up`` and ``down`` are bytes that crossed, ``replies`` how many clients' were
-    used (None: of a version that did not say).
+    """A round is complete and on disk.
 
-    Round 0 is the state before training: nobody measures how long that takes.
+    Attributes:
+        round: Its number; round 0 is the state before training.
+        seconds: Wall time; None for round 0.
+        up, down: Bytes that crossed.
+        replies: Number of clients with replies in use; None in records of old versions.
     """
 
     round: int
@@ -147,30 +121,13 @@ class RoundComplete(Event):
 
 @dataclass(frozen=True)
 class RunComplete(Event):
-    """The run has ended; all that it left is in ``folder``."""
+    """The run has ended; its records are in ``folder``."""
 
     folder: Path
 
 
-class Callback:
-    """Follows a run. This class does nothing; subclasses handle the events that they care for."""
-
-    def handle(self, event: Event) -> None:
-        """Take note of an event; called in the order in which they happen."""
-
-    def happened_at(self, when: float) -> None:
-        """The next event happened at this time (seconds since 1970); only replays say so."""
-
-    def close(self) -> None:
-        """The run is left, finished or not; whoever made the callback calls this, perhaps more than once."""
-
-
 class Callbacks(Callback):
-    """Several callbacks, each given every event.
-
-    Args:
-        callbacks: in the order in which they are called.
-    """
+    """Several callbacks, each given every event, in this order."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
@@ -189,37 +146,22 @@ class Callbacks(Callback):
             for callback in self._callbacks:
                 stack.callback(callback.close)
 
-    # ---- what data, clients and the server say of their work, see ``polyfed.core.activity``
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        self.handle(Preparing(what, done, total))
-
-    def client_started(self, client: str, step: str) -> None:
-        self.handle(ClientStarted(client, step))
-
-    def working(self, participant: str, what: str, done: int, total: int) -> None:
-        self.handle(Working(participant, what, done, total))
-
 
 def record_of(event: Event) -> dict[str, object] | None:
     """The line of ``metrics.jsonl`` that an event makes, if any."""
     match event:
-        case Measured(round_number, participant, kind, metrics, intervals):
-            line: dict[str, object] = {"round": round_number, "participant": participant, "kind": kind}
+        case Measured(number, participant, measured, metrics, intervals):
+            line: dict[str, object] = {"round": number, "participant": participant, "kind": measured}
             return line | {"metrics": dict(metrics)} | ({"intervals": dict(intervals)} if intervals else {})
         # others go to history.jsonl: a resumed run has the same metrics.jsonl as one that was never stopped
-        case Incident(round_number, participant, incident, reason, cause, is_result=True):
-            line = {"round": round_number, "participant": participant, "kind": "event"}
+        case Incident(number, participant, incident, reason, cause, is_result=True):
+            line = {"round": number, "participant": participant, "kind": "event"}
             return line | {"event": incident, "reason": reason} | ({"cause": str(cause)} if cause else {})
     return None
 
 
 class Recorder(Callback):
-    """Collects the records of the round that goes on.
-
-    Attributes:
-        records: lines of ``metrics.jsonl`` that are not written yet.
-    """
+    """Collects the records of the current round: lines of ``metrics.jsonl`` that are not written yet."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, object]] = []
@@ -229,7 +171,7 @@ class Recorder(Callback):
             self.records.append(record)
 
     def take(self) -> list[dict[str, object]]:
-        """The records, which are forgotten."""
+        """Return the records, and forget them."""
         records, self.records = self.records, []
         return records
 
@@ -239,22 +181,22 @@ log = logging.getLogger(__name__)
 PROGRESS = "progress.jsonl"
 """Name of the log in a run folder."""
 # names of classes come from a file that others may have written: only these are looked up, nothing is imported
-LOGGED: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
-"""What may stand in a log, by name."""
+LOGGED: Mapping[str, type[Event]] = {event.__name__: event for event in Event.__subclasses__()}
+"""Events of a log by name."""
 _FREQUENT = (Preparing, Working)
 _SECONDS_BETWEEN = 1.0
 
 
 class EventLog(Callback):
-    """Appends a JSON line an event to a file, for ``follow`` to replay in another process.
+    """Appends one JSON line per event to a file, for ``follow`` to replay in another process.
 
-    The file is opened when the run begins, when its folder must be there; what was measured or befell the run before
-    comes then, other events are not written. How far a participant is with its work is written once a second at most.
-    What an earlier process of the run wrote is kept but for a last line that was cut off. If the file cannot be
-    written, one warning is logged and the run goes on.
+    The file is opened when the run begins, when its folder must exist; earlier measurements and incidents are written
+    then, other events before it are not. Progress of a participant's work is written once per second at most. Lines of
+    an earlier process of the run are kept, except a last line that was cut off. If the file cannot be written, one
+    warning is logged and the run goes on.
 
     Args:
-        path: such as ``progress.jsonl`` in the run folder.
+        path: File such as ``progress.jsonl`` in the run folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -267,30 +209,31 @@ class EventLog(Callback):
     def handle(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._has_started = True
-            self._write(event)
-            early, self._early = self._early, []
-            for event in early:
-                self._write(event)
+            early, self._early = [event, *self._early], []
+            for each in early:
+                self._write(each)
         elif not self._has_started:
             self._early += [event] if isinstance(event, Incident | Measured) else []
         elif not isinstance(event, _FREQUENT) or self._is_due(type(event)):
             self._write(event)
 
-    def _is_due(self, kind: type[Event]) -> bool:
+    def _is_due(self, event: type[Event]) -> bool:
         now = time.monotonic()
-        if now - self._written.get(kind, -math.inf) < _SECONDS_BETWEEN:
+        if now - self._written.get(event, -math.inf) < _SECONDS_BETWEEN:
             return False
-        self._written[kind] = now
+        self._written[event] = now
         return True
 
     def _write(self, event: Event) -> None:
         if self._is_off:
             return
-        line = json.dumps({"at": round(time.time(), 6), "event": type(event).__name__, **_content(event)})
+        # a run may be watched where its folder has another name
+        content = {} if isinstance(event, RunComplete) else vars(event)
+        line = json.dumps({"at": round(time.time(), 6), "event": type(event).__name__, **content}, default=_plain)
         try:
             self._stream = self._stream or _opened(self._path)
             self._stream.write(line + "\n")
-            self._stream.flush()  # a line a write: whoever follows never sees the half of an event for long
+            self._stream.flush()  # line by line: a follower never sees half an event for long
         except OSError as error:
             self._is_off = True
             log.warning("progress is no longer written to '%s': %s", self._path, error)
@@ -298,7 +241,7 @@ class EventLog(Callback):
     def close(self) -> None:
         """Close the file; a later event opens it again."""
         if self._stream is not None:
-            with contextlib.suppress(OSError):  # a full disk was told of when a line did not fit
+            with contextlib.suppress(OSError):  # a full disk was reported when a line did not fit
                 self._stream.close()
             self._stream = None
 
@@ -306,25 +249,25 @@ class EventLog(Callback):
 def follow(path: Path, callback: Callback, folder: Path, *, poll: float = 0.2, finished: Callable[[], bool]) -> bool:
     """Replay a log for ``callback`` from its beginning, and go on while it grows.
 
-    A file that is not there yet and a line that is not complete yet are waited for. A file that was cut back or
-    replaced is replayed anew, which begins with ``RunStarted``.
+    A file that does not exist yet and a line that is incomplete are waited for. A file that was cut back or replaced is
+    replayed anew, beginning with ``RunStarted``.
 
     Args:
-        path: what ``EventLog`` writes.
-        callback: is given the events; ``happened_at`` comes before each.
-        folder: of the run, as it is called here.
-        poll: seconds between looks at the file.
-        finished: whether no process writes it any more; all lines that are there are replayed before the return.
+        path: File of an ``EventLog``.
+        callback: Receives the events; ``happened_at`` comes before each.
+        folder: Path of the run here.
+        poll: Seconds between looks at the file.
+        finished: True once no process writes it; all lines that exist are replayed before the return.
 
     Returns:
-        Whether the last that was logged is the end of the run; if not, it was interrupted.
+        True if the last event is the end of the run; if not, it was interrupted.
 
     Raises:
         RunError: a complete line is damaged.
     """
     tail, ended = _Tail(path), False
     while True:
-        last = finished()  # asked before the look, so that nothing written before it is missed
+        last = finished()  # before the look, so that no line written before it is missed
         for line in tail.new_lines():
             event, at = _parsed(path, line, folder)
             ended = isinstance(event, RunComplete)
@@ -344,7 +287,7 @@ class _Tail:
         self._last = b""
 
     def new_lines(self) -> Iterator[bytes]:
-        """Those written since the last look; all, if the file is no longer the one that was read."""
+        """Lines written since the last look; all lines, if the file was replaced."""
         if not self._path.exists():
             return
         with self._path.open("rb") as stream:
@@ -377,19 +320,8 @@ def _opened(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8")
 
 
-def _content(event: Event) -> dict[str, Any]:
-    """The fields of an event as JSON has them; a run may be watched where its folder has another name."""
-    if isinstance(event, RunComplete):
-        return {}
-    return {item.name: _plain(getattr(event, item.name)) for item in dataclasses.fields(event)}
-
-
 def _plain(value: Any) -> Any:
-    """Mappings and sequences of any class as JSON has them, numbers of any class as Python's."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, Sequence):
-        return list(value)
-    if not hasattr(value, "items"):
-        return float(value)
-    return {name: list(item) if isinstance(item, Sequence) else float(item) for name, item in value.items()}
+    """Mappings and sequences of any class for JSON, numbers of any class as Python's."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) else float(value)

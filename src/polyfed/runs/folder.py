@@ -5,17 +5,17 @@ run.json          identity of the run, digest of the configuration, salt of the 
 environment.json  versions, device, code state
 metrics.jsonl     metrics and events, one JSON object a line
 ledger.jsonl      bytes that crossed the wire
-timing.jsonl      seconds a round, CPU seconds of the method
+timing.jsonl      seconds per round, CPU seconds of the method
 pace.jsonl        of runs in virtual time: who was started and has replied when
 partition.json    who holds which items
 accounts.json     of each source: what was found, read, and left out
 history.jsonl     what befell the run: resumed, a damaged checkpoint skipped
 progress.jsonl    events of the run, for polyfed watch
-tracebacks.log    what failed clients told in detail
+tracebacks.log    tracebacks of failed clients
 arrays/           matrices for plots, by name and round
 checkpoints/      state of the server after each of the last two rounds, and what clients keep
 models/           the run's model, last and best, and of rounds that are to be kept
-vocabulary/, plots/, report.md, report.html; tuning.json of a twin: what was tried, and what validation said
+vocabulary/, plots/, report.md, report.html
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ FOLDERS = (
     *("arrays", "checkpoints", "models", "vocabulary", ".privacy"),
     *("analysis", "plots", "export", "hugging-face", "adapters"),
 )
-"""What polyfed keeps in a run folder; trackers and others may have folders of their own beside them."""
+"""Folders of polyfed in a run folder; trackers and others may have folders of their own."""
+
+ACCOUNTS = "accounts.json"
+"""File with the counts of each source."""
 
 LOGS = ("metrics", "ledger", "timing", "pace")
 
-_PROBING = 1.0  # seconds; whoever only asks whether a run is worked on holds its lock for far less
+_PROBING = 1.0  # seconds; a mere look at the lock holds it for far less
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What stands beside the tensors of a checkpoint."""
+    """Description next to the tensors of a checkpoint."""
 
     round: int
     sha256: str
@@ -92,19 +95,31 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path) -> Iterator[RunFolder]:
-        """A new folder for a run: if its preparations fail, before ``begin``, nothing of it is left.
+        """A new folder for a run; it is removed, with those made for it, if preparations fail before ``begin``.
 
         Raises:
             RunError: there is something at ``path`` already, or it cannot be created.
         """
         cls.require_free(path)
-        with made_folder(path, is_kept=lambda: cls(path).has_begun()):
+        absent = [parent for parent in path.parents if not parent.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
+        try:
             yield cls(path)
+        except BaseException:
+            if not cls(path).has_begun():
+                shutil.rmtree(path, ignore_errors=True)
+                for parent in absent:  # the nearest first
+                    with contextlib.suppress(OSError):  # another run may have begun in it
+                        parent.rmdir()
+            raise
 
     @classmethod
     def require_free(cls, path: Path) -> None:
-        """Raise RunError if there is something at ``path`` already."""
-        if path.exists() and not _unused(path):
+        """Raise RunError if ``path`` is in use."""
+        if path.exists() and not (path.is_dir() and {entry.name for entry in path.iterdir()} <= _BEFORE):
             hint = f"'polyfed resume {path}' continues it, or choose another --out"
             raise RunError(f"run folder '{path}' exists and is not empty; {hint}")
 
@@ -113,10 +128,12 @@ class RunFolder:
         """The folder of a run that was started before.
 
         Raises:
-            RunError: it is no run folder, or its configuration was edited.
+            RunError: it is not a run folder, or its configuration was edited.
         """
         if not (path / "config.yaml").is_file() or not (path / "run.json").is_file():
-            raise RunError(f"'{path}' is no run folder (no config.yaml and run.json in it); give the folder of a run")
+            raise RunError(
+                f"'{path}' is not a run folder (no config.yaml and run.json in it); give the folder of a run"
+            )
         folder = cls(path)
         if folder._beginning("config") != folder.config_digest():
             raise RunError(
@@ -126,7 +143,7 @@ class RunFolder:
         return folder
 
     def begun_by(self) -> str:
-        """The version of polyfed that began the run; empty where nothing says so."""
+        """The version of polyfed that began the run; empty if unknown."""
         try:
             return str(file_json((self.path / "environment.json").read_bytes())["versions"]["polyfed"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -158,7 +175,7 @@ class RunFolder:
 
     @property
     def salt(self) -> str:
-        """Of the names of heads; see ``ExperimentSettings.salt``. Empty of a run that was begun before they had one."""
+        """Salt of the names of heads, see ``ExperimentSettings.salt``; empty in runs older than it."""
         return self._beginning("salt")
 
     def _beginning(self, key: str) -> str:
@@ -190,7 +207,7 @@ class RunFolder:
             yield
 
     def is_worked_on(self) -> bool:
-        """Whether a process holds the lock; whoever asks does not look like one that does."""
+        """True if a process holds the lock; a shared lock is used, so that lookers do not see each other."""
         try:
             with (self.path / ".lock").open() as stream:
                 return not _locked(stream, fcntl.LOCK_SH, 0.0)
@@ -229,7 +246,7 @@ class RunFolder:
                     stream.truncate(size)
 
     def lost_records(self, sizes: Mapping[str, int]) -> str:
-        """What is missing of the logs as they were at these sizes, one sentence, or nothing.
+        """Description of what is missing of the logs at these sizes, one sentence, or empty.
 
         A disk that lost its power may have forgotten the end of a file, or have kept its length and zeros in it.
         """
@@ -258,7 +275,7 @@ class RunFolder:
         import safetensors.torch
 
         ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-        # a file with neither tensors nor metadata can be read only if it says None
+        # a file with neither tensors nor metadata can be read only with None
         blob = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
         write_atomically(self.path / name, blob)
         return blob
@@ -305,7 +322,7 @@ class RunFolder:
         """The newest checkpoint that can be used, if any, and what is wrong with those that are newer.
 
         Args:
-            problem_of: says what keeps a readable checkpoint from being used; empty if nothing does.
+            problem_of: Describes what prevents the use of a readable checkpoint; empty: it can be used.
         """
         problems: list[str] = []
         for manifest in reversed(self._manifests()):
@@ -341,29 +358,6 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def made_folder(path: Path, is_kept: Callable[[], bool]) -> Iterator[None]:
-    """A folder that goes, with those above it that were made for it, if the block fails before ``is_kept``.
-
-    Raises:
-        RunError: it cannot be created.
-    """
-    absent = [parent for parent in path.parents if not parent.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot create run folder '{path}': {error.strerror}; choose another --out") from error
-    try:
-        yield
-    except BaseException:
-        if not is_kept():
-            shutil.rmtree(path, ignore_errors=True)
-            for parent in absent:  # the nearest first
-                with contextlib.suppress(OSError):  # another run may have been begun in it
-                    parent.rmdir()
-        raise
-
-
-@contextlib.contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
     """A disk that is full or gone ends the run with what to do about it."""
     try:
@@ -382,7 +376,7 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
-    """A run that ends for want of clients, or by one, says where they told what happened to them."""
+    """A run that ends because of clients names the file of their tracebacks."""
     try:
         yield
     except (ExchangeError, StepError) as error:
@@ -391,12 +385,12 @@ def naming_tracebacks(folder: RunFolder) -> Iterator[None]:
         raise type(error)(f"{error}; clients' tracebacks: {folder.tracebacks}") from error.__cause__ or error
 
 
-def _locked(stream: IO[str], kind: int, seconds: float) -> bool:
+def _locked(stream: IO[str], operation: int, seconds: float) -> bool:
     """Lock a file for as long as it is open; False if others still hold it after so long."""
     end = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+            fcntl.flock(stream, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
                 return False
@@ -413,10 +407,6 @@ def _of_logs(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 _BEFORE = {".lock", "vocabulary", "sites.json", ".privacy"}  # what may lie where a run begins
 
 
-def _unused(path: Path) -> bool:
-    return path.is_dir() and {entry.name for entry in path.iterdir()} <= _BEFORE
-
-
 KEPT = "round-"
 """How names of models begin that are kept of a round."""
 
@@ -425,8 +415,8 @@ _OF_RUN = re.compile(rf"best|last|{KEPT}\d+")  # others are of types of clients
 
 def untrained_best(run: Path) -> str:
     """A sentence if the model that validation chose is the one before any training, and later ones were judged too."""
-    rounds = [_round_of(run / "models" / kind / "config.json") for kind in ("best", "last")]
-    if rounds[0] != 0 or not rounds[1]:  # of a run of round 0 alone there is nothing to warn of
+    rounds = [_round_of(run / "models" / name / "config.json") for name in ("best", "last")]
+    if rounds[0] != 0 or not rounds[1]:  # of a run of round 0 alone a warning has no use
         return ""
     return (
         "the best model by validation is that of round 0, before any training: no later round was better; "
@@ -438,7 +428,7 @@ def saved_models(run: Path) -> dict[str, int | None]:
     """Names of the saved models, and their rounds."""
     kept = sorted((run / "models").glob(f"{KEPT}*/config.json"), key=lambda file: (_round_of(file) or 0, file))
     of_types = sorted((run / "models").glob("last-*/config.json"))
-    files = [*(run / "models" / kind / "config.json" for kind in ("best", "last")), *of_types, *kept]
+    files = [*(run / "models" / name / "config.json" for name in ("best", "last")), *of_types, *kept]
     return {file.parent.name: _round_of(file) for file in files if file.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Models ready for use: pictures and texts in, vectors of unit norm out, however the model is stored."""
+"""Models ready for use: images and texts in, vectors of unit norm out, however the model is stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from polyfed.tasks.task import Joint, Task
 Vectors = Float[np.ndarray, "n d"]
 IMAGES, TEXTS = "image", "text"
 _PICTURE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-_REMEMBERED = 100_000  # vectors of pictures, beyond which only those of the present gallery are kept
+_REMEMBERED = 100_000  # vectors of images; beyond it only those of the present gallery are kept
 
 
 class Hit(NamedTuple):
@@ -48,8 +48,8 @@ class ClassProbabilities:
     """Classes of some samples.
 
     Attributes:
-        names: of the classes.
-        probabilities: of each class, for each sample; they sum to 1.
+        names: Names of the classes.
+        probabilities: Probability of each class for each sample; they sum to 1.
     """
 
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ class LoadedClassifier:
 
     Attributes:
         names: of the classes; empty: they have numbers alone.
-        modalities: that it looks at.
+        modalities: Modalities that it reads.
         takes_some: whether some of these will do.
         scores: a batch of prepared inputs -> logits.
     """
@@ -80,7 +80,7 @@ class LoadedClassifier:
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """What turns raw values of one modality into representations.
+    """Turns raw values of one modality into representations.
 
     Attributes:
         view: how values are presented.
@@ -94,11 +94,8 @@ class LoadedEncoder:
     represent: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Tensor] | None = None
 
-    def encode(self, values: pa.Array, batch: int) -> Vectors:
-        return self.applied(self.represent, values, batch)
-
     def applied(self, function: Callable[[Tensor], Tensor], values: pa.Array, batch: int) -> np.ndarray:
-        """What a function makes of raw values, batch by batch."""
+        """Results of a function of raw values, batch by batch."""
         inputs = self.inputs(values)
         with torch.inference_mode():
             parts = [function(inputs(rows)).cpu() for rows in torch.split(torch.arange(len(values)), batch)]
@@ -116,11 +113,11 @@ class LoadedModel:
     """A trained model for use; the same from a run, for its server or a client, and from an export.
 
     Attributes:
-        name: what it is, for people.
+        name: Name for messages.
         dim: width d of its vectors.
         encoders: modality -> encoder.
-        classifiers: target -> what tells its classes.
-        remembered: vectors of the pictures that were searched, by file, date and size, or by content.
+        classifiers: Target -> classifier.
+        remembered: Vectors of searched images, by file, date and size, or by content.
     """
 
     name: str
@@ -133,16 +130,16 @@ class LoadedModel:
         return f"LoadedModel({self.name}: {', '.join(self.encoders)} -> {self.dim})"
 
     def encode(self, images: Any = None, texts: Any = None, *, batch: int = 256) -> Any:
-        """Vectors of unit norm [n, d]: of pictures, of texts, or a pair of both if both are given.
+        """Vectors of unit norm [n, d]: of images, of texts, or a pair of both if both are given.
 
         Args:
-            images: paths, pictures of PIL, arrays [h, w] or [h, w, 3] of uint8, or encoded bytes; one or a sequence.
+            images: Paths, PIL images, arrays [h, w] or [h, w, 3] of uint8, or encoded bytes; one or a sequence.
             texts: strings; one or a sequence.
             batch: values at a time.
 
         Raises:
             ConfigError: neither is given, or the model has no encoder for them.
-            DataError: a value is no picture or text.
+            DataError: a value is not an image or text.
         """
         if images is None and texts is None:
             raise ConfigError("nothing to encode; give images=..., texts=..., or both")
@@ -153,7 +150,7 @@ class LoadedModel:
         return words if pictures is None else pictures
 
     def encode_modality(self, modality: str, values: Any, *, batch: int = 256) -> Vectors:
-        """Vectors [n, d] of a modality of any name; values other than pictures and texts as in the data sets.
+        """Vectors [n, d] of a modality of any name; values other than images and texts as in the data sets.
 
         Raises:
             ConfigError: the model has no such encoder.
@@ -164,7 +161,8 @@ class LoadedModel:
         items = _several(values)
         if not items:
             return np.zeros((0, self.dim), np.float32)
-        return self.encoders[modality].encode(self._column(modality, items), batch)
+        encoder = self.encoders[modality]
+        return encoder.applied(encoder.represent, self._column(modality, items), batch)
 
     def _column(self, modality: str, items: Sequence[Any]) -> pa.Array:
         if modality == self._place_of(TEXTS):
@@ -174,25 +172,25 @@ class LoadedModel:
     def classify(
         self, images: Any = None, texts: Any = None, *, target: str | None = None, batch: int = 64, **others: Any
     ) -> ClassProbabilities:
-        """Names and probabilities of the classes of samples, each of a picture, a text, or what else the model reads.
+        """Names and probabilities of the classes of samples: images, texts, or other modalities of the model.
 
         Where values of several modalities are given, those at one place are of one sample, and None stands for what a
         sample lacks. Probabilities are a softmax: a sample has one class.
 
         Args:
-            images: as for ``encode``.
+            images: Images, see ``encode``.
             texts: likewise.
-            target: which classes, of a model that tells several kinds; by default the first.
+            target: Target of the classes, for a model with several; by default the first.
             batch: samples at a time.
             others: values of other modalities by name, as for ``encode_modality``.
 
         Raises:
-            ConfigError: the model tells no classes, or not by these modalities.
+            ConfigError: the model does not classify, or not by these modalities.
             DataError: a value cannot be presented to it, or a sample has none.
         """
         classifier = self._classifier(target)
-        kinds = {IMAGES: images, TEXTS: texts}
-        others |= {self.modality_of(kind): values for kind, values in kinds.items() if values is not None}
+        named = {IMAGES: images, TEXTS: texts}
+        others |= {self.modality_of(name): values for name, values in named.items() if values is not None}
         given = {name: _several(values) for name, values in others.items()}
         some, known = "some" if classifier.takes_some else "all", set(classifier.modalities)
         if not given or not given.keys() <= known or (some == "all" and given.keys() != known):
@@ -227,53 +225,53 @@ class LoadedModel:
                 "segment, and its similarity to texts that name classes classifies without training"
             )
         if target is not None and target not in self.classifiers:
-            raise ConfigError(f"model '{self.name}' tells no '{target}'; {nearest(target, self.classifiers)}")
+            raise ConfigError(f"model '{self.name}' does not classify '{target}'; {nearest(target, self.classifiers)}")
         return self.classifiers[target or next(iter(self.classifiers))]
 
     def segment(self, images: Any, *, batch: int = 64) -> UInt8[np.ndarray, "n h w"]:
-        """Masks of pictures: the number of the likeliest class of every pixel.
+        """Masks of images: the number of the likeliest class of every pixel.
 
         Args:
-            images: as for ``encode``.
-            batch: pictures at a time.
+            images: Images, see ``encode``.
+            batch: Images at a time.
 
         Raises:
             ConfigError: the model was not trained to segment.
-            DataError: a value is no picture.
+            DataError: a value is not an image.
         """
         encoder = self.encoders[self.modality_of(IMAGES)]
         decode = encoder.decode
         if decode is None:
             raise ConfigError(f"model '{self.name}' makes no masks; train one with task segmentation")
         items = _several(images)
-        # of none, the mask of a black one tells the shape
+        # without images, the mask of a black one gives the shape
         pictures = _pictures(items or [np.zeros((1, 1), np.uint8)])
         return encoder.applied(lambda x: decode(x).argmax(1).to(torch.uint8), pictures, batch)[: len(items)]
 
     def similarity(self, images: Any, texts: Any) -> Float[np.ndarray, "n m"]:
-        """Cosine similarities of each picture to each text; arrays of vectors are taken as they are."""
+        """Cosine similarities of each image to each text; arrays of vectors are taken as they are."""
         scores: np.ndarray = self._vectors(IMAGES, images) @ self._vectors(TEXTS, texts).T
         return scores
 
     def search(self, query: Any, gallery: Any, k: int = 10) -> list[Hit]:
         """The k entries of a gallery that are most similar to a query, the best first; ties in the gallery's order.
 
-        Pictures are encoded once: the next query finds their vectors.
+        Images are encoded once: the next query uses their vectors.
 
         Args:
-            query: a string is a text; anything else is a picture.
-            gallery: vectors [n, d] of ``encode``; or pictures (strings are paths) for a text, texts for a picture.
+            query: a string is a text; anything else is an image.
+            gallery: Vectors [n, d] of ``encode``; or images (strings are paths) for a text, texts for an image.
             k: how many at most.
         """
-        kind, other = (TEXTS, IMAGES) if isinstance(query, str) else (IMAGES, TEXTS)
-        asked = self.encode_modality(self.modality_of(kind), query)  # first, as a gallery takes long
+        own, other = (TEXTS, IMAGES) if isinstance(query, str) else (IMAGES, TEXTS)
+        asked = self.encode_modality(self.modality_of(own), query)  # first, as a gallery takes long
         vectors = self._remembered(gallery) if other == IMAGES else self._vectors(other, gallery)
         scores = (vectors @ asked.T)[:, 0]
         order = np.argsort(-scores, kind="stable")[: max(0, k)]
         return [Hit(int(place), float(scores[place])) for place in order]
 
     def _remembered(self, gallery: Any) -> Vectors:
-        """Vectors of pictures, of which those are encoded that no search has seen."""
+        """Vectors of images; those of earlier searches are reused."""
         if _are_vectors(gallery) or not (items := _several(gallery)):
             return self._vectors(IMAGES, gallery)
         modality, kept = self.modality_of(IMAGES), self.remembered
@@ -287,37 +285,37 @@ class LoadedModel:
         vectors: Vectors = np.stack([kept[key] for key in keys])
         return vectors
 
-    def takes(self, kind: str) -> bool:
-        """Whether it has an encoder of pictures (``image``) or texts (``text``)."""
-        return self._place_of(kind) is not None
+    def takes(self, name: str) -> bool:
+        """True if it has an encoder of images (``image``) or texts (``text``)."""
+        return self._place_of(name) is not None
 
-    def modality_of(self, kind: str) -> str:
-        """The modality that takes pictures (``image``) or texts (``text``).
+    def modality_of(self, name: str) -> str:
+        """The modality that reads images (``image``) or texts (``text``).
 
         Raises:
             ConfigError: there is none.
         """
-        modality = self._place_of(kind)
+        modality = self._place_of(name)
         if modality is None:
             raise ConfigError(
-                f"model '{self.name}' has no encoder of {kind}s; it has: {', '.join(self.encoders)} "
+                f"model '{self.name}' has no encoder of {name}s; it has: {', '.join(self.encoders)} "
                 "(encode_modality takes these names)"
             )
         return modality
 
-    def _place_of(self, kind: str) -> str | None:
-        if kind in self.encoders:
-            return kind
-        view = Tokens if kind == TEXTS else Pixels
+    def _place_of(self, name: str) -> str | None:
+        if name in self.encoders:
+            return name
+        view = Tokens if name == TEXTS else Pixels
         named = [modality for modality, encoder in self.encoders.items() if isinstance(encoder.view, view)]
         return named[0] if len(named) == 1 else None
 
-    def _vectors(self, kind: str, values: Any) -> Vectors:
+    def _vectors(self, name: str, values: Any) -> Vectors:
         if _are_vectors(values):
             if values.shape[1] != self.dim:
                 raise DataError(f"vectors of width {values.shape[1]}; this model's are {self.dim} wide")
             return values
-        return self.encode_modality(self.modality_of(kind), values)
+        return self.encode_modality(self.modality_of(name), values)
 
 
 def loaded_model(
@@ -332,12 +330,12 @@ def loaded_model(
     """A live model for use, on the device where it is.
 
     Args:
-        name: what it is, for people.
-        model: in evaluation mode.
+        name: Name for messages.
+        model: A model in evaluation mode.
         views: modality -> view of its encoder.
-        context: where the views find what they learnt.
+        context: Folder of vocabularies and caches of the views.
         task: that it was trained for; None: it only encodes.
-        head: of the task.
+        head: Head of the task.
         classes: target -> names of its classes.
     """
 
@@ -407,15 +405,15 @@ def _are_vectors(values: Any) -> TypeGuard[Vectors]:
     return isinstance(values, np.ndarray) and values.dtype.kind == "f" and values.ndim == 2
 
 
-def _identity(picture: Mapping[str, Any]) -> object:
-    """What tells an image struct from others: its content, or its file's path, date and size."""
-    if picture.get("bytes") is not None:
-        return hashlib.sha256(picture["bytes"]).digest()
+def _identity(image: Mapping[str, Any]) -> object:
+    """Identity of an image struct: its content, or its file's path, date and size."""
+    if image.get("bytes") is not None:
+        return hashlib.sha256(image["bytes"]).digest()
     try:
-        stat = Path(picture["path"]).stat()
+        stat = Path(image["path"]).stat()
     except OSError:
-        return picture["path"]  # it cannot be read, as its encoder says
-    return picture["path"], stat.st_mtime_ns, stat.st_size
+        return image["path"]  # it cannot be read, as its encoder says
+    return image["path"], stat.st_mtime_ns, stat.st_size
 
 
 def _several(values: Any) -> list[Any]:
@@ -442,6 +440,6 @@ def _picture(value: Any) -> dict[str, Any]:
         return {"bytes": value, "path": None}
     struct = value if isinstance(value, dict) else image_struct(Path(value) if isinstance(value, str) else value)
     if struct is None:
-        kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise DataError(f"a picture is a path, a picture of PIL, an array of uint8 or encoded bytes, not {kind}")
+        shown = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise DataError(f"an image is a path, a PIL image, an array of uint8 or encoded bytes, not {shown}")
     return struct

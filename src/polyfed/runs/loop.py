@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Loop:
-    """The rounds of a run; everything else follows the events that it tells of.
+    """The rounds of a run; all else follows its events.
 
     Attributes:
         experiment, folder, server, cohorts: of the run.
         recorder: has the records of the round that goes on.
-        events: are told of all that happens.
+        events: Followers of the run.
         save_model: saves the run's model under a name: ``last``, ``best`` once validation has found a better one.
-        states: where clients keep their states if they live here, else None.
+        states: Store of the states of clients that live here, else None.
         stale: clients that may have changed since they were last measured.
         best: round and score of the best server model; empty until validation has given a number.
     """
@@ -52,7 +52,7 @@ class Loop:
     states: StateStore | None
     stale: set[str] = field(default_factory=set)
     best: dict[str, float] = field(default_factory=dict)
-    _idle: set[str] = field(default_factory=set)  # the server, once it was told to have made no step
+    _idle: set[str] = field(default_factory=set)  # the server, once a warning reported that it made no step
     _cpu: float = 0.0  # seconds of the method's round in this process
 
     def start(self) -> None:
@@ -128,17 +128,17 @@ class Loop:
 
     def measure_server(self) -> None:
         number = self.server.clock.round
-        for kind, samples in (("validation", self.server.validation), ("test", self.server.test)):
+        for name, samples in (("validation", self.server.validation), ("test", self.server.test)):
             if samples is None or not self.server.has_model:
                 continue
-            at_work(SERVER, f"measuring ({kind})")
+            at_work(SERVER, f"measuring ({name})")
             metrics = self.server.evaluate(samples)
-            known = metrics.intervals() if kind == "test" and isinstance(metrics, TaskScores) else {}
+            known = metrics.intervals() if name == "test" and isinstance(metrics, TaskScores) else {}
             primary = self.server.task.primary
-            # first what chooses: whoever reads the records knows no tasks
-            ordered = {name: metrics[name] for name in sorted(metrics, key=primary.__ne__)}
-            self.events.handle(Measured(number, SERVER, kind, ordered, known))
-            if kind == "validation":
+            # the metric that chooses comes first: readers of records have no tasks
+            ordered = {metric: metrics[metric] for metric in sorted(metrics, key=primary.__ne__)}
+            self.events.handle(Measured(number, SERVER, name, ordered, known))
+            if name == "validation":
                 before = {int(self.best["round"]): self.best["score"]} if self.best else {}
                 if best_round({**before, number: metrics[primary]}) == number:
                     self.best = {"round": number, "score": metrics[primary]}
@@ -185,7 +185,7 @@ class Loop:
         for name, (values, clients) in self.server.diagnostics.arrays.items():
             path = f"arrays/{name}/round-{number:04d}.safetensors"
             folder.save_tensors(path, {"values": values}, {"clients": json.dumps(clients)})
-        if self.best.get("round") == number:  # after its metrics, which say so too
+        if self.best.get("round") == number:  # after its metrics, which show it
             self.save_model("best")
         self.save_model("last")
         tensors = flatten(self.server.snapshot()) | cohorts.tensors()
@@ -216,7 +216,7 @@ class Loop:
         return checkpoint.round
 
     def _problem_of(self, checkpoint: Checkpoint) -> str:
-        """What is not readable of that round: records, or the state of a client that lives here and keeps anything."""
+        """What is unreadable of that round: records, or the state of a client that lives here; empty if nothing is."""
         if lost := self.folder.lost_records(checkpoint.facts["logs"]):
             return f"after round {checkpoint.round} {lost}"
         client = None if self.states is None else self.states.damaged(accepted_in(checkpoint.facts))

@@ -1,6 +1,6 @@
 """``open_run``: the one way to a run folder's experiment, records, data and models.
 
-Reports and comparisons read records only, so nothing here imports torch before data or a model are asked for.
+Reports and comparisons read records only, so this module imports torch for data and models alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_JUDGING = ("device", "threads", "precision", "evaluation_batch")  # settings of a run that judging a model takes
+_JUDGING = ("device", "threads", "precision", "evaluation_batch")  # settings that evaluating a model takes
 
 
 def open_run(
@@ -48,35 +48,35 @@ def open_run(
     device: str | None = None,
     allow_code: bool = False,
 ) -> Run:
-    """Open a run, finished or not; nothing is read before it is asked for.
+    """Open a run, finished or not; files are read when they are used.
 
     Args:
-        folder: run folder.
-        data_dir: folder of data sets; by default the run's, else POLYFED_DATA.
-        weights_dir: folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
-        device: where models are put; by default the run's.
-        allow_code: import what the run names by import path (``core.untrusted.code_of``), and ask the hub for
-            pretrained networks that it names.
+        folder: Run folder.
+        data_dir: Folder of data sets; by default the run's, else POLYFED_DATA.
+        weights_dir: Folder of pretrained weights; by default the run's, else POLYFED_WEIGHTS.
+        device: Device of models; by default the run's.
+        allow_code: Import classes that the run names by import path (``core.untrusted.code_of``), and ask the hub for
+            its pretrained networks.
 
     Raises:
-        RunError: it is no run folder, or holds what is neither file nor folder, or a link that leads out of it.
+        RunError: it is not a run folder, or holds anything but files and folders, or a link that leads out of it.
     """
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
-        raise RunError(f"'{folder}' is no run folder (no config.yaml in it); give the folder of a run")
+        raise RunError(f"'{folder}' is not a run folder (no config.yaml in it); give the folder of a run")
     require_plain(folder, inside=FOLDERS)
-    data, weights = (None if place is None else whole(place) for place in (data_dir, weights_dir))
+    data, weights = (None if path is None else whole(path) for path in (data_dir, weights_dir))
     return Run(folder, data, weights, device, allow_code)
 
 
 def as_run(run: Run | Path | str) -> Run:
-    """A run that is open already, or that in a folder, opened with data, weights and device as it had them."""
+    """An open run, or that of a folder, opened with its own data, weights and device."""
     return run if isinstance(run, Run) else open_run(run)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk, opened as ``open_run`` says."""
+    """A run on disk, see ``open_run``."""
 
     folder: Path
     data_dir: Path | None = None
@@ -99,7 +99,7 @@ class Run:
         return self.records.metrics(participant, kind)
 
     def to_pandas(self, table: Literal["metrics", "events", "traffic", "rounds"] = "metrics") -> pd.DataFrame:
-        """Records as a pandas frame, a row a record; columns as for ``RunRecords.frame``."""
+        """Records as a pandas frame, one row per record; columns as for ``RunRecords.frame``."""
         return self.records.frame(table)
 
     def _repr_html_(self) -> str:
@@ -127,17 +127,17 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The run's settings, with data and weights where they are now.
+        """The run's settings, with data and weights at their present folders.
 
         Raises:
-            RunError: as for ``files``.
+            RunError: the folder is incomplete, or its configuration was edited.
             ConfigError: it names code, which ``allow_code`` does not allow.
         """
         return self._settings(self._config)
 
     @cached_property
     def conditions(self) -> Experiment:
-        """What judging a saved model takes: data, server, device; not the method, whose code may be elsewhere."""
+        """Settings for evaluating a saved model: data, server, device; without the method, whose code may be absent."""
         content = self._config
         run = content.get("run", {})
         judging = {key: run[key] for key in _JUDGING if key in run} if isinstance(run, dict) else run
@@ -162,19 +162,19 @@ class Run:
 
     @cached_property
     def federation(self) -> Population:
-        """Data and models of everybody, with the vocabularies that the run learnt."""
+        """Data and models of all participants, with the vocabularies that the run learnt."""
         from polyfed.runs.server_side import build_federation
 
         federation = build_federation(self.experiment, self.files)
-        federation.data.hub = self.allow_code  # else whoever made the folder would learn of this
+        federation.data.hub = self.allow_code  # else the hub would reveal the reader to the folder's author
         return federation
 
     @cached_property
     def place(self) -> torch.device:
-        """Where models are put.
+        """Device of models.
 
         Raises:
-            ConfigError: the device is not there.
+            ConfigError: the device is not available.
         """
         from polyfed.core.device import resolve_device
 
@@ -198,8 +198,7 @@ class Run:
         return self.newest_checkpoint
 
     def model_folder(self, which: str | None = None) -> Path:
-        """Folder of the run's saved model: ``best`` if there is one, else ``last``, unless ``which`` says; a number is
-        that of a round, which must have been kept or be that of the best or the last.
+        """Folder of a saved model: ``which`` by name or round, by default ``best`` if there is one, else ``last``.
 
         Raises:
             RunError: the run has no such model.
@@ -212,18 +211,18 @@ class Run:
         return self.files.path / "models" / name
 
     def _instead(self, saved: Mapping[str, int | None], which: str | None) -> str:
-        """What there is in place of a model that is not, or why there is none."""
+        """Models of the run for an error about a missing one, or the reason that it has none."""
         has = ", ".join(f"{name} (round {number})" for name, number in saved.items())
         if saved and which is None:
             return f"it has one for each type of clients: {has}; name it (--model {next(iter(saved))})"
         if saved:
-            return f"it has: {has}; run.output.keep_rounds says which rounds' models a run keeps"
+            return f"it has: {has}; run.output.keep_rounds names the rounds whose models a run keeps"
         if self._config.get("server"):
             return "no round is complete yet (polyfed resume)"
         if not self._config.get("clients"):
             return (
-                "it has no server with data, and what the sites' models are is known at the sites alone; with a server "
-                "(polyfed init --public FOLDER, before polyfed deploy init) it has the server's"
+                "it has no server with data, and models of sites stay at the sites; with a server (polyfed init "
+                "--public FOLDER, before polyfed deploy init) it has the server's"
             )
         client = next(iter(self.records.holdings), "")
         return (
@@ -236,9 +235,9 @@ class Run:
         """The run's saved model: the server's, or the clients' common one; ``which`` as for ``model_folder``.
 
         Raises:
-            RunError: there is no such model, or it is damaged.
-            ConfigError: the device is not there, or a weights folder that the architecture needs; or the model names
-                code, which ``allow_code`` does not allow.
+            RunError: the model does not exist, or it is damaged.
+            ConfigError: the device or a weights folder of the architecture is missing; or the model names code, which
+                ``allow_code`` does not allow.
         """
         from polyfed.runs.saved import read_model
 
@@ -268,7 +267,7 @@ class Run:
 
     @cached_property
     def global_weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Type of clients -> weights of its global model, for methods that have them.
+        """Type of clients -> weights of its global model, for methods with global models.
 
         Raises:
             RunError: no checkpoint is readable.
@@ -276,17 +275,17 @@ class Run:
         from polyfed.federation.state import unflatten
 
         groups = unflatten(self.checkpoint.tensors)
-        return {kind: groups[f"weights:{kind}"] for kind in self.types if f"weights:{kind}" in groups}
+        return {name: groups[f"weights:{name}"] for name in self.types if f"weights:{name}" in groups}
 
-    def global_model(self, kind: str) -> Model:
+    def global_model(self, client_type: str) -> Model:
         """The global model of a type of clients, in evaluation mode, on the device.
 
         Raises:
             RunError: its weights do not fit the model.
         """
-        member = self.federation.members[self.types[kind].clients[0].id]
-        weights = self.global_weights[kind]
-        return self._loaded(member, weights, f"the global model of '{kind}' does not fit its clients'")
+        member = self.federation.members[self.types[client_type].clients[0].id]
+        weights = self.global_weights[client_type]
+        return self._loaded(member, weights, f"the global model of '{client_type}' does not fit its clients'")
 
     def _loaded(self, member: Member, weights: Mapping[str, Tensor], misfit: str) -> Model:
         """A client's model with weights from disk, in evaluation mode, on the device."""
@@ -305,17 +304,17 @@ class Run:
         return self.model_of()
 
     def model_of(self, participant: str = "server", which: str | None = None) -> LoadedModel:
-        """The model of the server or of a client, for use; of a run without a server the clients' common one.
+        """The model of the server or of a client; of a run without a server the clients' common one.
 
-        A client's is the one that it keeps; where it keeps none but the method averages, the global model of its type.
+        A client without a kept model has the global model of its type.
 
         Args:
             participant: ``server``, or a client's id.
-            which: of the run's saved models, as for ``model_folder``.
+            which: Saved model of the run, as for ``model_folder``.
 
         Raises:
-            RunError: there is no such model, or it is damaged.
-            ConfigError: there is no such participant, its model is not kept, or ``which`` is given for a client.
+            RunError: the model does not exist, or it is damaged.
+            ConfigError: the participant does not exist, its model is not kept, or ``which`` is given for a client.
         """
         from polyfed.runs.loaded import loaded_model
 
@@ -340,9 +339,9 @@ class Run:
 
     def _model_of_client(self, client: str) -> Model:
         if not self.has_client_models:
-            for kind, clients in self.types.items():
-                if kind in self.global_weights and client in {info.id for info in clients.clients}:
-                    return self.global_model(kind)
+            for name, clients in self.types.items():
+                if name in self.global_weights and client in {info.id for info in clients.clients}:
+                    return self.global_model(name)
         return self.client_model(client)
 
     @property
@@ -353,11 +352,11 @@ class Run:
 
     @cached_property
     def clients(self) -> Mapping[str, StateVersion]:
-        """Clients that keep a model and had taken part by the last complete round -> the step of their kept state.
+        """Clients with a kept model that had taken part by the last complete round -> step of their kept state.
 
         Raises:
-            RunError: nobody has taken part yet.
-            ConfigError: clients keep no model, or live elsewhere; or the device is not there.
+            RunError: no client has taken part yet.
+            ConfigError: clients keep no model, or live at sites; or the device is not available.
         """
         from polyfed.runs.cohorts import accepted_in
 
@@ -370,9 +369,9 @@ class Run:
             )
         if not self.experiment.clients:
             raise ConfigError(
-                f"the clients of '{self.folder}' live at other sites, and so do their models; give a simulated run"
+                f"the clients of '{self.folder}' live at sites, and so do their models; give a simulated run"
             )
-        _ = self.place  # a device that is not there is told before anything is read
+        _ = self.place  # a missing device is reported before anything is read
         accepted = {} if self.newest_checkpoint is None else accepted_in(self.newest_checkpoint.facts)
         if not accepted:
             raise RunError(f"no client of run '{self.folder}' has taken part in a complete round yet (polyfed resume)")
@@ -382,14 +381,14 @@ class Run:
         """One of ``clients``.
 
         Raises:
-            ConfigError: there is none of that name, or it never took part.
+            ConfigError: it does not exist, or never took part.
         """
         if name not in self.clients:
             raise ConfigError(f"no client '{name}' took part in '{self.folder}'; {nearest(name, self.clients)}")
         return self.federation.members[name]
 
     def client_state(self, name: str) -> dict[str, dict[str, Tensor]]:
-        """Key -> named tensors that a client keeps.
+        """Key -> named tensors of a client's kept state.
 
         Raises:
             RunError: its state is missing or damaged.
@@ -415,17 +414,17 @@ class ServerModel:
     """A run's saved model.
 
     Attributes:
-        run: that it is of.
-        folder: where it is saved.
-        weights: trained and frozen.
-        config: what its ``config.json`` says, as it stands there; what follows the model is the same, checked.
-        context: where its views find what they learnt: beside the weights, so no public set is needed.
-        model: in evaluation mode, on the run's device.
-        round: after which it was saved.
-        settings: its architecture.
-        task: that it was trained for.
-        head: of its task, if that has one.
-        classes: target -> names of its classes.
+        run: Run of the model.
+        folder: Folder of the model.
+        weights: Trained and frozen weights.
+        config: Content of its ``config.json``; the attributes below hold the same, checked.
+        context: Vocabularies of its views, read from the folder: no public set is needed.
+        model: The model in evaluation mode, on the run's device.
+        round: Round after which it was saved.
+        settings: Its architecture.
+        task: Its task.
+        head: Head of its task, if that has one.
+        classes: Names of the classes of each target.
     """
 
     run: Run
@@ -447,7 +446,7 @@ class ServerModel:
 
     @property
     def kind(self) -> str:
-        """Whose it is, for people."""
+        """``server model`` or ``common model``, for messages."""
         return "server model" if self.run.conditions.server is not None else "common model"
 
     @property
@@ -455,6 +454,6 @@ class ServerModel:
         return {modality: encoder.view for modality, encoder in self.settings.encoders.items()}
 
     def warn_if_untrained(self) -> None:
-        """Warn if it is the best model and untrained; called just before its use, when nothing can be refused."""
+        """Warn if it is the best model and untrained; called just before its use, when no refusal can follow."""
         if self.which == "best" and (sentence := untrained_best(self.run.folder)):
             log.warning("%s", sentence)

@@ -1,8 +1,8 @@
-"""What is refused before a run begins: by settings alone, by data and models, and by who there is once an engine is."""
+"""Checks before a run begins: of settings alone, of data and models, and of the clients of an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,27 +27,23 @@ from polyfed.runs.settings import ExperimentSettings
 from polyfed.wire.schema import steps_of
 
 
-def require_settings(experiment: ExperimentSettings) -> None:
-    """Check all that settings alone tell, and packages that they take: no data are opened, nothing is built.
+def checked_plan(experiment: ExperimentSettings) -> FederationPlan:
+    """The federation that settings describe, after all checks that need neither data nor models.
 
     Raises:
-        ConfigError: settings do not fit each other, or the method.
+        ConfigError: settings do not fit each other, or the method, or a package is missing.
         DataError: a source has no such split.
     """
-    run, method = experiment.run, experiment.algorithm
-    plan = _plan(experiment)
+    run, method, groups = experiment.run, experiment.algorithm, experiment.clients
+    sections = experiment.data, experiment.public, experiment.server, groups
+    plan = FederationPlan(*sections, run.rounds, planned_clients(groups))
     plan.require()
     method.require(plan)
     for step in run.exchange.phases:
         if step not in steps_of(method):
             hint = nearest(step, steps_of(method))
             raise ConfigError(f"run.exchange.phases.{step}: '{method.component_name()}': {hint}")
-    for path, schedule in _schedules(experiment):
-        if schedule.warmup > run.rounds:
-            raise ConfigError(
-                f"{path}.warmup is {schedule.warmup}, but run.rounds is {run.rounds}: the full rate would never be "
-                "reached; lower the one, or raise the other"
-            )
+    _require_warmup("", experiment, run.rounds)
     for conflict in conflicts(Choice(method, experiment.aggregation, run, experiment.privacy)):
         raise ConfigError(conflict)
     if experiment.privacy is not None:
@@ -55,19 +51,23 @@ def require_settings(experiment: ExperimentSettings) -> None:
     if experiment.aggregation.secure is not None:
         experiment.aggregation.secure.require()
     if plan.clients and not run.engine.is_deployed:
-        _require_planned(experiment, plan)
+        _require_drawn(experiment, plan.clients)
+        for attack in run.attackers:
+            attack.require_known(plan.clients)
+        # clients of several sources with one model and task are of one type only if their classes have the same names
+        if len({(group.source, group.split) for group in groups.values()}) == 1:
+            _require_cohorts(experiment, plan.clients)
+    return plan
 
 
 def preflight(experiment: ExperimentSettings, federation: Population) -> None:
-    """Check what can be checked before an engine starts, settings before data.
+    """Check data and models of a checked plan before an engine starts.
 
     Raises:
-        ConfigError: settings do not fit each other, the method, or what is installed.
-        DataError: they do not fit the data.
+        ConfigError: settings do not fit the data, or the machine.
+        DataError: data are missing or damaged.
     """
     run = experiment.run
-    run.engine.require()
-    require_settings(experiment)
     resolve_device(run.device)
     federation.require_sound()
     if run.attackers:
@@ -94,45 +94,32 @@ def require_readable(federation: Population) -> None:
                 model.eval().embed(modality, x)
 
 
-def preflight_clients(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:
+def preflight_clients(experiment: ExperimentSettings, plan: FederationPlan, clients: tuple[ClientInfo, ...]) -> None:
     """Check that method and budget suit the clients of an engine, and that cohorts are large enough in every round.
 
     Raises:
         ConfigError: they do not, or are not.
     """
-    experiment.algorithm.require(replace(_plan(experiment), clients=clients))
-    _require_drawn(experiment, clients)
+    experiment.algorithm.require(replace(plan, clients=clients))
+    if experiment.run.engine.is_deployed:  # others are those of the plan
+        _require_drawn(experiment, clients)
     _require_cohorts(experiment, clients)
     for client in clients if experiment.privacy is not None and experiment.privacy.samples is not None else ():
         _require_within_budget(experiment, planned_epsilon(experiment, client), f"'{client.id}'")
 
 
-def _plan(experiment: ExperimentSettings) -> FederationPlan:
-    groups = experiment.clients
-    sections = experiment.data, experiment.public, experiment.server, groups
-    return FederationPlan(*sections, experiment.run.rounds, planned_clients(groups))
+def _require_warmup(path: str, settings: Any, rounds: int) -> None:
+    """Check that no schedule within settings warms up for longer than the run."""
+    if isinstance(settings, Schedule) and settings.warmup > rounds:
+        raise ConfigError(
+            f"{path[1:]}.warmup is {settings.warmup}, but run.rounds is {rounds}: the full rate would never be "
+            "reached; lower the one, or raise the other"
+        )
+    for key, value in dict(settings).items() if isinstance(settings, Settings | Mapping) else ():
+        _require_warmup(f"{path}.{key}", value, rounds)
 
 
-def _schedules(settings: Any, *path: str) -> Iterator[tuple[str, Schedule]]:
-    """All schedules within settings, with their paths."""
-    if isinstance(settings, Schedule):
-        yield ".".join(path), settings
-    elif isinstance(settings, Settings | Mapping):
-        for key, value in dict(settings).items():
-            yield from _schedules(value, *path, str(key))
-
-
-# ---- who is asked, and who attacks
-
-
-def _require_planned(experiment: ExperimentSettings, plan: FederationPlan) -> None:
-    """Check what of the checks by who there is can be known before."""
-    _require_drawn(experiment, plan.clients)
-    for attack in experiment.run.attackers:
-        attack.require_known(plan.clients)
-    # clients of several sources with one model and task are of one type only if their classes have the same names
-    if len({(group.source, group.split) for group in plan.groups.values()}) == 1:
-        _require_cohorts(experiment, plan.clients)
+# ---- cohorts and attackers
 
 
 def _require_drawn(experiment: ExperimentSettings, clients: tuple[ClientInfo, ...]) -> None:
@@ -164,20 +151,20 @@ def _require_attackers(experiment: ExperimentSettings, federation: Population) -
     """Check that ``run.attackers`` are clients of this simulation and can attack as they are to."""
     run = experiment.run
     if not federation.members:
-        raise ConfigError("run.attackers: there are no clients in 'clients' who could attack; leave it out")
+        raise ConfigError("run.attackers: 'clients' has no clients that could attack; leave it out")
     attacks = attacks_by_client(run.attackers, federation.infos, run.seed)
     for attack in run.attackers:
         own = [member for name, member in federation.members.items() if attacks.get(name) is attack]
         attack.require(own)
         for member in () if attack.falsifies else own:
-            attack.poisoned(federation.train(member), member)  # what is not there fails here
+            attack.poisoned(federation.train(member), member)  # absent data fail here
 
 
 # ---- differential privacy
 
 
 def _require_private(experiment: ExperimentSettings) -> None:
-    """Check that all that clients send is protected, with packages that are installed."""
+    """Check that all replies are protected, by packages that are installed."""
     policy, method = experiment.policy, experiment.algorithm.component_name()
     assert policy.privacy is not None
     accounting()
@@ -190,22 +177,22 @@ def _require_private(experiment: ExperimentSettings) -> None:
         _require_within_budget(experiment, policy.planned(policy.privacy.budget.delta), "a client")
 
 
-def _require_within_budget(experiment: ExperimentSettings, planned: float | None, who: str) -> None:
+def _require_within_budget(experiment: ExperimentSettings, planned: float | None, client: str) -> None:
     settings, run = experiment.privacy, experiment.run
-    # who is drawn for some rounds may stay within; who is asked in all of them does not
+    # clients that are drawn for some rounds only may stay within the budget
     if settings is None or settings.budget.epsilon is None or run.sampling.cohort is not None:
         return
     budget, limit = settings.budget, settings.budget.epsilon
     if planned is not None and planned > limit * (1 + 1e-6):
         raise ConfigError(
-            f"privacy.budget.epsilon is {limit:g}, but {settings.planned_releases(run.rounds)} replies of {who} cost "
-            f"epsilon {planned:.3g} at delta {budget.delta:g}; lower run.rounds, or raise the budget or "
+            f"privacy.budget.epsilon is {limit:g}, but {settings.planned_releases(run.rounds)} replies of {client} "
+            f"cost epsilon {planned:.3g} at delta {budget.delta:g}; lower run.rounds, or raise the budget or "
             "noise_multiplier (that of privacy.reply may be left out: it follows from the budget)"
         )
 
 
 def planned_epsilon(experiment: ExperimentSettings, client: ClientInfo) -> float | None:
-    """Planned epsilon of a client with one protected reply a round, at the budget's delta; None without noise."""
+    """Planned epsilon of a client with one protected reply per round, at the budget's delta; None without noise."""
     policy = experiment.policy
     if policy.privacy is None:
         return None

@@ -1,8 +1,7 @@
-"""What a run wrote into its folder, read back with types; a run that was killed is readable too."""
+"""Records of a run folder, read back with types; those of a killed run too."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:  # numpy takes a quarter of a second, which few commands need
     from numpy.typing import NDArray
 
 SITE_REFUSED = "site_refused"
-"""Event of a node that claimed to be another site than its key says, or brought another key than it joined with."""
+"""Event of a node that claimed to be another site than that of its key, or changed its key."""
 ATTACKER = "attacker"
 """Event before the first round of a client that ``run.attackers`` makes attack."""
 PRIVACY = "privacy"
@@ -61,13 +60,13 @@ class Transfer:
 
     @property
     def full_bytes(self) -> int:
-        """Bytes in fp32 and without compression; those that crossed where the line does not say."""
+        """Bytes in fp32 and without compression; the bytes that crossed where the line has no such figure."""
         return self.bytes if self.full is None else self.full
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionEntry:
-    """What a client holds: items and samples of a source's split, counted by class where there are labels."""
+    """Data of a client: items and samples of a source's split, counted by class where there are labels."""
 
     group: str
     source: str
@@ -99,9 +98,9 @@ class ChosenRound:
     """The round whose server model is the run's model.
 
     Attributes:
-        number: of the round.
+        number: Number of the round.
         metric: name of the validation metric that chose it; empty where nothing was validated, and the last counts.
-        value: of that metric on validation, NaN likewise.
+        value: Value of that metric on validation, NaN likewise.
     """
 
     number: int
@@ -154,7 +153,7 @@ class RunRecords:
         """Read a run folder; files that the run has not written (yet) count as empty.
 
         Raises:
-            RunError: there is no such folder, or a file is damaged anywhere but in a cut-off last line.
+            RunError: the folder does not exist, or a file is damaged anywhere but in a cut-off last line.
         """
         if not folder.is_dir():
             raise RunError(f"no run folder '{folder}'; give the folder that the run printed at its end")
@@ -167,7 +166,7 @@ class RunRecords:
         times = _typed(Timing, _lines(folder / "timing.jsonl", warnings), "timing")
         clients = _parsed(folder / "partition.json", file_json)
         entries = ((f"partition.json entry '{client}'", entry) for client, entry in clients.items())
-        config = with_moved(_parsed(folder / "config.yaml", yaml_content), is_told=False)
+        config = with_moved(_parsed(folder / "config.yaml", yaml_content), warns=False)
         privacy = _with_privacy(measurements, config)
         incidents = ((at, _incident(line)) for at, line in history + lines if "event" in line)
         events = _typed(Incident, incidents, "event")
@@ -201,20 +200,6 @@ class RunRecords:
         """A whole number of the section ``run``, such as ``seed``; None if it is not there, or none."""
         value = self.section("run").get(name)
         return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
-
-    @property
-    def untuned_config(self) -> dict[str, Any]:
-        """A copy of the configuration; of a tuned twin with what the method has in place of what validation chose."""
-        config = copy.deepcopy(dict(self.config))
-        tuned = self.section("twin").get("tuned")
-        for path, value in tuned.items() if isinstance(tuned, Mapping) else ():
-            *sections, key = path.split(".")
-            section: Any = config
-            for name in sections:
-                section = section.setdefault(name, {}) if isinstance(section, dict) else {}
-            if isinstance(section, dict):
-                section[key] = value
-        return config
 
     @cached_property
     def rounds(self) -> int:
@@ -274,7 +259,7 @@ class RunRecords:
         return record.metrics if record is not None else {}
 
     def interval(self, participant: str, metric: str) -> tuple[float, float] | None:
-        """95 % interval over test items of what ``metrics`` has; None where nobody kept it."""
+        """95 % interval over test items of what ``metrics`` has; None in records without it."""
         record = self._measured(participant, "test", self._round_of_model(participant))
         ends = record.intervals.get(metric) if record is not None else None
         return None if ends is None else (float(ends[0]), float(ends[1]))
@@ -346,7 +331,7 @@ class RunRecords:
                 compression; or ``rounds`` with round, seconds, and the bytes up and down.
 
         Raises:
-            ConfigError: there is no such table.
+            ConfigError: the table does not exist.
         """
         if table not in _COLUMNS:
             raise ConfigError(f"to_pandas: no table '{table}'; {nearest(table, _COLUMNS)}")
@@ -443,13 +428,13 @@ def _lines(path: Path, warnings: list[str]) -> Iterator[tuple[str, _Line]]:
             warnings.append(f"{path.name}: the last line is cut off (the run was killed) and left out")
 
 
-def _typed(kind: type[_T], lines: Iterable[tuple[str, _Line]], noun: str) -> tuple[_T, ...]:
+def _typed(record_class: type[_T], lines: Iterable[tuple[str, _Line]], noun: str) -> tuple[_T, ...]:
     records = []
     for where, line in lines:
         try:
-            records.append(typed(kind, line))
+            records.append(typed(record_class, line))
         except ValueError as error:
-            raise RunError(f"{where} is no {noun}: {error}; is it of another version of polyfed?") from error
+            raise RunError(f"{where} is not a valid {noun}: {error}; is it of another version of polyfed?") from error
     return tuple(records)
 
 

@@ -1,9 +1,9 @@
-"""Saved models of a run: weights as safetensors, and a configuration that says how to rebuild them.
+"""Saved models of a run: weights as safetensors, and a configuration to rebuild them.
 
 models/<best, last or round-N>/model.safetensors   weights
-                      frozen.safetensors  what is not trained, if there is anything
-                      config.json         round, architecture, task, and what the head was sized by
-                      vocabulary/         what was learnt from the public set, so that it is not needed
+                      frozen.safetensors  weights that are not trained, if there are any
+                      config.json         round, architecture, task, and facts that size the head
+                      vocabulary/         vocabularies of the public set, so that it is not needed
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class TargetFacts(BaseModel):
     """Type, shape and greatest value of a target."""
 
     dtype: Literal["int64", "int32", "uint8", "bool", "float32", "float64"]
-    shape: Annotated[tuple[_Side, ...], Field(max_length=2)]  # a class, a list of them, or a picture of them
+    shape: Annotated[tuple[_Side, ...], Field(max_length=2)]  # a class, a list of them, or an image of them
     greatest: int | float
 
 
 class SampleFacts(BaseModel):
-    """What a task sizes its head by."""
+    """Facts of samples that size a task's head."""
 
     modalities: tuple[str, ...] = ()
     classes: dict[str, tuple[str, ...]] = {}
@@ -59,7 +59,7 @@ class SampleFacts(BaseModel):
 
 
 class SavedFacts(BaseModel):
-    """What the ``config.json`` of a model says."""
+    """Content of a model's ``config.json``."""
 
     round: Annotated[int, Field(ge=0)]
     model: ModelSettings
@@ -70,7 +70,7 @@ class SavedFacts(BaseModel):
 
 
 class SavedModel(NamedTuple):
-    """What ``save_model`` wrote: weights, configuration and its facts, where views find what they learnt, the model."""
+    """Content of a saved model's folder."""
 
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -85,18 +85,18 @@ class SavedModel(NamedTuple):
 
 
 def read_model(folder: Path, data: DataSettings, place: torch.device, *, allow_code: bool) -> SavedModel:
-    """Read what ``save_model`` wrote.
+    """Read a model that ``save_model`` wrote.
 
     Args:
-        folder: of the model.
-        data: where caches and pretrained weights are.
-        place: where the model is put.
-        allow_code: see ``open_run``.
+        folder: Folder of the model.
+        data: Folders of caches and pretrained weights.
+        place: Device of the model.
+        allow_code: See ``open_run``.
 
     Raises:
-        RunError: there is no model, it is damaged, its weights and configuration do not fit each other, or a weight is
+        RunError: the model is missing or damaged, its weights and configuration do not fit each other, or a weight is
             not finite.
-        ConfigError: it names code that is not allowed; the architecture needs a weights folder that is not there.
+        ConfigError: it names code that is not allowed, or a weights folder of the architecture is missing.
     """
     weights, config, facts = _read(folder, allow_code)
     learnt = {name: _absent(name, mark) for name, mark in facts.public.items()}
@@ -130,7 +130,7 @@ def _built(folder: Path, facts: SavedFacts, weights: Mapping[str, Tensor], conte
         require_weights(weights, model.exchanged() | frozen)
         replace_frozen(model, weights)
         model.load({name: value for name, value in weights.items() if name not in frozen})
-    except (RuntimeError, MemoryError) as error:  # of sizes that are none, torch says so
+    except (RuntimeError, MemoryError) as error:  # torch's errors about impossible sizes
         reason = " ".join(str(error).split())
         raise RunError(f"'{folder}': weights and config.json do not fit each other ({reason})") from error
     return model.eval()
@@ -141,9 +141,9 @@ class KeptModel:
     """A model that a run saves after its rounds.
 
     Attributes:
-        config: what its ``config.json`` says, beside the round.
-        frozen: what of it is not trained.
-        weights: gives its other tensors, as they are now.
+        config: Content of its ``config.json`` without the round.
+        frozen: Weights that are not trained.
+        weights: Returns the present values of the others.
     """
 
     config: Mapping[str, Any]
@@ -152,13 +152,13 @@ class KeptModel:
 
 
 def kept_models(server: Server, settings: ServerSettings | None, population: Population) -> dict[str, KeptModel]:
-    """What a run saves, by how its name ends: the server's model; without one the global model of each type of clients
-    that live here, after one of them if there are several types.
+    """Models that a run saves, by the end of their names: the server's, else the global model of each type of clients
+    that live here, named after one of them if there are several types.
 
     Args:
-        server: once the method has started its models, or they are restored.
-        settings: of its own model, if it has one.
-        population: the clients, and what views learnt from which public set.
+        server: Server whose models are started or restored.
+        settings: Settings of its own model, if it has one.
+        population: The clients and their data.
     """
     public = {name: column.fingerprint for name, column in population.data.context.public.items()}
 
@@ -170,32 +170,32 @@ def kept_models(server: Server, settings: ServerSettings | None, population: Pop
         described = config(settings.model, settings.task, server.setup.head_name, server.test)
         return {"": KeptModel(described, frozen_tensors(server.model), server.model.exchanged)}
     members, kept = population.members, dict[str, KeptModel]()
-    for kind in server.weights:
-        if (member := members.get(server.types[kind].clients[0].id)) is not None:
+    for name in server.weights:
+        if (member := members.get(server.types[name].clients[0].id)) is not None:
             model = population.client_model(member)
-            model.extras.clear()  # what a method adds is no part of what the settings describe
+            model.extras.clear()  # additions of a method are not part of the architecture in the settings
             described = config(member.model, member.settings.task, member.head, population.train(member))
-            weights = partial(_chosen, server, kind, tuple(model.exchanged()))
+            weights = partial(_chosen, server, name, tuple(model.exchanged()))
             end = f"-{member.id}" if len(server.types) > 1 else ""
             kept[end] = KeptModel(described, frozen_tensors(model), weights)
     return kept
 
 
-def _chosen(server: Server, kind: str, names: Sequence[str]) -> Mapping[str, Tensor]:
-    return {name: server.weights[kind][name] for name in names}
+def _chosen(server: Server, client_type: str, names: Sequence[str]) -> Mapping[str, Tensor]:
+    return {name: server.weights[client_type][name] for name in names}
 
 
 def save_model(folder: RunFolder, name: str, number: int, kept: KeptModel, vocabularies: Path | None) -> None:
-    """Write a model below a run folder, as it is after round ``number``.
+    """Write a model below a run folder, with its state after round ``number``.
 
     Args:
-        folder: of the run.
-        name: path of the model below it.
-        number: of the round.
-        kept: the model.
-        vocabularies: folder of what its views learnt.
+        folder: Folder of the run.
+        name: Path of the model below it.
+        number: Number of the round.
+        kept: The model.
+        vocabularies: Folder of what its views learnt.
     """
-    # what is the same in all rounds is written unless it is there
+    # files that are the same in all rounds are written once
     for file in sorted(vocabularies.glob("*.json")) if vocabularies else ():
         target = folder.path / name / "vocabulary" / file.name
         if not target.exists():  # a vocabulary is named after its content, so what is there is the same
@@ -206,11 +206,11 @@ def save_model(folder: RunFolder, name: str, number: int, kept: KeptModel, vocab
     folder.write(f"{name}/config.json", json.dumps({"round": number, **kept.config}, indent=1) + "\n")
 
 
-# ---- what a head is sized by
+# ---- facts that size a head
 
 
 def _facts(samples: Samples) -> dict[str, Any]:
-    """What a task may size its head by: modalities, class names, and type, shape and range of the targets."""
+    """Facts that may size a task's head: modalities, class names, and type, shape and range of the targets."""
     return {
         "modalities": list(samples.modalities),
         "classes": {name: list(classes) for name, classes in samples.classes.items()},
@@ -265,6 +265,6 @@ class _NoInputs:
 
 def _absent(modality: str, fingerprint: str) -> Column:
     def read() -> NoReturn:
-        raise RunError(f"the vocabulary of '{modality}' is missing beside the saved model; copy it from the run folder")
+        raise RunError(f"the saved model lacks the vocabulary of '{modality}'; copy it from the run folder")
 
     return Column(read, fingerprint, f"public set, '{modality}'", nested=False)

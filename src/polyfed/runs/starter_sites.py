@@ -1,4 +1,4 @@
-"""Institutions of a first experiment: what each has is found in its files, and what they must agree on is made one."""
+"""Institutions of a first experiment: their files show what each has, and what they must agree on is unified."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from polyfed.data.tables import SplitTable, fitting_rows, spellings
 from polyfed.runs import starter
 
 _NAME = re.compile(r"[A-Za-z0-9][\w-]{0,62}", re.ASCII)
-_TAKEN = ("server", "public")  # names of others
+_TAKEN = ("server", "public")  # names of other participants
 _MOST = 100  # values of a column of sites
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the data of a site are.
+    """Place of a site's data.
 
     Attributes:
-        name: of the site.
-        kind: what they are for.
-        path: of its folder or file.
-        told: settings, as the user gives them.
-        option: that names it, for messages.
+        name: Name of the site.
+        purpose: Purpose of the data.
+        path: Path of its folder or file.
+        options: Settings by the user.
+        option: Command-line option for it, for messages.
     """
 
     name: str
-    kind: starter.DataKind
+    purpose: starter.DataKind
     path: Path
-    told: Mapping[str, Any]
+    options: Mapping[str, Any]
     option: str
 
     def table(self) -> SplitTable:
         """Its training rows, before splits are drawn."""
-        layout = {key: value for key, value in self.told.items() if key not in _MEANINGS}
+        layout = {key: value for key, value in self.options.items() if key not in _MEANINGS}
         source, _ = starter.bare_source(self.path, layout)
         return fitting_rows(source.rows("train", name=self.name, data_dir=None), source)
 
@@ -55,17 +55,17 @@ _MEANINGS = ("label", "fold_labels", "mask_values", "cells", "together")
 _OF_KINDS = {"fold_labels": "label", "label": "label", "mask_values": "mask"}
 
 
-def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, Any]) -> list[starter.StarterSource]:
+def named_sites(given: Sequence[str], labels: Sequence[str], options: Mapping[str, Any]) -> list[starter.StarterSource]:
     """The data of sites.
 
     Args:
         given: NAME=PATH, or NAME=KIND:PATH where files may be of several kinds.
-        labels: columns of classes: of all sites that have them, or SITE=COLUMN.
-        told: settings for all; None: found without.
+        labels: Columns of classes: of all sites that have them, or SITE=COLUMN.
+        options: Settings for all; None: by default.
 
     Raises:
         ConfigError: a text is not of that form, or a name is given twice.
-        DataError: data that cannot be read, may be meant in two ways, or do not suit those of other sites.
+        DataError: data that cannot be read, are ambiguous, or do not suit those of other sites.
     """
     texts = dict[str, str]()
     for text in given:
@@ -81,37 +81,36 @@ def named_sites(given: Sequence[str], labels: Sequence[str], told: Mapping[str, 
     if unknown := own.keys() - texts.keys():
         raise ConfigError(f"--label {min(unknown)}=...: no such --site; {nearest(min(unknown), texts)}")
     common, used = [name for name, sign, _ in pairs if not sign], set[str]()
-    places = []
+    every = []
     for name, text in texts.items():
-        kind, _, path = text.partition(":")
-        layout = {key: value for key, value in told.items() if value not in (None, (), [])}
-        place = _Place(name, "pairs", Path(path if kind in starter.NEEDS else text), layout, f"--site {name}")
+        purpose, _, path = text.partition(":")
+        layout = {key: value for key, value in options.items() if value not in (None, (), [])}
+        place = _Place(name, "pairs", Path(path if purpose in starter.NEEDS else text), layout, f"--site {name}")
         with _at(place.option):
             table = place.table()
         column = own.get(name) or next((label for label in common if label in table.schema.names), None)
         used |= {column} if column else set()
-        found = next((one for one in starter.NEEDS if one == kind), None) or _kind_of(place, table, column)
-        places.append(replace(place, kind=found, told=layout | ({"label": column} if column else {})))
+        chosen = next((one for one in starter.NEEDS if one == purpose), None) or _purpose_of(place, table, column)
+        every.append(replace(place, purpose=chosen, options=layout | ({"label": column} if column else {})))
     if lost := [label for label in common if label not in used]:
-        raise ConfigError(f"--label {lost[0]}: no site has such a column; leave it out, or name another")
-    return _read(places)
+        raise ConfigError(f"--label {lost[0]}: no site has that column; leave it out, or name another")
+    return _read(every)
 
 
 def sites_of_column(
-    paths: Mapping[starter.DataKind, Path], column: str, label: str | None, told: Mapping[str, Any]
+    paths: Mapping[starter.DataKind, Path], column: str, label: str | None, options: Mapping[str, Any]
 ) -> tuple[list[starter.StarterSource], list[str]]:
-    """The data of sites that lie in one table or folder, each the rows with a value of a column, and what was decided.
+    """The data of sites in one table or folder, each the rows with a value of a column, and the decisions.
 
     Raises:
         ConfigError: the data are not one table or folder.
-        DataError: there is no such column, or it holds no names of sites.
+        DataError: the column is missing, or does not hold names of sites.
     """
     if len(paths) != 1:
         raise ConfigError(f"--by {column}: of which data? give one of --table, --texts, --pairs, --pictures, ...")
-    ((kind, path),) = paths.items()
-    option, layout = f"--by {column}", {key: value for key, value in told.items() if value not in (None, (), [])}
-    whole = _Place("", kind, path, layout, option)
-    table = whole.table()
+    ((purpose, path),) = paths.items()
+    option, layout = f"--by {column}", {key: value for key, value in options.items() if value not in (None, (), [])}
+    table = _Place("", purpose, path, layout, option).table()
     table.require(column, option)
     values = table.read(column)
     if is_list(values.type) or not (is_text(values.type) or pa.types.is_integer(values.type)):
@@ -121,11 +120,11 @@ def sites_of_column(
         raise DataError(f"{option}: {shown} differ in case, blanks or the writing of a number alone; spell them alike")
     counts = Counter((unless_blank(values) if is_text(values.type) else values).drop_null().to_pylist())
     if not 2 <= len(counts) <= min(_MOST, counts.total() // 2):
-        what = f"{len(counts)} different values in {counts.total()} rows, which are no sites"
+        what = f"{len(counts)} different values in {counts.total()} rows, which are not sites"
         raise DataError(f"{option}: the column has {what}; name another: {', '.join(table.schema.names)}")
     if label is None:
-        label = ColumnRoles.of(starter.typed_columns(table, {column}), None).label if kind != "table" else None
-    places, names = [], dict[str, Any]()
+        label = ColumnRoles.of(starter.typed_columns(table, {column}), None).label if purpose != "table" else None
+    every, names = [], dict[str, Any]()
     for value in sorted(counts):
         plain = unicodedata.normalize("NFKD", str(value)).encode("ascii", "ignore").decode()
         name = base = (re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-") or "site")[:50]
@@ -133,71 +132,70 @@ def sites_of_column(
             name = f"{base}-{len(names) + 1}"
         names[name] = value
         own = layout | {"where": {column: value}} | ({"label": label} if label else {})
-        places.append(_Place(name, kind, path, own, f"{option}, {value!r}"))
+        every.append(_Place(name, purpose, path, own, f"{option}, {value!r}"))
     lines = [f"sites: {', '.join(f'{name} ({counts[value]} rows of {value!r})' for name, value in names.items())}"]
     if empty := table.count() - counts.total():
-        lines.append(f"left out: {empty:,} of {table.count():,} rows, which have no '{column}'")
-    return _read(places), lines
+        lines.append(f"left out: {empty:,} of {table.count():,} rows, without '{column}'")
+    return _read(every), lines
 
 
 @contextlib.contextmanager
 def _at(option: str) -> Iterator[None]:
-    """Within the block errors say which option they are about."""
+    """Within the block errors begin with the option."""
     try:
         yield
     except PolyfedError as error:
         raise type(error)(f"{option}: {error}") from error
 
 
-def _kind_of(place: _Place, table: SplitTable, label: str | None) -> starter.DataKind:
-    """What data are for, by their columns.
+def _purpose_of(place: _Place, table: SplitTable, label: str | None) -> starter.DataKind:
+    """Purpose of data, by their columns.
 
     Raises:
-        DataError: they may be of two kinds, or of none.
+        DataError: two are possible, or none.
     """
-    apart = place.told.get("together", ())
+    apart = place.options.get("together", ())
     roles = ColumnRoles.of(starter.typed_columns(table, apart), label)
-    kinds = list[starter.DataKind]()
-    if roles.mask:
-        kinds = ["masks"]
-    elif roles.audio:
-        kinds = ["sounds"]
+    if roles.mask or roles.audio:
+        purposes: list[starter.DataKind] = ["masks" if roles.mask else "sounds"]
     elif roles.image:
-        # a column of classes that the user names is what they are for
-        kinds += ["pairs"] if roles.text and label is None else []
-        kinds += ["pictures"] if roles.label else []
+        # a column of classes that the user names decides
+        purposes = [*(["pairs"] if roles.text and label is None else []), *(["pictures"] if roles.label else [])]
     else:
         cells, _ = starter.cells_of(table, label, apart)
         text = roles.text
         is_free = text is not None and (holds_texts(text) or 2 * len(table.read(text).unique()) > table.count())
-        kinds += ["texts"] if is_free and roles.label else []
-        kinds += ["table"] if not is_free or any(not cell.names for cell in cells.values()) else []
-    if len(kinds) == 1:
-        return kinds[0]
+        has_numbers = any(not cell.names for cell in cells.values())
+        purposes = [
+            *(["texts"] if is_free and roles.label else []),
+            *([] if is_free and not has_numbers else ["table"]),
+        ]
+    if len(purposes) == 1:
+        return purposes[0]
     names = ", ".join(table.schema.names)
-    if not kinds:
+    if not purposes:
         raise DataError(f"{place.option}={place.path}: columns {names} are none of {', '.join(starter.NEEDS)}")
-    ways = " or ".join(f"{place.option}={kind}:{place.path}" for kind in kinds)
-    raise DataError(f"{place.option}={place.path}: may be {' or '.join(kinds)} ({names}); say which with {ways}")
+    ways = " or ".join(f"{place.option}={purpose}:{place.path}" for purpose in purposes)
+    raise DataError(f"{place.option}={place.path}: may be {' or '.join(purposes)} ({names}); choose with {ways}")
 
 
-def _read(places: Sequence[_Place]) -> list[starter.StarterSource]:
-    tables = {place.name: place.table() for place in places if place.kind == "table"}
+def _read(every: Sequence[_Place]) -> list[starter.StarterSource]:
+    tables = {place.name: place.table() for place in every if place.purpose == "table"}
     shared, sources = _all_rows(list(tables.values())) if tables else None, list[starter.StarterSource]()
-    for place in places:
-        needs = starter.NEEDS[place.kind]
-        told = {key: value for key, value in place.told.items() if _OF_KINDS.get(key, "") in ("", *needs)}
-        if place.kind == "table" and "label" in told and shared is not None:
-            apart = (*told.get("together", ()), *told.get("where", ()))
-            told["cells"] = [*starter.cells_of(shared, told["label"], apart)[0]]
-            if not told["cells"]:
+    for place in every:
+        needs = starter.NEEDS[place.purpose]
+        options = {key: value for key, value in place.options.items() if _OF_KINDS.get(key, "") in ("", *needs)}
+        if place.purpose == "table" and "label" in options and shared is not None:
+            apart = (*options.get("together", ()), *options.get("where", ()))
+            options["cells"] = [*starter.cells_of(shared, options["label"], apart)[0]]
+            if not options["cells"]:
                 names = ", ".join(shared.schema.names)
                 raise DataError(f"tables of sites have no columns to learn from in common: {names}")
         with _at(place.option):
-            sources.append(starter.StarterSource.of(place.kind, place.path, told, name=place.name))
-    folds = next((place.told["fold_labels"] for place in places if "fold_labels" in place.told), None)
-    for kind in dict.fromkeys(source.kind for source in sources):
-        own = _agreed(kind, [source for source in sources if source.kind == kind], folds)
+            sources.append(starter.StarterSource.of(place.purpose, place.path, options, name=place.name))
+    folds = next((place.options["fold_labels"] for place in every if "fold_labels" in place.options), None)
+    for purpose in dict.fromkeys(source.purpose for source in sources):
+        own = _agreed(purpose, [source for source in sources if source.purpose == purpose], folds)
         sources = [own.get(source.name, source) for source in sources]
     return sources
 
@@ -207,45 +205,44 @@ def _all_rows(tables: Sequence[SplitTable]) -> SplitTable:
     names = [name for name in tables[0].schema.names if all(name in table.schema.names for table in tables)]
     rows = [pa.table({name: table.read(name) for name in names}) for table in tables]
     try:
-        whole = pa.concat_tables(rows, promote_options="permissive")
+        joined = pa.concat_tables(rows, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(f"tables of sites: {error}; write the column alike at all of them") from error
-    return replace(tables[0], read=whole.column, count=lambda: whole.num_rows, schema=whole.schema)
+    return replace(tables[0], read=joined.column, count=lambda: joined.num_rows, schema=joined.schema)
 
 
 def _agreed(
-    kind: starter.DataKind, sources: Sequence[starter.StarterSource], folds: bool | None
+    purpose: starter.DataKind, sources: Sequence[starter.StarterSource], folds: bool | None
 ) -> dict[str, starter.StarterSource]:
-    """Sites with data of one kind, by name, with what their networks must have in common.
+    """Sites with data of one purpose, by name, with settings that their networks share.
 
     Raises:
-        DataError: that cannot be, or may be meant in two ways.
+        DataError: they cannot agree, or the data are ambiguous.
     """
-    starter.require_classes(sources, f"{kind} of sites")
+    starter.require_classes(sources, f"{purpose} of sites")
     details = dict.fromkeys(source.details for source in sources)
-    said = [next(iter(details))]
-    if kind == "sounds":
-        said = [max(details, key=lambda text: int(text.split()[-1]))]
-    elif kind == "table":
-        shared = _all_rows([source.tables["train"] for source in sources])
-        said = [starter.cells_as_json(shared, sources[0].roles)]
+    detail = next(iter(details))
+    if purpose == "sounds":
+        detail = max(details, key=lambda text: int(text.split()[-1]))
+    elif purpose == "table":
+        detail = starter.cells_as_json(_all_rows([source.tables["train"] for source in sources]), sources[0].roles)
     elif len(details) > 1:
         shown = "; ".join(f"{source.name}: {source.details}" for source in sources)
-        raise DataError(f"masks of sites mean different classes ({shown}); say with --mask-values what all mean")
-    agreed = {source.name: replace(source, details=said[0]) for source in sources}
-    reading = _classes(sources, folds) if "label" in starter.NEEDS[kind] and len(sources) > 1 else {}
+        raise DataError(f"masks of sites mean different classes ({shown}); give --mask-values for all")
+    agreed = {source.name: replace(source, details=detail) for source in sources}
+    reading = _classes(sources, folds) if "label" in starter.NEEDS[purpose] and len(sources) > 1 else {}
     for name, source in agreed.items() if reading else ():
         own = {**source.settings.get("reading", {}), **reading}
         held = {value for table in source.tables.values() for value in table.read(str(source.roles.label)).to_pylist()}
         lacking = [] if "fold_labels" in reading else [one for one in reading["classes"]["label"] if one not in held]
-        told = [f"its data lack {len(lacking)} of the sites' classes, such as '{lacking[0]}'"] if lacking else []
-        settings, warnings = {**source.settings, "reading": own}, [*source.warnings, *told]
+        lacks = [f"its data lack {len(lacking)} of the sites' classes, such as '{lacking[0]}'"] if lacking else []
+        settings, warnings = {**source.settings, "reading": own}, [*source.warnings, *lacks]
         agreed[name] = replace(source, settings=settings, warnings=warnings)
     return agreed
 
 
 def _classes(sources: Sequence[starter.StarterSource], folds: bool | None) -> dict[str, Any]:
-    """Settings of classes of all sites; none where the data number or name them the same way everywhere."""
+    """Settings of classes of all sites; empty where the data number or name them the same way everywhere."""
     columns = [table.read(str(one.roles.label)) for one in sources for table in one.tables.values()]
     named = [source.roles.label in class_names(source.tables["train"].schema) for source in sources]
     if any(named) or any(is_list(column.type) or pa.types.is_boolean(column.type) for column in columns):
@@ -253,11 +250,11 @@ def _classes(sources: Sequence[starter.StarterSource], folds: bool | None) -> di
     if len({is_text(column.type) for column in columns}) > 1:
         types = sorted({str(column.type) for column in columns})
         raise DataError(f"classes of sites are of different types ({', '.join(types)}); write them alike")
-    whole = pa.concat_tables([pa.table({"label": column}) for column in columns], promote_options="permissive")
-    values = whole.column("label")
+    joined = pa.concat_tables([pa.table({"label": column}) for column in columns], promote_options="permissive")
+    values = joined.column("label")
     if not is_text(values.type):
         return {"classes": {"label": sorted(values.unique().drop_null().to_pylist())}}
-    every = SplitTable(whole.column, lambda: whole.num_rows, whole.schema, "sites", "all", str)
+    every = SplitTable(joined.column, lambda: joined.num_rows, joined.schema, "sites", "all", str)
     are_folded = starter.are_one({"": every}, "label", folds, "classes of sites")
     groups = spellings(values.to_pylist()).values()
     classes = sorted(name for group in groups for name in (group[:1] if are_folded else group))

@@ -1,21 +1,20 @@
-"""Twins: an experiment without its clients, or without their private data, to tell what a federation brings."""
+"""Twins: an experiment without its clients, or without their private data, to show the gain of a federation."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.core.settings import Settings, require_default
+from polyfed.core.settings import Settings
 
 if TYPE_CHECKING:  # pages of finished runs do without torch
     from polyfed.algorithms.algorithm import Algorithm
 
-_TUNED = ("server-only", "pooled")
 _NOBODY_ASKED = {"evaluate_clients": False, "sampling": {}, "exchange": {}, "pace": "sync", "attackers": []}
 
 _Content = dict[str, Any]
@@ -29,35 +28,18 @@ class TwinSettings(Settings):
         "server alone on the public set and all that clients hold of its source; the server's pretrained encoders as "
         "they come"
     )
-    candidates: PositiveInt = Field(
-        default=9, description="rates and numbers of passes that validation chooses from at most; 1: the method's own"
-    )
-    of: str = Field(default="", description="name of the experiment; not to be given, a twin that is made says it")
-    tuned: dict[str, int | float] | None = Field(
-        default=None, description="settings that were chosen -> what the method has; not to be given"
-    )
-
-    @model_validator(mode="after")
-    def _tuned_kinds(self) -> Self:
-        if self.kind not in _TUNED:
-            require_default(self, f"with kind: {self.kind}", "candidates")
-        return self
-
-    @property
-    def is_to_be_tuned(self) -> bool:
-        """Whether rate and passes are still those of the method, which are not those of a server alone."""
-        return self.kind in _TUNED and self.tuned is None and self.candidates > 1
+    of: str = Field(default="", description="name of the experiment, written when the twin is made; not to be given")
 
 
 def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     """An experiment's resolved settings, with ``twin``, as those of the twin.
 
     Raises:
-        ConfigError: the experiment has no such twin; the message says which it has.
+        ConfigError: the experiment does not have this twin; the message lists those that it has.
     """
-    name, kind = content["name"], content["twin"]["kind"]
+    name, twin = content["name"], content["twin"]["kind"]
     try:
-        changes = _TWINS[kind](content, algorithm)
+        changes = _TWINS[twin](content, algorithm)
     except ConfigError as error:
         others = []
         for other, changes_of in _TWINS.items():
@@ -65,10 +47,10 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
                 changes_of(content, algorithm)
                 others.append(other)
         raise ConfigError(
-            f"twin.kind is {kind}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
+            f"twin.twin is {twin}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
         ) from error
-    twin = {**content["twin"], "of": name}
-    return {**content, "name": f"{name}-{kind}", "description": f"{kind} twin of {name}", "twin": twin, **changes}
+    made = {"name": f"{name}-{twin}", "description": f"{twin} twin of {name}", "twin": {"kind": twin, "of": name}}
+    return {**content, **made, **changes}
 
 
 def _require(there: object, obstacle: str) -> None:
@@ -77,7 +59,7 @@ def _require(there: object, obstacle: str) -> None:
 
 
 def _unsaid(algorithm: Algorithm, what: str) -> str:
-    return f"algorithm '{algorithm.component_name()}' does not say how long {what}"
+    return f"algorithm '{algorithm.component_name()}' does not define how long {what}"
 
 
 # ---- a twin each: an experiment's settings -> what is another in the twin's
@@ -86,9 +68,9 @@ def _unsaid(algorithm: Algorithm, what: str) -> str:
 def _server_only(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     server, passes = content["server"], algorithm.server_passes
     _require(passes is not None, _unsaid(algorithm, "its server trains (server_passes)"))
-    _require(server, "there is no server model")
-    _require(content["public"], "there is no public set")
-    _require(server and server["validation_split"], "server.validation_split is null, and tuning needs validation")
+    _require(server, "it has no server model")
+    _require(content["public"], "it has no public set")
+    _require(server and server["validation_split"], "server.validation_split is null: no model is chosen")
     method = {"name": "server_only", "server_epochs": max(1, passes or 0)}
     run = {**content["run"], **_NOBODY_ASKED, "engine": "local"}
     return {"clients": {}, "algorithm": method, "aggregation": {}, "privacy": None, "run": run}
@@ -111,7 +93,7 @@ def _pooled(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
 
 def _no_private(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     public = content["public"]
-    _require(public, "there is no public set")
+    _require(public, "it has no public set")
     names = [name for name, group in content["clients"].items() if group["source"] == public["source"]]
     _require(names, f"no group has the source '{public['source']}' of P")
     held = {"split": public["split"], "items": "public", "also": None}
@@ -120,8 +102,8 @@ def _no_private(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
 
 
 def _local(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
-    """As much training a round as with the method, in all its stages; nobody sends anything that privacy would
-    protect, nor has use for a server's model."""
+    """The training per round of the method, in all its stages; clients send nothing that privacy would protect,
+    and have no use for a server's model."""
     _require(algorithm.asks_clients, f"algorithm '{algorithm.component_name()}' asks no clients")
     if (training := algorithm.local_training) is None:
         raise ConfigError(_unsaid(algorithm, "its clients train (local_training)"))
@@ -159,7 +141,7 @@ def untouched_server(server: Mapping[str, Any] | None) -> _Content:
         ConfigError: it has a layer that is new, or there is none.
     """
     if not server:
-        raise ConfigError("there is no server model")
+        raise ConfigError("it has no server model")
     encoders = server["model"]["encoders"]
     new = ", ".join(name for name, encoder in encoders.items() if encoder.get("projection") != "own")
     _require(not new, f"the encoders of {new} end in a layer that is new, not in a common space")
@@ -183,7 +165,7 @@ def with_groups(content: Mapping[str, Any], names: Sequence[str]) -> _Content:
     """Resolved settings with these client groups alone, and cohorts and quorums of no more clients than they have.
 
     Raises:
-        ConfigError: there is no such group.
+        ConfigError: a group does not exist.
     """
     for name in names:
         if name not in content["clients"]:

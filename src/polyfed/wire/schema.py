@@ -168,12 +168,8 @@ def _depth(method: type, name: str) -> int:
 
 
 def steps_of(algorithm: object) -> dict[str, StepSchema]:
-    """All client steps of a method, by name; of its class as declared, of an instance with the kinds that it sends."""
-    cls = algorithm if isinstance(algorithm, type) else type(algorithm)
-    schemas = dict(_declared_steps(cls))
-    if getattr(algorithm, "needs_each_reply", False) is True:  # of a class, it is the property
-        return {name: replace(schema, mean_by=None) for name, schema in schemas.items()}
-    return schemas
+    """Client steps of a method or of its class, by name."""
+    return dict(_declared_steps(algorithm if isinstance(algorithm, type) else type(algorithm)))
 
 
 def _require(

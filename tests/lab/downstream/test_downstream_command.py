@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 import yaml
 
-from polyfed.cli.downstream import _stem
+from polyfed.cli.analyse import _stem
 from polyfed.core.errors import RunError
 from polyfed.lab.downstream.suite import Suite, opened_model, suites
 from polyfed.runs.opened import open_run

@@ -63,10 +63,6 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
             {"tuning": TUNING | {"settings": {"rate": RATE | {"rows": ["b"]}}}},
             "tuning.settings.rate.rows: there is no 'b'; valid: prox, tiny",
         ),
-        (
-            {"rows": {"a": {"twin": {"kind": "server-only", "candidates": 3}}}},
-            "rows.a.twin: candidates: a twin is tuned as all rows are; leave it out",
-        ),
     ],
 )
 def test_refusals_name_the_key(loaded: Callable[..., Study], change: dict[str, Any], message: str) -> None:

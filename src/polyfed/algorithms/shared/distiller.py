@@ -244,10 +244,6 @@ class TaughtServer(Algorithm):
         return self
 
     @property
-    def needs_each_reply(self) -> bool:
-        return not self.teacher.is_plain_mean or compares_rows(self.distiller)
-
-    @property
     def clients_learn(self) -> bool:
         """True if clients learn from the teacher as well."""
         return False

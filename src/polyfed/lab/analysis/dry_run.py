@@ -30,10 +30,10 @@ from polyfed.lab.analysis import cost
 from polyfed.models.model import Model
 from polyfed.reporting.accounts import account_table
 from polyfed.reporting.tables import TextTable, count, mib
-from polyfed.runs.accounts import accounts_of, plain
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
+from polyfed.runs.server_side import accounts_of
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Logits, Representations
 
@@ -112,7 +112,7 @@ class DryRun:
         protection = [("replies of clients", policy.words()), ("the model from false clients", policy.against_false())]
         participants = ("", "of them", "samples", "parameters", "trained")
         return [
-            account_table(plain(self.accounts)),
+            account_table({source: [count.plain() for count in counts] for source, counts in self.accounts.items()}),
             TextTable("Who takes part", participants, list(self._participants())),
             TextTable("What crosses", ("", "a round", f"{rounds} rounds"), crossing, notes),
             TextTable("What protects it", ("", "by"), protection),

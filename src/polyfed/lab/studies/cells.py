@@ -18,12 +18,11 @@ from polyfed.core.files import whole, write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import path_of
 from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.studies.search import Choice, Number, PatternSearch, Tunable, choice_label
 from polyfed.lab.studies.study import Overrides, Point, Study, Tuning, is_set_by, point_label
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.preflight import require_settings
-from polyfed.runs.tuning import Choice, Number, PatternSearch, Tunable, choice_label
 from polyfed.runs.twins import with_groups
 
 FIGURES = "figures.json"
@@ -214,9 +213,7 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
             resolved = with_groups(resolved, settings.groups)
         if settings.twin is None:
             return _simulated(Experiment.parse(resolved))
-        # tuned as all rows are, if at all, and not by its run
-        twin = {**settings.twin.model_dump(mode="json"), "tuned": {}}
-        return _simulated(Experiment.read({**resolved, "twin": twin}))
+        return _simulated(Experiment.read({**resolved, "twin": settings.twin.model_dump(mode="json")}))
     except ConfigError as error:
         at = f" at {point_label(point)}" if point else ""
         raise ConfigError(f"row '{row}'{at}: {error}") from error
@@ -228,7 +225,7 @@ def _simulated(experiment: Experiment) -> Experiment:
     if engine.is_deployed:
         raise ConfigError("run.engine is a deployment, whose sites are not asked for cells; set run.engine to local")
     engine.require()
-    require_settings(experiment)
+    _ = experiment.plan
     return experiment
 
 

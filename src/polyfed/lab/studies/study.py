@@ -24,9 +24,9 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.lab.studies.claims import ALL, Claim, Claims, Operand
 from polyfed.lab.studies.column import ColumnSettings, named_column
+from polyfed.lab.studies.search import Ladders
 from polyfed.lab.studies.study_files import merged_study, require_known, setting_label, study_content
 from polyfed.reporting.statistics import FEWEST_SEEDS
-from polyfed.runs.tuning import Ladders
 from polyfed.runs.twins import TwinSettings
 
 SMALL, SMOKE = "small", "smoke"
@@ -234,13 +234,6 @@ class Row(Settings):
     @classmethod
     def _by_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
-
-    @field_validator("twin")
-    @classmethod
-    def _as_all_rows(cls, value: TwinSettings | None) -> TwinSettings | None:
-        if value is not None and "candidates" in value.model_fields_set:
-            raise ValueError("candidates: a twin is tuned as all rows are; leave it out")
-        return value
 
     @property
     def differs_in_groups_alone(self) -> bool:

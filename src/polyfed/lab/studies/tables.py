@@ -13,11 +13,11 @@ from polyfed.lab.studies.cells import Chosen
 from polyfed.lab.studies.claims import Claim, Judgement
 from polyfed.lab.studies.columns.gauges import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
+from polyfed.lab.studies.search import choice_label
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.statistics import FEWEST_SEEDS, Comparison, PairedSample, compared
 from polyfed.reporting.tables import TextTable, format_number
-from polyfed.runs.tuning import choice_label
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
 _SIDES = "Difference: left minus right. -: of costs that no seed changes."

@@ -29,7 +29,6 @@ from polyfed.runs.events import Callback, Callbacks, Event, Preparing
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run, open_run
-from polyfed.runs.tuning import tuning_folder
 
 _OF_MODELS = ("models", "vocabulary", "checkpoints", "arrays")
 
@@ -88,7 +87,6 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
             resume(order.folder, callbacks, quiet=True)
         else:
             run(order.experiment, order.folder, callbacks, quiet=True)
-            shutil.rmtree(tuning_folder(order.folder), ignore_errors=True)
     values, kept = ({}, RECORDS) if known is None else (known.values, known.keep)
     keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
     opened = open_run(order.folder, data_dir=order.places.data_dir, weights_dir=order.places.weights_dir)
