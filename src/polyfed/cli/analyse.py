@@ -33,9 +33,9 @@ def analyse_command(
     ] = None,
     places: PlaceOptions,
 ) -> None:
-    """Say what a model is like inside, what crossed, what it costs and what a run gave away.
+    """Analyse a run: who holds what, what a round costs, and what the run leaked.
 
-    Examples: polyfed analyse; polyfed analyse centres runs/a --set samples=200; polyfed analyse cost scenes-demo;
+    Examples: polyfed analyse; polyfed analyse leakage runs/a --set samples=200; polyfed analyse cost scenes-demo;
     polyfed analyse papers/fedcola/landscape.py:Landscape runs/mine --set samples=64
     """
     from polyfed.lab.analysis.analysis import FOLDER, analysis_class, ready_folder, with_settings

@@ -19,17 +19,14 @@ _SEED = 42
 def downstream_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
     *,
-    suite: Annotated[str, typer.Option(help="medical, scenes, or a YAML file")] = "",
+    suite: Annotated[str, typer.Option(help="scenes, or a YAML file")] = "",
     which: BestOrLast = None,
     client: Annotated[str | None, typer.Option(help="test this client's model instead of the server's")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of all draws")] = _SEED,
     out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream")] = None,
     places: PlaceOptions,
 ) -> None:
-    """Put a run's frozen encoders to other tasks.
-
-    Few-shot classification, segmentation, retrieval.
-    """
+    """Test a run's frozen encoders on other tasks: few-shot classification, retrieval, or probes of your own."""
     from polyfed.core.device import cpu_threads
     from polyfed.lab.analysis.analysis import ready_folder
     from polyfed.lab.downstream.suite import Suite, opened_model, run_suite, suites

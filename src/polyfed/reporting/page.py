@@ -14,7 +14,6 @@ import yaml
 
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import plain
-from polyfed.reporting.accounts import recorded_accounts
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.markup import GalleryEntry, html_templates, markdown_templates, resource
 from polyfed.reporting.metrics import EVALUATIONS, spreads_json
@@ -25,6 +24,7 @@ from polyfed.reporting.run_tables import (
     incidents_table,
     leakage_tables,
     partition_tables,
+    recorded_accounts,
     server_tables,
     tables,
     teacher_table,

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyfed.core.errors import RunError
@@ -25,6 +26,7 @@ from polyfed.reporting.metrics import (
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.summary import component_name, setting
 from polyfed.reporting.tables import TextTable, byte_size, count, format_number, mib
+from polyfed.runs.accounts import ACCOUNTS
 from polyfed.runs.events import Incident
 from polyfed.runs.records import SERVER, SITE_REFUSED, PartitionEntry, RunRecords, Transfer
 
@@ -462,3 +464,35 @@ def _partition_notes(held: Holdings) -> Iterator[str]:
         sums = ", ".join(f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples"))
         origin = f"{'the public set, ' if parts[0]['public'] else ''}'{parts[0]['source']}' {parts[0]['split']}"
         yield f"Counted above, but held in addition: {sums} of {origin}."
+
+
+# ---- what was read of the data
+
+_NONE = "-"
+
+
+def account_table(accounts: Mapping[str, Sequence[Mapping[str, Any]]]) -> TextTable:
+    """Rows of counts, each with its reasons.
+
+    Args:
+        accounts: source -> counts, as ``Count.plain`` gives them.
+    """
+    rows = [
+        (
+            f"{source}: {entry['unit']}",
+            count(int(entry["found"])),
+            count(int(entry["read"])),
+            "; ".join(f"{number:,} {reason}" for reason, number in entry["left_out"].items()) or _NONE,
+        )
+        for source, counts in accounts.items()
+        for entry in counts
+    ]
+    return TextTable("What was read of the data", ("", "found", "read", "left out"), rows)
+
+
+def recorded_accounts(folder: Path) -> list[TextTable]:
+    """The table of a run folder; none of runs that recorded no accounts, or of a damaged record."""
+    try:
+        return [account_table(file_json((folder / ACCOUNTS).read_bytes()))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
