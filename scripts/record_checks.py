@@ -44,6 +44,8 @@ def column_key(column: ColumnSettings) -> str:
     content = {name: value for name, value in column.model_dump(mode="json").items() if name not in _DISPLAY}
     if "analysis" in content:
         content["analysis"] = content["analysis"].rpartition(":")[2].lower()
+    if "suite" in content:
+        content["suite"] = Path(content["suite"]).stem
     return json.dumps(content, sort_keys=True)
 
 

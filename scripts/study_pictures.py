@@ -9,9 +9,8 @@ from functools import partial
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
-from polyfed.lab.studies.curves import Curve
 from polyfed.lab.studies.figures import draw_map, draw_study, drawings_of, role_of
-from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.results import Curve, Results
 from polyfed.lab.studies.study import ROUND, Drawing, RegimeMap, Study, point_label
 from polyfed.lab.studies.tables import ClaimMap
 from polyfed.reporting.compare import Spread

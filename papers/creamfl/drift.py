@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
+from papers.drawing import Matrix, PointMap, draw_panels
+from papers.projections import Method, Projection, drawn, project
 from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import Samples
-from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName, Projection
-from polyfed.lab.analysis.drawing import Matrix, PointMap, draw_panels
-from polyfed.lab.analysis.projections import drawn, project, require_method
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
 from polyfed.models.model import Model, ModelSettings
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run
@@ -188,7 +188,7 @@ class ModalityDrift:
         }
 
 
-def drift_result(run: str, samples: int, method: str, modalities: Sequence[ModalityDrift]) -> AnalysisResult:
+def drift_result(run: str, samples: int, method: Method, modalities: Sequence[ModalityDrift]) -> AnalysisResult:
     """``modalities``: those that two participants or more encode."""
     panels: list[Matrix | PointMap] = []
     for each in modalities:
@@ -228,15 +228,14 @@ def _table(run: str, samples: int, each: ModalityDrift) -> TextTable:
     return TextTable(f"{run}: drift of {each.modality}", columns, rows, (note,))
 
 
-def drifts_of(run: Run, which: str, samples: int, method: str) -> tuple[int, list[ModalityDrift]]:
+def drifts_of(run: Run, which: str, samples: int, method: Method) -> tuple[int, list[ModalityDrift]]:
     """Number of samples, and each modality as every client's kept model and the server's represent it.
 
     Raises:
-        ConfigError: no public set, too few samples, no such method, or no modality that two participants encode.
+        ConfigError: no public set, too few samples, or no modality that two participants encode.
         RunError: a kept model is missing or damaged.
         DataError: a model has diverged.
     """
-    require_method(method)
     index = _public_index(run, samples)
     with cpu_threads(run.experiment.run.threads):
         participants = list(_participants(run, which, index))
@@ -263,7 +262,7 @@ def _public_index(run: Run, samples: int) -> Int64[Tensor, " n"]:
     return first[drawn(len(first), samples, "drift")]
 
 
-def modality_drift(modality: str, participants: Sequence[Represented], method: str = "pca") -> ModalityDrift:
+def modality_drift(modality: str, participants: Sequence[Represented], method: Method = "pca") -> ModalityDrift:
     """Compare participants that represent the same samples in ``modality``; at least two, clients before the server."""
     values = [participant.values[modality] for participant in participants]
     widths = [rows.shape[1] for rows in values]

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
+from papers.drawing import PointMap, draw_panels
+from papers.projections import Projection, drawn, project
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,9 +23,7 @@ from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.extras import brought_by
 from polyfed.data.samples import Samples
 from polyfed.federation.membership import Member
-from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, Projection
-from polyfed.lab.analysis.drawing import PointMap, draw_panels
-from polyfed.lab.analysis.projections import class_means, drawn, project, require_method
+from polyfed.lab.analysis.analysis import Analysis, AnalysisResult
 from polyfed.models.fusion import FusionGuidance, of_rows
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run
@@ -38,7 +38,6 @@ class Features(Analysis):
     method: Projection = "tsne"
 
     def answer(self, run: Run) -> AnalysisResult:
-        require_method(self.method)
         seen = features_by_kind(run, self.client, self.samples)
         client, labels = seen.client, seen.labels
         with cpu_threads(run.experiment.run.threads):
@@ -95,6 +94,15 @@ class Separation:
         between = (means - x.mean(0)).square().sum(1) @ counts.to(x)
         ratio = float(between / (x - means[codes]).square().sum())
         return cls(silhouette, ratio, _nearest_mean(x, codes, means, counts))
+
+
+def class_means(
+    x: Float[Tensor, "n d"], codes: Int64[Tensor, " n"]
+) -> tuple[Float[Tensor, "c d"], Int64[Tensor, " c"]]:
+    """Mean and number of the points of each class 0 ... c - 1, in float64."""
+    counts = torch.bincount(codes)
+    sums = torch.zeros(len(counts), x.shape[1], dtype=torch.float64).index_add_(0, codes, x.double())
+    return sums / counts[:, None], counts
 
 
 def _nearest_mean(

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Annotated, Any, TypeVar
 
 import torch
+from papers.drawing import Matrix, matrices_result
 from pydantic import Field
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,7 +31,6 @@ from polyfed.federation.server import with_weights
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
-from polyfed.lab.analysis.drawing import Matrix
 from polyfed.lab.analysis.simulated import Simulated, TrainedModel
 from polyfed.models.model import Model
 from polyfed.optim.settings import Schedule
@@ -435,7 +435,7 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan) -> AnalysisR
             rows += retrainer.rows(members, on)
     name, asked = opened.run.name, {key: getattr(plan, key) for key in ("layers", "depth", "steps", "lr", "seed")}
     content = {"run": name, **asked, "parameters": retrainer.parameters, "rows": list(map(_content, rows))}
-    return AnalysisResult.of_matrices(name, content, _matrices(name, plan.layers, retrainer.parameters, rows))
+    return matrices_result(name, content, _matrices(name, plan.layers, retrainer.parameters, rows))
 
 
 def _models(opened: Simulated, of: str) -> Iterator[TrainedModel]:
@@ -556,7 +556,7 @@ def distortion_result(run: str, rows: Sequence[Retrained]) -> AnalysisResult:
         "before": _side(first.before),
         "after": dict(zip(clients, (_side(row.after) for row in rows), strict=True)),
     }
-    return AnalysisResult.of_matrices(run, content, _distortion_matrices(run, rows, decrease, mean))
+    return matrices_result(run, content, _distortion_matrices(run, rows, decrease, mean))
 
 
 def _recall_names(figures: Figures) -> list[str]:

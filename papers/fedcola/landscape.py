@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from papers.drawing import Matrix, draw_panels
 from pydantic import Field
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +23,6 @@ from polyfed.core.randomness import generator, isolated
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.data import sample_views
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName, server_model
-from polyfed.lab.analysis.drawing import Matrix, draw_panels
 from polyfed.reporting.tables import TextTable
 from polyfed.runs.opened import Run, ServerModel
 

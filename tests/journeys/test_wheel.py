@@ -126,7 +126,7 @@ def test_the_readme_runs_as_it_stands(installed: Install, tmp_path: Path) -> Non
         ("run tiny.yaml --engine ray --out runs/ray", "ray"),
         ("run tiny.yaml --engine flower --out runs/flower", "flower"),
         ("deploy key .", "deploy"),
-        ("analyse centres runs/tiny", "lab"),
+        ("downstream runs/tiny --suite scenes", "lab"),
         ("run four-modalities --dry-run", "sounds"),
         (f"run tiny.yaml --set privacy={NOISE} --out noisy", "privacy"),
     ],

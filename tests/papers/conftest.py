@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,9 @@ import pytest
 import yaml
 
 import polyfed
+from benches import bench_in
 from polyfed import Experiment
+from polyfed.lab.downstream.probe import Bench
 
 
 def _layered(run_folder: Path) -> dict[str, Any]:
@@ -37,3 +41,8 @@ def local_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of local training, whose clients keep models; not to be changed."""
     content = _layered(tiny_run) | {"algorithm": {"name": "local", "local_epochs": 1}}
     return _finished(content, tmp_path_factory.mktemp("local") / "run")
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Callable[..., Bench]:
+    return partial(bench_in, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ Cli = Callable[..., tuple[int, str, str]]
 PAPERS = Path(__file__).parents[2] / "papers"
 RUN, EXCHANGE, LAYERS = "tiny_run", "fedafd_run", "fedavg_run"
 DRIFT, FEATURES, LANDSCAPE = "creamfl/drift.py:Drift", "fedafd/features.py:Features", "fedcola/landscape.py:Landscape"
+CENTRES, WEIGHTS = "fedcola/centres.py:Centres", "fedafd/weights.py:Weights"
 RETRAIN, DISTORTION = "fedaid/retraining.py:Retrain", "fedaid/retraining.py:Distortion"
 
 
@@ -46,6 +48,8 @@ def analyse(cli: Cli, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     ("name", "run", "settings"),
     [
         (LANDSCAPE, RUN, ["samples=16", "grid=3", "steps=8"]),
+        (CENTRES, RUN, ["samples=8"]),
+        (WEIGHTS, EXCHANGE, ["round=1", "samples=3"]),
         (DRIFT, EXCHANGE, ["samples=8", "method=pca"]),
         (FEATURES, EXCHANGE, ["client=image", "method=pca"]),
         (RETRAIN, LAYERS, ["layers=shallow", "depth=image=2,text=1", "on=union", "steps=2"]),
@@ -69,13 +73,18 @@ def test_a_file_of_a_paper_is_an_analysis(analyse: Cli, name: str, run: str, set
         (LANDSCAPE, RUN, ["grid=10"], "grid 10 has no middle"),
         (LANDSCAPE, RUN, ["extent=0"], "extent 0.0 must be positive"),
         (LANDSCAPE, RUN, ["steps=1"], "in 1 steps"),
+        (CENTRES, RUN, ["data=[scenes,privat]"], "did you mean 'private'"),
+        (CENTRES, RUN, ["data=[scenes,scenes]"], "'scenes' is named 2 times"),
+        (CENTRES, RUN, ["split=dev"], "no split 'dev'"),
+        (WEIGHTS, RUN, [], "has no aggregation weights"),
+        (WEIGHTS, EXCHANGE, ["round=9"], "lacks weights; valid: 1"),
         (DRIFT, RUN, [], "clients of 'fedavg' keep no model"),
         (DRIFT, EXCHANGE, ["model=worst"], "has no model 'worst'"),
         (DRIFT, EXCHANGE, ["sample=9"], "unknown key 'sample'; did you mean 'samples'?"),
         (DRIFT, "nothing", [], "is not a run folder"),
         (FEATURES, EXCHANGE, ["client=paired-1"], "not client 'paired-1' of"),
         (FEATURES, EXCHANGE, ["client=images"], "no client 'images' took part"),
-        (FEATURES, EXCHANGE, ["method=umap"], "method 'umap'; valid: pca, tsne"),
+        (FEATURES, EXCHANGE, ["method=umap"], "Input should be 'tsne' or 'pca'"),
         (RETRAIN, LAYERS, ["depth=image=x"], "depth image=x: 'image=x' says not how many layers"),
         (RETRAIN, LAYERS, ["layers=top"], "layers top; "),
         (RETRAIN, LAYERS, ["on=paired-2"], "did you mean 'paired-"),
@@ -134,6 +143,15 @@ def test_results_are_read_where_the_file_is_not(tmp_path: Path) -> None:
     assert Results.load(tmp_path).at("a", (), "seen") == {0: 1.0}
     with pytest.raises(ConfigError, match=r"cannot read '.*gone\.py:Gone'"):
         study.columns["seen"].require(None)  # type: ignore[arg-type]
+
+
+def test_a_file_imports_from_its_folder_and_from_above(tmp_path: Path) -> None:
+    (tmp_path / "above_it.py").write_text("from polyfed.lab.analysis.analysis import Analysis as Above\n")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "mine.py").write_text("from above_it import Above\n\nclass Mine(Above): ...\n")
+    before = list(sys.path)
+    assert analysis_class(f"{tmp_path}/below/mine.py:Mine").title() == "mine"
+    assert sys.path == before
 
 
 def test_a_handed_over_folder_runs_no_file(tmp_path: Path) -> None:

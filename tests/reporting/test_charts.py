@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from html_pages import rendered, titles_of
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
-from polyfed.reporting.charts import BarPart, BarRows, Chart, ChartLine, FigureSheet, HeatMap, RoundChart, stacked_chart
+from polyfed.reporting.charts import (
+    BarPart,
+    BarRows,
+    Chart,
+    ChartLine,
+    CountMap,
+    FigureSheet,
+    RoundChart,
+    stacked_chart,
+)
 from polyfed.reporting.figures import COLOURS, GREY, INK, VARIABLES
 from polyfed.reporting.markup import markdown_templates, resource
-from polyfed.reporting.run_figures import byte_size, spread_chart, weight_sheets
-from polyfed.runs.records import RunRecords
+from polyfed.reporting.run_figures import spread_chart
+from polyfed.reporting.tables import byte_size
 
 
 def line_chart(*series: dict[int, float]) -> RoundChart:
@@ -106,38 +112,16 @@ def test_equal_figures_have_equal_bytes_and_others_have_other_ids():
 # ---- maps and bars
 
 
-def test_maps_show_their_values_on_hovering():
-    chart = HeatMap("t", ["a", "b"], np.array([[0.0, 1.0], [math.nan, 0.5]]), "sample", ["x", "y"])
-    assert hovering(chart) == ["a, x: 0.00", "a, y: 1.00", "b, x: -", "b, y: 0.5"]
-    many = HeatMap("t", ["a", "b"], np.arange(1000.0).reshape(2, 500), "sample", [str(n) for n in range(500)])
-    assert hovering(many) == ["a: 0.00 to 499.00", "b: 500.00 to 999.00"]
+def test_maps_show_their_counts_on_hovering():
+    chart = CountMap("t", ["a", "b"], np.array([[0, 1], [1200, 5]]), "class", ["x", "y"], "items")
+    assert hovering(chart) == ["a, x: 0", "a, y: 1", "b, x: 1,200", "b, y: 5"]
+    many = CountMap("t", ["a", "b"], np.arange(1000).reshape(2, 500), "class", [str(n) for n in range(500)], "items")
+    assert hovering(many) == []
 
 
 def test_bars_show_their_parts_on_hovering():
     chart = BarRows("t", {"fit": [BarPart(2.0, "up: 2", 1), BarPart(1.0, "down: 1", 2)]}, {"fit": "3"})
     assert hovering(chart) == ["fit: up: 2", "fit: down: 1"]
-
-
-def write_array(folder, number, values, clients):
-    path = folder / "arrays" / "weights"
-    path.mkdir(parents=True, exist_ok=True)
-    metadata = {"clients": json.dumps(clients)}
-    save_file({"values": torch.tensor(values)}, path / f"round-{number:04d}.safetensors", metadata)
-
-
-def map_of(folder) -> HeatMap:
-    chart = weight_sheets(RunRecords.load(folder))["weights"].rows[0][0]
-    assert isinstance(chart, HeatMap)
-    return chart
-
-
-def test_weights_of_the_last_round_are_averaged_over_columns(tmp_path):
-    values = np.arange(2 * 450, dtype=np.float64).reshape(2, 450)
-    write_array(tmp_path, 1, values[:1], ["b"])
-    write_array(tmp_path, 2, values, ["b", "a"])
-    chart = map_of(tmp_path)
-    assert (chart.title, chart.rows, chart.columns[:2]) == ("weights, round 2", ["a", "b"], ["0 to 2", "3 to 5"])
-    assert chart.values == pytest.approx(values[[1, 0]].reshape(2, 150, 3).mean(2))
 
 
 # ---- text, sizes, colours

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from html_pages import ALL_PARTS, Page, complete, page_of
-from safetensors.torch import save_file
 
 from polyfed.core.errors import RunError
 from polyfed.reporting.charts import FigureSheet
@@ -110,11 +108,6 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [*lines, *[event] * 9, event | {"event": "client_excluded"}])
     sent = {"round": 2, "client": HOSTILE, "direction": "up", "bytes": 9}
     write_lines(tmp_path / "ledger.jsonl", [sent | dict.fromkeys(("step", "bundle", "kind", "dtype"), HOSTILE)])
-    arrays = tmp_path / "arrays" / "weights"
-    arrays.mkdir(parents=True)
-    for number in (1, 2):
-        path = arrays / f"round-000{number}.safetensors"
-        save_file({"values": torch.rand(1, 5)}, path, {"clients": json.dumps([HOSTILE])})
     page = page_of(tmp_path)
     assert page.parts == ALL_PARTS
     assert page.of("script") == page.of("img") == []
@@ -140,7 +133,7 @@ def test_logs_cut_anywhere_are_shown_as_far_as_they_go(folder, share):
         path = folder / f"{name}.jsonl"
         path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     page = page_of(folder)
-    assert {"partition", "inner", "clients", "configuration"} <= set(page.parts)
+    assert {"partition", "clients", "configuration"} <= set(page.parts)
     assert ("traffic" in page.parts) == (share > 0.0)
 
 
@@ -151,10 +144,9 @@ def test_an_empty_folder_has_a_page_without_parts(tmp_path):
 
 
 MISSING = {
-    "metrics.jsonl": {"server", "curves", "events"},
+    "metrics.jsonl": {"server", "curves", "inner", "events"},
     "partition.json": {"partition"},
     "config.yaml": {"configuration"},
-    "arrays": {"inner"},
     "environment.json": set(),
 }
 
@@ -165,20 +157,17 @@ def test_parts_without_data_are_left_out(folder, name):
     assert set(page_of(folder).parts) == set(ALL_PARTS) - MISSING[name]
 
 
-def test_without_ledger_time_is_shown_and_without_both_nothing(folder):
+def test_without_ledger_nothing_is_shown_of_communication(folder):
     (folder / "ledger.jsonl").unlink()
     page = page_of(folder)
-    assert "traffic" in page.parts
-    assert "Where the bytes went" not in page.text
+    assert "traffic" not in page.parts
     assert "bytes up" not in page.text
-    (folder / "timing.jsonl").unlink()
-    assert "traffic" not in page_of(folder).parts
 
 
 def test_a_run_without_server_model_shows_its_clients(folder):
     changed(folder / "metrics.jsonl", lambda line: line["participant"] != "server")
     page = page_of(folder)
-    assert set(page.parts) == set(ALL_PARTS) - {"server"}
+    assert set(page.parts) == set(ALL_PARTS) - {"server", "inner"}
     assert "server: sum" not in page.text
     assert "image, mean of 4: accuracy" in page.text
 
@@ -188,7 +177,6 @@ def test_a_run_without_server_model_shows_its_clients(folder):
     [
         ("environment.json", "{", r"environment\.json is damaged"),
         ("environment.json", "[]", r"environment\.json holds a list"),
-        ("arrays/weights.image/round-0001.safetensors", "x", "damaged"),
     ],
 )
 def test_damage_is_an_error_that_names_the_file(folder, name, content, message):
@@ -228,16 +216,10 @@ def test_a_thousand_clients_fit(tmp_path):
             ledger.append(line | {"kind": "weights", "dtype": "float32", "bytes": 1000})
     write_lines(tmp_path / "metrics.jsonl", metrics)
     write_lines(tmp_path / "ledger.jsonl", ledger)
-    for name in ("weights.image", "weights.text"):
-        (tmp_path / "arrays" / name).mkdir(parents=True)
-        for number in range(1, 3):
-            path = tmp_path / "arrays" / name / f"round-{number:04d}.safetensors"
-            save_file({"values": torch.rand(1000, 200)}, path, {"clients": json.dumps(list(clients))})
     text = html_report(RunRecords.load(tmp_path))
     assert len(text.encode()) < 4_000_000
     page = Page(text)
     assert {"curves", "partition", "traffic", "inner", "clients", "events"} <= set(page.parts)
-    assert "the 30 with most bytes of 1,000" in page.text
     assert "the last 2,000 of" in page.text
 
 

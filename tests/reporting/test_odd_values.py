@@ -20,7 +20,7 @@ from polyfed.reporting.charts import (
     BarRows,
     ChartBand,
     ChartLine,
-    HeatMap,
+    CountMap,
     RoundChart,
     sheet_of,
     stacked_chart,
@@ -70,9 +70,9 @@ def test_stacked_bars_draw(series: list[dict[int, float]]) -> None:
 @example([2.883861842751503, 2.8838618427515034] * 2, "r1")
 @example([math.nan] * 4, "r1")
 def test_maps_and_bars_draw(values: list[float], name: str) -> None:
-    grid = np.array(values).reshape(2, 2)
-    drawn(HeatMap(name, [name, "b"], grid, "column", ["x", name], scale=name))
-    counts = np.nan_to_num(np.abs(grid), nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
+    grid = np.abs(np.array(values).reshape(2, 2))
+    counts = np.nan_to_num(grid, nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
+    drawn(CountMap(name, [name, "b"], counts, "column", ["x", name], name))
     parts = [BarPart(float(count), name, 1) for count in counts.flat]
     drawn(BarRows(name, {name: parts}, {name: "all"}))
 

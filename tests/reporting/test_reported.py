@@ -39,7 +39,7 @@ def test_figures_by_metric_and_by_name(run_folder: Path, tmp_path: Path) -> None
     server = charts[0]
     assert isinstance(server, RoundChart)
     assert server.lines[0].values == opened.records.series("server", "r1_sum")
-    assert plot(opened, "traffic").title.endswith("communication and time")
+    assert plot(opened, "traffic").title.endswith("communication")
     assert isinstance(plot(opened), FigureSheet)
     assert sheet.save(tmp_path / "r1.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ConfigError, match="no metric 'r1_sun'; did you mean 'r1_sum'"):

@@ -74,7 +74,7 @@ def test_a_dry_run_and_a_run_list_what_was_read_and_what_is_cut(cli: Cli) -> Non
     assert all(words in " ".join(out.split()) for words in ("without label", "cut off"))
     code, _, err = cli("run", "mine.yaml", "--out", "run", "--set", "run.output.plots=false", *shorter)
     assert (code, "longer than 32; the longest has 61" in err) == (0, True)
-    from polyfed.reporting.accounts import recorded_accounts
+    from polyfed.reporting.run_tables import recorded_accounts
 
     (table,) = recorded_accounts(Path("run"))
     cells = {row[0]: row[1:] for row in table.rows}

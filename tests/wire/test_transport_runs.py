@@ -128,6 +128,6 @@ def test_all_options_give_the_same_bits_on_every_engine(
 def test_the_report_says_what_was_saved(whole: RunRecords, short: RunRecords) -> None:
     assert list(traffic_table(whole).notes) == ["Replies: 0 clipped, 0 excluded."]
     mib = [f"{size / 2**20:,.2f}" for size in (short.total_bytes(), whole.total_bytes())]
-    assert f"{mib[0]} MiB instead of {mib[1]} MiB (fp32, everything whole)." in traffic_table(short).notes
+    assert f"{mib[0]} MiB instead of {mib[1]} MiB (fp32, uncompressed)." in traffic_table(short).notes
     assert short.total_bytes() < 0.65 * whole.total_bytes()  # framing stays
     assert (short.folder / "report.md").read_text().count(" MiB instead of ") == 1

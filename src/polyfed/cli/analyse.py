@@ -35,9 +35,9 @@ def analyse_command(
     ] = None,
     opening: PlaceOptions,
 ) -> None:
-    """Analyse a run: model internals, communication, cost and privacy leakage.
+    """Analyse a run: who holds what, what a round costs, and what the run leaked.
 
-    Examples: polyfed analyse; polyfed analyse centres runs/a --set samples=200; polyfed analyse cost scenes-demo;
+    Examples: polyfed analyse; polyfed analyse leakage runs/a --set samples=200; polyfed analyse cost scenes-demo;
     polyfed analyse papers/fedcola/landscape.py:Landscape runs/mine --set samples=64
     """
     from polyfed.lab.analysis.analysis import FOLDER, analysis_class, ready_folder, with_settings
@@ -123,7 +123,7 @@ _SEED = 42
 def downstream_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
     *,
-    suite: Annotated[str, typer.Option(help="medical, scenes, or a YAML file")] = "",
+    suite: Annotated[str, typer.Option(help="scenes, or a YAML file")] = "",
     which: BestOrLast = None,
     client: Annotated[str | None, typer.Option(help="test this client's model instead of the server's")] = None,
     seed: Annotated[int, typer.Option(min=0, help="seed of all draws")] = _SEED,

@@ -115,7 +115,7 @@ def study_export(
     allow_code: AllowCode = False,
 ) -> None:
     """Write tables and figures of a study as Markdown, CSV, PNG and SVG."""
-    from polyfed.lab.studies.page import export_study
+    from polyfed.lab.studies.figures import export_study
     from polyfed.lab.studies.results import Results
 
     place = _study_folder(folder)

@@ -1,4 +1,4 @@
-"""Charts of runs, and figures of several: one figure is in a run's plots, on the pages of reports, and in notebooks."""
+"""Charts of a run, and sheets of several: a sheet is a file in ``plots/``, a figure of a page, or of a notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from polyfed.core.files import write_atomically
 from polyfed.reporting import figures
 from polyfed.reporting.markup import printable
-from polyfed.reporting.statistics import MOST_DRAWN, finite_values
+from polyfed.reporting.statistics import finite_values
 from polyfed.reporting.tables import TextTable, format_number
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ _LONGEST_NAME = 40  # letters
 
 @dataclass(frozen=True)
 class Chart(ABC):
-    """A part of a figure with axes of its own.
+    """A part of a figure with its own axes.
 
     Attributes:
-        title: what is shown.
+        title: Subject of the chart.
     """
 
     title: str
@@ -48,7 +48,7 @@ class Chart(ABC):
 
     @property
     def row_names(self) -> Sequence[str]:
-        """Names at the left; charts beside each other with the same names have them once."""
+        """Names at the left; adjacent charts with the same names show them once."""
         return ()
 
     @abstractmethod
@@ -56,12 +56,12 @@ class Chart(ABC):
         """Draw all but the title."""
 
     def values_table(self) -> TextTable | None:
-        """The values as numbers, where they are not written into the chart."""
+        """Values as numbers; None where the chart shows them itself."""
         return None
 
 
 class LegendEntry(NamedTuple):
-    """An entry of a legend; ``mark`` is its sample: ``solid``, ``dashed``, ``dotted``, ``area`` or ``band``."""
+    """An entry of a legend; ``mark`` is ``solid``, ``dashed``, ``dotted``, ``area`` or ``band``."""
 
     label: str
     colour: int = 0
@@ -81,7 +81,7 @@ class LegendEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class FigureSheet:
-    """A figure: charts in rows beside each other, each row as high as its highest chart needs."""
+    """A figure of charts in rows; each row is as high as its highest chart."""
 
     title: str
     rows: Sequence[Sequence[Chart]]
@@ -114,15 +114,15 @@ class FigureSheet:
 
     @cached_property
     def svg(self) -> str:
-        """For a page: values appear on hovering."""
+        """SVG for a page; values appear on hovering."""
         return figures.svg_text(self._drawn, self.title)
 
     @property
     def tables(self) -> list[TextTable]:
-        """The values of the charts."""
+        """Values of the charts."""
         return [table for row in self.rows for chart in row if (table := chart.values_table()) is not None]
 
-    # notebooks prefer HTML; the PNG is for those that show none, and for export to paper
+    # notebooks prefer HTML; PNG serves those without it, and export to paper
     def _repr_html_(self) -> str:
         return self.svg
 
@@ -130,13 +130,13 @@ class FigureSheet:
         return figures.png_bytes(self._drawn)
 
     def save(self, path: Path | str) -> Path:
-        """Write it as a PNG file, complete or not at all; returns the path."""
+        """Write a PNG file, complete or not at all; returns the path."""
         write_atomically(Path(path), self._repr_png_())
         return Path(path)
 
 
 def sheet_of(title: str, charts: Sequence[Chart], columns: int = 3) -> FigureSheet | None:
-    """Charts in rows of so many; None where there are none."""
+    """Charts in rows of ``columns``; None without charts."""
     rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
     return FigureSheet(title, rows) if rows else None
 
@@ -155,29 +155,29 @@ def short_name(name: str) -> str:
 
 
 def wrapped(text: str, inches: float) -> str:
-    """As wide as the axes, at most three lines."""
+    """Text in at most three lines, as wide as the axes."""
     return textwrap.fill(printable(text), round(11 * inches), max_lines=3, placeholder=" …")
 
 
-# ---- by round: lines with areas behind them, or bars that stand on each other
+# ---- charts by round: lines with bands, or stacked bars
 
 
-_MARKED_VALUES = 25  # of more rounds the markers would hide the lines
-_MOST_TABLE_ROUNDS = 200  # rounds in the table of a chart
+_MARKED_VALUES = 25  # markers of more rounds would hide the lines
+_MOST_TABLE_ROUNDS = 200
 
 RoundSeries: TypeAlias = Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """Values by round, of which those that are not finite are left out.
+    """Values by round; those that are not finite are left out.
 
     Attributes:
-        label: name in tables and on hovering.
-        values: round -> value.
-        colour: from 1, or 0 for grey.
+        label: Name in tables and on hovering.
+        values: Round -> value.
+        colour: Number of the colour from 1, or 0 for grey.
         dash: ``solid``, ``dashed`` or ``dotted``.
-        thin: for one of many.
+        thin: True for one of many lines.
     """
 
     label: str
@@ -203,7 +203,7 @@ class ChartLine:
 
 
 class ChartBand(NamedTuple):
-    """An area between two finite series of the same rounds."""
+    """Area between two finite series of the same rounds."""
 
     low: RoundSeries
     high: RoundSeries
@@ -212,14 +212,14 @@ class ChartBand(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundChart(Chart):
-    """Lines and bands by round, or bars that stand on each other; false if there is nothing to draw.
+    """Lines and bands by round, or stacked bars; false if there is nothing to draw.
 
     Attributes:
-        unit: of the values.
-        lines: the series; of a stacked chart from the ground upwards.
-        legend: its entries.
-        bands: areas behind the lines.
-        stacked: whether the series are bars, one upon the other, instead of lines.
+        unit: Unit of the values.
+        lines: Series; of a stacked chart from the bottom up.
+        legend: Its entries.
+        bands: Areas behind the lines.
+        stacked: True for stacked bars in place of lines.
     """
 
     unit: str
@@ -238,7 +238,7 @@ class RoundChart(Chart):
 
     @property
     def begins_at_zero(self) -> bool:
-        """Whether the axis does: always, unless the values lie far from it."""
+        """True if the vertical axis begins at zero: unless the values lie far from it."""
         series = [line.finite for line in self.lines] + [side for band in self.bands for side in (band.low, band.high)]
         values = [value for each in series for value in each.values()]
         low, high = min(values), max(values)
@@ -268,9 +268,9 @@ class RoundChart(Chart):
             figures.show_on_hovering(axes, (left, 0.0, self._step, 1.0), text, axes.get_xaxis_transform())
 
     def values_table(self) -> TextTable:
-        """The values, of a long run those of every so many rounds."""
+        """Values by round; of a long run every few rounds."""
         rows = [
-            # the last round is what everything else in a report is about
+            # the rest of a report is about the last round
             (str(number), *(value_text(line.finite.get(number, math.nan)) for line in self.lines))
             for number in sorted({*self.rounds[:: self._step], self.rounds[-1]})
         ]
@@ -289,45 +289,43 @@ class RoundChart(Chart):
             below |= {number: below[number] + value for number, value in line.finite.items()}
 
 
-def stacked_chart(title: str, unit: str, parts: Mapping[str, RoundSeries], first_colour: int = 1) -> RoundChart:
-    """Bars by round, the parts one upon the other from the first at the ground."""
-    lines = [ChartLine(label, part, colour) for colour, (label, part) in enumerate(parts.items(), first_colour)]
-    legend = [LegendEntry(line.label, line.colour, "area") for line in lines] if len(lines) > 1 else []
-    return RoundChart(title, unit, lines, legend, stacked=True)
+def stacked_chart(title: str, unit: str, parts: Mapping[str, RoundSeries]) -> RoundChart:
+    """Bars by round, the parts on top of each other, the first at the bottom."""
+    lines = [ChartLine(label, part, colour) for colour, (label, part) in enumerate(parts.items(), start=1)]
+    return RoundChart(
+        title, unit, lines, [LegendEntry(line.label, line.colour, "area") for line in lines], stacked=True
+    )
 
 
-# ---- of named rows: maps of values as colours, and horizontal bars
+# ---- charts of named rows: counts as colours, and horizontal bars
 
 
-_MOST_CELLS = 500  # that show their values on hovering
-_NAMED_COLUMNS = 30  # up to so many columns of a map have their names below
+_MOST_CELLS = 500  # cells up to which values appear on hovering
+_WRITTEN_CELLS = 80  # cells up to which counts are written into the map
+_NAMED_COLUMNS = 30  # columns up to which all have their names below
 _NAMED_ROWS = 60
 _UNNAMED_INCHES = 3.0  # height of more rows than have names
 
 
 @dataclass(frozen=True)
-class HeatMap(Chart):
-    """Values as colours.
+class CountMap(Chart):
+    """Counts as colours.
 
     Attributes:
-        rows: name of each row.
-        values: [rows, columns], NaN where there is no value.
-        column: what a column is.
-        columns: name of each column.
-        note: a sentence below.
-        limits: lowest and highest value of the scale, by default those of the values.
-        scale: what stands beside the scale of colours, which is left out if this is empty.
-        labels: [rows, columns], written into the cells; none if empty.
+        rows: Name of each row.
+        counts: Whole numbers [rows, columns].
+        column: Label of the horizontal axis.
+        columns: Name of each column.
+        unit: Unit of the counts, next to the scale of colours.
+        note: A sentence below.
     """
 
     rows: Sequence[str]
-    values: NDArray[np.float64]
+    counts: NDArray[np.int64]
     column: str
     columns: Sequence[str]
+    unit: str
     note: str = ""
-    limits: tuple[float, float] | None = None
-    scale: str = ""
-    labels: Sequence[Sequence[str]] = ()
 
     @property
     def inches(self) -> tuple[float, float]:
@@ -340,21 +338,21 @@ class HeatMap(Chart):
         return self.rows
 
     def draw(self, axes: Axes) -> None:
-        drawn = np.where(np.abs(self.values) <= MOST_DRAWN, self.values, np.nan)
-        low, high = self.limits or ((np.nanmin(drawn), np.nanmax(drawn)) if np.isfinite(drawn).any() else (0.0, 0.0))
-        axes.patch.set(hatch="///", edgecolor="#bbbbbb")  # shows through where there is no value
-        image = axes.imshow(drawn, aspect="auto", interpolation="nearest", cmap=figures.SEQUENTIAL, vmin=low, vmax=high)
-        if self.scale:
-            axes.figure.colorbar(image, ax=axes, label=short_name(self.scale))
-        for number, row in enumerate(self.labels):
-            for column, text in enumerate(row):
-                colour = "#000000" if drawn[number, column] > low + 0.6 * (high - low) else "#fafafa"
-                axes.text(column, number, text, ha="center", va="center", fontsize=7, color=colour)
+        low, high = int(self.counts.min()), int(self.counts.max())
+        image = axes.imshow(self.counts, aspect="auto", interpolation="nearest", cmap=figures.SEQUENTIAL)
+        axes.figure.colorbar(image, ax=axes, label=short_name(self.unit))
+        for (row, column), count in np.ndenumerate(
+            self.counts if self.counts.size <= _MOST_CELLS else np.empty((0, 0))
+        ):
+            if self.counts.size <= _WRITTEN_CELLS:
+                colour = "#000000" if count > low + 0.6 * (high - low) else "#fafafa"
+                axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=7, color=colour)
+            text = f"{self.rows[row]}, {self.columns[column]}: {count:,}"
+            figures.show_on_hovering(axes, (column - 0.5, row - 0.5, 1.0, 1.0), text)
         axes.set_xticks(list(self._below), list(self._below.values()), rotation=40, ha="right")
         _name_rows(axes, self.rows, room=0)
         axes.set_xlabel("\n".join(filter(None, [self.column, wrapped(self.note, self.inches[0])])))
         axes.grid(visible=False)
-        _show_values(axes, self.rows, self.columns, drawn)
 
     @property
     def _below(self) -> dict[int, str]:
@@ -364,13 +362,13 @@ class HeatMap(Chart):
 
 
 class BarPart(NamedTuple):
-    """A piece of a bar: how long, what it stands for, its colour, how strong that is (0 to 1), and an interval."""
+    """A piece of a bar: its length, label, colour and opacity (0 to 1), and an interval."""
 
     value: float
     label: str
     colour: int
-    strength: float = 1.0
-    ends: tuple[float, float] | None = None
+    opacity: float = 1.0
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -378,10 +376,10 @@ class BarRows(Chart):
     """Horizontal bars on one scale from zero.
 
     Attributes:
-        rows: heading of a row -> parts of its bar.
-        amounts: heading of a row -> what stands behind the bar.
-        unit: of the lengths, below the axis.
-        legend: its entries.
+        rows: Heading of a row -> parts of its bar.
+        amounts: Heading of a row -> text behind the bar.
+        unit: Unit of the lengths, below the axis.
+        legend: Its entries.
     """
 
     rows: Mapping[str, Sequence[BarPart]]
@@ -402,13 +400,13 @@ class BarRows(Chart):
             left = 0.0
             for part in parts:
                 (bar,) = axes.barh(index, part.value, left=left, color=chart_colour(part.colour), height=0.7)
-                bar.set(alpha=part.strength, gid=figures.hover_id(f"{name}: {part.label}"))
+                bar.set(alpha=part.opacity, gid=figures.hover_id(f"{name}: {part.label}"))
                 left += part.value
-                if part.ends is not None:
-                    axes.plot(part.ends, (index, index), color=figures.INK, linewidth=1.2, marker="|", markersize=5)
-            right = max([left, *(part.ends[1] for part in parts if part.ends)])
-            behind = self.amounts[name]
-            axes.annotate(behind, (right, index), (4, 0), textcoords="offset points", va="center", fontsize=8)
+                if part.interval is not None:
+                    axes.plot(part.interval, (index, index), color=figures.INK, linewidth=1.2, marker="|", markersize=5)
+            right = max([left, *(part.interval[1] for part in parts if part.interval)])
+            offset: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+            axes.annotate(self.amounts[name], (right, index), **offset)
         axes.margins(x=0.35)  # room for the amounts
         axes.set_xlim(left=0)
         axes.set_xlabel(self.unit)
@@ -420,7 +418,7 @@ class BarRows(Chart):
 
 
 def _inches_of_names(rows: Iterable[str]) -> float:
-    """Width that the longest name takes beyond what every chart has room for."""
+    """Width of the longest name beyond the space that every chart has."""
     return 0.08 * max(0, max((len(short_name(name)) for name in rows), default=0) - 12)
 
 
@@ -432,16 +430,3 @@ def _name_rows(axes: Axes, names: Sequence[str], room: float = 0.1) -> None:
     step = -(-len(names) // _NAMED_ROWS) or 1
     axes.set_yticks(range(0, len(names), step), [short_name(name) for name in names[::step]])
     axes.set_ylim(len(names) - 0.5 + room, -0.5 - room)
-
-
-def _show_values(axes: Axes, rows: Sequence[str], columns: Sequence[str], values: NDArray[np.float64]) -> None:
-    """The finite value under the pointer; of many cells the range of their row."""
-    if values.size <= _MOST_CELLS:
-        for (row, column), value in np.ndenumerate(values):
-            text = f"{rows[row]}, {columns[column]}: {value_text(float(value))}"
-            figures.show_on_hovering(axes, (column - 0.5, row - 0.5, 1.0, 1.0), text)
-        return
-    for row, name in enumerate(rows if len(rows) <= _NAMED_ROWS else ()):
-        finite = values[row][np.isfinite(values[row])]
-        ends = f"{value_text(float(finite.min()))} to {value_text(float(finite.max()))}" if finite.size else "-"
-        figures.show_on_hovering(axes, (-0.5, row - 0.5, len(columns), 1.0), f"{name}: {ends}")

@@ -1,4 +1,4 @@
-"""Reports of a run: ``report.md``, and a page that loads nothing, runs nothing, works offline and, without samples of
+"""Reports of a run: ``report.md``, and a page that loads nothing, runs no code, works offline and, without samples of
 the test data, may be mailed."""
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import yaml
 
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import plain
-from polyfed.reporting.accounts import recorded_accounts
 from polyfed.reporting.charts import FigureSheet
 from polyfed.reporting.markup import GalleryEntry, html_templates, markdown_templates, resource
 from polyfed.reporting.metrics import EVALUATIONS, spreads_json
-from polyfed.reporting.run_figures import RUN_FIGURES, run_figures
+from polyfed.reporting.run_figures import run_figures
 from polyfed.reporting.run_tables import (
+    bytes_table,
     clients_page_table,
     clients_table,
     incidents_table,
     leakage_tables,
     partition_tables,
+    recorded_accounts,
     server_tables,
     tables,
     teacher_table,
+    traffic_table,
 )
 from polyfed.reporting.summary import RunSummary
 from polyfed.reporting.tables import TextTable, duration
@@ -37,8 +39,8 @@ from polyfed.runs.records import RunRecords
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_MOST_CELLS = 15_000  # of a table: a hundred classes of a thousand clients would be most of the page
-_NUMBERS = {"", *"0123456789+-"}  # what a number begins with
+_MOST_CELLS = 15_000  # a hundred classes of a thousand clients would fill most of the page
+_NUMBERS = {"", *"0123456789+-"}  # first characters of numbers
 # text that slipped through as a script would not run, and nothing can be fetched
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
@@ -46,7 +48,7 @@ _POLICY = (
 
 
 Samples = Sequence[Sequence[GalleryEntry]]
-"""Of the data, each as what stands side by side."""
+"""Samples of the data, each a row of entries."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,13 @@ class PageSection:
     """A section of the page; left out, also of the menu, if it has no content.
 
     Attributes:
-        id: of the element.
-        title: its heading.
-        figures: stand first.
-        tables: stand below, open.
-        folded: summary -> figures and tables that stand below it when it is opened.
-        text: shown as it is, folded.
-        samples: of the data, each as what stands side by side.
+        id: Id of the element.
+        title: Heading.
+        figures: Figures at the top.
+        tables: Tables below them, open.
+        folded: Summary -> figures and tables that appear when it is opened.
+        text: Preformatted text, folded.
+        samples: Samples of the data.
     """
 
     id: str
@@ -114,17 +116,17 @@ def write_html_report(
     """Write the report as one HTML file; equal records give equal bytes.
 
     Args:
-        records: of a run, finished or not.
-        out: the file, by default ``report.html`` in the run folder.
-        figures: what ``run_figures`` gave, where it is at hand; None makes them, an empty mapping leaves them out.
-        samples: of the test data, to be shown: the page is to stay where these may be.
+        records: Records of a run, finished or not.
+        out: The file, by default ``report.html`` in the run folder.
+        figures: Result of ``run_figures``; None computes it, an empty mapping leaves figures out.
+        samples: Test data to be shown: the page must then stay where these may be.
 
     Returns:
         The file.
 
     Raises:
-        RunError: environment or arrays of the run are damaged.
-        OSError: the file cannot be written; nothing of it is left then.
+        RunError: The environment or the leakage analysis of the run is damaged.
+        OSError: The file cannot be written; nothing of it is left then.
     """
     path = records.folder / "report.html" if out is None else out
     write_atomically(path, html_report(records, figures=figures, samples=samples).encode())
@@ -132,10 +134,10 @@ def write_html_report(
 
 
 def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | None = None, samples: Samples = ()) -> str:
-    """The whole page as text.
+    """The page as text.
 
     Raises:
-        RunError: environment or arrays of the run are damaged.
+        RunError: The environment or the leakage analysis of the run is damaged.
     """
     figures = run_figures(records) if figures is None else figures
     summary, sections = RunSummary(records), _sections(records, figures, samples)
@@ -150,7 +152,7 @@ def page_templates() -> Environment:
     from markupsafe import Markup
 
     templates = html_templates()
-    # whatever text is in it, matplotlib has escaped
+    # matplotlib escapes text in it
     templates.filters["svg"] = lambda figure: Markup(figure.svg)
     templates.filters["numeric"] = _numeric
     return templates
@@ -165,7 +167,7 @@ def rendered_page(template: str, **content: Any) -> str:
 
 
 def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: Samples) -> list[PageSection]:
-    # reports are passed on, and where data lie on this machine is nobody's business
+    # reports are passed on, so they must not reveal paths of this machine
     shown = with_paths(records.config, lambda path: Path("...", path.name))
     config = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100) if records.config else ""
 
@@ -173,34 +175,33 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: 
         return [figures[name] for name in names if name in figures]
 
     servers = [table for kind in EVALUATIONS for table in server_tables(records, kind)]
-    arrays = [sheet for name, sheet in figures.items() if name not in RUN_FIGURES]
     of_server = {"Tables: the model, the last round, chance": _filled(*servers)}
     inner: dict[str, Sequence[FigureSheet | TextTable]] = {
         "What the clients teach the server": _filled(teacher_table(records)),
         "What the method recorded, by round": drawn("recorded"),
-        "Aggregation weights": arrays,
     }
     of_clients = {"Table: mean, worst client, disparity": _filled(clients_table(records, "test"))}
     of_partition = {"Tables: sizes, columns, classes": _filled(*partition_tables(records.holdings))}
     of_partition |= {"Table: what was read of the data": _filled(*recorded_accounts(records.folder))}
+    of_traffic = {"Tables: totals, steps and bundles": _filled(traffic_table(records), bytes_table(records))}
     of_leakage = {"Attacks on what clients sent, and on the models": _filled(*leakage_tables(records))}
     sections = [
         PageSection("server", "Server", drawn("server"), folded=of_server),
         PageSection("samples", "Test samples", samples=samples),
         PageSection("curves", "Client curves", drawn("clients"), folded=of_clients),
         PageSection("partition", "Partition", drawn("partition"), folded=of_partition),
-        PageSection("traffic", "Bytes and time", drawn("traffic", "bytes")),
-        PageSection("leakage", "What this run gave away", folded=of_leakage),
+        PageSection("traffic", "Communication", drawn("traffic"), folded=of_traffic),
+        PageSection("leakage", "What this run leaked", folded=of_leakage),
         PageSection("clients", "Clients", tables=_filled(clients_page_table(records))),
         PageSection("inner", "Inside the method", folded=inner),
-        PageSection("events", "Events", drawn("events"), _filled(incidents_table(records))),
+        PageSection("events", "Events", tables=_filled(incidents_table(records))),
         PageSection("configuration", "Configuration", text=config),
     ]
     return [section for section in sections if section]
 
 
 def _filled(*tables: TextTable) -> list[TextTable]:
-    """Those that have rows, and as many of these as a page can bear."""
+    """Tables with rows, shortened to what a page can hold."""
     return [_shortened(table) for table in tables if table.rows]
 
 
@@ -213,6 +214,6 @@ def _shortened(table: TextTable) -> TextTable:
 
 
 def _numeric(table: TextTable) -> list[bool]:
-    """Whether each column holds numbers, which stand at the right."""
+    """True for each column of numbers, which are right-aligned."""
     columns = range(len(table.columns))
     return [bool(index) and all(row[index][:1] in _NUMBERS for row in table.rows) for index in columns]

@@ -1,4 +1,4 @@
-"""Tables of a run: what the server and the clients reached, held and sent, and what befell them."""
+"""Tables of a run: metrics, data, bytes and incidents of the server and the clients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyfed.core.errors import RunError
@@ -24,7 +25,8 @@ from polyfed.reporting.metrics import (
 )
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.summary import component_name, setting
-from polyfed.reporting.tables import TextTable, byte_size, count, format_number, mib
+from polyfed.reporting.tables import Cell, TextTable, byte_size, count, format_number, mib
+from polyfed.runs.accounts import ACCOUNTS
 from polyfed.runs.events import Incident
 from polyfed.runs.records import SERVER, SITE_REFUSED, PartitionEntry, RunRecords, Transfer
 
@@ -36,25 +38,26 @@ Holdings: TypeAlias = Mapping[str, PartitionEntry]
 BYTE_DIRECTIONS = {"down": "server to clients", "up": "clients to server"}
 LEAKAGE = "analysis/leakage.json"
 _UNALIGNED = 0.5  # mean norm below which unit vectors of several clients agree on little
-_WIDEST = 12  # columns; more clients than this stand one below the other
+_WIDEST = 12  # clients up to which each is a column
 _MOST_INCIDENTS = 2000
 _BITS = {"0", "1"}
+_TEACHING = ("teacher.", "student.", "mean_norm.", "kd_distance_")
+_TIES = "Ties count against the model."
 
 
 def tables(records: RunRecords) -> list[TextTable]:
-    """The parts of the report; a part without content is left out."""
+    """Tables of the report; a table without rows is left out."""
     refused = [event for event in records.events if event.incident == SITE_REFUSED]
+    by_site = [{"site": one.participant, "round": str(one.round), "reason": one.reason} for one in refused]
     parts = [
-        *(table for kind in EVALUATIONS for table in server_tables(records, kind)),
-        *(clients_table(records, kind) for kind in EVALUATIONS),
+        *(table for split in EVALUATIONS for table in server_tables(records, split)),
+        *(clients_table(records, split) for split in EVALUATIONS),
         teacher_table(records),
         traffic_table(records),
         *leakage_tables(records),
         _by_client("Excluded clients", records.excluded()),
         _by_client("Clipped updates", records.clipped()),
-        TextTable(
-            "Refused sites", ("site", "round", "reason"), [(e.participant, str(e.round), e.reason) for e in refused]
-        ),
+        TextTable.of("Refused sites", by_site),
     ]
     return [part for part in parts if part.rows]
 
@@ -62,81 +65,83 @@ def tables(records: RunRecords) -> list[TextTable]:
 # ---- metrics
 
 
-def server_tables(records: RunRecords, kind: str) -> Iterator[TextTable]:
-    """Recalls of the server's model with what they depend on, and its other metrics; beside them the last round's."""
-    metrics, last = records.metrics(SERVER, kind), records.last(SERVER, kind)
-    recalls, others = recalls_and_others(metrics)
+def server_tables(records: RunRecords, split: str) -> Iterator[TextTable]:
+    """Recalls of the server's model with their conditions, and its other metrics; each with that of the last round."""
+    metrics, last = records.metrics(SERVER, split), records.last(SERVER, split)
     about = f"Value: {records.chosen}. Last: after the last round."
-    if recalls:
-        columns = ("recall", "value", "last", "chance", "value / chance", "gallery", "folds", "positives")
-        rows = [
-            (
-                recall.label,
-                format_number(recall.value),
-                format_number(last.get(recall.name, math.nan)),
-                format_number(recall.chance, 3),
-                format_number(recall.times_chance, 1),
-                *map(count, (recall.gallery, recall.folds, recall.positives)),
-            )
-            for recall in recalls
-        ]
-        note = "Percent. Gallery: entries that a query is compared with (mean over folds). "
-        note += "Ties count against the model. Chance: a random order of that gallery."
-        yield TextTable(f"Server, {kind}: retrieval", columns, rows, [about, note])
-    values = [
-        (name, *map(format_number, (metrics[name], last.get(name, math.nan), chance_of(name, metrics))))
-        for name in others
-    ]
-    # the table of recalls has columns for what they depend on
-    notes = (about,) if recalls else (about, _context([metrics]))
-    yield TextTable(f"Server, {kind}: metrics", ("metric", "value", "last", "chance"), values, notes)
-
-
-def clients_table(records: RunRecords, kind: str) -> TextTable:
-    """Mean, worst client, disparity and standard deviation of each metric over each group's clients."""
-    rows: list[tuple[str, ...]] = []
-    notes = [
-        "Over the clients that have a value, each after its own last evaluation. Worst: lowest value, of a loss the "
-        "highest. Disparity: highest minus lowest; it says something only of clients that were measured alike. Chance: "
-        "what guessing reaches on their own test samples, mean over them."
-    ]
-    for spread in client_spreads(records, kind):
-        name, measured = f"{spread.group}: {spread.metric}", f"{len(spread.values)} of {spread.clients}"
-        apart = (spread.disparity, spread.std) if len(spread.values) > 1 else (math.nan, math.nan)
-        chance = common_chance(spread.metric, [records.last(client, kind) for client in spread.values])
-        mean, worst, *others = map(format_number, (spread.mean, spread.worst, spread.best, *apart, chance))
-        rows.append((name, measured, mean, worst, spread.worst_client or "-", *others))
-    for group, clients in spread_over(records).items():
-        last = [records.last(client, kind) for client in clients]
-        if any(last):
-            notes.append(f"{group}: {_context(last)}")
-    columns = ("group: metric", "clients", "mean", "worst", "(client)", "best", "disparity", "std", "chance")
-    return TextTable(f"Clients, {kind}", columns, rows, notes)
+    recalls, others = _metric_tables(f"Server, {split}: ", metrics, about, last)
+    yield from (recalls, others) if recalls.rows else (others,)
 
 
 def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
-    """Of a model on any data: recalls with what they depend on, and the other metrics."""
+    """Metrics of a model on any data: recalls with their conditions, and others."""
     size = f"{evaluation.items:,} items, {evaluation.samples:,} samples"
-    title = f"{evaluation.data}, {evaluation.split}: {size}; {evaluation.model} model of round {evaluation.round}"
-    metrics = evaluation.metrics
+    title = f"{evaluation.data}, {evaluation.split}: {size}; {evaluation.model} model of round {evaluation.round}: "
+    return [table for table in _metric_tables(title, evaluation.metrics) if table.rows]
+
+
+def _metric_tables(
+    title: str, metrics: Mapping[str, float], about: str = "", last: Mapping[str, float] | None = None
+) -> tuple[TextTable, TextTable]:
+    """Table of recalls and table of other metrics, with the values of the last round where they are given."""
     recalls, others = recalls_and_others(metrics)
-    rows = [
-        (
-            recall.label,
-            format_number(recall.value),
-            format_number(recall.chance, 3),
-            *map(count, (recall.gallery, recall.positives)),
-        )
+
+    def last_of(name: str) -> dict[str, float]:
+        return {} if last is None else {"last": last.get(name, math.nan)}
+
+    of_recalls = [
+        {"recall": recall.label, "value": recall.value}
+        | last_of(recall.name)
+        | {
+            "chance": format_number(recall.chance, 3),
+            "value / chance": format_number(recall.times_chance, 1),
+            "gallery": count(recall.gallery),
+            "folds": count(recall.folds),
+            "positives": count(recall.positives),
+        }
         for recall in recalls
     ]
-    note = "Percent. Gallery: entries that a query is compared with. Ties count against the model."
-    values = [(name, *map(format_number, (metrics[name], chance_of(name, metrics)))) for name in others]
-    context = list(filter(None, [_context([metrics])]))
-    parts = [
-        TextTable(title, ("recall", "value", "chance", "gallery", "positives"), rows, [note]),
-        TextTable("" if recalls else title, ("metric", "value", "chance"), values, context),
+    of_others = [
+        {"metric": name, "value": metrics[name]} | last_of(name) | {"chance": chance_of(name, metrics)}
+        for name in others
     ]
-    return [part for part in parts if part.rows]
+    gallery = f"Percent. Gallery: entries that a query is compared with (mean over folds). {_TIES} "
+    gallery += "Chance: a random order of that gallery."
+    conditions = "" if recalls and last is not None else _context([metrics])  # columns of the recalls have them
+    return (
+        TextTable.of(f"{title}retrieval", of_recalls, list(filter(None, [about, gallery]))),
+        TextTable.of(f"{title}metrics", of_others, list(filter(None, [about, conditions]))),
+    )
+
+
+def clients_table(records: RunRecords, split: str) -> TextTable:
+    """Mean, worst client, disparity and standard deviation of each metric over each group's clients."""
+    rows: list[dict[str, Cell]] = []
+    notes = [
+        "Over the clients that have a value, each after its own last evaluation. Worst: lowest value, of a loss the "
+        "highest. Disparity: highest minus lowest; compare it only between clients that were measured alike. Chance: "
+        "the value of guessing on their own test samples, mean over them."
+    ]
+    for spread in client_spreads(records, split):
+        several = len(spread.values) > 1
+        rows.append(
+            {
+                "group: metric": f"{spread.group}: {spread.metric}",
+                "clients": f"{len(spread.values)} of {spread.clients}",
+                "mean": spread.mean,
+                "worst": spread.worst,
+                "(client)": spread.worst_client or None,
+                "best": spread.best,
+                "disparity": spread.disparity if several else None,
+                "std": spread.std if several else None,
+                "chance": common_chance(spread.metric, [records.last(client, split) for client in spread.values]),
+            }
+        )
+    for group, clients in spread_over(records).items():
+        last = [records.last(client, split) for client in clients]
+        if any(last):
+            notes.append(f"{group}: {_context(last)}")
+    return TextTable.of(f"Clients, {split}", rows, notes)
 
 
 def _context(measured: Sequence[Mapping[str, float]]) -> str:
@@ -150,17 +155,15 @@ def _context(measured: Sequence[Mapping[str, float]]) -> str:
 
 
 def teacher_table(records: RunRecords) -> TextTable:
-    """Whether the clients' ensemble is a teacher that the server can learn from: first and last round.
+    """First and last value of each measure of the clients' ensemble as a teacher of the server.
 
-    Quality of the ensemble beside the server's own, norms of the raw mean, and distances.
+    Quality of the ensemble and of the server, norms of the raw mean, and distances.
     """
     series = {name: records.series(SERVER, name, "train") for name in records.metric_names(SERVER, "train")}
     rows = [
-        (_instrument(name), *(format_number(values[number]) for number in (min(values), max(values))))
+        {"": _measure(name), "first": values[min(values)], "last": values[max(values)]}
         for name, values in sorted(series.items())
-        if name.startswith(("teacher.", "student.", "mean_norm.", "kd_distance_"))
-        and name.rpartition(".")[2] not in records.clients
-        and name != "teacher.gallery"
+        if name.startswith(_TEACHING) and name.rpartition(".")[2] not in records.clients and name != "teacher.gallery"
     ]
     metrics = {name: values[max(values)] for name, values in series.items() if values}
     notes = [_ranking(*each, held_out=metrics["teacher.gallery"]) for each in teaching(metrics)]
@@ -170,10 +173,10 @@ def teacher_table(records: RunRecords) -> TextTable:
             f"The clients' mean has norm {format_number(finite_mean(norms))}, where 1 would be agreement: their spaces "
             "are not aligned; see algorithm.teacher.alignment and distiller.loss similarity."
         )
-    return TextTable("What the clients teach the server", ("", "first", "last"), rows, notes)
+    return TextTable.of("What the clients teach the server", rows, notes)
 
 
-def _instrument(name: str) -> str:
+def _measure(name: str) -> str:
     family, _, detail = name.partition(".")
     metric, _, output = detail.partition(".")
     if family == "mean_norm":
@@ -182,7 +185,7 @@ def _instrument(name: str) -> str:
         return f"distance to the targets {family.removeprefix('kd_distance_')} distillation, {detail}"
     if family == "student":
         return f"server: {metric}"
-    return f"ensemble: {metric}" + (f", its {output} beside the server's others" if output else "")
+    return f"ensemble: {metric}" + (f", its {output} with the server's others" if output else "")
 
 
 def _ranking(metric: str, ensemble: float, server: float, *, held_out: float) -> str:
@@ -195,20 +198,32 @@ def _ranking(metric: str, ensemble: float, server: float, *, held_out: float) ->
     return f"The ensemble ranks worse than the server ({values}); set public.gallery to compare them on others."
 
 
-# ---- what was sent, and what befell whom
+# ---- communication and incidents
 
 
 def traffic_table(records: RunRecords) -> TextTable:
-    """Bytes that crossed, by direction, and what ``run.exchange.transport`` saved, if anything."""
+    """Bytes by direction, and what ``run.exchange.transport`` saved, if anything."""
     # an empty ledger has no round to divide by
     rounds = max(1, len({transfer.round for transfer in records.transfers}))
     totals = {label: records.total_bytes(direction) for direction, label in BYTE_DIRECTIONS.items()}
     sent, full = sum(totals.values()), records.full_bytes()
-    totals["both"] = sent
-    rows = [(label, f"{total:,}", mib(total), mib(total / rounds)) for label, total in totals.items() if total]
-    notes = [] if sent == full else [f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, everything whole)."]
-    notes.append(f"{records.replies_in_words}.".capitalize())
-    return TextTable("Communication", ("direction", "bytes", "MiB", "MiB a round"), rows, notes)
+    rows = [
+        {"direction": label, "bytes": total, "MiB": mib(total), "MiB per round": mib(total / rounds)}
+        for label, total in {**totals, "both": sent}.items()
+        if total
+    ]
+    notes = [] if sent == full else [f"{mib(sent)} MiB instead of {mib(full)} MiB (fp32, uncompressed)."]
+    return TextTable.of("Communication", rows, [*notes, f"{records.replies_in_words}.".capitalize()])
+
+
+def bytes_table(records: RunRecords) -> TextTable:
+    """MiB by step and bundle in both directions, the largest first; steps outside the method have a colon."""
+    totals = bytes_by(records, lambda sent: f"{sent.step}: {sent.bundle} ({sent.dtype or sent.kind})")
+    rows = [
+        {"step: bundle": name} | {label: mib(sent[direction]) for direction, label in BYTE_DIRECTIONS.items()}
+        for name, sent in sorted(totals.items(), key=lambda item: -item[1].total())
+    ]
+    return TextTable.of("MiB by step and bundle", rows)
 
 
 def bytes_by(records: RunRecords, key: Callable[[Transfer], str]) -> dict[str, Counter[str]]:
@@ -220,10 +235,10 @@ def bytes_by(records: RunRecords, key: Callable[[Transfer], str]) -> dict[str, C
 
 
 def leakage_tables(records: RunRecords) -> list[TextTable]:
-    """What ``polyfed analyse leakage`` found in the run; nothing if nobody asked.
+    """Tables that ``polyfed analyse leakage`` saved in the run; empty if it was not analysed.
 
     Raises:
-        RunError: its file is damaged.
+        RunError: The file is damaged.
     """
     path = records.folder / LEAKAGE
     if not path.is_file():
@@ -239,78 +254,75 @@ def table_json(table: TextTable) -> dict[str, Any]:
 
 
 def _by_client(title: str, events: Sequence[Incident]) -> TextTable:
-    """A row a client and cause; records of earlier versions tell no causes."""
-    # events come by round, so the last of a client stays
+    """A row per client and cause; records of earlier versions have no causes."""
+    # events are ordered by round, so the last of a client stays
     latest = {(event.cause, event.participant): event for event in events}
     times = Counter((event.cause, event.participant) for event in events)
     rows = [
-        (event.participant, event.cause or "-", str(times[key]), str(event.round), event.reason)
+        {
+            "client": event.participant,
+            "cause": event.cause or None,
+            "rounds": times[key],
+            "last in round": str(event.round),
+            "last reason": event.reason,
+        }
         for key, event in sorted(latest.items(), key=lambda item: item[0][0])
     ]
-    columns = ("client", "cause", "rounds", "last in round", "last reason")
-    if not any(event.cause for event in events):
-        return TextTable(title, (columns[0], *columns[2:]), [(row[0], *row[2:]) for row in rows])
-    return TextTable(title, columns, rows)
+    return TextTable.of(title, rows, drop_empty=True)
 
 
 def incidents_table(records: RunRecords) -> TextTable:
-    """One row an incident, the latest if there are too many."""
+    """One row per incident, the latest if there are too many."""
     events = sorted(records.events, key=lambda event: event.round)
     latest = events[-_MOST_INCIDENTS:]
-    rows = [(str(e.round), e.participant, e.title, e.reason) for e in latest]
+    rows = [
+        {"round": str(one.round), "participant": one.participant, "event": one.title, "reason": one.reason}
+        for one in latest
+    ]
     title = f"Events{'' if len(latest) == len(events) else f' (the last {len(latest):,} of {len(events):,})'}"
-    return TextTable(title, ("round", "participant", "event", "reason"), rows)
+    return TextTable.of(title, rows)
 
 
-# ---- one row a client
+# ---- one row per client
 
 
 def clients_page_table(records: RunRecords) -> TextTable:
-    """What each client is, what it holds, how well it does, and what it sent; columns without content are left out."""
-    columns = {label: list(cells) for label, cells in _client_columns(records)}
-    shown = {label: cells for label, cells in columns.items() if any(cell not in ("", "-") for cell in cells)}
-    note = "Metrics are of each client's own last evaluation on its test samples, in the round it was measured in."
-    return TextTable("Clients", list(shown), list(zip(*shown.values(), strict=True)), (note,))
-
-
-def _client_columns(records: RunRecords) -> Iterator[tuple[str, Sequence[str]]]:
-    names, groups, descriptions = records.clients, records.groups, client_descriptions(records)
-    yield "client", names
-    yield "group", [group for name in names for group, members in groups.items() if name in members]
-    for label in ("task", "modalities", "architecture"):
-        yield label, [descriptions[name].get(label, "") for name in names]
-    for label in ("items", "samples"):
-        yield label, [_integer(getattr(records.holdings.get(name), label, None)) for name in names]
+    """Task, data, metrics, bytes and exclusions of each client; columns without content are left out."""
+    descriptions, excluded = client_descriptions(records), records.excluded()
+    groups = {client: group for group, members in records.groups.items() for client in members}
     # groups with different tasks have different metrics: each gets a column, with dashes for the others
-    mains = dict.fromkeys(main_metric(records, members) for members in groups.values())
-    for metric in (*filter(None, mains), "loss"):
-        yield metric, [format_number(records.last(name).get(metric, math.nan)) for name in names]
-    measured = [max(records.series(name, main_metric(records, [name])), default=None) for name in names]
-    # clients are measured in the rounds they take part in, so metrics side by side may be of different rounds
-    if len(set(measured)) > 1:
-        yield "measured in", list(map(_integer, measured))
-    if records.transfers:
-        yield from _effort_columns(records)
-    if records.excluded():
-        times = [[event for event in records.excluded() if event.participant == name] for name in names]
-        yield "excluded", [_integer(len(events)) for events in times]
-        yield "last reason", [f"round {events[-1].round}: {events[-1].reason}" if events else "" for events in times]
+    mains = dict.fromkeys(main_metric(records, members) for members in records.groups.values())
+    measured = {name: max(records.series(name, main_metric(records, [name])), default=None) for name in records.clients}
+    # steps of evaluation and setup have a colon in their names and are not answers
+    answers = {(one.client, one.round) for one in records.transfers if one.direction == "up" and ":" not in one.step}
+    rounds, sent = Counter(client for client, _ in answers), bytes_by(records, lambda one: one.client)
+    rows: list[dict[str, Cell]] = []
+    for name in records.clients:
+        holding, last, events = records.holdings.get(name), records.last(name), _of(excluded, name)
+        row: dict[str, Cell] = {"client": name, "group": groups.get(name, "")}
+        row |= {label: descriptions[name].get(label, "") for label in ("task", "modalities", "architecture")}
+        row |= {label: getattr(holding, label, None) for label in ("items", "samples")}
+        row |= {metric: last.get(metric, math.nan) for metric in (*filter(None, mains), "loss")}
+        # clients are measured in the rounds they take part in, so metrics in a row may be of different rounds
+        row |= {"measured in": measured[name]} if len({*measured.values()}) > 1 else {}
+        if records.transfers:
+            own = sent.get(name, Counter())
+            row |= {"rounds": rounds[name]}
+            row |= {f"bytes {way}": byte_size(own[way]) if own[way] else "0" for way in ("up", "down")}
+        if excluded:
+            reason = f"round {events[-1].round}: {events[-1].reason}" if events else ""
+            row |= {"excluded": len(events), "last reason": reason}
+        rows.append(row)
+    note = "Metrics are of each client's own last evaluation on its test samples, in the round it was measured in."
+    return TextTable.of("Clients", rows, (note,), drop_empty=True)
 
 
-def _effort_columns(records: RunRecords) -> Iterator[tuple[str, Sequence[str]]]:
-    # evaluation and setup, whose steps have a colon in their names, do not count as answers
-    answers = {
-        (sent.client, sent.round) for sent in records.transfers if sent.direction == "up" and ":" not in sent.step
-    }
-    rounds, bytes_sent = Counter(client for client, _ in answers), bytes_by(records, lambda sent: sent.client)
-    yield "rounds", [_integer(rounds[name]) for name in records.clients]
-    for direction in ("up", "down"):
-        numbers = [bytes_sent.get(name, Counter())[direction] for name in records.clients]
-        yield f"bytes {direction}", [byte_size(number) if number else "0" for number in numbers]
+def _of(events: Sequence[Incident], participant: str) -> list[Incident]:
+    return [event for event in events if event.participant == participant]
 
 
 def client_descriptions(records: RunRecords) -> dict[str, dict[str, str]]:
-    """Client id -> its ``task``, ``modalities`` and ``architecture``, as far as the configuration tells them."""
+    """Client id -> its ``task``, ``modalities`` and ``architecture``, as far as the configuration has them."""
     return {
         client: _description(records.section("clients").get(group), client)
         for group, clients in records.groups.items()
@@ -339,15 +351,11 @@ def _size(encoder: Any) -> str:
     return size if isinstance(size, str) else str(width) if isinstance(width, int) else ""
 
 
-def _integer(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
-
-
-# ---- who holds what
+# ---- partition
 
 
 def partition_groups(holdings: Holdings) -> dict[str, dict[str, PartitionEntry]]:
-    """Group -> its clients -> what they hold."""
+    """Group -> its clients -> their holdings."""
     groups: dict[str, dict[str, PartitionEntry]] = {}
     for client, holding in holdings.items():
         groups.setdefault(holding.group, {})[client] = holding
@@ -355,7 +363,7 @@ def partition_groups(holdings: Holdings) -> dict[str, dict[str, PartitionEntry]]
 
 
 def sources_of(held: Holdings) -> list[str]:
-    """Sources and splits of what clients hold, that which they hold in addition marked as such."""
+    """Sources and splits of the clients' items; those held in addition are marked."""
     own = dict.fromkeys(f"{holding.source} {holding.split}".strip() for holding in held.values())
     also = [holding.also for holding in held.values() if holding.also]
     additional = dict.fromkeys(
@@ -365,18 +373,21 @@ def sources_of(held: Holdings) -> list[str]:
 
 
 def partition_tables(holdings: Holdings) -> list[TextTable]:
-    """Items by class, and by value of the columns that make the class, one client a column."""
+    """Sizes, items by value of the columns that make the class, and items by class, one client per column."""
     return [table for group, held in partition_groups(holdings).items() for table in _group_tables(group, held)]
 
 
 def _group_tables(group: str, held: Holdings) -> Iterator[TextTable]:
-    sizes = [
-        (client, f"{holding.items:,}", f"{holding.samples:,}", f"{holding.test['items']:,}" if holding.test else "-")
+    sizes: list[dict[str, Cell]] = [
+        {
+            "client": client,
+            "items": holding.items,
+            "samples": holding.samples,
+            "test items": int(holding.test["items"]) if holding.test else None,
+        }
         for client, holding in held.items()
     ]
-    yield TextTable(
-        f"{group}: sizes", ("client", "items", "samples", "test items"), sizes, tuple(_partition_notes(held))
-    )
+    yield TextTable.of(f"{group}: sizes", sizes, tuple(_partition_notes(held)))
     counts = column_counts(held)
     if any(counts.values()):
         yield _matrix(f"{group}: items by column", held, counts)
@@ -389,23 +400,24 @@ def _group_tables(group: str, held: Holdings) -> Iterator[TextTable]:
 
 
 def _matrix(title: str, held: Holdings, counts: Mapping[str, Mapping[str, int]]) -> TextTable:
-    """Counts with clients as columns, or as rows where they are many, and the sum over clients or names."""
+    """Counts with clients as columns, or as rows where they are many, and sums over clients or names."""
     names = short_names(list(next(iter(counts.values()))), held)
-    by_client = [(client, *(f"{n:,}" for n in (*row.values(), sum(row.values())))) for client, row in counts.items()]
     if len(counts) > _WIDEST:
-        return TextTable(title, ("client", *names, "all"), by_client)
-    of_all = [f"{sum(column):,}" for column in zip(*(row.values() for row in counts.values()), strict=True)]
-    columns = [row[1:-1] for row in by_client]
-    return TextTable(title, ("", *counts, "all"), list(zip(names, *columns, of_all, strict=True)))
+        by_client = ((client, dict(zip(names, row.values(), strict=True))) for client, row in counts.items())
+        return TextTable.of(title, [{"client": client} | row | {"all": sum(row.values())} for client, row in by_client])
+    by_name = zip(names, *(row.values() for row in counts.values()), strict=True)
+    return TextTable.of(
+        title, [{"": name} | dict(zip(counts, row, strict=True)) | {"all": sum(row)} for name, *row in by_name]
+    )
 
 
 def column_counts(held: Holdings) -> dict[str, dict[str, int]]:
-    """Client -> what is counted of the columns -> items: of a 0/1 column those with 1, else those with each value.
+    """Client -> column or value -> items: of a 0/1 column those with 1, else those with each value.
 
-    Nothing where the class is that of a single column.
+    Empty where the class is that of a single column.
     """
     values = _values_by_column(held)
-    # of a single column the table by class says the same
+    # the table by class shows a single column
     if len(values) < 2:
         return {client: {} for client in held}
     counted = {
@@ -427,7 +439,7 @@ def classes_of(held: Holdings) -> list[str]:
     bits = {column: 1 << index for index, column in enumerate(values)}
     if values and all(set(counted) <= _BITS for counted in values.values()):
         return sorted(names, key=lambda name: sum(bits.get(part, 0) for part in name.split("+")))
-    # class 10 stands behind class 9
+    # class 10 follows class 9
     return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)])
 
 
@@ -449,7 +461,7 @@ def _values_by_column(held: Holdings) -> dict[str, dict[str, None]]:
 
 
 def _partition_notes(held: Holdings) -> Iterator[str]:
-    # what is left out, or held in addition, is the same for all clients of a group
+    # items left out, or held in addition, are the same for all clients of a group
     first = next(iter(held.values()))
     if first.left_out:
         items = ", ".join(f"{number:,} without {column}" for column, number in first.left_out.items())
@@ -462,3 +474,33 @@ def _partition_notes(held: Holdings) -> Iterator[str]:
         sums = ", ".join(f"{sum(part[what] for part in parts):,} {what}" for what in ("items", "samples"))
         origin = f"{'the public set, ' if parts[0]['public'] else ''}'{parts[0]['source']}' {parts[0]['split']}"
         yield f"Counted above, but held in addition: {sums} of {origin}."
+
+
+# ---- accounts of the data
+
+
+def account_table(accounts: Mapping[str, Sequence[Mapping[str, Any]]]) -> TextTable:
+    """Items found, read and left out of each source, with reasons.
+
+    Args:
+        accounts: Source -> counts, as ``Count.plain`` returns them.
+    """
+    rows: list[dict[str, Cell]] = [
+        {
+            "": f"{source}: {entry['unit']}",
+            "found": int(entry["found"]),
+            "read": int(entry["read"]),
+            "left out": "; ".join(f"{number:,} {reason}" for reason, number in entry["left_out"].items()) or None,
+        }
+        for source, counts in accounts.items()
+        for entry in counts
+    ]
+    return TextTable.of("What was read of the data", rows)
+
+
+def recorded_accounts(folder: Path) -> list[TextTable]:
+    """The table of a run folder; empty without a readable record of accounts."""
+    try:
+        return [account_table(file_json((folder / ACCOUNTS).read_bytes()))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from papers.fedcola.centres import Centres
 from PIL import Image
 
 from polyfed.cli.analyse import show_result
 from polyfed.core.errors import RunError
 from polyfed.lab.analysis.analysis import AnalysisResult
-from polyfed.lab.analysis.centres import Centres
 from polyfed.lab.analysis.leakage import Leakage
 from polyfed.reporting.tables import TextTable
 
@@ -61,39 +61,17 @@ RUN, EXCHANGE = "tiny_run", "fedafd_run"
 def test_all_are_listed_with_their_settings(analyse: Cli) -> None:
     code, out, _ = analyse()
     assert code == 0
-    assert {line.partition(":")[0] for line in out.splitlines() if line[0] != " "} >= {"centres", "cost", "leakage"}
-    assert "  samples=1000: at most so many of each, at random" in out
+    names = {line.partition(":")[0] for line in out.splitlines() if line[0] != " "}
+    assert names == {"cost", "leakage", "partition", "those of papers"}
+    assert "  model=last: " in out
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize(
-    ("arguments", "name", "shown"),
-    [
-        (f"weights {EXCHANGE} samples=3 round=1", "weights-round1-samples3", "Effective number of clients"),
-        (f"partition {RUN}", "partition", "paired-0"),
-    ],
-)
-def test_an_analysis_prints_tables_and_writes_its_answer_and_a_picture(
-    analyse: Cli, request: pytest.FixtureRequest, arguments: str, name: str, shown: str
-) -> None:
-    command, run, *settings = arguments.split()
-    code, out, err = analyse(command, request.getfixturevalue(run), *given(settings), "--out", "there")
+def test_an_analysis_prints_tables_and_writes_its_answer_and_a_figure(analyse: Cli, tiny_run: Path) -> None:
+    code, out, err = analyse("partition", tiny_run, "--out", "there")
     assert (code, err) == (0, "")
-    assert shown in out
-    assert written(name)
-
-
-def given(settings: Sequence[str]) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unrendered")
-def test_centres(analyse: Cli, tiny_run: Path) -> None:
-    code, out, err = analyse("centres", tiny_run, "--set", "data=[scenes, private]", "--out", "there")
-    assert (code, err) == (0, "")
-    assert "distances of centres" in out
-    assert len(written("centres-datascenes,private")["groups"]) == 4
+    assert "paired-0" in out
+    assert written("partition")
 
 
 @pytest.mark.slow
@@ -132,19 +110,14 @@ def test_partition_of_an_experiment_counts_and_draws_without_training(
 # ---- bad input
 
 REFUSALS = [
-    ("nothing RUN", "no analysis 'nothing'; valid: centres, cost, leakage, partition, weights; those of one paper"),
-    ("centres", "analyse centres: give the folder of a run"),
-    ("centres nothing", "is not a run folder"),
-    (f"centres {RUN} split", "--set split: needs the form KEY=VALUE"),
-    (f"centres {RUN} data=[scenes,privat]", "did you mean 'private'"),
-    (f"centres {RUN} data=[scenes,scenes]", "'scenes' is named 2 times"),
-    (f"centres {RUN} split=dev", "no split 'dev'"),
-    (f"centres {RUN} --out CONFIG", "cannot create folder"),
-    (f"centres {RUN} --device warp", "'warp' is not usable here"),
+    ("nothing RUN", "no analysis 'nothing'; valid: cost, leakage, partition; those of one paper"),
+    ("leakage", "analyse leakage: give the folder of a run"),
+    ("leakage nothing", "is not a run folder"),
+    (f"leakage {RUN} split", "--set split: needs the form KEY=VALUE"),
+    (f"leakage {RUN} --out CONFIG", "cannot create folder"),
+    (f"leakage {RUN} --device warp", "'warp' is not usable here"),
     (f"leakage {RUN} {EXCHANGE}", "analysis 'leakage' takes one run, not 2; give one at a time"),
-    (f"weights {RUN}", "has no aggregation weights"),
-    (f"weights {EXCHANGE} round=9", "lacks weights; valid: 1"),
-    (f"weights {EXCHANGE} samples=x", "samples: Input should be a valid integer"),
+    (f"leakage {RUN} samples=x", "samples: Input should be a valid integer"),
     ("cost nothing", "no preset or file 'nothing'"),
     (f"partition {RUN} run.seed=1", "is a run that is over; give its config.yaml instead"),
     ("partition .", "'.' is not a run folder"),
@@ -166,7 +139,7 @@ def test_bad_input_is_named_before_any_work(
     places |= {"CONFIG": config}
     call: list[Any] = []
     for word in words:
-        is_setting = "=" in word or (word == "split" and "centres" in command)
+        is_setting = "=" in word or (word == "split" and "leakage" in command)
         call += ["--set", word.replace(":_", ": ")] if is_setting else [places.get(word, word)]
     out = [] if "--out" in words else ["--out", "there"]
     code, printed, err = analyse(command, *call, *out)

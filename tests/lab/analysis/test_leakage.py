@@ -15,8 +15,7 @@ import polyfed
 from polyfed import Experiment, open_run
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.leakage import Discrimination, Leakage, Situation, run_leakage, sample_scores
-from polyfed.lab.analysis.leakage_replies import seen_round
+from polyfed.lab.analysis.leakage import Discrimination, Leakage, Situation, run_leakage, sample_scores, seen_round
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics

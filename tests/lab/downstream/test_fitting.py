@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.lab.downstream.probe import macro_auroc
-from polyfed.lab.downstream.probes.classification import Labelled, class_scores, stratified
-from polyfed.lab.downstream.probes.segmentation import DecoderFit, fit_decoder
+from polyfed.lab.downstream.probes import Labelled, class_scores, stratified
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -68,35 +65,3 @@ def test_auroc_of_two_classes_and_of_more() -> None:
     three = torch.stack([-scores, scores, torch.zeros(4)], 1)  # the third does not occur
     assert macro_auroc(three, labels) == pytest.approx(75.0)
     assert math.isnan(macro_auroc(three, torch.zeros(4, dtype=torch.int64)))
-
-
-class Pictures:
-    """Pictures whose maps and masks are one number."""
-
-    def maps(self, index: Tensor) -> Tensor:
-        return torch.zeros(len(index), 1)
-
-    def truth(self, index: Tensor) -> Tensor:
-        return torch.zeros(len(index))
-
-
-@pytest.mark.parametrize(
-    ("values", "epochs", "kept"), [([3.0, 1.0, math.nan, 0.5, 0.7, 0.5], 6, 4), ([2.0, 1.0], 2, 2)]
-)
-def test_stopping_keeps_the_lowest_and_waits_its_patience(values: list[float], epochs: int, kept: int) -> None:
-    layer, seen = nn.Linear(1, 1), [0]
-    told: Iterator[float] = iter(values + [9.0] * 9)
-
-    def validation() -> float:
-        seen[0] += 1
-        nn.init.constant_(layer.weight, seen[0])
-        return next(told)
-
-    def fitted(watch: object, most: int) -> None:
-        fit = DecoderFit(lr=1e-9, weight_decay=0.0, epochs=most, patience=2, batch_size=2)
-        fit_decoder(layer, Pictures(), torch.arange(2), watch, lambda x, _: x.sum(), fit, stream())  # type: ignore[arg-type]
-
-    fitted(validation, max(epochs, len(values)))
-    assert (seen[0], round(layer.weight.item())) == (epochs, kept)
-    fitted(None, 3)
-    assert round(layer.weight.item()) == kept  # without validation the last state stays

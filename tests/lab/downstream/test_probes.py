@@ -1,29 +1,22 @@
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
-from probe_outcomes import outcome, values
+from torch import Tensor
+from torch.nn import functional as F
 
+from benches import VIT, outcome, values_of
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.sources.scenes import Scenes
 from polyfed.data.sources.stored import Parquet
 from polyfed.lab.downstream.probe import Bench, Probe
-from polyfed.lab.downstream.probes.classification import FewShot
-from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
-from polyfed.lab.downstream.probes.segmentation import SegmentationProbe
-from polyfed.models.towers import LocalFeatures
+from polyfed.lab.downstream.probes import FewShot, Gallery, RetrievalProbe, random_blocks, recalls_between
+from polyfed.tasks.retrieval import PairRetrieval
 
-VIT = {"name": "blocks", "size": "nano", "depth": 1, "patch": 4, "view": {"name": "pixels", "size": 16}}
 FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 2}
-CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "fit": {"epochs": 2}, "draws": 2, "shares": [0.2, 1.0]}
 
 
 # ---- few-shot
@@ -34,15 +27,15 @@ def test_few_shot_is_deterministic_and_says_how_many_it_used(make_bench: Any) ->
     before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
     found = outcome(FewShot(**FEW), bench)
     again = outcome(FewShot(**FEW), make_bench())
-    assert values(found) == values(again)
+    assert values_of(found) == values_of(again)
     assert all(torch.equal(value, before[name]) for name, value in bench.subject.model.state_dict().items())
     assert [row.on for row in found.rows] == ["10 %", "100 %"]
     labels = bench.labels("scenes", "train", "image", "topic")
     wanted = sum(max(1, round(0.1 * int(n))) for n in labels.bincount() if n)
     assert [row.facts["n"] for row in found.rows] == [wanted, 40]
     assert [row.facts["n_test"] for row in found.rows] == [20, 20]
-    assert all(len(each) == 2 for each in values(found)[0].values())
-    assert len(set(values(found)[0]["accuracy"] + values(found)[0]["auroc"])) > 1  # draws differ
+    assert all(len(each) == 2 for each in values_of(found)[0].values())
+    assert len(set(values_of(found)[0]["accuracy"] + values_of(found)[0]["auroc"])) > 1  # draws differ
 
 
 def test_few_shot_computes_features_once(make_bench: Any) -> None:
@@ -75,92 +68,6 @@ def test_a_modality_that_the_model_lacks_is_no_error_but_a_reason(make_bench: An
     assert RetrievalProbe().unsuitable(bench) == "random has no clients; give a run, or a source to search"
 
 
-# ---- segmentation
-
-
-@pytest.mark.parametrize("encoder", ["resnet", "vit"])
-def test_segmentation_freezes_the_encoder(make_bench: Any, encoder: str) -> None:
-    bench = make_bench({"image": VIT} if encoder == "vit" else None)
-    before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
-    found = outcome(SegmentationProbe(**CUT | {"draws": 1}), bench)
-    after = bench.subject.model.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert not any(value.requires_grad for value in bench.subject.model.parameters())
-    assert [row.facts["n"] for row in found.rows] == [8, 40]
-    assert found.notes[0].startswith("Decoder: grid 4." if encoder == "vit" else "Decoder: skips at 4, 8")
-    for row in values(found):
-        assert all(0 <= value <= 100 for each in row.values() for value in each)
-
-
-@pytest.mark.parametrize("settings", [{}, {"validation": 0.25, "test": ["validation", "test"]}, {"validation": None}])
-def test_segmentation_is_deterministic_whether_maps_are_held_or_not(make_bench: Any, settings: Any) -> None:
-    held = outcome(SegmentationProbe(**CUT | {"draws": 1} | settings), make_bench())
-    fresh = outcome(SegmentationProbe(**CUT | {"draws": 1} | settings, memory=0), make_bench())
-    assert values(held) == values(fresh)
-    last = held.rows[-1].facts
-    share = settings.get("validation") == 0.25
-    assert (last["n"], last["n_test"]) == ((30, 32) if share else (40, 20))
-    assert last.get("held_out") == (10 if share else None)
-
-
-def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None:
-    bench = make_bench()
-    found = outcome(SegmentationProbe(**CUT | {"shares": [1.0], "draws": 1}), bench)
-    probe = SegmentationProbe(**CUT)
-    reader = probe.feature_reader(bench, "task")
-    train, test = (probe.split_pictures(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
-    guess = (train.mean(0) > 0.5).double()
-    scores = [
-        100 * (2 * (guess * mask).sum() / (guess.sum() + mask.sum())).item() if (guess + mask).sum() else 100.0
-        for mask in test
-    ]
-    assert values(found)[0]["mean_mask"] == [pytest.approx(sum(scores) / len(scores))]
-
-
-def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
-    bench = make_bench(many=Scenes(train=100, validation=10, test=20, size=16, difficulty=0.0))
-    probe = SegmentationProbe(
-        source="many", mask="mask", decoder=(16, 8), draws=1, shares=(1.0,), fit={"epochs": 6, "lr": 0.01}
-    )
-    (row,) = values(outcome(probe, bench))
-    assert row["dice"][0] > row["mean_mask"][0] + 10
-
-
-def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tmp_path: Path) -> None:
-    """A column of bytes, two of which are a picture and one is none."""
-    buffer = io.BytesIO()
-    Image.new("L", (16, 16), 255).save(buffer, "PNG")
-    pictures = [{"bytes": buffer.getvalue(), "path": None}] * 3
-    good, damaged = pa.array([buffer.getvalue()] * 3), pa.array([buffer.getvalue()] * 2 + [b"no picture"])
-    for name, masks in (("train", good), ("test", damaged)):
-        table = pa.table({"image": pictures, "mask": masks})
-        pq.write_table(table, tmp_path / f"{name}.parquet")
-    bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
-    probe = SegmentationProbe(**CUT | {"source": "bytes", "validation": None})
-    with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable image"):
-        probe.check(bench, "task")
-    probe.model_copy(update={"test": ("train",)}).check(bench, "task")
-
-
-def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
-    bench = make_bench()
-    bench.subject.model.encoders["image"] = torch.nn.Flatten()
-    assert (
-        SegmentationProbe(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
-    )
-
-
-def test_words_are_no_grid(make_bench: Any) -> None:
-    class Words(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> LocalFeatures:
-            return LocalFeatures(x.mean((2, 3)), x[:, :, 0, :6].transpose(1, 2))
-
-    bench = make_bench()
-    bench.subject._trunks["image"] = Words()
-    with pytest.raises(ConfigError, match="6 positions are no square grid"):
-        SegmentationProbe(**CUT).check(bench, "task")
-
-
 # ---- refusals
 
 SETTINGS: list[tuple[type[Probe], dict[str, Any], str]] = [
@@ -169,10 +76,6 @@ SETTINGS: list[tuple[type[Probe], dict[str, Any], str]] = [
         for splits in ({"test": "train"}, {"test": "validation"}, {"validation": "train"})
     ],
     (FewShot, FEW | {"validation": None, "test": "train"}, "overlap"),
-    (SegmentationProbe, CUT | {"test": ["validation", "test"]}, "overlap; give validation a share of train"),
-    (SegmentationProbe, CUT | {"test": ["test", "test"]}, "overlap"),
-    (SegmentationProbe, CUT | {"size": 7}, "greater than or equal to 8"),
-    (SegmentationProbe, CUT | {"focal_weight": 0, "dice_weight": 0}, "both 0"),
     (RetrievalProbe, {"between": ["image", "image"]}, "names 'image' twice"),
     (RetrievalProbe, {"cutoffs": [1, 1]}, "different"),
     (RetrievalProbe, {"batch": 1}, "2"),
@@ -193,10 +96,6 @@ def test_settings_that_cannot_be(kind: type[Probe], settings: dict[str, Any], me
         (FewShot(**FEW | {"train": "trian"}), "no split 'trian'; did you mean 'train'"),
         (FewShot(**FEW | {"modality": "sound"}), "source 'scenes' has no columns.sound"),
         (FewShot(**FEW | {"source": "single"}), "tasks.task: 'single' train has a single class of 'topic'"),
-        (SegmentationProbe(**CUT | {"mask": "maks"}), "no column 'maks'; did you mean 'mask'"),
-        (SegmentationProbe(**CUT | {"mask": "captions"}), "'captions' holds lists; one mask an item"),
-        (SegmentationProbe(**CUT | {"mask": "label"}), "tasks.task.mask: 'label' of 'scenes' train holds int64"),
-        (SegmentationProbe(**CUT | {"mask": "id"}), "tasks.task.mask: 'id' of 'scenes' train holds string"),
     ],
 )
 def test_probes_that_do_not_suit_their_data(make_bench: Any, probe: Probe, message: str) -> None:
@@ -215,3 +114,114 @@ def test_streams_depend_on_task_draw_and_purpose() -> None:
     assert first == generator(43, "downstream", "a", "x").initial_seed()
     others = [bench.stream(*key).initial_seed() for key in [("b", 1, "x"), ("a", 2, "x"), ("a", 1, "y")]]
     assert len({first, *others}) == 4
+
+
+# ---- retrieval
+
+Pair = tuple[Gallery, Gallery]
+
+
+def pairs(n: int, items: int | None = None, seed: int = 0) -> Pair:
+    stream = torch.Generator().manual_seed(seed)
+    first, noise = torch.randn(n, 6, generator=stream), torch.randn(n, 6, generator=stream)
+    matches = torch.arange(n) if items is None else torch.randint(items, (n,), generator=stream)
+    return Gallery(F.normalize(first, dim=1), matches), Gallery(F.normalize(first + noise, dim=1), matches)
+
+
+def naive(queries: Tensor, gallery: Tensor, matches: list[int], cutoff: int) -> list[bool]:
+    """Whether the best right answer is among the first, where every wrong one that scores as high comes first."""
+    hits = []
+    for number, query in enumerate(queries.double()):
+        scores = (gallery.double() @ query).tolist()
+        best = max(s for s, m in zip(scores, matches, strict=True) if m == matches[number])
+        rank = sum(s >= best - 1e-9 for s, m in zip(scores, matches, strict=True) if m != matches[number])
+        hits.append(rank < cutoff)
+    return hits
+
+
+@pytest.mark.parametrize("items", [None, 9])
+@pytest.mark.parametrize("size", [4, 8, 30, 64])
+def test_block_recalls_are_those_of_a_loop(size: int, items: int | None) -> None:
+    first, second = pairs(30, items)
+    blocks = random_blocks(30, size, torch.Generator().manual_seed(3))
+    galleries = [(first.at(index), second.at(index)) for index in blocks]
+    found = recalls_between(galleries, (1, 5))
+    for cutoff in (1, 5):
+        hits: dict[str, list[bool]] = {"forward": [], "backward": []}
+        for a, b in galleries:
+            hits["forward"] += naive(a.values, b.values, a.matches.tolist(), cutoff)
+            hits["backward"] += naive(b.values, a.values, a.matches.tolist(), cutoff)
+        for way, values in hits.items():
+            assert found[way][cutoff] == pytest.approx(100 * sum(values) / len(values))
+
+
+def test_blocks_are_a_seeded_division_of_all() -> None:
+    found = random_blocks(30, 8, torch.Generator().manual_seed(0))
+    assert [len(part) for part in found] == [8, 8, 8, 6]
+    assert sorted(torch.cat(found).tolist()) == list(range(30))
+    again, other = (random_blocks(30, 8, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert torch.equal(torch.cat(found), torch.cat(again))
+    assert not torch.equal(torch.cat(found), torch.cat(other))
+
+
+# ---- probes
+
+
+def test_retrieval_on_a_source_reports_its_galleries(make_bench: Any) -> None:
+    (row,) = outcome(RetrievalProbe(source="scenes", batch=32, draws=2), make_bench()).rows
+    assert row.facts == {"n": 100, "batches": 4, "gallery": 32, "last_gallery": 4}
+    assert len(row.values["text_to_image_r@1"]) == 2
+
+
+def test_recalls_in_a_batch_of_all_are_those_of_the_retrieval_task(make_bench: Any) -> None:
+    bench = make_bench()
+    (row,) = outcome(RetrievalProbe(source="scenes", batch=100, draws=2), bench).rows
+    samples = bench.samples("scenes", "test", "image", "text")
+    expected = PairRetrieval(in_batch=100).evaluate(bench.subject.model, None, samples, batch_size=16)
+    for name in ("image_to_text_r@5", "text_to_image_r@1"):
+        assert row.values[name] == [pytest.approx(expected[f"{name}_batch100"])] * 2
+
+
+def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
+    bench = make_bench()
+    whole = bench.samples("scenes", "test", "image", "text")
+    tests = {"a": whole.subset(torch.arange(40)), "b": whole.subset(torch.arange(40, 100)), "c": whole.only(["image"])}
+    object.__setattr__(bench.subject, "clients", lambda: tests)
+    found = {row.on: row for row in outcome(RetrievalProbe(batch=16, draws=3), bench).rows}
+    assert list(found) == ["a", "b", "mean over clients", "worst client", "disparity"]
+    for metric in found["a"].values:
+        pairs = list(zip(found["a"].values[metric], found["b"].values[metric], strict=True))
+        assert list(found["mean over clients"].values[metric]) == pytest.approx([(a + b) / 2 for a, b in pairs])
+        assert list(found["worst client"].values[metric]) == [min(pair) for pair in pairs]
+        assert list(found["disparity"].values[metric]) == pytest.approx([abs(a - b) for a, b in pairs])
+
+
+def test_clients_whose_every_search_would_succeed_are_left_out_and_named(make_bench: Any) -> None:
+    """A lone sample, and the five texts of one picture, which are all right answers to each other."""
+    bench = make_bench()
+    whole = bench.samples("scenes", "test", "image", "text")
+    lone, siblings, more = (whole.subset(torch.arange(*part)) for part in ((0, 1), (0, 5), (5, 25)))
+    object.__setattr__(bench.subject, "clients", lambda: {"lone": lone, "one picture": siblings, "more": more})
+    found = outcome(RetrievalProbe(batch=8, draws=2), bench)
+    assert [row.on for row in found.rows] == ["more", "mean over clients", "worst client", "disparity"]
+    assert found.rows[1].facts == {"clients": 1}
+    assert found.notes[-1].endswith("none that do not answer each other: lone, one picture.")
+    object.__setattr__(bench.subject, "clients", lambda: {"more": more})
+    assert "Left out" not in " ".join(outcome(RetrievalProbe(draws=1), bench).notes)
+
+
+@pytest.mark.parametrize("clients", [[], [1], [1, 5]])
+def test_no_client_can_be_searched(make_bench: Any, clients: list[int]) -> None:
+    bench = make_bench()
+    whole = bench.samples("scenes", "test", "image", "text")
+    tests = {str(count): whole.subset(torch.arange(count)) for count in clients}
+    object.__setattr__(bench.subject, "clients", lambda: tests)
+    with pytest.raises(DataError, match=r"tasks\.task: no client has two test samples with image and text that do not"):
+        RetrievalProbe().check(bench, "task")
+
+
+def test_a_source_of_a_single_sample_is_refused(make_bench: Any) -> None:
+    bench = make_bench(one=Scenes(test=1, size=16, columns={"image": "image", "text": "text"}))
+    probe = RetrievalProbe(source="one")
+    with pytest.raises(DataError, match=r"'one' test has 1 sample\(s\) and no two that do not answer each other"):
+        probe.check(bench, "task")

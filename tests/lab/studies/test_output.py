@@ -13,8 +13,7 @@ from matplotlib.colors import to_hex
 
 from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Chosen
-from polyfed.lab.studies.figures import draw_study, drawings_of
-from polyfed.lab.studies.page import export_study, figures_csv, markdown_text
+from polyfed.lab.studies.figures import draw_study, drawings_of, export_study, figures_csv, markdown_text
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Drawing, Study
 from polyfed.lab.studies.tables import cell_text, claims_tables, study_tables

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -27,7 +28,6 @@ from polyfed.runs.opened import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from polyfed.lab.analysis.drawing import Matrix
     from polyfed.reporting.tables import TextTable
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.opened import ServerModel
@@ -38,7 +38,6 @@ FOLDER = "analysis"
 _FILE_NAME = re.compile(r"[\w.,=-]{0,120}", re.ASCII)
 
 ModelName = Annotated[str, Field(description="the server's final model (last), its best, or that of a round")]
-Projection = Annotated[str, Field(description="of the map: tsne or pca")]
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,6 @@ class AnalysisResult:
     figures: dict[str, Any]
     tables: Sequence[TextTable]
     picture: Callable[[], Figure] | None = None
-
-    @classmethod
-    def of_matrices(cls, title: str, figures: dict[str, Any], matrices: Sequence[Matrix]) -> AnalysisResult:
-        """Each matrix as a table, and all side by side in one picture."""
-        from polyfed.lab.analysis.drawing import draw_panels
-
-        tables = [matrix.table() for matrix in matrices]
-        return cls(figures, tables, partial(draw_panels, title, matrices, len(matrices)))
 
     def save(self, folder: Path, name: str, **more: object) -> list[Path]:
         """Write ``<name>.json`` (with ``more``), and ``<name>.png`` where there is a picture.
@@ -134,11 +125,23 @@ def analysis_class(name: str) -> type[Analysis]:
         ConfigError: there is none.
     """
     if is_file_class(name):
-        return class_in_file(name, Analysis)  # type: ignore[type-abstract]
+        with _importing_from_above(Path(name).resolve()):
+            return class_in_file(name, Analysis)  # type: ignore[type-abstract]
     if name not in (known := Analysis.declared()):
         hint = f"{nearest(name, known)}; those of one paper are files beside its studies, FILE.py:Class"
         raise ConfigError(f"no analysis '{name}'; {hint}")
     return Analysis.named(name)  # type: ignore[return-value]
+
+
+@contextmanager
+def _importing_from_above(file: Path) -> Iterator[None]:
+    """Lets a file import by name from its own folder and the two above it: ``papers/creamfl/drift.py`` its clone."""
+    before = sys.path.copy()
+    sys.path += map(str, file.parents[:3])
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def with_settings(analysis: type[Analysis], settings: Mapping[str, Any]) -> Analysis:

@@ -28,7 +28,7 @@ from polyfed.federation.client import Client, ClientInfo, ServerEncoders
 from polyfed.federation.participant import Participant
 from polyfed.lab.analysis import cost
 from polyfed.models.model import Model
-from polyfed.reporting.accounts import account_table
+from polyfed.reporting.run_tables import account_table
 from polyfed.reporting.tables import TextTable, count, mib
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder

@@ -66,11 +66,12 @@ def _as_written(content: Any, folder: Path) -> Any:
     if not isinstance(content, Mapping):
         return content
     result = {setting_label(key): _as_written(value, folder) for key, value in content.items()}
-    analysis, base, table = (result.get(key) for key in ("analysis", "base", "table"))
+    analysis, table = result.get("analysis"), result.get("table")
     if isinstance(analysis, str) and is_file_class(analysis):
         result["analysis"] = os.path.normpath(folder / analysis)
-    if isinstance(base, str) and (folder / base).is_file():
-        result["base"] = str(folder / base)
+    for key in ("base", "suite"):
+        if isinstance(name := result.get(key), str) and (folder / name).is_file():
+            result[key] = str(folder / name)
     if isinstance(table, str) and (file := folder / f"{table.removesuffix(SUFFIX)}{SUFFIX}").is_file():
         result["table"] = str(file)
     return result

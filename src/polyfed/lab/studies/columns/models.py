@@ -102,6 +102,11 @@ class Downstream(ColumnSettings):
     draws: int | None = Field(default=None, ge=1, description="draws; null: as the suite says")
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """A suite in a file is known by its name, wherever the file lies."""
+        return super().identity | {"suite": Path(self.suite).stem}
+
+    @property
     def needs_models(self) -> bool:
         return True
 
@@ -121,6 +126,8 @@ def _task(run: Run, suite: str, task: str, client: str | None, seed: int, draws:
     from polyfed.lab.downstream.suite import Suite, opened_model, run_suite
 
     opened = opened_model(run, None, client)
-    findings = run_suite(opened.subject, Suite.load(suite).only(task), opened.data, name=suite, seed=seed, draws=draws)
+    findings = run_suite(
+        opened.subject, Suite.load(suite).only(task), opened.data, name=Path(suite).stem, seed=seed, draws=draws
+    )
     content: dict[str, Any] = findings.figures["tasks"][task]
     return content

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
+from papers.drawing import PointMap, draw_panels
+from papers.projections import drawn, pca
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,8 +27,6 @@ from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName, server_model
-from polyfed.lab.analysis.drawing import PointMap, draw_panels
-from polyfed.lab.analysis.projections import drawn, pca
 from polyfed.reporting.tables import TextTable, format_number
 from polyfed.runs.opened import Run, ServerModel
 

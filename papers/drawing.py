@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from polyfed.lab.analysis.analysis import AnalysisResult
 from polyfed.reporting.figures import COLOURS, SEQUENTIAL, figure_grid, legend_below, styled
 from polyfed.reporting.tables import TextTable, format_number
 
@@ -128,3 +130,9 @@ def draw_panels(title: str, panels: Sequence[Matrix | PointMap], columns: int) -
     for where in axes[len(panels) :]:
         where.set_axis_off()
     return drawing
+
+
+def matrices_result(title: str, figures: dict[str, Any], matrices: Sequence[Matrix]) -> AnalysisResult:
+    """Figures with a table for each matrix, and all matrices next to each other in one image."""
+    tables = [matrix.table() for matrix in matrices]
+    return AnalysisResult(figures, tables, partial(draw_panels, title, matrices, len(matrices)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.suite import Suite
 
+SUITES = Path(__file__).parents[2] / "papers" / "fedaid"
+SEGMENTATION = "papers.fedaid.segmentation.SegmentationProbe"
 MASKS = "MGCA, ssl_segmenter.py and mgca_segmenter.py, whose masks FedAID's appendix B.2 takes over"
 
 SOURCED: dict[str, dict[str, tuple[Any, str]]] = {
-    "segmentation": {
+    SEGMENTATION: {
         "focal_weight": (10.0, MASKS),
         "dice_weight": (1.0, MASKS),
         "gamma": (2.0, MASKS),
@@ -25,7 +28,7 @@ SOURCED: dict[str, dict[str, tuple[Any, str]]] = {
 }
 CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
     "few_shot": {"shares": ([0.01, 0.1, 1.0], "all of the labels beside 1 % and 10 %"), "draws": (5, "five draws")},
-    "segmentation": {
+    SEGMENTATION: {
         "shares": ([0.1, 1.0], "masks of 10 % and 100 % instead of 1 % and 10 %"),
         "draws": (5, "five draws"),
         "decoder": ([64, 32, 16], "decoders of widths 64, 32 and 16"),
@@ -39,7 +42,7 @@ CHOSEN: dict[str, dict[str, tuple[Any, str]]] = {
 
 @pytest.fixture(scope="module")
 def medical() -> Suite:
-    return Suite.load("medical")
+    return Suite.load(str(SUITES / "medical.yaml"))
 
 
 def flat(task: Probe) -> dict[str, Any]:
@@ -61,16 +64,16 @@ def test_every_value_is_the_sources_or_declared(medical: Suite) -> None:
 
 
 def test_at_the_papers_size_shares_decoder_and_the_rest_are_the_papers() -> None:
-    suite = Suite.load("medical-paper-scale")
+    suite = Suite.load(str(SUITES / "medical-paper-scale.yaml"))
     settings = {name: flat(task) for name, task in suite.tasks.items()}
     for task in settings.values():
         due = SOURCED.get(task["name"], {})
         assert {key: task[key] for key in due} == {key: value for key, (value, _) in due.items()}
         assert task["draws"] == 1
-    assert {task["name"] for task in settings.values()} == {"few_shot", "segmentation", "retrieval"}
+    assert {task["name"] for task in settings.values()} == {"few_shot", SEGMENTATION, "retrieval"}
     assert [settings[name]["shares"] for name in ("pneumonia", "covidx", "opacity")] == [[0.01, 0.1]] * 3
     assert settings["opacity"]["decoder"] == [512, 256, 128, 64]
     assert {settings[name]["batch"] for name in ("clients", "other")} == {388}
     assert "galleries are of the pre-training batch" in " ".join(suite.description.split())
-    small = Suite.load("medical")
+    small = Suite.load(str(SUITES / "medical.yaml"))
     assert set(suite.tasks) <= set(small.tasks)  # studies name the same tasks at both scales

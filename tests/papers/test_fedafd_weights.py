@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from papers.fedafd.weights import ChannelWeights, Weights, channels_of
 
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.weights import ChannelWeights, Weights, channels_of
 from polyfed.runs.opened import open_run
 
 

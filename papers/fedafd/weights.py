@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from papers.drawing import Matrix, draw_panels
+from papers.projections import drawn
 from pydantic import Field
 
 from polyfed.core.errors import ConfigError, RunError, nearest
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult
-from polyfed.lab.analysis.drawing import Matrix, draw_panels
-from polyfed.lab.analysis.projections import drawn
 from polyfed.reporting.tables import TextTable, count, format_number
 from polyfed.runs.opened import Run
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from papers.fedafd.features import Separation
+from papers.fedcola.centres import centre_distances, discriminants, representations, run_centres
 
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
 from polyfed.data.assembly import assemble
 from polyfed.data.samples import Samples
-from polyfed.lab.analysis.centres import centre_distances, discriminants, representations, run_centres
 from polyfed.runs.opened import ServerModel, open_run
 
 

@@ -1,1 +1,0 @@
-"""Downstream probes that come with polyfed."""
