@@ -19,10 +19,8 @@ import torch
 import polyfed
 from polyfed import Experiment
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.privacy.masking.fixed_point import FixedPoint, total
-from polyfed.privacy.masking.party import Party, context_of
-from polyfed.privacy.masking.unmasking import Unmasking
-from polyfed.privacy.secure_sum import PairwiseMasks
+from polyfed.privacy.masking.party import Party, Unmasking, context_of
+from polyfed.privacy.secure_sum import FixedPoint, PairwiseMasks, total
 
 LIMIT = 1.3
 

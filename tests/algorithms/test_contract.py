@@ -15,7 +15,7 @@ import polyfed
 from by_hand import copies, play
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.engines.leaving import SiteTerms
+from polyfed.engines.outgoing import SiteTerms
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.state import Lifetime, unflatten
 from polyfed.runs.experiment import Experiment

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from by_hand import play
-from polyfed.privacy.clipping import median_norm
+from polyfed.privacy.rules import median_norm
 from polyfed.runs.config_files import preset_names
 from polyfed.runs.experiment import Experiment
 from sessions import prepared, round_records

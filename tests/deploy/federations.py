@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from cryptography import x509
 
-from polyfed.deploy.files import ServerFolder, SiteFolder
 from polyfed.deploy.flower_programs import Link, link_to
+from polyfed.deploy.folders import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.processes import free_port
 from polyfed.deploy.settings import ServerAddress, load_settings

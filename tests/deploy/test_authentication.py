@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
+from polyfed.deploy.folders import create_keys, read_public
 from polyfed.deploy.gate import (
     AHEAD,
     BEHIND,
@@ -25,7 +26,6 @@ from polyfed.deploy.gate import (
     answering,
     signed,
 )
-from polyfed.deploy.keys import create_keys, read_public
 
 ORDER_OF_P384 = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973
 

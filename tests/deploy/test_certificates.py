@@ -12,8 +12,7 @@ import pytest
 from federations import hosts_of
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy.files import write_new
-from polyfed.deploy.keys import Identity, create_authority, days_left, issue_server, read_certificate
+from polyfed.deploy.folders import Identity, create_authority, days_left, issue_server, read_certificate, write_new
 
 AUTHORITY = create_authority("test")
 

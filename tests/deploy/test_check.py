@@ -22,9 +22,8 @@ from polyfed.core.files import private_files
 from polyfed.deploy import check, check_network
 from polyfed.deploy.check import check_site
 from polyfed.deploy.check_network import FLEET, FORBIDDEN, Finding, ProbeAnswer, expiry, failed, guarded
-from polyfed.deploy.files import SiteFolder
+from polyfed.deploy.folders import SiteFolder, create_authority, create_keys
 from polyfed.deploy.gate import CLOSED, REFUSAL
-from polyfed.deploy.keys import create_authority, create_keys
 from polyfed.deploy.settings import SiteConfig
 from polyfed.federation.population import Population
 from polyfed.wire.payload import Weights

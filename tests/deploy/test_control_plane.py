@@ -15,11 +15,10 @@ from federations import Live, Started, wait_until
 
 from polyfed.core.errors import RunError
 from polyfed.deploy import flower_programs, launch
-from polyfed.deploy.attend import site_commands
 from polyfed.deploy.check_network import FLEET, FORBIDDEN, PROTOBUF, ask
-from polyfed.deploy.files import SiteFolder, write_new
+from polyfed.deploy.folders import SiteFolder, create_authority, create_keys, write_new
 from polyfed.deploy.gate import BODY_LIMIT, CLOSED, REFUSAL, SIGNATURE_HEADER, signed
-from polyfed.deploy.keys import create_authority, create_keys
+from polyfed.deploy.serve import site_commands
 from polyfed.deploy.settings import Connection, SiteConfig, load_settings
 from wire import http1, http2, lines, posted, raw
 

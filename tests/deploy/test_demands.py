@@ -19,9 +19,8 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import BudgetError, PayloadError, RefusedError
 from polyfed.deploy import host
 from polyfed.deploy.check import check_site
-from polyfed.deploy.demands import require_protection
-from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.host import open_host
+from polyfed.deploy.folders import SiteFolder
+from polyfed.deploy.host import open_host, require_protection
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
@@ -29,9 +28,8 @@ from polyfed.privacy.accounting import epsilon_of
 from polyfed.privacy.answered import AnsweredAsk, AnsweredAsks
 from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST
-from polyfed.privacy.masking.summed import TOTAL
 from polyfed.privacy.private_training import training_cost
-from polyfed.privacy.secure_sum import PairwiseMasks, SecureSum
+from polyfed.privacy.secure_sum import TOTAL, PairwiseMasks, SecureSum
 from polyfed.privacy.settings import AggregationSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Request

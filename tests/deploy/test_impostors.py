@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from federations import CLI, Folders, Live, Started, started, wait_until
 
+from polyfed.deploy.folders import create_keys, fingerprint, read_public
 from polyfed.deploy.init import admit_site
-from polyfed.deploy.keys import create_keys, read_public
-from polyfed.deploy.node_keys import fingerprint
 from polyfed.runs.records import SITE_REFUSED, RunRecords
 
 pytestmark = pytest.mark.slow

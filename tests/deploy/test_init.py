@@ -13,13 +13,12 @@ from federations import Folders, experiment_settings, hosts_of, with_files
 
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.deploy import flower_programs
-from polyfed.deploy.attend import site_commands
 from polyfed.deploy.engines.flower_pull import largest_message
-from polyfed.deploy.files import ServerFolder, write_new
 from polyfed.deploy.flower_programs import program
+from polyfed.deploy.folders import ServerFolder, create_keys, public_half, read_certificate, read_public, write_new
 from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.init import admit_site, create_federation, renew_certificate
-from polyfed.deploy.keys import create_keys, public_half, read_certificate, read_public
+from polyfed.deploy.serve import site_commands
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings, to_yaml
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment

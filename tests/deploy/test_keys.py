@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.files import is_private, write_new
-from polyfed.deploy.keys import create_keys, public_half, read_public
-from polyfed.deploy.node_keys import fingerprint
+from polyfed.deploy.folders import create_keys, fingerprint, is_private, public_half, read_public, write_new
 
 
 def test_a_pair_belongs_together_and_the_key_is_private(tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ from polyfed.cli.deploy import deploy_app
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.deploy.check import check_site
 from polyfed.deploy.check_network import Finding
-from polyfed.deploy.files import SiteFolder
+from polyfed.deploy.folders import SiteFolder, create_keys, fingerprint, read_public
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
-from polyfed.deploy.keys import create_keys, read_public
-from polyfed.deploy.node_keys import fingerprint
 from polyfed.deploy.roster import SiteRoster, identity_of, trust_key
 from polyfed.deploy.settings import SiteConfig, load_settings
 from polyfed.runs.experiment import Experiment

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from polyfed.core.errors import RunError
-from polyfed.deploy import launch, server_app
-from polyfed.deploy.server_app import Launch, ServedOutcome
+from polyfed.deploy import launch
+from polyfed.deploy.launch import Launch, ServedOutcome
 from polyfed.runs.folder import RunFolder
 
 
@@ -29,11 +29,11 @@ def test_an_end_is_told_with_what_can_be_done(
     def fails(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr(server_app, "resume", fails)
+    monkeypatch.setattr(launch, "resume", fails)
     (tmp_path / "run").mkdir()
     Launch(str(tmp_path / "run"), resume=True).write(tmp_path)
     with pytest.raises(type(error)):
-        server_app.server_app()(None, SimpleNamespace(run_config={"launch": tmp_path}))
+        launch.server_app()(None, SimpleNamespace(run_config={"launch": tmp_path}))
     outcome = ServedOutcome.read(tmp_path)
     assert outcome is not None
     assert outcome.error.startswith(told)

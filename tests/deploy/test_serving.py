@@ -14,10 +14,9 @@ import pytest
 from federations import MARK, Folders, Live, Started, make, marked, started, wait_until
 
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy import attend, serve
-from polyfed.deploy.files import ServerFolder
+from polyfed.deploy import serve
+from polyfed.deploy.folders import ServerFolder, create_keys
 from polyfed.deploy.init import admit_site
-from polyfed.deploy.keys import create_keys
 
 real = pytest.mark.slow
 
@@ -136,21 +135,21 @@ def test_a_site_folder_must_be_complete(fresh: Folders) -> None:
     site = fresh.site("archive")
     site.key.chmod(0o644)
     with pytest.raises(RunError, match="chmod 600"):
-        attend.run_site(site.path, print)
+        serve.run_site(site.path, print)
     site.key.unlink()
     with pytest.raises(RunError, match=r"node\.key' is missing.*polyfed deploy key"):
-        attend.run_site(site.path, print)
+        serve.run_site(site.path, print)
     site.authority.unlink()
     with pytest.raises(RunError, match=r"ca\.crt' is missing"):
-        attend.run_site(site.path, print)
+        serve.run_site(site.path, print)
     site.config.write_text("nonsense: 1\n")
     with pytest.raises(ConfigError, match="unknown key 'nonsense'"):
-        attend.run_site(site.path, print)
+        serve.run_site(site.path, print)
 
 
 def test_pauses_grow_and_a_signal_ends_them(fresh: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     ending = ["sh", "-c", "exit 1"]
-    monkeypatch.setattr(attend, "site_commands", lambda *a: {"worker": ending, "connection": ending})
+    monkeypatch.setattr(serve, "site_commands", lambda *a: {"worker": ending, "connection": ending})
     lines: list[str] = []
 
     def report(line: str) -> None:
@@ -158,7 +157,7 @@ def test_pauses_grow_and_a_signal_ends_them(fresh: Folders, monkeypatch: pytest.
         if line.endswith("again in 0.04 s"):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert attend.run_site(fresh.site("archive").path, report, first_pause=0.01) == 0
+    assert serve.run_site(fresh.site("archive").path, report, first_pause=0.01) == 0
     assert [line.rpartition(" in ")[2] for line in lines if "ended" in line] == ["0.01 s", "0.02 s", "0.04 s"]
     assert lines[-1] == "stopped"
 

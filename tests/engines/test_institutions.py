@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.engines.leaving import SiteTerms
+from polyfed.engines.outgoing import SiteTerms
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client
 from polyfed.privacy.answered import FILE

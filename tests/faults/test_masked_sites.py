@@ -20,7 +20,7 @@ import polyfed
 from grids import mostly_slow
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
-from polyfed.deploy.keys import create_keys, read_public
+from polyfed.deploy.folders import create_keys, read_public
 from polyfed.deploy.roster import SiteRoster
 from polyfed.deploy.settings import load_settings
 from polyfed.federation import secure_ask

@@ -17,8 +17,7 @@ from struck_runs import events, reasons, results
 from polyfed.core.errors import ExchangeError
 from polyfed.core.files import write_atomically
 from polyfed.deploy.engines.flower_node import Node
-from polyfed.deploy.keys import create_keys, read_public
-from polyfed.deploy.node_keys import fingerprint
+from polyfed.deploy.folders import create_keys, fingerprint, read_public
 from polyfed.reporting.api import Reports
 from polyfed.runs.events import RunComplete
 from polyfed.runs.records import RunRecords

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Ask, NormClip, RecentNorms, Reply, counted
-from polyfed.privacy.clipping import Clipping
+from polyfed.privacy.rules import Clipping
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, Weights
 

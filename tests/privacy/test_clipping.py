@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
-from polyfed.privacy.clipping import median_norm, scaled, update_norm
+from polyfed.privacy.rules import median_norm, scaled, update_norm
 from polyfed.privacy.settings import AggregationSettings
 from polyfed.wire.payload import Logits, Weights
 

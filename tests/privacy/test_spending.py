@@ -13,9 +13,8 @@ import pytest
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_fully
 from polyfed.privacy.accounting import PrivacyCost
-from polyfed.privacy.guard import ledger_at
+from polyfed.privacy.guard import LedgerLine, SpendingLedger, ledger_at
 from polyfed.privacy.secret import kept_secret
-from polyfed.privacy.spending import LedgerLine, SpendingLedger
 
 KEY = b"k" * 32
 FIRST, SECOND = (LedgerLine(f"request-{k}", cost=PrivacyCost(1.5, 0.5, k)) for k in (1, 2))
@@ -62,7 +61,7 @@ def test_a_kill_between_ledger_and_head_loses_nothing(ledger: SpendingLedger) ->
 def test_nobody_goes_on_without_a_head(ledger: SpendingLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.append(FIRST)
     with monkeypatch.context() as patched:
-        patched.setattr("polyfed.privacy.spending.write_atomically", lambda *_: (_ for _ in ()).throw(OSError(28, "")))
+        patched.setattr("polyfed.privacy.guard.write_atomically", lambda *_: (_ for _ in ()).throw(OSError(28, "")))
         with pytest.raises(OSError, match="28"):
             ledger.append(SECOND)
         with pytest.raises(OSError, match="28"), ledger.held():

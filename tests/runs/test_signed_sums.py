@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_secure_runs import Faulty, between, federation
 
 from polyfed.core.errors import ExchangeError, PayloadError
-from polyfed.engines.leaving import SiteTerms
-from polyfed.privacy.masking.fixed_point import Residues, total
+from polyfed.engines.outgoing import SiteTerms
 from polyfed.privacy.masking.mask_keeper import (
     KEYS,
     REQUEST,
@@ -29,9 +28,8 @@ from polyfed.privacy.masking.mask_keeper import (
     bytes_in,
     request_digest,
 )
-from polyfed.privacy.masking.party import Party, SiteIdentity, context_of
-from polyfed.privacy.masking.summed import TOTAL, SummedReply
-from polyfed.privacy.masking.unmasking import Unmasking
+from polyfed.privacy.masking.party import Party, SiteIdentity, Unmasking, context_of
+from polyfed.privacy.secure_sum import TOTAL, Residues, SummedReply, total
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights

@@ -130,10 +130,7 @@ def downstream_command(
     out: Annotated[Path | None, typer.Option(help="folder; by default RUN/downstream")] = None,
     opening: PlaceOptions,
 ) -> None:
-    """Test a run's frozen encoders on other tasks.
-
-    Few-shot classification, segmentation, retrieval.
-    """
+    """Test a run's frozen encoders on other tasks: few-shot classification, retrieval, or probes of your own."""
     from polyfed.core.device import cpu_threads
     from polyfed.lab.analysis.analysis import ready_folder
     from polyfed.lab.downstream.suite import Suite, opened_model, run_suite, suites

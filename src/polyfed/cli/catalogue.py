@@ -64,7 +64,7 @@ _SECTIONS = {
     "training.optimizer": ("polyfed.optim.settings", "OptimizerSettings"),
     "training.schedule": ("polyfed.optim.settings", "Schedule"),
     "aggregation": ("polyfed.privacy.settings", "AggregationSettings"),
-    "aggregation.clip": ("polyfed.privacy.clipping", "Clipping"),
+    "aggregation.clip": ("polyfed.privacy.rules", "Clipping"),
     "privacy": ("polyfed.privacy.settings", "PrivacySettings"),
     "privacy.reply": ("polyfed.privacy.settings", "ReplyProtection"),
     "privacy.samples": ("polyfed.privacy.settings", "SampleProtection"),

@@ -88,8 +88,7 @@ def rehearse(
 @deploy_app.command()
 def key(folder: SiteArgument) -> None:
     """Make a site's key pair: node.key stays in the folder, node.pub goes to the server's operator."""
-    from polyfed.deploy.keys import create_keys, read_public
-    from polyfed.deploy.node_keys import fingerprint
+    from polyfed.deploy.folders import create_keys, fingerprint, read_public
 
     public = create_keys(folder, folder.resolve().name)
     typer.echo(f"give this to the server's operator: {public}")
@@ -103,9 +102,8 @@ def admit(
     public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub")],
 ) -> None:
     """Admit a site to the federation; compare the fingerprint with the site's first."""
+    from polyfed.deploy.folders import fingerprint, read_public
     from polyfed.deploy.init import admit_site
-    from polyfed.deploy.keys import read_public
-    from polyfed.deploy.node_keys import fingerprint
 
     path = admit_site(folder, name, public_key)
     typer.echo(f"admitted: {name} ({fingerprint(read_public(path))}); to expel it, delete {path}")
@@ -167,7 +165,7 @@ def server(folder: ServerArgument) -> None:
 @deploy_app.command()
 def site(folder: SiteArgument) -> None:
     """Connect a site in the foreground, and again whenever the connection ends."""
-    from polyfed.deploy.attend import run_site
+    from polyfed.deploy.serve import run_site
 
     raise typer.Exit(run_site(folder, _log))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import platform
@@ -13,27 +14,37 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import resolve_device
-from polyfed.core.errors import ConfigError, DataError, PayloadError
+from polyfed.core.errors import ConfigError, DataError, PayloadError, PolyfedError
 from polyfed.core.files import whole
 from polyfed.core.randomness import isolated
+from polyfed.data.arrow import is_text
+from polyfed.data.source import Split
 from polyfed.deploy.check_network import Finding, Level, check_server, expiry, guarded
-from polyfed.deploy.demands import planned_for_samples, read_plan, require_affordable_here, require_protection, unlike
-from polyfed.deploy.expected import differences
-from polyfed.deploy.files import SiteFolder, is_private
-from polyfed.deploy.keys import days_left, public_half, read_certificate, read_public
-from polyfed.deploy.node_keys import fingerprint
+from polyfed.deploy.folders import (
+    SiteFolder,
+    days_left,
+    fingerprint,
+    is_private,
+    public_half,
+    read_certificate,
+    read_public,
+)
+from polyfed.deploy.host import planned_for_samples, read_plan, require_affordable_here, require_protection, unlike
 from polyfed.deploy.roster import check_roster
-from polyfed.deploy.settings import Connection, ProtectionDemands, SiteConfig, load_settings
+from polyfed.deploy.settings import Connection, ExpectedData, ProtectionDemands, SiteConfig, load_settings
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.data import OpenedData
 from polyfed.federation.membership import Member
 from polyfed.federation.population import Population
+from polyfed.federation.settings import GroupSettings
 from polyfed.privacy.accounting import between_sets, epsilon_of, fits
 from polyfed.privacy.guard import PRIVATE, ledger_at
 from polyfed.privacy.masking.mask_keeper import masking_replies
@@ -41,6 +52,7 @@ from polyfed.privacy.policy import Sendable, SentField
 from polyfed.privacy.secret import read_secret
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import KIND_KEYS
+from polyfed.runs.starter import language_of
 from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
 
@@ -426,3 +438,49 @@ class _Leaving:
 
     def _word(self, sent: SentField) -> int | None:
         return self._secure.bits // 8 if self._secure is not None and sent.masked else None
+
+
+_log = logging.getLogger(__name__)
+
+_TEXTS = 1000  # that tell the language
+
+
+def described(split: Split) -> ExpectedData:
+    """Columns, classes, number and language of a split's items."""
+    texts: list[str] = []
+    for name in split.columns:
+        column = split.modality(name)
+        column = column.without_gaps()[0] if column.gaps else column
+        first = column.take(np.arange(min(_TEXTS, len(column.flat_values()) if column.gaps else len(split))))
+        texts += first.to_pylist() if is_text(first.type) else []
+    return ExpectedData(
+        split=split.name,
+        columns={**split.columns, **split.targets},
+        classes={name: tuple(classes) for name, classes in split.classes.items()},
+        items=len(split),
+        language=language_of(texts),
+    )
+
+
+def expected_data(at_hand: Population, group: GroupSettings) -> dict[str, Any]:
+    """Source of a group -> its data as they are here; nothing where they are at the site alone."""
+    try:
+        return {group.source: described(at_hand.data.split(group.source, group.split)).model_dump(mode="json")}
+    except PolyfedError as error:
+        _log.warning("polyfed deploy check will compare with nothing what cannot be read here: %s", error)
+        return {}
+
+
+def differences(data: OpenedData, source: str, expected: ExpectedData) -> Iterator[Finding]:
+    """What of a source is not as expected: wrong where a model would learn something else, else a warning."""
+    here = described(data.split(source, expected.split))
+    what, remedy = f"expected of '{source}'", "compare the data with those that were agreed upon"
+    if here == expected:
+        yield Finding("ok", what, "columns, classes, number of items and language")
+    for key in ("columns", "classes", "items", "language"):
+        found, wanted = getattr(here, key), getattr(expected, key)
+        is_near = key == "items" and wanted <= 2 * found <= 4 * wanted
+        if found != wanted and not is_near:
+            level: Level = "error" if key in ("columns", "classes") else "warning"
+            shown = [value or "English, or no texts" if key == "language" else value for value in (found, wanted)]
+            yield Finding(level, what, f"{key}: found {shown[0]}, expected {shown[1]}", remedy)

@@ -14,9 +14,8 @@ from typing import Literal
 from cryptography import x509
 
 from polyfed.core.errors import PolyfedError, RunError
-from polyfed.deploy.files import SiteFolder
+from polyfed.deploy.folders import SiteFolder, days_left
 from polyfed.deploy.gate import AHEAD, BEHIND, CLOSED, REFUSAL, signed
-from polyfed.deploy.keys import days_left
 from polyfed.deploy.settings import Connection
 
 FLEET = "/v1/fleet/pull-messages"

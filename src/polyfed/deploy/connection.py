@@ -26,8 +26,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from polyfed.core.untrusted import log_plainly
 from polyfed.deploy.engines.flower_pull import Refusal, taken
 from polyfed.deploy.engines.flower_records import Serve, answered_message, to_records
-from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.keys import private_key
+from polyfed.deploy.folders import SiteFolder, private_key
 from polyfed.deploy.worker import call_worker
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from secrets import token_urlsafe
 from typing import Any
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.files import ServerFolder, write_new
+from polyfed.deploy.folders import ServerFolder, write_new
 from polyfed.deploy.settings import ServerAddress
 from polyfed.engines.quiet import QUIET, SPEED
 

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from polyfed.core.errors import RunError
 from polyfed.deploy.flower_programs import AUTHENTICATION
-from polyfed.deploy.keys import private_key, public_key
+from polyfed.deploy.folders import private_key, public_key
 
 REFUSAL = "no admitted key signed this request"
 """Body of the refusal, by which a check tells it from one of SuperLink."""

@@ -13,11 +13,20 @@ from typing import Any
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.files import whole, write_atomically
 from polyfed.core.settings import parse_settings
-from polyfed.deploy.expected import expected_data
-from polyfed.deploy.files import ServerFolder, SiteFolder, require_file, write_new
+from polyfed.deploy.check import expected_data
 from polyfed.deploy.flower_programs import link_to
+from polyfed.deploy.folders import (
+    Identity,
+    ServerFolder,
+    SiteFolder,
+    create_authority,
+    create_keys,
+    issue_server,
+    read_public,
+    require_file,
+    write_new,
+)
 from polyfed.deploy.gate import caddyfile
-from polyfed.deploy.keys import Identity, create_authority, create_keys, issue_server, read_public
 from polyfed.deploy.settings import (
     PUBLIC_PORT,
     SUPERLINK_PORT,

@@ -15,7 +15,7 @@ from pathlib import Path
 from polyfed.core.errors import RunError
 from polyfed.deploy.check import check_site
 from polyfed.deploy.check_network import FLEET, ask
-from polyfed.deploy.files import ServerFolder, write_new
+from polyfed.deploy.folders import ServerFolder, write_new
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.processes import Processes, free_port
 from polyfed.deploy.settings import ServerAddress, load_settings

@@ -12,9 +12,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.settings import Settings
 from polyfed.deploy.check_network import Finding
-from polyfed.deploy.files import SiteFolder
-from polyfed.deploy.keys import private_key, public_half, public_key, read_public
-from polyfed.deploy.node_keys import fingerprint
+from polyfed.deploy.folders import SiteFolder, fingerprint, private_key, public_half, public_key, read_public
 from polyfed.deploy.settings import SiteConfig, load_settings, to_yaml
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.membership import member_ids

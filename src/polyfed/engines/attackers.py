@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
-from polyfed.engines.leaving import LeavingFilter, Performing
+from polyfed.engines.outgoing import LeavingFilter, Performing
 from polyfed.engines.site import Site
 from polyfed.federation.attack import Attack, attacks_by_client
 from polyfed.federation.attacks import FalseUpdate

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from polyfed.core.settings import Settings
-from polyfed.engines.leaving import SiteTerms
+from polyfed.engines.outgoing import SiteTerms
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.federation.cohort import Engine

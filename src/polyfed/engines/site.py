@@ -18,7 +18,7 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, PayloadError, RefusedError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
-from polyfed.engines.leaving import (
+from polyfed.engines.outgoing import (
     LeavingFilter,
     Noised,
     Performing,

@@ -15,7 +15,7 @@ from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.trainer import first_not_finite
 from polyfed.federation.types import outline_of, require_outline
-from polyfed.privacy.clipping import ENOUGH, Clipping, median_norm, scaled, update_norm
+from polyfed.privacy.rules import ENOUGH, Clipping, median_norm, scaled, update_norm
 from polyfed.wire.ledger import Channel
 from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import Cause, Failure, Request

@@ -11,7 +11,6 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.types import by_architecture
-from polyfed.privacy.masking.fixed_point import Residues, total
 from polyfed.privacy.masking.mask_keeper import (
     KEYS,
     OPENING,
@@ -23,8 +22,7 @@ from polyfed.privacy.masking.mask_keeper import (
     bytes_in,
     request_digest,
 )
-from polyfed.privacy.masking.summed import TOTAL, SummedReply
-from polyfed.privacy.secure_sum import FEWEST, SecureSum
+from polyfed.privacy.secure_sum import FEWEST, TOTAL, Residues, SecureSum, SummedReply, total
 from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import NO_ANSWER, Cause, Failure, Request
 from polyfed.wire.payload import Payload
@@ -249,8 +247,7 @@ class SecureAsk:
             yield Reply.received(Payload({**payload.fields, by: part}), client)
 
     def _unmasked(self, type_sum: _TypeSum, words: Residues, shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
-        from polyfed.privacy.masking.party import context_of
-        from polyfed.privacy.masking.unmasking import Unmasking
+        from polyfed.privacy.masking.party import Unmasking, context_of
 
         survivors = [client.id for client in type_sum.sent]
         masked = sorted({*next(iter(type_sum.sealed[name] for name in survivors)), survivors[0]})

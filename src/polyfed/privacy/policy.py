@@ -10,9 +10,8 @@ from types import UnionType
 from typing import Any
 
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, epsilon_of
-from polyfed.privacy.clipping import Clipping
 from polyfed.privacy.private_training import training_cost
-from polyfed.privacy.rules import RobustRule
+from polyfed.privacy.rules import Clipping, RobustRule
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import PrivacySettings, protected_steps
 from polyfed.wire.payload import Scalar, TensorBundle

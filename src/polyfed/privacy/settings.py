@@ -14,8 +14,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.files import Place
 from polyfed.core.settings import Settings, require_default
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, noise_for
-from polyfed.privacy.clipping import Clipping
-from polyfed.privacy.rules import RobustRule
+from polyfed.privacy.rules import Clipping, RobustRule
 from polyfed.privacy.secure_sum import SecureSum
 from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema

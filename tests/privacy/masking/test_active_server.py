@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import PolyfedError
-from polyfed.engines.leaving import SiteTerms
 from polyfed.engines.local import LocalEngine
+from polyfed.engines.outgoing import SiteTerms
 from polyfed.privacy.answered import FILE
 from polyfed.privacy.masking.mask_keeper import (
     KEYS,
@@ -34,7 +34,7 @@ from polyfed.privacy.masking.mask_keeper import (
     request_digest,
 )
 from polyfed.privacy.masking.party import SiteIdentity
-from polyfed.privacy.masking.summed import TOTAL
+from polyfed.privacy.secure_sum import TOTAL
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Payload, Weights

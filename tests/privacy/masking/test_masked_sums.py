@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.core.errors import ConfigError, PayloadError
-from polyfed.privacy.masking import keys, shamir
-from polyfed.privacy.masking.fixed_point import FixedPoint, Residues, total
-from polyfed.privacy.masking.party import Party, context_of
-from polyfed.privacy.masking.unmasking import Unmasking
-from polyfed.privacy.secure_sum import PairwiseMasks
+from polyfed.privacy.masking import keys
+from polyfed.privacy.masking.party import Party, Unmasking, context_of
+from polyfed.privacy.secure_sum import FixedPoint, PairwiseMasks, Residues, total
 
 CONTEXT = context_of("run", 1, 0, "fit")
 REQUIRED = PairwiseMasks(threshold=0.6).required
@@ -71,18 +69,18 @@ def test_masked_sums_are_the_plain_ones_whoever_drops_out_when(data: st.DataObje
 
 def test_shares_worked_by_hand() -> None:
     # 7 + 3x + 2x^2 at 1, 2, 3; Lagrange at 0: 3 * 12 - 3 * 21 + 34 = 7
-    points = {x: shamir.polynomial([7, 3, 2], x) for x in (1, 2, 3)}
+    points = {x: keys.polynomial([7, 3, 2], x) for x in (1, 2, 3)}
     assert points == {1: 12, 2: 21, 3: 34}
-    assert shamir.interpolated(points) == 7
+    assert keys.interpolated(points) == 7
     # a line through two of them meets 0 elsewhere: 2 * 12 - 21 = 3
-    assert shamir.interpolated({1: 12, 2: 21}) == 3
+    assert keys.interpolated({1: 12, 2: 21}) == 3
 
 
 def test_any_threshold_of_shares_and_no_fewer_give_the_secret() -> None:
     secret = keys.new_key()
-    shares = dict(enumerate(shamir.split(secret, 5, 3), 1))
-    assert shamir.secret_of({x: shares[x] for x in (1, 4, 5)}) == secret == shamir.secret_of(shares)
-    assert shamir.secret_of({x: shares[x] for x in (2, 3)}) != secret
+    shares = dict(enumerate(keys.split(secret, 5, 3), 1))
+    assert keys.secret_of({x: shares[x] for x in (1, 4, 5)}) == secret == keys.secret_of(shares)
+    assert keys.secret_of({x: shares[x] for x in (2, 3)}) != secret
 
 
 def test_a_false_share_among_enough_right_ones_does_no_harm_and_among_too_few_is_named() -> None:
@@ -90,11 +88,11 @@ def test_a_false_share_among_enough_right_ones_does_no_harm_and_among_too_few_is
     unmasking = Unmasking(CONTEXT, {name: one.public for name, one in group.items()}, list(group), 3)
     sent = total([group[name].masked(plain[name]) for name in group])
     shares: Shares = {name: group[name].opened(group, REQUIRED) for name in group}
-    shares["c-1"]["c-0"] = bytes(shamir.SHARE_BYTES)
+    shares["c-1"]["c-0"] = bytes(keys.SHARE_BYTES)
 
     assert (unmasking.sum(sent, list(group), shares) == total(list(plain.values()))).all()
 
-    shares["c-2"]["c-0"] = bytes(shamir.SHARE_BYTES)
+    shares["c-2"]["c-0"] = bytes(keys.SHARE_BYTES)
     with pytest.raises(PayloadError, match=r"masks of 'c-0'.*some are false"):
         unmasking.sum(sent, list(group), shares)
     del shares["c-1"], shares["c-2"]
@@ -130,7 +128,7 @@ def test_a_server_that_tells_clients_of_different_survivors_gets_too_few_shares_
     of_key = {int(name[-1]) + 1: own["c-0"] for name, own in list(shares.items())[2:]}
     for held in (of_seed, of_key):
         with pytest.raises(PayloadError, match="the threshold is 3"):
-            shamir.recovered(held, REQUIRED(5), lambda _: True)
+            keys.recovered(held, REQUIRED(5), lambda _: True)
 
 
 def test_parties_do_everything_once_and_in_order() -> None:

@@ -14,7 +14,7 @@ from polyfed.core.errors import PayloadError, PolyfedError, RefusedError
 from polyfed.core.untrusted import read_json
 from polyfed.core.version import __version__
 from polyfed.engines.engine import Hosting, PortableSite
-from polyfed.engines.leaving import failure_of
+from polyfed.engines.outgoing import failure_of
 from polyfed.engines.run_spec import RunSpec
 from polyfed.engines.site import Site
 from polyfed.wire.limits import Frame

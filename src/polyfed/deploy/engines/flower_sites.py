@@ -16,7 +16,7 @@ from typing import Any
 from polyfed.core.errors import PayloadError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import file_json
-from polyfed.deploy.node_keys import fingerprint_of_pem
+from polyfed.deploy.folders import fingerprint_of_pem
 from polyfed.federation.client import ClientInfo
 
 REFUSED = "site_refused"

@@ -16,8 +16,7 @@ from torch import Tensor
 from polyfed.core.errors import PayloadError
 from polyfed.core.files import private_files, write_atomically
 from polyfed.privacy.answered import AnsweredAsk, AnsweredAsks
-from polyfed.privacy.masking.summed import TOTAL, SummedReply
-from polyfed.privacy.secure_sum import SecureSum
+from polyfed.privacy.secure_sum import TOTAL, SecureSum, SummedReply
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle
 
@@ -66,8 +65,8 @@ def _bytes(value: Tensor) -> bytes:
 
 def masking_replies() -> dict[str, str]:
     """Phase that is not the method's -> what a client answers, in words."""
+    from polyfed.privacy.masking.keys import SHARE_BYTES
     from polyfed.privacy.masking.party import PUBLIC_BYTES
-    from polyfed.privacy.masking.shamir import SHARE_BYTES
 
     share = f"({SHARE_BYTES} bytes) for each client of its type"
     return {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -13,9 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePri
 from cryptography.hazmat.primitives.hashes import SHA384
 
 from polyfed.core.errors import PayloadError
-from polyfed.privacy.masking import keys, shamir
-from polyfed.privacy.masking.fixed_point import Residues
-from polyfed.privacy.secure_sum import FEWEST
+from polyfed.privacy.masking import keys
+from polyfed.privacy.secure_sum import FEWEST, Residues
 
 PUBLIC_BYTES = 3 * keys.KEY_BYTES
 """A party's public half: key for shares, key for masks, commitment to its own mask's seed."""
@@ -96,7 +96,7 @@ class Party:
         self.members = dict(sorted(members.items()))  # places of shares, the same for all, whatever a wire does
         self.group = group_digest(self.members)
         t, n = threshold(len(members)), len(members)
-        pairs = zip(shamir.split(self.seed, n, t), shamir.split(self.for_masks, n, t), strict=True)
+        pairs = zip(keys.split(self.seed, n, t), keys.split(self.for_masks, n, t), strict=True)
         own = {name: first + second for name, (first, second) in zip(self.members, pairs, strict=True)}
         self.held = {self.name: own.pop(self.name)}
         self.made = {name: keys.sealed(self._key(name, self.name, name), own[name], self.context) for name in own}
@@ -125,8 +125,8 @@ class Party:
             shares = keys.unsealed(self._key(sender, sender, self.name), text, self.context)
         except PayloadError as error:
             raise PayloadError(f"'{sender}': {error}") from error
-        if len(shares) != 2 * shamir.SHARE_BYTES:
-            raise PayloadError(f"'{sender}': {len(shares)} bytes of shares, expected {2 * shamir.SHARE_BYTES}")
+        if len(shares) != 2 * keys.SHARE_BYTES:
+            raise PayloadError(f"'{sender}': {len(shares)} bytes of shares, expected {2 * keys.SHARE_BYTES}")
         return shares
 
     def masked(self, words: Residues) -> Residues:
@@ -166,7 +166,7 @@ class Party:
         if strangers or self.name not in survivors:
             raise PayloadError(f"shares are asked for {', '.join(strangers) or 'others'} in place of those of this sum")
         self._require_many(len(set(survivors)), threshold)
-        cut = shamir.SHARE_BYTES
+        cut = keys.SHARE_BYTES
         self.made = {name: own[:cut] if name in survivors else own[cut:] for name, own in self.held.items()}
         self.held, self.members, self.digest = {}, {}, asked
         self.for_shares = self.for_masks = self.seed = b""
@@ -268,3 +268,63 @@ class SiteIdentity:
                     f"keys of '{client}' are not signed by its site for this round: they are another's, of another "
                     "round, were changed on the way, or its client was asked something else than this one"
                 ) from error
+
+
+@dataclass(frozen=True)
+class Unmasking:
+    """One sum.
+
+    Attributes:
+        context: run, round, ask and request.
+        members: party -> public half, of those among whom shares were dealt out.
+        masked: those who received each other's shares; masks run between them.
+        threshold: t.
+    """
+
+    context: bytes
+    members: Mapping[str, bytes]
+    masked: Sequence[str]
+    threshold: int
+
+    def sum(self, words: Residues, survivors: Sequence[str], shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
+        """The sum of the survivors' words, of the sum of what they sent.
+
+        Args:
+            words: sum of what survivors sent.
+            survivors: whose words are in it.
+            shares: party -> what it gave, by owner.
+
+        Raises:
+            PayloadError: shares of somebody's secret are too few, or too many are false; it says whose.
+        """
+        result = words.copy()
+        for name in survivors:
+            seed = self._secret(name, shares, partial(self._is_seed, name=name))
+            keys.add_mask(result, own_mask_seed(seed, self.context, name), negative=True)
+        for name in self.masked:
+            if name not in survivors:
+                private = self._secret(name, shares, partial(self._is_key, name=name))
+                self._remove(result, name, private, survivors)
+        return result
+
+    def _remove(self, words: Residues, absent: str, private: bytes, survivors: Sequence[str]) -> None:
+        context = self.context + group_digest(self.members)
+        for name in survivors:
+            public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
+            seed = pair_mask_seed(private, public, context, absent, name)
+            # the survivor added it if its name comes first
+            keys.add_mask(words, seed, negative=name < absent)
+
+    def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: keys.SecretCheck) -> bytes:
+        places = {name: place for place, name in enumerate(sorted(self.members), 1)}
+        held = {places[name]: own[owner] for name, own in shares.items() if owner in own}
+        try:
+            return keys.recovered(held, self.threshold, is_right)
+        except PayloadError as error:
+            raise PayloadError(f"the masks of '{owner}': {error}") from error
+
+    def _is_seed(self, secret: bytes, name: str) -> bool:
+        return commitment(secret, self.context, name) == self.members[name][2 * keys.KEY_BYTES :]
+
+    def _is_key(self, secret: bytes, name: str) -> bool:
+        return keys.public_of(secret) == self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
