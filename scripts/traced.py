@@ -1,4 +1,4 @@
-"""What a run of a method enters: functions of polyfed, their lines, and files, by tracing one on a tiny federation."""
+"""Functions, lines and files of polyfed that a run of a method enters, by tracing one on a tiny federation."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def lines(code: CodeType) -> int:
 
 def show() -> None:
     """Print a line for each method, and one for all."""
-    found = {method: entered(method) for method in METHODS}
-    found["all of them"] = set().union(*found.values())
-    for method, codes in found.items():
+    runs = {method: entered(method) for method in METHODS}
+    runs["all of them"] = set().union(*runs.values())
+    for method, codes in runs.items():
         files = {code.co_filename for code in codes}
         size = f"{len(codes):,} functions of {sum(map(lines, codes)):,} lines in {len(files)} files"
         print(f"a run of {method} enters {size}")
