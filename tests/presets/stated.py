@@ -1,11 +1,11 @@
 """Values that presets must have: tables read from the YAML files of this folder, and settings to compare with them.
 
 A layer of ``creamfl.yaml``, ``fedafd.yaml``, ``fedaid.yaml`` or ``fedcola.yaml`` maps patterns of setting paths, where
-``*`` stands for anything, to expectations: ``sourced`` values with their source as a comment; ``chosen`` values, which no
-source has, with the words of the preset's description that declare them; ``idle`` settings, which have no effect in the
-preset and stay at their defaults; ``gone`` patterns of earlier layers, whose settings the preset lacks. ``presets`` and
-``rows`` (of studies at the scale of the paper) list the layers of each table; an entry of a later layer replaces that of
-an earlier one. ``mechanics.yaml`` has the defaults of settings that are not a value of any of these methods.
+``*`` stands for anything, to expectations: ``sourced`` values with their source as a comment; ``chosen`` values, which
+no source has, with the words of the preset's description that declare them; ``idle`` settings, which have no effect in
+the preset and stay at their defaults; ``gone`` patterns of earlier layers, whose settings the preset lacks. ``presets``
+and ``rows`` (of studies at the scale of the paper) list the layers of each table; an entry of a later layer replaces
+that of an earlier one. ``mechanics.yaml`` has the defaults of settings that are not a value of any of these methods.
 """
 
 from __future__ import annotations

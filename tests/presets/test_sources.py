@@ -96,29 +96,25 @@ def test_every_preset_that_claims_a_sources_values_has_a_table() -> None:
     assert not [name for name, words in NAMED_ROWS.items() if words not in presets()[name]]
 
 
+def fault(name: str, path: str, value: Any) -> str:
+    """Difference of a setting from its expectation; empty without one."""
+    entry = entry_of(name, path)
+    if entry is None:
+        return f"{value!r}, which its table lacks"
+    due = default_of(loaded(name), path) if entry.part == "idle" else entry.value
+    if value != ([*due] if isinstance(due, tuple) else due):
+        return f"{value!r}, not {due!r}"
+    may_be_left_out = entry.part != "sourced" or path.endswith(MAY_BE_LEFT_OUT[value is None])
+    return "" if may_be_left_out or is_among(path, written(name)) else f"{value!r}, which is not written out"
+
+
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_a_preset_has_exactly_the_values_of_its_table(name: str) -> None:
     """Values are equal, sourced ones are written out, idle ones are defaults, and chosen ones are described."""
-    wrong: dict[str, Any] = {}
-    for path, value in resolved(name).items():
-        entry = entry_of(name, path)
-        if entry is None:
-            wrong[path] = f"{value!r}, which its table lacks"
-        elif entry.part == "idle":
-            default = default_of(loaded(name), path)
-            if value != ([*default] if isinstance(default, tuple) else default):
-                wrong[path] = f"{value!r}, not the default {default!r}"
-        elif value != entry.value:
-            wrong[path] = f"{value!r}, not {entry.value!r}"
-        elif entry.part == "sourced" and not path.endswith(MAY_BE_LEFT_OUT[value is None]):
-            if not is_among(path, written(name)):
-                wrong[path] = f"{value!r}, which is not written out"
-    for pattern in {*TABLES[name]} - {pattern_of(path, TABLES[name]) for path in resolved(name)}:
-        wrong[pattern] = "an entry without a setting"
-    for pattern, entry in TABLES[name].items():
-        if entry.phrase not in described(name):
-            wrong[pattern] = f"chosen, and the description lacks '{entry.phrase}'"
-    assert not wrong
+    table, settings = TABLES[name], resolved(name)
+    assert not {path: text for path, value in settings.items() if (text := fault(name, path, value))}
+    assert not {*table} - {pattern_of(path, table) for path in settings}, "entries without a setting"
+    assert not {pattern: entry.phrase for pattern, entry in table.items() if entry.phrase not in described(name)}
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
