@@ -45,7 +45,7 @@ class Programs:
         """Start a program in the folder."""
         here = str(Path(__file__).resolve().parent)
         path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "POLYFED_CACHE": str(self.folder / "cache")}
         own |= {"TMPDIR": str(self.folder), "RAY_TMPDIR": str(self.folder)}  # a killed program leaves nothing
         own |= {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         into_log = ["sh", "-c", _INTO_LOG, str(self.log(name)), *command]

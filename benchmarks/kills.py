@@ -182,8 +182,7 @@ class Bench:
     def started(self, *arguments: str) -> Iterator[Programs]:
         """A command of polyfed as the program ``run``; nothing of it outlasts the block."""
         with Programs(self.programs.folder) as run:
-            environment = {"POLYFED_CACHE": str(self.programs.folder / "cache")}
-            run.start("run", [*POLYFED, *arguments], environment)
+            run.start("run", [*POLYFED, *arguments])
             yield run
 
     def ended(self, run: Programs) -> int:
