@@ -13,12 +13,12 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help install demo test test-docs test-methods test-engines test-deploy test-journeys test-packages test-others test-studies test-all bench lint house docs dist clean
 
 help:
-	@echo "make demo      train a small multimodal federation on generated data, beside its server alone"
+	@echo "make demo      train a small multimodal federation on generated data, and its server alone"
 	@echo "make test      fast tests        make test-all   all tests"
 	@echo "make test-docs tests of the documentation and of the tools"
 	@echo "make test-packages  the wheel with the newest and with the oldest packages, in environments of their own"
 	@echo "make bench     benchmarks        make lint       ruff and mypy"
-	@echo "make gpu       a GPU beside the CPU and plain PyTorch"
+	@echo "make gpu       a GPU against the CPU and plain PyTorch"
 	@echo "make docs      the site          make dist       wheel and source archive, tested"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,7 +35,7 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --ignore=$(HOUSE)
 
-# what pages promise and what tools count, slow ones too; the wheel is among the journeys
+# promises of pages and counts of tools, slow ones too; the wheel is among the journeys
 test-docs: install
 	$(BIN)/python -m pytest -q -n 2 $(HOUSE)
 
@@ -57,7 +57,7 @@ test-deploy: install
 test-journeys: install
 	$(BIN)/python -m pytest -q -rs tests/journeys --ignore=$(PACKAGES)
 
-# the wheel with the newest and with the oldest of every package that it asks for, whatever constraints.txt says; not in test-all
+# the wheel with the newest and with the oldest version of every package that it requires, without constraints.txt; not in test-all
 PACKAGES := tests/journeys/test_packages.py
 test-packages: install
 	rm -f dist/*.whl
@@ -75,16 +75,16 @@ test-all: export HYPOTHESIS_PROFILE := many
 test-all: test-docs test-methods test-engines test-deploy test-journeys test-others
 
 # all figures against their limits, in one table and in a record, of which make pages makes docs/reference/speed.md:
-# about half an hour on two cores; exit status 1 if one lies outside its limit
+# twenty minutes on two cores; exit status 1 if one lies outside its limit
 bench: install
 	$(BIN)/python benchmarks/all.py --record benchmarks/record.json
 
-# a GPU beside the CPU and a plain loop, into the record; one line where there is none
+# a GPU against the CPU and a plain loop, into the record; one line where there is none
 .PHONY: gpu
 gpu: install
 	$(BIN)/python benchmarks/all.py --plan gpu --record benchmarks/record.json
 
-# memory by clients, averaging and one round: three minutes
+# memory by clients, averaging and recalls: three minutes
 .PHONY: bench-short
 bench-short: install
 	$(BIN)/python benchmarks/all.py --plan short
@@ -100,7 +100,7 @@ lint: install
 	$(BIN)/ruff format --check src papers tests benchmarks scripts
 	$(BIN)/mypy
 
-# code lines by room, whose figures fall to what is there, imports, duplicates, complexity, fields; make test holds them too
+# code lines by room, whose figures fall to the counts, imports, duplicates, complexity, fields; make test holds them too
 house: install
 	$(BIN)/python scripts/house.py --write
 
@@ -121,12 +121,12 @@ dist: install
 clean:
 	rm -rf dist site $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-# a study: make results STUDY=papers/polyfed/knowledge.yaml DATA=... WEIGHTS=...; without STUDY: which there are
+# a study: make results STUDY=papers/polyfed/knowledge.yaml DATA=... WEIGHTS=...; without STUDY: the list of studies
 .PHONY: results
 results: install
 	$(BIN)/polyfed study $(if $(STUDY),run $(STUDY) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)),list)
 
-# the queue of evidence: what the records of papers/ lack, from a clean clone of COMMIT, at the lowest priority
+# the queue of evidence: cells that the records of papers/ lack, from a clean clone of COMMIT, at the lowest priority
 .PHONY: evidence
 evidence: install
 	$(BIN)/python scripts/evidence.py --jobs $(or $(JOBS),1) --commit $(or $(COMMIT),HEAD) $(if $(HOURS),--hours $(HOURS)) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)) $(if $(STUDY),--only $(STUDY))
@@ -142,7 +142,7 @@ records: install
 confirm: install
 	$(BIN)/python scripts/confirm.py $(STUDY) --draw $(or $(DRAW),0) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS))
 
-# pages of papers/ and blocks of docs/ from the records in papers/, and the table of what protects each method; FROM=runs/studies takes over what was run there before
+# pages of papers/ and blocks of docs/ from the records in papers/, and the table of protections by method; FROM=runs/studies takes over earlier runs
 .PHONY: pages
 pages: install
 	$(BIN)/python scripts/pages.py $(if $(FROM),--from $(FROM))

@@ -1,4 +1,4 @@
-"""Whether a change of the code changes a result: metrics, ledgers and weights of short runs, bit for bit.
+"""Comparison of results before and after a change: metrics, ledgers and weights of short runs, bit for bit.
 
     python benchmarks/bits.py record before.json                 # on the old commit
     python benchmarks/bits.py compare before.json                # on the new one; exit status 1 if anything differs
@@ -6,9 +6,9 @@
 
 Every case below, a preset or a method on its federation, runs for two rounds on a few generated scenes in place of its
 data, and on small pretrained networks drawn at random in place of its weights, on one thread. All run on the local
-engine, and again with each message encoded; those in ``DISTRIBUTED`` also on Ray and on Flower. What is compared is
-what a run measured, sent and learned, not how its folder is laid out: only ``digests`` knows that. No case shortens
-outlying updates: whether a run does is a default of its own.
+engine, and again with each message encoded; those in ``DISTRIBUTED`` also on Ray and on Flower. Compared are
+the measurements, messages and weights of a run, not the layout of its folder, which ``digests`` alone reads. No case
+clips outlying updates, as that has a default of its own.
 
 After a commit for which `compare` finds a difference, records of studies are run again cell by cell
 (`scripts/confirm.py`): rows that it concerns are hidden and queued.
@@ -24,7 +24,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ ADAPTERS = {  # ranks of the two models of paired clients
     **{name: (2, 2) for name in ("fedit", "ffa_lora", "fedex_lora")},
     **{name: (2, 3) for name in ("flora", "flexlora", "hetlora")},
 }
-NAMES = {  # adapters of pictures and of names of classes
+NAMES = {  # adapters of images and of names of classes
     "fedclip": ("attention", "null"),
     "promptfl": ("null", "{name: prompts, length: 2}"),
 }
@@ -233,21 +233,21 @@ CASES: Mapping[str, Case] = {
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """What a run left: each kind of measurement, the bytes that crossed, and the tensors of each saved model."""
+    """Digests of a run's measurements by type, of the bytes that crossed, and of the tensors of each saved model."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     kept = {"ledger": _hash(ledger)}
-    for kind in sorted({record["kind"] for record in metrics}):
-        kept[f"metrics {kind}"] = _hash(_measured(record) for record in metrics if record["kind"] == kind)
+    for group in sorted({record["kind"] for record in metrics}):
+        kept[f"metrics {group}"] = _hash(_measured(record) for record in metrics if record["kind"] == group)
     for path in sorted((folder / "models").rglob("*.safetensors")):
         kept[str(path.relative_to(folder))] = _hash(_tensors(path))
     return kept
 
 
 def _measured(record: Mapping[str, Any]) -> list[Any]:
-    """A measurement or event, without the words in which it is told."""
-    who = record.get("participant", record.get("party"))
-    return [record["round"], who, record.get("event"), record.get("metrics")]
+    """A measurement or event, without its wording."""
+    participant = record.get("participant", record.get("party"))
+    return [record["round"], participant, record.get("event"), record.get("metrics")]
 
 
 def _tensors(path: Path) -> Iterator[list[Any]]:
@@ -262,7 +262,7 @@ def _hash(records: Iterable[Any]) -> str:
 
 @functools.cache
 def networks() -> Path:
-    """A folder with a small ViT, BERT and CLIP, as pretrained ones lie, and a secret that noise is drawn of."""
+    """A folder with a small ViT, BERT and CLIP in the layout of pretrained ones, and a secret for drawing noise."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -270,12 +270,12 @@ def networks() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="polyfed-bits-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    pictures = size | {"image_size": 16, "patch_size": 8}
+    images = size | {"image_size": 16, "patch_size": 8}
     words = size | {"vocab_size": 200, "max_position_embeddings": 24}
-    # texts have an end, which is where they are padded
-    towers = {"vision_config": pictures, "text_config": words | dict.fromkeys(("eos_token_id", "pad_token_id"), 0)}
+    # texts have an end token, which also pads them
+    towers = {"vision_config": images, "text_config": words | dict.fromkeys(("eos_token_id", "pad_token_id"), 0)}
     torch.manual_seed(0)
-    vit = transformers.ViTModel(transformers.ViTConfig(**pictures), add_pooling_layer=False)
+    vit = transformers.ViTModel(transformers.ViTConfig(**images), add_pooling_layer=False)
     bert = transformers.BertModel(transformers.BertConfig(**words))
     clip = transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=8))
     for name, model in {"vit": vit, "bert": bert, "clip": clip}.items():
@@ -286,27 +286,21 @@ def networks() -> Path:
 
 
 def measure(name: str, engine: str) -> dict[str, str]:
-    """Run a case on an engine; what it left, or with which error it ended."""
+    """Digests of a case on an engine, or the error that ended it."""
     preset, overrides = CASES[name]
-    places = (f"data.weights_dir={networks()}", f"run.engine={json.dumps(ENGINES[engine])}")
+    folders = (f"data.weights_dir={networks()}", f"run.engine={json.dumps(ENGINES[engine])}")
     overrides = tuple(setting.replace("SECRET", str(networks() / "secret")) for setting in overrides)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return digests(run(Experiment.load(preset, (*RUN, *overrides, *places)), Path(folder) / "run").folder)
+            return digests(run(Experiment.load(preset, (*RUN, *overrides, *folders)), Path(folder) / "run").folder)
         except PolyfedError as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
 
 def planned(names: Iterable[str], engines: Iterable[str]) -> list[tuple[str, str]]:
-    """Cases and engines that go together."""
+    """Cases with the engines that run them."""
     pairs = [(name, engine) for name in names for engine in engines]
     return [(name, engine) for name, engine in pairs if engine in ("local", "serialized") or name in DISTRIBUTED]
-
-
-def _told(key: tuple[str, str], judge: Callable[[dict[str, str]], str]) -> dict[str, str]:
-    found = measure(*key)
-    print(f"{'/'.join(key):40} {judge(found)}", flush=True)
-    return found
 
 
 def main() -> int:
@@ -319,22 +313,20 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keys = planned(options.only, options.engines)
+    before = json.loads(options.file.read_text()) if options.what == "compare" else {}
+    recorded, differing = dict[str, dict[str, str]](), 0
+    for case, engine in keys:
+        key, now = f"{case}/{engine}", measure(case, engine)
+        verdict, recorded[key] = now.get("error", f"{len(now)} digests"), now
+        if options.what == "compare":
+            changed = [name for name in sorted({*now, *before[key]}) if now.get(name) != before[key].get(name)]
+            verdict = f"DIFFERS in {', '.join(changed)}" if changed else "the same"
+            differing += bool(changed)
+        print(f"{key:40} {verdict}", flush=True)
     if options.what == "record":
-        recorded = {
-            "/".join(key): _told(key, lambda found: found.get("error", f"{len(found)} digests")) for key in keys
-        }
         options.file.write_text(json.dumps(recorded, indent=1))
-        return 0
-    before, differing = json.loads(options.file.read_text()), 0
-    for key in keys:
-        expected = before["/".join(key)]
-
-        def judge(found: dict[str, str], expected: dict[str, str] = expected) -> str:
-            changed = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
-            return f"DIFFERS in {', '.join(changed)}" if changed else "the same"
-
-        differing += _told(key, judge) != expected
-    print(f"{differing} of {len(keys)} runs differ" if differing else f"all {len(keys)} runs are the same")
+    else:
+        print(f"{differing} of {len(keys)} runs differ" if differing else f"all {len(keys)} runs are the same")
     return 1 if differing else 0
 
 

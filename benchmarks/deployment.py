@@ -1,17 +1,14 @@
-"""Programs of a benchmark, and a federation of processes on loopback; all of it is gone when a block is left."""
+"""Programs of a benchmark, and a federation of processes on loopback; both end when a block is left."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import psutil
@@ -22,9 +19,7 @@ from polyfed.deploy.processes import Processes, free_port
 from polyfed.runs.experiment import Experiment
 
 POLYFED = [sys.executable, "-m", "polyfed"]
-MARK = "POLYFED_BENCHMARK"
 _GRACE = 12.0  # seconds; polyfed gives its own programs 8
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 _INTO_LOG = 'exec "$@" >"$0" 2>&1'  # for sh -c: the log is $0
 
 
@@ -32,70 +27,74 @@ class Programs:
     """Programs by name, each with a log of its own; stopped with all their offspring on leaving the block.
 
     Args:
-        folder: where logs go, and temporary files of Ray.
+        folder: Folder of the logs, and of Ray's temporary files.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.mark = uuid.uuid4().hex
         self._processes = Processes()
 
     def __enter__(self) -> Programs:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with _undisturbed():
-            self._processes.stop(_GRACE)
-            for process in self._marked():  # what outlived its parents
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+    def __exit__(self, *problem: object) -> None:
+        self._processes.stop(_GRACE)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Start a program in the folder."""
         here = str(Path(__file__).resolve().parent)
         path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: self.mark}
-        own |= {"TMPDIR": str(self.folder), "RAY_TMPDIR": str(self.folder)}  # whoever is killed leaves nothing
+        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "POLYFED_CACHE": str(self.folder / "cache")}
+        own |= {"TMPDIR": str(self.folder), "RAY_TMPDIR": str(self.folder)}  # a killed program leaves nothing
         own |= {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         into_log = ["sh", "-c", _INTO_LOG, str(self.log(name)), *command]
         self._processes.start(name, into_log, {**os.environ, **own, **(environment or {})}, self.folder)
 
     def log(self, name: str) -> Path:
-        """What a program said."""
+        """Log of a program."""
         return self.folder / f"{name}.log"
+
+    def logged(self, name: str) -> str:
+        """Content of a program's log so far."""
+        return self.log(name).read_text(errors="replace") if self.log(name).is_file() else ""
+
+    def code(self, name: str) -> int | None:
+        """Exit code of a program; None while it runs."""
+        return self._processes.running[name].poll()
 
     def run(self, name: str, command: Sequence[str], seconds: float = 3600) -> None:
         """Start a program and wait for its end.
 
         Raises:
-            RunError: it failed; the end of its log is told.
+            RunError: It failed; the message has the end of its log.
         """
         self.start(name, command)
-        self.wait(name, lambda: name in self._processes.ended(), seconds)
-        if code := self._processes.running.pop(name).returncode:
+        self.wait(name, lambda: self.code(name) is not None, seconds)
+        if code := self.code(name):
             raise RunError(f"{name} ended with exit code {code}\n{self._tail(name)}")
 
     def wait_for(self, name: str, text: str, seconds: float = 180) -> None:
-        """Wait until a program says something.
+        """Wait until a program's log has a text.
 
         Raises:
-            RunError: it ended, or did not say it in time.
+            RunError: It ended, or did not log the text in time.
         """
 
-        def said() -> bool:
-            if name in self._processes.ended():
-                raise RunError(f"{name} ended before it said '{text}'\n{self._tail(name)}")
-            return self.log(name).is_file() and text in self.log(name).read_text(errors="replace")
+        def logged() -> bool:
+            if text in self.logged(name):
+                return True
+            if self.code(name) is not None:
+                raise RunError(f"{name} ended before it logged '{text}'\n{self._tail(name)}")
+            return False
 
-        self.wait(name, said, seconds)
+        self.wait(name, logged, seconds)
 
     def wait(self, name: str, met: Callable[[], bool], seconds: float) -> None:
         """Wait for a condition that a program brings about.
 
         Raises:
-            RunError: not in time.
+            RunError: Not met in time.
         """
         limit = time.monotonic() + seconds
         while not met():
@@ -109,16 +108,7 @@ class Programs:
         return [head, *head.children(recursive=True)]
 
     def _tail(self, name: str) -> str:
-        path = self.log(name)
-        return "\n".join(path.read_text(errors="replace").splitlines()[-30:]) if path.is_file() else "(no log)"
-
-    def _marked(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
+        return "\n".join(self.logged(name).splitlines()[-30:]) or "(no log)"
 
 
 @dataclass(frozen=True)
@@ -126,10 +116,10 @@ class Loopback:
     """A federation whose server and sites run on this machine.
 
     Attributes:
-        programs: its processes: ``server``, and each site by its name.
-        folder: what ``polyfed deploy init`` made.
-        sites: names.
-        seconds: from the first process to the last site that is connected.
+        programs: Its processes: ``server``, and each site by its name.
+        folder: Folder of ``polyfed deploy init``.
+        sites: Names of the sites.
+        seconds: Time from the first process to the last site that is connected.
     """
 
     programs: Programs
@@ -139,58 +129,36 @@ class Loopback:
 
     @property
     def experiment(self) -> Path:
-        """What ``polyfed run`` runs over the sites."""
+        """File that ``polyfed run`` runs over the sites."""
         return self.folder / "server" / "experiment.yaml"
 
 
-def bring_up(
-    programs: Programs, content: Mapping[str, Any], prepare: Callable[[Path], None] = lambda site: None
-) -> Loopback:
+def bring_up(programs: Programs, content: Mapping[str, Any]) -> Loopback:
     """Make the folders of an experiment's federation and start ``polyfed deploy server`` and ``site`` for each group.
 
     Args:
-        programs: the processes are added to these, and end with them.
-        content: the experiment.
-        prepare: called with each site's folder before the site starts.
+        programs: Programs that the federation's processes are added to, and end with.
+        content: The experiment.
     """
     folder = programs.folder / "federation"
     experiment = Experiment.load(content)
     create_federation(folder, experiment, ["localhost"], port=free_port(), superlink_port=free_port(), keys=True)
     sites = tuple(experiment.clients)
     began = time.monotonic()
-    programs.start("server", [*POLYFED, "deploy", "server", str(folder / "server")])
-    programs.wait_for("server", "open for sites")
+    start_server(programs, folder)
     for site in sites:
-        prepare(folder / site)
-        programs.start(site, [*POLYFED, "deploy", "site", str(folder / site)])
+        start_site(programs, folder, site)
     for site in sites:
         programs.wait_for(site, "connected to")
     return Loopback(programs, folder, sites, time.monotonic() - began)
 
 
-@contextlib.contextmanager
-def ending_properly() -> Iterator[None]:
-    """Within the block SIGTERM is what Ctrl-C is, so that processes are stopped; once is enough."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in _ENDING:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    with _handled(interrupt):
-        yield
+def start_server(programs: Programs, folder: Path) -> None:
+    """Start the server of a federation and wait until it is open."""
+    programs.start("server", [*POLYFED, "deploy", "server", str(folder / "server")])
+    programs.wait_for("server", "open for sites")
 
 
-def _undisturbed() -> contextlib.AbstractContextManager[None]:
-    """Neither may keep processes from being stopped."""
-    return _handled(signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+def start_site(programs: Programs, folder: Path, site: str) -> None:
+    """Start a site of a federation."""
+    programs.start(site, [*POLYFED, "deploy", "site", str(folder / site)])

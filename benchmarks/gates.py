@@ -1,6 +1,6 @@
-"""Complementary local training (FedCola, section 4.2) against plain local training: time a step, and memory.
+"""Complementary local training (FedCola, section 4.2) against plain local training: time per step, and memory.
 
-Limits: what the formula itself costs, measured alone in the same run (W + g W_out forward, two passes backward, and
+Limits: the cost of the formula itself, measured alone in the same run (W + g W_out forward, two passes backward, and
 the optimiser's step on W_out where it is trained), with 5 % on the whole step; parameters, gradients and optimiser
 state at most twice plain training's, with W_out frozen its own plus one copy of the gated weights; a step's peak at
 most W_out, its two moments and the effective weights above that of plain training, frozen W_out and the latter.
@@ -8,7 +8,6 @@ most W_out, its two moments and the effective weights above that of plain traini
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -37,7 +36,6 @@ from polyfed.optim.settings import OptimizerSettings
 TOLERANCE = 1.05
 WIDTH, DEPTH, PIXELS, PATCH, BATCH, CLASSES = 192, 4, 64, 16, 64, 10
 TRAINING = TrainingSettings(optimizer=OptimizerSettings(kind="adamw", lr=1e-4, weight_decay=0.01), batch_size=BATCH)
-CLOCK = Clock(0, 1, 1)
 X = torch.randn(BATCH, 3, PIXELS, PIXELS, generator=generator(0, "x"))
 LABELS = torch.randint(CLASSES, (BATCH,), generator=generator(0, "labels"))
 
@@ -47,51 +45,55 @@ class Case:
     """One way to train; its gates, if it has any, are in place.
 
     Attributes:
-        outs: W_out by layer.
-        trainable: whether W_out is trained.
+        model: Network that learns.
+        outs: W_out by layer; empty for plain training.
+        trainable: True if W_out is trained.
     """
 
     model: Model
-    gates: Mapping[str, GatedWeight]
     outs: Mapping[str, Tensor]
     trainable: bool
 
     def __post_init__(self) -> None:
         self.epochs = Epochs()
-        self.trainer = Trainer(self.model, TRAINING, CLOCK, self.epochs)
+        self.trainer = Trainer(self.model, TRAINING, Clock(0, 1, 1), self.epochs)
 
     def step(self) -> None:
         """One optimiser step on the one batch."""
         for _ in self.epochs.through(1):
             self.trainer.step(F.cross_entropy(self.model.heads["label"](self.model.embed("image", X)), LABELS))
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of parameters, gradients and optimiser state as they are now, by storage."""
-        return {
-            "parameters": held(self.model.parameters()),
-            "gradients": held(value.grad for value in self.model.parameters()),
-            "state": held(part for value in self.model.parameters() for part in self.state(value)),
-        }
+    def held(self) -> int:
+        """Bytes of parameters, gradients and optimiser state as they are now."""
+        state = self.trainer.optimizer.state
+        return storage(
+            tensor
+            for value in self.model.parameters()
+            for tensor in (value, value.grad, *(state[value].values() if value in state else ()))
+        )
 
-    def out_sizes(self) -> dict[str, int]:
-        """Bytes that come with the matrices W_out."""
-        outs = [gate.out for gate in self.gates.values()]
-        return {
-            "out_parameter_bytes": held(outs),
-            "out_gradient_bytes": held(out.grad for out in outs),
-            "out_state_bytes": held(part for out in outs for part in self.state(out)),
-        }
+    def peak(self) -> int:
+        """Bytes at the peak of a step: those that torch's CPU allocator hands out, above parameters and state.
 
-    def state(self, value: Tensor) -> list[Tensor]:
-        """The optimiser's tensors of a parameter."""
-        kept = self.trainer.optimizer.state
-        return [part for part in kept[value].values() if torch.is_tensor(part)] if value in kept else []
+        The log of the allocator omits the release of older memory; so gradients go before.
+        """
+        self.trainer.optimizer.zero_grad(set_to_none=True)
+        now = peak = self.held()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
+            self.step()
+        with tempfile.TemporaryDirectory() as folder:
+            log.export_chrome_trace(f"{folder}/trace.json")
+            events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+        for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
+            now += event["args"]["Bytes"]
+            peak = max(peak, now)
+        return peak
 
 
-def held(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of the storages of tensors, each once."""
-    storages = {value.untyped_storage().data_ptr(): value.untyped_storage() for value in tensors if value is not None}
-    return sum(storage.nbytes() for storage in storages.values())
+def storage(values: Iterable[object]) -> int:
+    """Bytes of the storages of the tensors among these, each once."""
+    storages = {value.untyped_storage().data_ptr(): value for value in values if isinstance(value, Tensor)}
+    return sum(value.untyped_storage().nbytes() for value in storages.values())
 
 
 def plain_model(seed: int) -> Model:
@@ -102,16 +104,16 @@ def plain_model(seed: int) -> Model:
     return settings.build({"label": nn.Linear(WIDTH, CLASSES)}, DataContext(Path("unused")))
 
 
-def case(stack: ExitStack, start: Model, *, trainable: bool) -> Case:
+def gated_case(stack: ExitStack, start: Model, *, trainable: bool) -> Case:
     """A copy of the model with another one's weights behind gates, as FedCola's client step makes it."""
-    model = copy.deepcopy(start)
-    encoder, other = model.encoders["image"], plain_model(1).encoders["image"]
+    model, other = copy.deepcopy(start), plain_model(1).encoders["image"]
     outs = {name: layer.weight.detach() for name, layer in linears(other, ROLES["blocks"]).items()}
-    return Case(model, stack.enter_context(gated(encoder, outs, trainable=trainable)), outs, trainable)
+    stack.enter_context(gated(model.encoders["image"], outs, trainable=trainable))
+    return Case(model, outs, trainable)
 
 
 def passes_alone(outs: Iterable[Tensor], *, trainable: bool) -> Callable[[], None]:
-    """What gates must cost: W + g W_out; <G, W_out>; and with W_out trained g G and the optimiser's step on it."""
+    """Cost of the gates' formula: W + g W_out; <G, W_out>; with W_out trained g G and the optimiser's step on it."""
     weights = [(torch.randn_like(out), torch.randn_like(out), nn.Parameter(out.clone())) for out in outs]
     optimizer = TRAINING.optimizer.build([out for _, _, out in weights])
 
@@ -128,85 +130,35 @@ def passes_alone(outs: Iterable[Tensor], *, trainable: bool) -> Callable[[], Non
     return work
 
 
-def peak_of(found: Case) -> int:
-    """Bytes at the peak of a step: what torch's CPU allocator hands out in it, above parameters and state.
-
-    The log of the allocator misses that older memory is freed; so gradients go before.
-    """
-    found.trainer.optimizer.zero_grad(set_to_none=True)
-    now = peak = sum(found.sizes().values())
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
-        found.step()
-    with tempfile.TemporaryDirectory() as folder:
-        log.export_chrome_trace(f"{folder}/trace.json")
-        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-    for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
-        now += event["args"]["Bytes"]
-        peak = max(peak, now)
-    return peak
-
-
-def bench_case(name: str, plain: Case, found: Case, times: Mapping[str, harness.Timing]) -> None:
+def bench_case(name: str, plain: Case, own: Case, times: Mapping[str, harness.Timing]) -> None:
     """Time and memory of one way to train with gates."""
     extra = times[f"{name}_alone"].cpu / times["plain"].cpu
-    ratio = times[name].cpu / times["plain"].cpu
-    harness.report(
-        f"FedCola's gates, W_out {name}: a step",
-        ratio=ratio,
-        against="a plain step, CPU time",
-        limit=TOLERANCE * (1 + extra),
-        ratio_of_the_passes_alone=1 + extra,
-        milliseconds=1e3 * times[name].cpu,
-        rival_milliseconds=1e3 * times["plain"].cpu,
-        gates=len(found.gates),
-        **harness.conditions(),
-    )
-    mine, theirs, copied = found.sizes(), plain.sizes(), held(found.outs.values())
-    whole = sum(mine.values()) / sum(theirs.values())
-    limit = 2.0 if found.trainable else 1 + copied / sum(theirs.values())
-    few = 64 * len(found.gates)  # a gate is a number with a gradient and a state of its own
-    harness.report(
-        f"FedCola's gates, W_out {name}: memory held",
-        ratio=whole,
-        against="parameters, gradients and optimiser state of plain training",
-        limit=limit + few / sum(theirs.values()),
-        gated_bytes=copied,
-        **found.out_sizes(),
-        bytes=mine,
-        rival_bytes=theirs,
-    )
-    peaks = [peak_of(each) for each in (found, plain)]
-    most = 4 if found.trainable else 2
-    harness.report(
-        f"FedCola's gates, W_out {name}: peak of a step",
-        ratio=(peaks[0] - peaks[1]) / copied,
-        unit="copies of the gated weights",
-        against="a plain step",
-        limit=most + few / copied,
-        peak_bytes=peaks[0],
-        rival_bytes=peaks[1],
-    )
+    held, copied, few = plain.held(), storage(own.outs.values()), 64 * len(own.outs)  # a gate is a number with a state
+    most, copies = (2.0, 4) if own.trainable else (1 + copied / held, 2)
+    training = "parameters, gradients and optimiser state of plain training"
+    step, peak = times[name].cpu / times["plain"].cpu, (own.peak() - plain.peak()) / copied
+    for what, ratio, unit, against, limit in (
+        ("a step", step, "", "a plain step, CPU time", TOLERANCE * (1 + extra)),
+        ("memory held", own.held() / held, "", training, most + few / held),
+        ("peak of a step", peak, "copies of the gated weights", "a plain step", copies + few / copied),
+    ):
+        harness.report(f"FedCola's gates, W_out {name}: {what}", ratio=ratio, unit=unit, against=against, limit=limit)
 
 
 def main() -> None:
     """Run all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's chatter
+    quick = harness.parsed(harness.parser(__doc__)).quick
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler
     start = plain_model(0)
     with ExitStack() as stack:
-        plain = Case(copy.deepcopy(start), {}, {}, trainable=False)
-        cases = {name: case(stack, start, trainable=name == "trained") for name in ("trained", "frozen")}
+        plain = Case(copy.deepcopy(start), {}, trainable=False)
+        cases = {name: gated_case(stack, start, trainable=name == "trained") for name in ("trained", "frozen")}
         works: dict[str, harness.Work] = {"plain": plain.step}
-        for name, found in cases.items():
-            works[name] = found.step
-            works[f"{name}_alone"] = passes_alone(found.outs.values(), trainable=found.trainable)
-        times = harness.interleaved(works, 3 if arguments.quick else 25)
-        for name, found in cases.items():
-            bench_case(name, plain, found, times)
+        for name, own in cases.items():
+            works |= {name: own.step, f"{name}_alone": passes_alone(own.outs.values(), trainable=own.trainable)}
+        times = harness.interleaved(works, 3 if quick else 25)
+        for name, own in cases.items():
+            bench_case(name, plain, own, times)
 
 
 if __name__ == "__main__":

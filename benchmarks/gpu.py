@@ -1,13 +1,13 @@
-"""A GPU beside the CPU and beside plain PyTorch: same models, rounds, memory, 16 bits, and two processes on one GPU.
+"""A GPU against the CPU and against plain PyTorch: same models, rounds, memory, 16 bits, and two processes on one GPU.
 
-    make gpu                            # all parts, whose table goes into docs/reference/speed.md
+    make gpu                            # all parts, for the table of docs/reference/speed.md
     python benchmarks/gpu.py --only equality
     python benchmarks/gpu.py --device cpu --only rounds    # another device in the GPU's place, to try the code
 
-Without a GPU it says so in one line, with exit status 0.
+Without a GPU it prints one line, with exit status 0.
 
 ``equality``: six methods, two rounds on generated scenes on the CPU and on the GPU, both in full float32 (no TF32) and
-without dropout and stochastic depth, of which each device draws its own. The distance of their models as a share of
+without dropout and stochastic depth, which each device draws differently. The distance of their models as a share of
 how far training moved them, all models together: at most 2 % (the CPU with another convolution: 0.006 to 1.6 %).
 ``rounds``: FedAvg on a residual network of 11 million weights against a plain loop on the same GPU with the same
 batches, in float32 and with bfloat16 forward passes: time at most 1.05, memory at most 1.25 of the plain loop's.
@@ -37,6 +37,8 @@ from torch import Tensor
 
 from polyfed import Experiment, run
 from polyfed.models.blocks import DropPath
+from polyfed.runs.loop import Loop
+from polyfed.wire.ledger import Ledger
 
 METHODS = {
     "FedAvg": "transfer-fedavg",
@@ -54,15 +56,23 @@ RESNET = {
 BATCH = 25
 
 
+class InMemory(Loop):
+    """Leaves nothing on disk."""
+
+    def save(self, number: int, ledger: Ledger, seconds: float | None) -> None:
+        """Forget the round."""
+        self.recorder.take()
+
+
 @dataclass(frozen=True)
 class Setup:
-    """What is measured.
+    """Scope of the measurements.
 
     Attributes:
-        device: in the GPU's place.
-        methods: name -> case of ``bits``; two processes run the first.
-        model: whose rounds are timed.
-        repeats: of these.
+        device: Device in the GPU's place.
+        methods: Name -> case of ``bits``; two processes run the first.
+        model: Model of the rounds that are timed.
+        repeats: Repetitions of these rounds.
     """
 
     device: str = "cuda"
@@ -74,18 +84,18 @@ class Setup:
 def trained(case: str, device: str, *more: str) -> dict[str, Tensor]:
     """All tensors of floats that a case of ``bits`` leaves on a device, by model and name."""
     preset, overrides = bits.CASES[case]
-    places = (f"data.weights_dir={bits.networks()}", f"run.device={device}", *more)
+    folders = (f"data.weights_dir={bits.networks()}", f"run.device={device}", *more)
     with tempfile.TemporaryDirectory() as folder:
-        done = run(Experiment.load(preset, (*bits.RUN, *overrides, *places)), Path(folder) / "run", quiet=True).folder
+        done = run(Experiment.load(preset, (*bits.RUN, *overrides, *folders)), Path(folder) / "run", quiet=True).folder
         models = sorted((done / "models").rglob("*.safetensors"))
-        found = {
+        tensors = {
             f"{path.relative_to(done)} {name}": value for path in models for name, value in load_file(path).items()
         }
-    return {name: value.double() for name, value in found.items() if value.is_floating_point()}
+    return {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
 
 
 def apart(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """The Euclidean distance of two sets of tensors."""
+    """Euclidean distance of two sets of tensors."""
     return float(sum((value - b[name]).square().sum() for name, value in a.items())) ** 0.5
 
 
@@ -95,15 +105,15 @@ def without_draws() -> Iterator[None]:
     kept = {layer: layer.forward for layer in (torch.nn.Dropout, DropPath)}
     try:
         for layer in kept:
-            layer.forward = lambda self, x: x  # type: ignore[method-assign]
+            layer.forward = lambda self, x: x
         yield
     finally:
         for layer, forward in kept.items():
-            layer.forward = forward  # type: ignore[method-assign]
+            layer.forward = forward
 
 
 def equality(setup: Setup) -> None:
-    """How far a GPU's models are from the CPU's."""
+    """Distance of a GPU's models from the CPU's."""
     for method, case in setup.methods.items():
         with without_draws():
             here, there = trained(case, "cpu"), trained(case, setup.device)
@@ -113,8 +123,6 @@ def equality(setup: Setup) -> None:
             ratio=apart(there, here) / apart(here, untrained),
             against="how far two rounds moved them, float32",
             limit=EQUAL,
-            tensors=len(here),
-            same_names=here.keys() == there.keys(),
         )
 
 
@@ -133,30 +141,20 @@ def rounds(setup: Setup) -> None:
         content["run"]["precision"] = name
         with federations.prepared(content) as session:
             plain = engine.PlainLoop(session, BATCH, precision)
-            ours = engine.rounds_of(engine.in_memory(session.loop()), 1)
-            works: dict[str, Callable[[], object]] = {"ours": ours, "plain": lambda plain=plain: plain.run(1)}
+            ours = federations.rounds_of(InMemory(**vars(session.loop())), 1)
+            works: dict[str, harness.Work] = {"ours": ours, "plain": lambda plain=plain: plain.run(1)}
             times = harness.interleaved(works, setup.repeats)
             memory = {key: harness.peak_extra(work, setup.device) for key, work in works.items()}
-            weights = sum(v.numel() for v in plain.live)
-            what = f"FedAvg, {weights / 1e6:.1f} M weights, {name}"
+            title = f"FedAvg, {sum(value.numel() for value in plain.live) / 1e6:.1f} M weights, {name}"
             against = f"a plain PyTorch loop on the same {setup.device}"
-            pictures = engine.COHORT * engine.SAMPLES
-            harness.report(
-                f"{what}, {pictures / times['ours'].wall:,.0f} pictures a second: a round",
-                ratio=times["ours"].wall / times["plain"].wall,
-                against=f"{against}, wall time",
-                limit=TIME,
-                rival_pictures_a_second=pictures / times["plain"].wall,
-                cpu_ratio=times["ours"].cpu / times["plain"].cpu,
-                **harness.conditions(),
-            )
-            harness.report(
-                f"{what}, {memory['ours'] / 1e6:,.0f} MB: memory",
-                ratio=(memory["ours"] + 1) / (memory["plain"] + 1),
-                against=against,
-                limit=MEMORY,
-                rival_megabytes=memory["plain"] / 1e6,
-            )
+            speed = engine.COHORT * engine.SAMPLES / times["ours"].wall
+            time = times["ours"].wall / times["plain"].wall
+            extra = (memory["ours"] + 1) / (memory["plain"] + 1)
+            for what, ratio, rival, limit in (
+                (f"{speed:,.0f} images per second: a round", time, f"{against}, wall time", TIME),
+                (f"{memory['ours'] / 1e6:,.0f} MB: memory", extra, against, MEMORY),
+            ):
+                harness.report(f"{title}, {what}", ratio=ratio, against=rival, limit=limit)
 
 
 def processes(setup: Setup) -> None:
@@ -191,7 +189,7 @@ def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--device", default="cuda", help="in the GPU's place")
+    parser.add_argument("--device", default="cuda", help="device in the GPU's place")
     parser.add_argument("--save", nargs=2, metavar=("CASE", "FILE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():

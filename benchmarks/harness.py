@@ -1,20 +1,19 @@
-"""What the benchmarks share: fair timing on a machine that others use too, peak memory, JSON lines."""
+"""Common parts of the benchmarks: fair timing on a busy machine, peak memory, JSON lines, the command line."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
 import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import psutil
 import torch
 
 Work = Callable[[], object]
@@ -27,8 +26,23 @@ class Timing(NamedTuple):
     wall: float
 
 
+def parser(documentation: str) -> argparse.ArgumentParser:
+    """Command line with ``--quick`` and ``--threads``."""
+    made = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="fewer repetitions, smaller sizes")
+    made.add_argument("--threads", type=int, default=1, help="CPU threads")
+    return made
+
+
+def parsed(of: argparse.ArgumentParser) -> argparse.Namespace:
+    """Arguments, with torch's threads set."""
+    given = of.parse_args()
+    torch.set_num_threads(given.threads)
+    return given
+
+
 def interleaved(works: Mapping[str, Work], repeats: int, shortest: float = 0.05) -> dict[str, Timing]:
-    """Time rivals in turn, ``repeats`` times after a warm-up, so that a busy machine slows all of them alike.
+    """Times of rivals in turn, ``repeats`` times after a warm-up, so that a busy machine slows all of them alike.
 
     A work of less than ``shortest`` seconds is looped. Compare CPU times where other processes share the
     cores; on a GPU, wall times.
@@ -38,7 +52,7 @@ def interleaved(works: Mapping[str, Work], repeats: int, shortest: float = 0.05)
     for _ in range(repeats):
         for name, work in works.items():
             samples[name].append(_timed(work, loops[name]))
-    return {name: _median(taken) for name, taken in samples.items()}
+    return {name: Timing(*map(statistics.median, zip(*taken, strict=True))) for name, taken in samples.items()}
 
 
 def report(
@@ -54,45 +68,44 @@ def report(
     """Print one figure as a JSON line, with whether it is within its limit.
 
     Args:
-        name: what was measured, as a table tells it.
-        ratio: the figure.
-        against: the rival, measured in the same run.
-        limit: what the ratio may be; None: the rival alone says something.
-        better: on which side of the limit it must be.
-        unit: of a figure that is no ratio.
-        fields: how it came about.
+        name: Subject of the figure, as a table shows it.
+        ratio: The figure.
+        against: The rival, measured in the same run.
+        limit: Bound of the ratio; None if the comparison alone is of interest.
+        better: Side of the limit on which the ratio must be.
+        unit: Unit of a figure that is not a ratio.
+        fields: Circumstances of the measurement.
     """
     within = None if limit is None else (ratio <= limit if better == "smaller" else ratio >= limit)
-    found = {"name": name, "ratio": ratio, "unit": unit, "against": against, "limit": limit, "better": better}
-    rounded = {key: _rounded(value) for key, value in {**found, "within": within, **fields}.items()}
+    line = {"name": name, "ratio": ratio, "unit": unit, "against": against, "limit": limit, "better": better}
+    line |= {"within": within, **fields, "threads": torch.get_num_threads(), "load": os.getloadavg()[0]}
+    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in line.items()}
     print(json.dumps(rounded), flush=True)
 
 
-def lacking(what: str) -> None:
-    """Print what a benchmark needs and does not find, so that it measures nothing."""
-    print(json.dumps({"lacks": what}), flush=True)
-
-
-def conditions() -> dict[str, object]:
-    """What a figure depends on that is not ours."""
-    return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}
+def lacking(requirement: str) -> None:
+    """Print a missing requirement of a benchmark, which then measures nothing."""
+    print(json.dumps({"lacks": requirement}), flush=True)
 
 
 def peak_extra(work: Work, device: torch.device | str = "cpu") -> int:
-    """Bytes that ``work`` needs at its peak beyond what was in use before, its result included.
+    """Bytes that ``work`` needs at its peak in addition to those in use before, its result included.
 
-    On a GPU by torch's allocator. On Linux by the kernel's own high-water mark of resident memory, which
-    misses nothing; elsewhere by sampling it every millisecond.
+    On a GPU by torch's allocator; else by the kernel's high-water mark of resident memory, which only Linux has.
     """
     gc.collect()
     if torch.device(device).type == "cuda":
-        return _peak_cuda(work, torch.device(device))
-    _return_free_memory()
-    return _peak_sampled(work) if not _reset_high_water() else _peak_high_water(work)
-
-
-def _rounded(value: object) -> object:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+        torch.cuda.reset_peak_memory_stats(device)
+        before, result = torch.cuda.memory_allocated(device), work()
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        with suppress(OSError, AttributeError):  # memory that the C allocator keeps would hide the first growth
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before, result = _status("VmRSS"), work()
+        peak = _status("VmHWM")
+    del result
+    return peak - before
 
 
 def _loops(work: Work, shortest: float) -> int:
@@ -109,67 +122,11 @@ def _timed(work: Work, loops: int) -> Timing:
     return Timing((time.process_time() - cpu) / loops, (time.perf_counter() - wall) / loops)
 
 
-def _median(taken: list[Timing]) -> Timing:
-    return Timing(statistics.median(t.cpu for t in taken), statistics.median(t.wall for t in taken))
-
-
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def _peak_cuda(work: Work, device: torch.device) -> int:
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = work()
-    peak = torch.cuda.max_memory_allocated(device) - before
-    del result
-    return peak
-
-
-def _return_free_memory() -> None:
-    """Have the C allocator give back what it keeps for re-use: it would hide the first growth."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def _reset_high_water() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _peak_high_water(work: Work) -> int:
-    before = _status("VmRSS")
-    result = work()
-    peak = _status("VmHWM") - before
-    del result
-    return peak
-
-
 def _status(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
-
-
-def _peak_sampled(work: Work) -> int:
-    process, done = psutil.Process(), threading.Event()
-    before = peak = process.memory_info().rss
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.001):
-            peak = max(peak, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        result = work()
-        peak = max(peak, process.memory_info().rss)
-        del result
-    finally:
-        done.set()
-        watcher.join()
-    return peak - before

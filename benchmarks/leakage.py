@@ -1,6 +1,6 @@
-"""What runs of FedAvg give away by protection, on generated data: the table of docs/explanation/what-leaves-a-site.md.
+"""Leakage of FedAvg's runs by protection, on generated data: the table of docs/explanation/what-leaves-a-site.md.
 
-    python benchmarks/leakage.py                       # all cells and seeds, some minutes on a core
+    python benchmarks/leakage.py                       # all cells and seeds, some minutes on one core
     python benchmarks/leakage.py --seeds 0
 
 Clients have few samples and train on them for long, so that models without protection are overfitted: attacks that find
@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import federations
 
 import polyfed
 from polyfed import open_run
@@ -34,24 +36,13 @@ SCENES = {"name": "scenes", "validation": 8, "test": TESTS, "size": 16, "difficu
 TEXTS = SCENES | {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
 
 
-def _common(sources: Settings, algorithm: Settings, clients: Settings, seed: int, **more: Any) -> Settings:
-    run = {"rounds": 3, "threads": 1, "device": "cpu", "output": {"plots": False}, "seed": seed}
-    group = {"count": CLIENTS, **clients}
-    return {"name": "leakage", "data": {"sources": sources}, "clients": {"site": group}, "algorithm": algorithm} | {
-        "run": run | {"evaluate_clients": False},
-        **more,
-    }
-
-
-def _texts() -> Settings:
-    model = {"dim": 32, "encoders": {"text": TEXT}}
-    return {"source": "texts", "model": model, "task": TOPIC, "training": ADAM}
-
-
 def federation(seed: int) -> Settings:
     """FedAvg without protection."""
+    group = {"count": CLIENTS, "model": {"dim": 32, "encoders": {"text": TEXT}}, "task": TOPIC}
     sources = {"texts": TEXTS | {"train": CLIENTS * ITEMS}}
-    return _common(sources, {"name": "fedavg", "local_epochs": 10}, _texts(), seed)
+    content = federations.classification(sources, group, ADAM, {"name": "fedavg", "local_epochs": 10})
+    content["run"] |= {"rounds": 3, "eval_every": 1, "threads": 1, "seed": seed, "evaluate_clients": False}
+    return content
 
 
 PROTECTIONS: Mapping[str, Settings] = {
@@ -64,21 +55,17 @@ PROTECTIONS: Mapping[str, Settings] = {
 
 
 def measured(settings: Settings, folder: Path, plan: Leakage) -> dict[str, Any]:
-    """A run, attacked."""
+    """Findings of the attacks on a run."""
     with cpu_threads(1):
         polyfed.run(Experiment.parse(settings), folder, quiet=True)
     return run_leakage(Simulated(open_run(folder)), plan).figures
 
 
-COLUMNS = (
-    "by a score: AUC",
-    "told",
-    "final model: AUC",
-)
+COLUMNS = ("by a score: AUC", "recognised", "final model: AUC")
 
 
 def row(leakage: dict[str, Any]) -> dict[str, float]:
-    """Figures of what crossed, and of final models; means over clients."""
+    """Figures of replies, and of final models; means over clients."""
     members = leakage["findings"]
     final = [one for one in members if one["on"].startswith("final")]
     sent = [one for one in members if not one["on"].startswith("final")]

@@ -1,11 +1,11 @@
-"""Level and power of the verdicts of studies, tuning included: figures are drawn, ``judge`` judges them.
+"""Level and power of the verdicts of studies, tuning included: ``judge`` judges drawn figures.
 
     python benchmarks/verdicts.py                      # 2,000 studies a line, five minutes on one core
     python benchmarks/verdicts.py --studies 300
 
 A study compares rows with one baseline. Each seed tunes each row on its own noisy validation by the search of studies
 (twice and half of the rate, five candidates), then trains: a replicate. The figure falls by a curvature times the
-squared distance, in doublings, from an optimum that is as many doublings away as is said. *sd* is the standard
+squared distance, in doublings, from an optimum that is so many doublings away. *sd* is the standard
 deviation of the paired differences that training alone has. A study is looked at after five seeds, and after ten where
 a claim is undecided.
 
@@ -64,31 +64,31 @@ def line(claims: int, spread: float, landscape: tuple[float, float], studies: in
     """Figures of one kind of study."""
     draw = np.random.default_rng(0)
     null = [judged([0.0] * claims, spread, landscape, draw) for _ in range(studies)]
-    found = {
+    figures = {
         "level": np.mean([any(item.verdict in ("above", "below") for item in items) for items in null]),
         "equal": np.mean([item.verdict == "no difference" for items in null for item in items]),
     }
     for effect in (1.0, 2.0, 5.0):
         items = [one for _ in range(studies // claims) for one in judged([effect] * claims, spread, landscape, draw)]
-        found[f"power at {effect:g}"] = np.mean([item.verdict == "above" for item in items])
-        found[f"seeds at {effect:g}"] = np.mean([len(item.sample.seeds) for item in items if item.sample])
-    return {name: float(value) for name, value in found.items()}
+        figures[f"power at {effect:g}"] = np.mean([item.verdict == "above" for item in items])
+        figures[f"seeds at {effect:g}"] = np.mean([len(item.sample.seeds) for item in items if item.sample])
+    return {name: float(value) for name, value in figures.items()}
 
 
 def main() -> None:
     """Print a line a kind of study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=2000, help="a line")
+    parser.add_argument("--studies", type=int, default=2000, help="studies per line")
     studies = parser.parse_args().studies
     limit = LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / studies)
     for claims, spread, landscape in product((1, 2, 3), SPREADS, LANDSCAPES):
         if claims < 3 and landscape != LANDSCAPES[1]:
             continue
-        found = line(claims, spread, landscape, studies)
+        figures = line(claims, spread, landscape, studies)
         name = f"{claims} claims, sd {spread:g}, curvature {landscape[0]:g}, optimum {landscape[1]:g} doublings away"
-        harness.report(f"level: {name}", ratio=found["level"], against="the level of 0.05", limit=limit, **found)
+        harness.report(f"level: {name}", ratio=figures["level"], against="the level of 0.05", limit=limit, **figures)
         if spread == 1.4 and landscape[1] == 0:
-            power = found["power at 2"]
+            power = figures["power at 2"]
             harness.report(f"power: {name}", ratio=power, against="2 points", limit=POWER, better="larger")
 
 

@@ -15,15 +15,11 @@ RULES = "README.md#rules-of-entry"
 SAME, OTHER, MODALITIES = "polyfed/board-same", "polyfed/board-other", "polyfed/board-modalities"
 ALONE, POOLED = "alone", "pooled"
 REQUIRED: Mapping[str, Sequence[str]] = {SAME: (ALONE, POOLED, "fedavg"), OTHER: (ALONE, POOLED)}
-"""Board -> rows without which nothing of it is a headline: FedAvg stands where networks are equal."""
+"""Board -> rows that a headline requires: FedAvg where networks are equal."""
 COLUMN = "R@1"
-GALLERY = "1,000 pictures, 5,000 captions; chance 0.1"
+GALLERY = "1,000 images, 5,000 captions; chance 0.1"
 _COSTS = {"traffic": "MiB", "cpu_seconds": "CPU s"}
-"""Kind of column -> what an entry calls it."""
-
-
-class HeadlineError(ValueError):
-    """A headline lacks a row that might win, or that says what there was to win."""
+"""Component of a column -> its key in an entry."""
 
 
 def boards(recorded: Sequence[StudyRecord]) -> dict[str, StudyRecord]:
@@ -32,28 +28,22 @@ def boards(recorded: Sequence[StudyRecord]) -> dict[str, StudyRecord]:
     return {record.name: record for record in own if record.name.startswith("polyfed/board-")}
 
 
-def headline(recorded: Sequence[StudyRecord]) -> str:
-    """Tables of the boards with same and with other networks.
-
-    Raises:
-        HeadlineError: A board or a row is missing: alone, pooled, FedAvg where networks are equal, other networks.
-    """
+def lacking(recorded: Sequence[StudyRecord]) -> list[str]:
+    """Rows without which a headline is withheld: alone, pooled, FedAvg where networks are equal, other networks."""
     known = boards(recorded)
-    lacking = [
+    return [
         f"{name.partition('/')[2]}: {row}"
         for name, rows in REQUIRED.items()
         for row in rows
         if name not in known or not has_row(known[name], row)
     ]
-    if lacking:
-        raise HeadlineError(", ".join(lacking))
-    return "\n\n".join(f"{_title(known[name])}\n\n{board_table(known[name])}" for name in REQUIRED)
 
 
-def so_far(recorded: Sequence[StudyRecord]) -> str:
-    """The tables of what there is of the boards."""
-    own = boards(recorded).values()
-    return "\n\n".join(f"{_title(record)}\n\n{board_table(record)}" for record in own)
+def headline(recorded: Sequence[StudyRecord]) -> str:
+    """Tables of the boards with same and with other networks; of all boards so far if rows are lacking."""
+    known = boards(recorded)
+    shown = known if lacking(recorded) else REQUIRED
+    return "\n\n".join(f"{_title(known[name])}\n\n{board_table(known[name])}" for name in shown)
 
 
 def _title(record: StudyRecord) -> str:
@@ -88,7 +78,7 @@ def board_table(record: StudyRecord) -> str:
 
 
 def share_of_gap(record: StudyRecord, row: str) -> float | None:
-    """(row - alone) / (pooled - alone), of means over seeds; None where one is not complete, or there is no gap."""
+    """(row - alone) / (pooled - alone), of means over seeds; None if one is incomplete, or without a gap."""
     if not all(has_row(record, one) for one in (row, ALONE, POOLED)):
         return None
     own, alone, pooled = (record.results.spread(one, (), COLUMN).mean for one in (row, ALONE, POOLED))

@@ -1,11 +1,11 @@
-"""Run a drawn cell of each row of a record again, with today's code, and keep in the record what came out.
+"""Run a drawn cell of each row of a record again, with today's code, and keep the outcome in the record.
 
-    python scripts/confirm.py fedcola/t1 --data-dir DATA --weights-dir WEIGHTS   # one cell a row
+    python scripts/confirm.py fedcola/t1 --data-dir DATA --weights-dir WEIGHTS   # one cell per row
     python scripts/confirm.py --draw 17                                          # of all records whose data are at hand
 
 Equal figures: the row is shown; within 0.3 of their standard deviation over seeds: shown with a mark, as another
 processor rounds otherwise; else the row is hidden, and the queue of evidence runs it anew. Exit status 1: a row is
-hidden by it.
+hidden by the rerun.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from record_checks import TIMED
 from study_records import PAPERS, Again, StudyRecord, record_path, record_text, records
 
 
-def drawn_cell(record: StudyRecord, row: str, chance: random.Random, places: Places) -> Cell | None:
-    """A cell of a row, at random, as the record's own study and choices have it; None where its data are not there."""
+def drawn_cell(record: StudyRecord, row: str, chance: random.Random, folders: Places) -> Cell | None:
+    """A random cell of a row, by the record's own study and choices; None if its data are missing."""
     study, results = record.study, record.results
-    plan, known = StudyPlan(study, places, Path()), []
+    plan, known = StudyPlan(study, folders, Path()), []
     for point in study.points_of(row):
         known += [
             (point, seed) for seed in study.all_seeds if ", ".join((row, *point, f"seed {seed}")) in results.cells
@@ -47,7 +47,7 @@ def drawn_cell(record: StudyRecord, row: str, chance: random.Random, places: Pla
     return cell
 
 
-def run_again(record: StudyRecord, cell: Cell, places: Places, store: Path) -> Again:
+def run_again(record: StudyRecord, cell: Cell, folders: Places, store: Path) -> Again:
     """Run a recorded cell, and compare every figure that two runs can have alike."""
     study, results, seed = record.study, record.results, record.study.seeds[0]
     columns = {
@@ -57,7 +57,7 @@ def run_again(record: StudyRecord, cell: Cell, places: Places, store: Path) -> A
     }
     folder = cell.folder(store)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    execute(Order(cell.experiment, folder, list(columns.values()), places, "records", cell.sources))
+    execute(Order(cell.experiment, folder, list(columns.values()), folders, "records", cell.sources))
     figures = CellFigures.of(folder)
     assert figures is not None
     distance, differing = 0.0, dict[str, list[float | str | None]]()
@@ -81,41 +81,41 @@ def _distance(before: float | None, now: float | str, spread: float) -> float:
     return abs(now - before) / spread if spread > 0 else 1000.0
 
 
-def confirm(record: StudyRecord, rows: Sequence[str], draw: int, places: Places, home: Path = PAPERS) -> list[str]:
-    """Run a cell of each of these rows again, and write what came out into the record; the rows that are hidden."""
+def confirm(record: StudyRecord, rows: Sequence[str], draw: int, folders: Places, home: Path = PAPERS) -> list[str]:
+    """Run a cell of each of these rows again, and write the outcome into the record; returns the hidden rows."""
     path, again = home / record_path(record.name, record.scale), dict(record.again)
     with tempfile.TemporaryDirectory() as store:
         for row in rows:
-            cell = drawn_cell(record, row, random.Random(f"{draw} {record.label} {row}"), places)
+            cell = drawn_cell(record, row, random.Random(f"{draw} {record.label} {row}"), folders)
             if cell is None:
                 continue
-            again[row] = run_again(record, cell, places, Path(store))
-            told = "; ".join(f"{name}: {was}, now {now}" for name, (was, now) in again[row].figures.items())
-            print(f"{record.label}: {cell.label}: {told or 'equal'}", flush=True)
+            again[row] = run_again(record, cell, folders, Path(store))
+            differences = "; ".join(f"{name}: {was}, now {now}" for name, (was, now) in again[row].figures.items())
+            print(f"{record.label}: {cell.label}: {differences or 'equal'}", flush=True)
             write_atomically(path, record_text(record.results, again).encode())
     return replace(record, again=again).hidden
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run some again."""
+    """Run cells again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="records, such as fedcola/t1; none: all")
     parser.add_argument("--rows", default="", help="these rows, separated by semicolons; none: all")
-    parser.add_argument("--draw", type=int, default=0, help="what cells are drawn by")
+    parser.add_argument("--draw", type=int, default=0, help="seed of the draw of cells")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--weights-dir", type=Path)
     options = parser.parse_args(given)
     recorded = [record for record in records() if not options.names or record.name in options.names]
     if unknown := {*options.names} - {record.name for record in recorded}:
         parser.error(f"{min(unknown)}: no record of that name in papers/*/records")
-    places, hidden = Places(options.data_dir, options.weights_dir), list[str]()
+    folders, hidden = Places(options.data_dir, options.weights_dir), list[str]()
     for record in recorded:
         rows = (
             options.rows.split(";")
             if options.rows
             else [row for row in record.study.rows if row in record.results.code]
         )
-        hidden += confirm(record, rows, options.draw, places)
+        hidden += confirm(record, rows, options.draw, folders)
     return 1 if hidden else 0
 
 

@@ -1,9 +1,9 @@
-"""The queue of evidence: run what the records of papers/ lack, and write each complete row into its record.
+"""The queue of evidence: run the cells that the records of papers/ lack, and write each complete row into its record.
 
     make evidence DATA=DATA WEIGHTS=WEIGHTS             # of HEAD, one cell at a time, at the lowest priority
     make evidence JOBS=16 COMMIT=abc123 HOURS=3         # of a commit, for three hours
-    python scripts/evidence.py --plan                   # what is left, in CPU hours by study
-    make records                                        # takes over what it has written, and makes the pages
+    python scripts/evidence.py --plan                   # cells that are left, in CPU hours by study
+    make records                                        # takes over its records, and makes the pages
 
 Cells run from a clean clone of one commit, one thread each, in the order of insight per hour: the rows of the four main
 claims, the boards, the rest of the main tables, then all other items. Cells and records lie below runs/evidence, so
@@ -87,21 +87,21 @@ class Task:
         there = [path for path in (self.path, PAPERS / record_path(self.name, SMALL)) if path.is_file()]
         return read_record(self.name, SMALL, there[0]) if there else None
 
-    def plan(self, places: Places, store: Path = Path()) -> StudyPlan:
+    def plan(self, folders: Places, store: Path = Path()) -> StudyPlan:
         """The study's plan, with the choices of its main table's current rows, or its own."""
         table = self.study.tuning.table if self.study.tuning else None
         main = next((name for name in (*MAIN, *BOARDS) if table and STUDIES[name] == Path(table)), None)
-        of = Task(main, home=self.home).known(places) if main else None
-        return StudyPlan(self.study, places, store, by_seed(of.results) if of else {})
+        of = Task(main, home=self.home).known(folders) if main else None
+        return StudyPlan(self.study, folders, store, by_seed(of.results) if of else {})
 
-    def known(self, places: Places) -> StudyRecord | None:
+    def known(self, folders: Places) -> StudyRecord | None:
         """The rows of the record that need not run."""
         record = self.record
-        return current(record, self.plan(places)) if record else None
+        return current(record, self.plan(folders)) if record else None
 
-    def missing(self, places: Places = NOWHERE) -> tuple[int, int]:
+    def missing(self, folders: Places = NOWHERE) -> tuple[int, int]:
         """Cells of the first look that the record lacks, and runs that they take, tuning included."""
-        plan, known = self.plan(places), self.known(places)
+        plan, known = self.plan(folders), self.known(folders)
         have = known.results.cells if known else {}
         cells = runs = 0
         for row, point in plan.row_points(self.rows):
@@ -116,10 +116,10 @@ class Task:
                 runs += left * (CANDIDATES * kinds - (kinds - 1) + is_apart)
         return cells, runs
 
-    def run(self, out: Path, places: Places, jobs: int, budget: float | None) -> None:
-        """Run what is missing, write complete rows into the record, and run a cell of each again."""
-        plan, before = self.plan(places, out.parent / CELLS), self.record
-        known = self.known(places)
+    def run(self, out: Path, folders: Places, jobs: int, budget: float | None) -> None:
+        """Run the missing cells, write complete rows into the record, and run a cell of each again."""
+        plan, before = self.plan(folders, out.parent / CELLS), self.record
+        known = self.known(folders)
         recorded, again = (known.results, known.again) if known else (None, {})
         if before:
             forget(plan, [row for row in self.rows if row in before.hidden])
@@ -136,13 +136,13 @@ class Task:
         choices = plan.known if plan.main else (by_seed(recorded) if recorded else {})
         how: Any = {"only": self.rows, "jobs": jobs, "budget": budget, "on_results": save}
         how |= {"known": choices, "recorded": recorded, "listener": progress(self.name)}
-        done = run_study(self.study, out, places=places, **how)
+        done = run_study(self.study, out, places=folders, **how)
         for label, why in done.ended.failures.items():
-            say(f"{self.name}: {label}: {why}")
+            log(f"{self.name}: {label}: {why}")
         if self.path.is_file() and not done.ended.stopped:
             record = read_record(self.name, SMALL, self.path)
             due = [row for row in self.rows if row in record.results.code and row not in record.again]
-            confirm(record, due, 0, places, self.home)
+            confirm(record, due, 0, folders, self.home)
 
 
 def labels_at(study: Study, row: str, point: Point) -> set[str]:
@@ -241,7 +241,9 @@ def main() -> int:
         parser.error(f"--only {unknown[0]}: {nearest(unknown[0], STUDIES)}")
     for folder in filter(None, (options.data_dir, options.weights_dir)):
         if not folder.is_dir():
-            parser.error(f"'{folder}' is no folder; give that of data sets as --data-dir, of weights as --weights-dir")
+            parser.error(
+                f"'{folder}' is not a folder; give that of data sets as --data-dir, of weights as --weights-dir"
+            )
     if options.plan:
         return print_plan()
     if options.take:
@@ -274,7 +276,7 @@ def main() -> int:
 def run_queue(options: argparse.Namespace) -> int:
     """Run study after study until all is there or the hours are spent."""
     begun, out, failed = time.monotonic(), ROOT.parent / "studies", False
-    places = Places(options.data_dir, options.weights_dir)
+    folders = Places(options.data_dir, options.weights_dir)
     names = options.only.split(",") if options.only else ()
     for task in [Task(name, home=options.home) for name in names] or tasks(options.home):
         left = options.hours * 3600 - (time.monotonic() - begun)
@@ -282,20 +284,20 @@ def run_queue(options: argparse.Namespace) -> int:
             break
         plan_table.cache_clear()
         hours = {name: own for name, _, _, own in plan_table(options.home)}
-        told = f"{hours[task.name]:.1f} of {sum(hours.values()):.1f} CPU h left"
-        say(f"{task.name}{', judged rows' if task.judged else ''}: {told}")
+        left_hours = f"{hours[task.name]:.1f} of {sum(hours.values()):.1f} CPU h left"
+        log(f"{task.name}{', judged rows' if task.judged else ''}: {left_hours}")
         try:
             folder = out / task.name.replace("/", "-")
-            task.run(folder, places, options.jobs, None if math.isinf(left) else left)
+            task.run(folder, folders, options.jobs, None if math.isinf(left) else left)
         except (ConfigError, DataError, RunError) as error:
-            say(f"{task.name}: {error}")
+            log(f"{task.name}: {error}")
         except Exception:  # the other studies go on
             traceback.print_exc()
             failed = True
     return int(failed)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Print a line with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
@@ -309,7 +311,7 @@ def progress(name: str) -> OnProgress:
         if time.monotonic() - last >= EVERY:
             last = time.monotonic()
             left = "" if where.seconds_left is None else f", {duration(where.seconds_left)} for what is planned"
-            say(f"{name}: {where.done} done, {where.failed} failed, {where.left} left{left}")
+            log(f"{name}: {where.done} done, {where.failed} failed, {where.left} left{left}")
 
     return listen
 

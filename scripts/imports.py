@@ -1,4 +1,4 @@
-"""How modules of polyfed import each other, read from their source: layers, upward imports, cycles."""
+"""Imports among modules of polyfed, read from their source: layers, upward imports, cycles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 LAYERS = (
     ("cli",),
@@ -21,7 +24,7 @@ LAYERS = (
     ("data",),
     ("losses", "core"),
 )
-"""Packages from the top; one imports those below it, and what stands beside it in a layer."""
+"""Packages from the top; one imports those below it and those of its own layer."""
 
 DEPTH = {package: depth for depth, layer in enumerate(LAYERS) for package in layer}
 PUBLIC, PRESETS = "polyfed", "polyfed.presets"
@@ -33,8 +36,8 @@ class Module:
     """A module of the package.
 
     Attributes:
-        name: with all packages.
-        path: of its source.
+        name: Dotted name.
+        path: File of its source.
     """
 
     name: str
@@ -42,12 +45,12 @@ class Module:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Of its source."""
+        """Lines of its source."""
         return self.path.read_text(encoding="utf-8").splitlines()
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax."""
+        """Syntax tree of its source."""
         return ast.parse("\n".join(self.lines))
 
     @property
@@ -59,11 +62,11 @@ class Module:
 
 def modules(root: Path) -> list[Module]:
     """All modules of a package, by the path of its folder."""
-    found = []
+    every = []
     for path in sorted(root.rglob("*.py")):
         parts = [root.name, *path.relative_to(root).with_suffix("").parts]
-        found.append(Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
-    return found
+        every.append(Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return every
 
 
 def imports(module: Module, known: Mapping[str, Module], *, at_once: bool = False) -> set[str]:
@@ -99,7 +102,7 @@ def _imported(node: ast.AST, known: Mapping[str, Module]) -> Iterator[str]:
 def upward(parts: list[Module]) -> list[str]:
     """Imports that do not run downwards, and modules at the root."""
     known = {module.name: module for module in parts}
-    found = [
+    faults = [
         f"{name} stands at the root"
         for name, module in known.items()
         if not module.package and name not in (PUBLIC, PRESETS, PROGRAM)
@@ -110,8 +113,8 @@ def upward(parts: list[Module]) -> list[str]:
             if (
                 name not in (PUBLIC, PRESETS) and (not other or DEPTH[other] < DEPTH[module.package])
             ) or name == PUBLIC:
-                found.append(f"{module.name} -> {name}")
-    return found
+                faults.append(f"{module.name} -> {name}")
+    return faults
 
 
 def cycles(parts: list[Module]) -> list[list[str]]:
@@ -127,28 +130,9 @@ def cycles(parts: list[Module]) -> list[list[str]]:
 
 
 def _cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
-    """Strongly connected components of more than one node (Tarjan 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(edges.get(node, ())):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            component = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for node in sorted(edges):
-        if node not in index:
-            visit(node)
-    return found
+    """Strongly connected components of more than one node."""
+    names = sorted(edges)
+    links = [[other in edges[name] for other in names] for name in names]
+    _, labels = connected_components(np.array(links, dtype=bool).reshape(len(names), -1), connection="strong")
+    components = [[name for name, own in zip(names, labels, strict=True) if own == label] for label in {*labels}]
+    return sorted(component for component in components if len(component) > 1)

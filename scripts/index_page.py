@@ -1,7 +1,7 @@
-"""What an index shows of a release: the README with whole links, and the project's addresses.
+"""Metadata of a release for package indexes: the README with absolute links, and the project's addresses.
 
 The address of the repository is that of the workflow that builds (GITHUB_SERVER_URL, GITHUB_REPOSITORY); a build
-elsewhere knows none, and leaves the README as it is.
+elsewhere has none, and leaves the README as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class IndexPage(MetadataHookInterface):
 
 
 def addresses(environment: Mapping[str, str]) -> dict[str, str]:
-    """Name -> address, none where the environment tells no repository."""
+    """Name -> address, empty if the environment names no repository."""
     server, name = (environment.get(f"GITHUB_{key}", "") for key in ("SERVER_URL", "REPOSITORY"))
     if not (server and name):
         return {}
@@ -44,10 +44,10 @@ def addresses(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_whole_links(readme: str, source: str, ref: str) -> str:
-    """Links to pages, and to pictures as they are, at one state of the repository."""
+    """README whose links lead to pages, and to raw images, at one state of the repository."""
 
     def whole(link: re.Match[str]) -> str:
-        kind = "raw" if link[1] else "blob"
-        return f"{link[1]}{link[2]}({source}/{kind}/{ref}/{link[3]})"
+        view = "raw" if link[1] else "blob"
+        return f"{link[1]}{link[2]}({source}/{view}/{ref}/{link[3]})"
 
     return _LINK.sub(whole, readme)

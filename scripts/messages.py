@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "polyfed"
 OWN = "PolyfedError"
 OF_ARGUMENTS = ("ValueError", "TypeError")
-"""What functions raise on wrong arguments; in the settings of an experiment they become a ConfigError."""
+"""Errors of wrong arguments; in the settings of an experiment they become a ConfigError."""
 
 _COMMANDS = ("fail", "BadParameter", "ClickException", "UsageError")
 
@@ -21,13 +20,13 @@ class Message:
     """One place in the code that makes an error.
 
     Attributes:
-        kind: class of the error.
-        text: its message; what depends on the case stands in ‹›.
-        module: dotted, below ``polyfed``.
-        purpose: what the code does there: first sentence of the docstring of the function or class around it.
+        error: Class of the error.
+        text: Its message, with expressions in ‹›.
+        module: Dotted name below ``polyfed``.
+        purpose: First paragraph of the docstring of the function or class around it.
     """
 
-    kind: str
+    error: str
     text: str
     module: str
     purpose: str
@@ -96,8 +95,3 @@ def _name(expression: ast.expr) -> str:
 
 def _dotted(path: Path, source: Path) -> str:
     return ".".join(path.relative_to(source).with_suffix("").parts)
-
-
-def is_builtin(kind: str) -> bool:
-    """Whether Python itself defines the class."""
-    return hasattr(builtins, kind)

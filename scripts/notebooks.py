@@ -21,7 +21,7 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\((?!https?:)[^)]*\)")
 
 
 def cells(page: str) -> Iterator[tuple[str, str]]:
-    """Kind (markdown or code) and source of each cell; links that lead out of a notebook become their text."""
+    """Type (markdown or code) and source of each cell; links that lead out of a notebook become their text."""
     end = 0
     for block in _BLOCK.finditer(page):
         yield "markdown", _LINK.sub(r"\1", page[end : block.start()]).strip()
@@ -39,8 +39,8 @@ def notebook(name: str) -> str:
 
     page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     made = [
-        getattr(v4, f"new_{kind}_cell")(source, id=f"{name}-{place}")  # ids that do not change from build to build
-        for place, (kind, source) in enumerate(cells(page))
+        getattr(v4, f"new_{type_of}_cell")(source, id=f"{name}-{place}")  # ids that do not change from build to build
+        for place, (type_of, source) in enumerate(cells(page))
         if source
     ]
     return str(nbformat.writes(v4.new_notebook(cells=made)))

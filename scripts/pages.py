@@ -2,12 +2,12 @@
 
     python scripts/pages.py                        # from the records in papers/*/records
     python scripts/pages.py --from runs/studies    # take over what was run of these studies before
-    python scripts/pages.py --check                # only say which records do not go together
+    python scripts/pages.py --check                # only list records that contradict each other
 
 A record is a study with its results, `make bench` writes that of all benchmarks. Equal records give equal bytes, and a
-test compares pages with records, so that no page is edited by hand. Blocks stand in the README, the papers' pages of
-docs/explanation, docs/how-to/which-method.md, and docs/reference/speed.md. What `--check` says ends every call
-with exit status 1.
+test compares pages with records. Blocks stand in the README, the papers' pages of
+docs/explanation, docs/how-to/which-method.md, and docs/reference/speed.md. Every call ends with exit
+status 1 if `--check` lists any.
 """
 
 from __future__ import annotations
@@ -59,23 +59,18 @@ if TYPE_CHECKING:
 ROOT = PAPERS.parent
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = {"creamfl": "CreamFL", "fedcola": "FedCola", "fedafd": "FedAFD", "fedaid": "FedAID", "polyfed": "polyfed"}
-"""Folder below papers/ -> what it is called."""
-CLAIMED = {
-    "creamfl": "recall above ensembles', FedAvg's and the server's alone; what contrasts and GCA weights add",
-    "fedcola": "recall above FedAvg's, FedIoT's and CreamFL's; what sharing, compensation and complements add",
-    "fedafd": "clients above FedET's, server above CreamFL's; what fusion, alignment and SED weights add",
-    "fedaid": "retrieval, transfer and distortion against FedAvg's; what the robust teacher and guidance add",
-}
-"""Folder below papers/ -> what its counted claims are about."""
+"""Folder below papers/ -> its name."""
+CLAIMED = ("creamfl", "fedcola", "fedafd", "fedaid")
+"""Folders below papers/ of methods with a page."""
 SPEED, BENCHMARKS = "docs/reference/speed.md", "benchmarks/record.json"
 AHEAD_OF = "pfl_research"
 COST = "docs/images/clients.svg"
-COST_TOLD = "What a small client costs over a plain loop, by the number of clients; dashed: limits"
+COST_CAPTION = "Cost of a small client over a plain loop, by the number of clients; dashed: limits"
 BEGIN, END = "<!-- made by: make pages -->\n", "<!-- end of what make pages makes -->\n"
 
 
 def take_over(runs: Path, home: Path = PAPERS) -> int:
-    """Write the records of studies that were run; how many there were."""
+    """Write the records of studies that were run; returns their number."""
     taken = 0
     for name in STUDIES:
         for scale in SCALES:
@@ -90,8 +85,8 @@ def take_over(runs: Path, home: Path = PAPERS) -> int:
 def with_block(path: Path, block: str) -> str:
     """The text of a file with another block between its marks."""
     head, _, others = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, found, tail = others.partition(END)
-    if not found:
+    _, ended, tail = others.partition(END)
+    if not ended:
         raise SystemExit(f"{path.name}: no block between {BEGIN.strip()!r} and {END.strip()!r}")
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
 
@@ -112,7 +107,7 @@ def _twins(own: Sequence[StudyRecord]) -> dict[str, str]:
 
 
 def _shown(own: Sequence[StudyRecord]) -> dict[str, list[Picture]]:
-    """Record -> pictures on its page: none of a twin."""
+    """Record -> figures on its page: none of a twin."""
     twins = _twins(own)
     return {record.path: [] if record.name in twins else record.pictures for record in own}
 
@@ -123,38 +118,40 @@ def _figures(results: Results) -> str:
 
 
 def ledger_text(recorded: Sequence[StudyRecord]) -> str:
-    """All studies: what was run, what came out, and what the queue of evidence has left."""
+    """All studies: their runs, their claims, and the cells that the queue of evidence has left."""
     by_place = {(record.name, record.scale): record for record in recorded}
     lines: dict[str, list[list[str]]] = {paper: [] for paper in NAMES}
     left = {name: (count, hours) for name, count, _, hours in evidence.plan_table()}
     studies = {name: Study.load(file) for name, file in STUDIES.items()}
     for name, study in sorted(studies.items(), key=lambda item: place(item[1])):
         known = [record for scale in SCALES if (record := by_place.get((name, scale)))]
-        told = [[one.heading, str(one.runs), one.state] for one in known]
+        entries = [[one.heading, str(one.runs), one.state] for one in known]
         paper, _, item = name.partition("/")
         count, hours = left[name]
         queued = f"{count} cells, {hours:.1f} h" if count else ""
-        lines[paper] += [[item, *line, queued] for line in told or [[heading(study), f"(≤ {cells(study)})", "not run"]]]
+        lines[paper] += [
+            [item, *line, queued] for line in entries or [[heading(study), f"(≤ {cells(study)})", "not run"]]
+        ]
     heads = ("study", "what", "runs", "claims", "queued")
     tables = {paper: Markup(table(heads, *own, ruler="-")) for paper, own in lines.items()}
     counts = counted(recorded)
     settings = {paper: of_settings(own) for paper, own in counts.items()}
-    told = {paper: decided([one for one in recorded if one.name.startswith(f"{paper}/")]) for paper in NAMES}
+    verdicts = {paper: decided([one for one in recorded if one.name.startswith(f"{paper}/")]) for paper in NAMES}
     hours = {paper: sum(own for name, (_, own) in left.items() if name.startswith(f"{paper}/")) for paper in NAMES}
-    what = {"counts": counts, "of_settings": settings, "decided": told, "outcomes": OUTCOMES, "hours": hours}
+    what = {"counts": counts, "of_settings": settings, "decided": verdicts, "outcomes": OUTCOMES, "hours": hours}
     return _rendered("ledger.md.j2", names=NAMES, tables=tables, **what)
 
 
 def decided(own: Sequence[StudyRecord]) -> list[str]:
     """Claims on a method or a part that are decided, as ``**above** a > b on r1 (Table 1)``."""
-    told: dict[Any, str] = {}
+    claims: dict[Any, str] = {}
     for record in own:
         item = record.study.source.item if record.study.source else record.name.partition("/")[2]
         for one in record.judgements:
             if outcome(one) in ("seen", "not seen here") and one.claim.kind != "setting":
                 text = f"{markdown(one.claim.text)} ({item}): **{one.in_words}**"
-                told.setdefault(record.compared(one.claim), text)
-    return list(told.values())
+                claims.setdefault(record.compared(one.claim), text)
+    return list(claims.values())
 
 
 def counted(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
@@ -174,7 +171,7 @@ def counted(recorded: Sequence[StudyRecord]) -> dict[str, Counter[str]]:
 
 
 def of_settings(counts: Mapping[str, int]) -> str:
-    """``2 of 5 seen``; empty where there is no such claim."""
+    """``2 of 5 seen``; empty without such a claim."""
     total = sum(counts[f"setting {name}"] for name in OUTCOMES)
     return f"{counts['setting seen']} of {total} seen" if total else ""
 
@@ -196,41 +193,34 @@ def gains_table(record: StudyRecord, column: str) -> str:
 
 
 def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
-    """File -> what stands between its marks."""
+    """File -> text between its marks."""
     counts = counted(recorded)
-    lines = []
-    for paper, claim in CLAIMED.items():
-        numbers = "|".join(str(counts[paper][name]) for name in OUTCOMES)
-        lines.append(f"|[{NAMES[paper]}](papers/{paper}/README.md)|{claim}|{numbers}|")
-    claims = "\n".join([f"|method|what these claims are about|{'|'.join(OUTCOMES)}|", "|-|-|-:|-:|-:|", *lines])
-    try:
-        headline, lacking = boards.headline(recorded), ""
-    except boards.HeadlineError as error:
-        headline, lacking = boards.so_far(recorded), str(error)
-    told: dict[str, Any] = {"headline": headline, "lacking": lacking, "claims": claims}
-    found = {"README.md": _rendered("readme.md.j2", **told, speed=speed_sentence(_measurements()))}
+    texts = {"headline": boards.headline(recorded), "lacking": ", ".join(boards.lacking(recorded))}
+    made = {"README.md": _rendered("readme.md.j2", **texts, speed=speed_sentence(_measurements()))}
     for paper in CLAIMED:
-        told = ", ".join(f"{counts[paper][name]} {name}" for name in OUTCOMES if counts[paper][name]) or "none was run"
+        outcomes = (
+            ", ".join(f"{counts[paper][name]} {name}" for name in OUTCOMES if counts[paper][name]) or "none was run"
+        )
         studies = f"[studies that were run](../../papers/{paper}/README.md)"
         others = f"; on settings, which no method decides: {of}" if (of := of_settings(counts[paper])) else ""
-        found[f"docs/explanation/{paper}.md"] = (
-            f"Claims on the method and its parts, of the {studies}: {told}{others}.\n"
+        made[f"docs/explanation/{paper}.md"] = (
+            f"Claims on the method and its parts, of the {studies}: {outcomes}{others}.\n"
             + "".join(_parts_text(record) for record in recorded if record.name == f"{paper}/parts")
         )
-    return found | {
+    return made | {
         which_method.PAGE: which_method.which_method_text(recorded),
         SPEED: f"{speed_text(_measurements())}\n",
     }
 
 
 def _parts_text(record: StudyRecord) -> str:
-    """What the parts of a method do, below what is counted."""
+    """Gains by part of a method, below the counts."""
     page = f"[{record.file}](../../papers/{record.name.partition('/')[0]}/README.md#{record.anchor})"
     return f"\nBy part ({page}):\n\n{gains_table(record, record.main_columns[0])}"
 
 
 def speed_text(record: Mapping[str, Any]) -> str:
-    """What all benchmarks measured, and which limits are not met."""
+    """Figures of all benchmarks, and limits that are not met."""
     tables: dict[str, list[str]] = {}
     for each in record["benchmarks"]:
         lines = tables.setdefault(
@@ -242,20 +232,20 @@ def speed_text(record: Mapping[str, Any]) -> str:
         lines += [f"| {name} | not run: lacks {each['lacks']} | | | |"] if each["lacks"] else []
     run = {each["benchmark"].split()[0] for each in record["benchmarks"]}
     left = [name for name in dict.fromkeys(command.split()[0] for command in record["plan"]) if name not in run]
-    told = [f"**Not run** for these tables: {', '.join(f'`{name}.py`' for name in left)}."] if left else []
-    told += [f"![{COST_TOLD}](../images/{Path(COST).name})"] if by_clients(record) else []
-    return "\n\n".join([*("\n\n".join([where, "\n".join(rows)]) for where, rows in tables.items()), *told])
+    notes = [f"**Not run** for these tables: {', '.join(f'`{name}.py`' for name in left)}."] if left else []
+    notes += [f"![{COST_CAPTION}](../images/{Path(COST).name})"] if by_clients(record) else []
+    return "\n\n".join([*("\n\n".join([where, "\n".join(rows)]) for where, rows in tables.items()), *notes])
 
 
 def speed_sentence(record: Mapping[str, Any]) -> str:
-    """What a small client costs beside another library, as far as it was measured."""
+    """Cost of a small client next to another library, as far as it was measured."""
     figures = [f for each in record["benchmarks"] if AHEAD_OF in each["benchmark"] for f in each["figures"]]
     of = re.compile(r"FedAvg, perceptron, ([\d,]+) clients: (polyfed|pfl_research)")
-    named = [(found, figure["ratio"]) for figure in figures if (found := of.fullmatch(figure["name"]))]
-    own, other = ([f"{ratio:.2f}" for found, ratio in named if found[2] == name] for name in ("polyfed", AHEAD_OF))
+    named = [(match, figure["ratio"]) for figure in figures if (match := of.fullmatch(figure["name"]))]
+    own, other = ([f"{ratio:.2f}" for match, ratio in named if match[2] == name] for name in ("polyfed", AHEAD_OF))
     if not own or not other:
         return ""
-    clients = dict.fromkeys(found[1] for found, _ in named)
+    clients = dict.fromkeys(match[1] for match, _ in named)
     return (
         f"With messages, checks, ledger and checkpoints, a round of {' and '.join(clients)} small clients takes "
         f"{' and '.join(own)} times the CPU time of a plain PyTorch loop; pfl-research takes {' and '.join(other)} "
@@ -264,7 +254,7 @@ def speed_sentence(record: Mapping[str, Any]) -> str:
 
 
 def _where(each: Mapping[str, Any]) -> str:
-    """Of what, when and where a benchmark was run."""
+    """Commit, date and machine of a benchmark."""
     of = each["machine"]
     gpu = f", {of['gpu']}" if "gpu" in of else ""
     return (
@@ -295,19 +285,19 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
 
 
 def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
-    """Path of each picture -> what draws its SVG; another version of matplotlib may place texts otherwise."""
+    """Path of each figure -> function that draws its SVG; another matplotlib may place texts otherwise."""
     recorded, drawn = standing(root / PAPERS.name), dict[Path, Callable[[], str]]()
     for paper, own in _by_paper(recorded).items():
         for record in own:
             for picture in _shown(own)[record.path]:
                 drawn[root / PAPERS.name / paper / record.picture_file(picture)] = partial(_svg, picture)
     if points := by_clients(_measurements()):
-        drawn[root / COST] = partial(_svg, Picture("clients", COST_TOLD, partial(draw_clients, points)))
+        drawn[root / COST] = partial(_svg, Picture("clients", COST_CAPTION, partial(draw_clients, points)))
     return drawn
 
 
 def _measurements() -> dict[str, Any]:
-    """What `make bench` recorded."""
+    """Record of `make bench`."""
     record: dict[str, Any] = json.loads((ROOT / BENCHMARKS).read_text(encoding="utf-8"))
     return record
 
@@ -317,9 +307,9 @@ def by_clients(record: Mapping[str, Any]) -> dict[str, list[tuple[int, float, fl
     figures = [figure for each in record["benchmarks"] if "10000" in each["benchmark"] for figure in each["figures"]]
     points: dict[str, list[tuple[int, float, float]]] = {}
     for figure in figures:
-        if found := re.fullmatch(r"FedAvg, perceptron, ([\d,]+) clients: (memory of )?polyfed", figure["name"]):
-            what = "peak memory" if found[2] else "CPU time of a round"
-            points.setdefault(what, []).append((int(found[1].replace(",", "")), figure["ratio"], figure["limit"]))
+        if match := re.fullmatch(r"FedAvg, perceptron, ([\d,]+) clients: (memory of )?polyfed", figure["name"]):
+            what = "peak memory" if match[2] else "CPU time of a round"
+            points.setdefault(what, []).append((int(match[1].replace(",", "")), figure["ratio"], figure["limit"]))
     return points
 
 
@@ -343,7 +333,7 @@ _FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 
 def _svg(picture: Picture) -> str:
-    """Without what makes it large: spaces, digits that nobody sees, and one list of fonts for each text."""
+    """SVG without its ballast: spaces, invisible digits, and one list of fonts for each text."""
     text = svg_text(picture.draw(), picture.sentence or picture.name)
     text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
     text = re.sub(r' transform="rotate\(-0 [^"]*\)"|<g id="[^"]*"/>', "", text)
@@ -377,9 +367,9 @@ def main() -> int:
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, text.encode())
             print(f"written: {path.relative_to(ROOT)}")
-    told = faults()
-    print(*told, sep="\n", file=sys.stderr)
-    return 1 if told else 0
+    contradictions = faults()
+    print(*contradictions, sep="\n", file=sys.stderr)
+    return 1 if contradictions else 0
 
 
 if __name__ == "__main__":

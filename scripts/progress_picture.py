@@ -1,6 +1,6 @@
-"""The picture of a run in the README: ``python scripts/progress_picture.py RUN``, of a run of scenes-demo.
+"""The image of a run in the README: ``python scripts/progress_picture.py RUN``, of a run of scenes-demo.
 
-What is drawn is the display as it stood when the last round but one had begun, replayed from the run's own events.
+It shows the display at the begin of the last round but one, replayed from the run's own events.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from polyfed.runs.events import PROGRESS, follow
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "progress.svg"
 WIDTH = 100
-SHARE = 0.8  # of the events: within the last round but one, when somebody is at work
+SHARE = 0.8  # of the events: within the last round but one, while clients train
 
 
 def main(run: Path) -> None:
-    """Write the picture."""
+    """Write the image."""
     events = [json.loads(line) for line in (run / PROGRESS).read_text().splitlines()]
     events = events[: int(SHARE * len(events))]
-    since = time.time() - events[-1]["at"]  # as if it had happened now, which is what times are shown against
+    since = time.time() - events[-1]["at"]  # moved to now, as times are shown relative to it
     state = RunState()
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder) / PROGRESS

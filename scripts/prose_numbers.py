@@ -1,4 +1,4 @@
-"""Numbers that hand-written prose states as results, and whether the records that it cites have them.
+"""Check that the records cited by hand-written prose have the numbers that it states as results.
 
     python scripts/prose_numbers.py     # those that no record has
 
@@ -39,9 +39,9 @@ class Paragraph:
     """A paragraph, list or table.
 
     Attributes:
-        file: below the repository.
-        text: of it.
-        before: the paragraphs before it in its section.
+        file: Path below the repository.
+        text: Its text.
+        before: Paragraphs before it in its section.
     """
 
     file: str
@@ -50,15 +50,15 @@ class Paragraph:
 
     @property
     def numbers(self) -> list[str]:
-        """``-2.8``, ``9.1``, ``18``: as they are written."""
+        """Numbers as written: ``-2.8``, ``9.1``, ``18``."""
         return [sign + digits for sign, digits in _NUMBER.findall(_ASIDE.sub(" ", self.text.replace("−", "-")))]
 
     def records(self, shown: Sequence[StudyRecord]) -> list[StudyRecord]:
-        """Those that it cites, or else the nearest paragraph before it in its section."""
+        """Records that it cites, or else those of the nearest paragraph before it in its section."""
         own = Path(self.file).stem if Path(self.file).stem in PAPERS_OF else "polyfed"
         for text in (self.text, *reversed(self.before)):
             names = {f"{folder or own}/{name}" for folder, name in _FILE.findall(text)}
-            names |= {f"{own}/{kind[0].lower()}{number}" for kind, number in _ITEM.findall(text)}
+            names |= {f"{own}/{item[0].lower()}{number}" for item, number in _ITEM.findall(text)}
             if names or _ANCHOR.search(text):
                 anchors = set(_ANCHOR.findall(text))
                 return [one for one in shown if one.name in names or one.anchor in anchors]
@@ -88,7 +88,7 @@ def _of(path: Path, root: Path, is_read: Callable[[str, str], bool]) -> Iterator
 
 
 def unsupported(paragraph: Paragraph, shown: Sequence[StudyRecord]) -> list[str]:
-    """Its numbers that none of its records has."""
+    """Numbers of a paragraph that none of its records has."""
     if not paragraph.numbers:
         return []
     values = {value for record in paragraph.records(shown) for value in _values(record)}
@@ -96,7 +96,7 @@ def unsupported(paragraph: Paragraph, shown: Sequence[StudyRecord]) -> list[str]
 
 
 def _has(values: set[float], number: str) -> bool:
-    """Whether a value is the number, rounded as that is; without a sign, its size is."""
+    """True if a value, rounded alike, is the number; without a sign, if its size is."""
     digits = len(number.partition(".")[2])
     half = 0.5 * 10**-digits + 1e-9
     given = float(number)
@@ -156,7 +156,7 @@ def _of_settings(record: StudyRecord) -> Iterator[float]:
 def faults(root: Path = ROOT) -> list[str]:
     """Numbers that no record has and no exception names, a line a paragraph; exceptions that are not needed."""
     shown, known = standing(), {*exceptions()["numbers"]}
-    told, needed = [], set[str]()
+    unknown, needed = [], set[str]()
     for paragraph in paragraphs(root):
         left = []
         for number in unsupported(paragraph, shown):
@@ -164,15 +164,17 @@ def faults(root: Path = ROOT) -> list[str]:
             needed |= keys
             left += [number] * (not keys & known)
         if left:
-            told.append(f"{paragraph.file}: no record has {', '.join(left)}: {' '.join(paragraph.text.split())[:90]}")
-    return told + [f"exceptions.toml: numbers: {key} is not needed: take it out" for key in sorted(known - needed)]
+            unknown.append(
+                f"{paragraph.file}: no record has {', '.join(left)}: {' '.join(paragraph.text.split())[:90]}"
+            )
+    return unknown + [f"exceptions.toml: numbers: {key} is not needed: take it out" for key in sorted(known - needed)]
 
 
 def main() -> int:
     """Print them."""
-    told = faults()
-    print(*told, sep="\n")
-    return 1 if told else 0
+    unsupported_numbers = faults()
+    print(*unsupported_numbers, sep="\n")
+    return 1 if unsupported_numbers else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What leaves, as two pages say it: the table of methods with what may protect it, and what a site tells at joining.
+"""Generated parts of two pages: the table of methods with their replies and protections, and the facts of joining.
 
     python scripts/protections.py    # write it
 
@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import reduce
-from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.errors import ConfigError
 from polyfed.core.files import write_atomically
-from polyfed.core.settings import Settings
 from polyfed.federation.client import ClientInfo
 from polyfed.privacy.policy import Policy, SentField
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings, require_covered
-from polyfed.runs.config_files import merged
 from polyfed.runs.conflicts import Choice, conflicts
 from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
 from polyfed.wire.schema import steps_of
@@ -39,12 +35,15 @@ WORDS: dict[type[TensorBundle], str] = {
     Representations: "representations",
     Logits: "class scores",
 }
-"""Kind of tensors -> what the page calls it."""
-_SETTINGS: tuple[tuple[str, Any], ...] = (
-    ("teacher.weights", "count"),
-    ("public.form", "scores"),
-)
-"""Settings that let a protection work where the default does not."""
+"""Bundle of tensors -> its name on the page."""
+_COUNT, _SCORES = {"teacher": {"weights": "count"}}, {"public": {"form": "scores"}}
+_CHOICES: dict[str, dict[str, Any]] = {
+    "": {},
+    "teacher.weights: count": _COUNT,
+    "public.form: scores": _SCORES,
+    "teacher.weights: count, public.form: scores": _COUNT | _SCORES,
+}
+"""Settings that enable a protection where the default does not."""
 _REPLY = PrivacySettings.model_validate(
     {
         "metrics": "clear",
@@ -56,22 +55,21 @@ _SAMPLES = PrivacySettings.model_validate({"metrics": "clear", "samples": {"nois
 
 def methods() -> dict[str, type[Algorithm]]:
     """Every method that sites can take part in, by name."""
-    kinds = cast("dict[str, type[Algorithm]]", Algorithm.available())
-    return {name: kind for name, kind in sorted(kinds.items()) if kind.asks_clients}
+    classes = cast("dict[str, type[Algorithm]]", Algorithm.available())
+    return {name: method_class for name, method_class in sorted(classes.items()) if method_class.asks_clients}
 
 
 def rows() -> Iterator[tuple[str, ...]]:
     """A line for each method."""
-    for name, kind in methods().items():
+    for name, method_class in methods().items():
         obstacles = (_against_sums, _against_noise_on_replies, _against_noise_in_training, _against_rules)
-        yield code(name), leaving(kind), *(_answer(kind, against) for against in obstacles)
+        yield code(name), leaving(method_class), *(_answer(method_class, against) for against in obstacles)
 
 
-def leaving(kind: type[Algorithm]) -> str:
-    """What clients of a method send in steps of training, in the page's words."""
-    fields = [sent for sent in Policy(kind).fields if sent.step_kind == "step"]
-    said = [_words(sent) for sent in fields]
-    return ", ".join(dict.fromkeys(said)) or "nothing"
+def leaving(method_class: type[Algorithm]) -> str:
+    """Replies of a method's clients in steps of training, in the page's words."""
+    fields = [sent for sent in Policy(method_class).fields if sent.step_kind == "step"]
+    return ", ".join(dict.fromkeys(map(_words, fields))) or "nothing"
 
 
 def _words(sent: SentField) -> str:
@@ -79,8 +77,8 @@ def _words(sent: SentField) -> str:
         return "losses"
     if not sent.tensors:
         return "number of samples" if sent.field == "num_examples" else f"`{sent.field}`"
-    kinds = " or ".join(WORDS[kind] for kind in sent.tensors)
-    return f"{kinds} (`{sent.field}`)" if sent.field not in ("weights", "representations", "knowledge") else kinds
+    bundles = " or ".join(WORDS[bundle] for bundle in sent.tensors)
+    return f"{bundles} (`{sent.field}`)" if sent.field not in ("weights", "representations", "knowledge") else bundles
 
 
 Against = Callable[[Algorithm], str]
@@ -111,36 +109,22 @@ def _refusal(check: Callable[[], None]) -> str:
     return ""
 
 
-def _answer(kind: type[Algorithm], against: Against) -> str:
-    """Yes, no, or with which settings."""
-    if leaving(kind) == "nothing":
+def _answer(method_class: type[Algorithm], against: Against) -> str:
+    """Yes, no, or the settings that it takes."""
+    if leaving(method_class) == "nothing":
         return ""
-    known = [(key, value) for key, value in _SETTINGS if _has(kind, key)]
-    for number in range(len(known) + 1):
-        for chosen in combinations(known, number):
-            try:
-                method = kind.model_validate(reduce(merged, [{}, *(_at(key, value) for key, value in chosen)]))
-            except ValueError:  # they have no effect beside each other
-                continue
-            if not against(method):
-                shown = ", ".join(f"{key}: {'null' if value is None else value}" for key, value in chosen)
-                return f"with {code(shown)}" if chosen else "yes"
+    for shown, settings in _CHOICES.items():
+        try:
+            method = method_class.model_validate(settings)
+        except ValueError:  # the method lacks them, or they have no effect together
+            continue
+        if not against(method):
+            return f"with {code(shown)}" if shown else "yes"
     return "no"
 
 
-def _has(kind: type[Algorithm], key: str) -> bool:
-    section, _, name = key.rpartition(".")
-    part = kind.model_fields[section].default if section in kind.model_fields else None
-    return name in (type(part).model_fields if isinstance(part, Settings) else {} if section else kind.model_fields)
-
-
-def _at(key: str, value: Any) -> dict[str, Any]:
-    section, _, name = key.rpartition(".")
-    return {section: {name: value}} if section else {name: value}
-
-
 def joining() -> str:
-    """What a site tells of a client at joining."""
+    """Facts of a client that its site sends at joining."""
     return ", ".join(f"**{words}**" if name == "samples" else words for name, words in ClientInfo.told().items())
 
 
@@ -155,8 +139,8 @@ def page(path: Path = PAGE) -> str:
 
 
 def _filled(path: Path, text: str, begin: str, end: str, made: str) -> str:
-    head, begun, rest = text.partition(begin)
-    _, ended, tail = rest.partition(end)
+    head, begun, after = text.partition(begin)
+    _, ended, tail = after.partition(end)
     if not begun or not ended:
         raise SystemExit(f"{path}: no block between {begin.strip()!r} and {end.strip()!r}")
     return f"{head}{begin}{made}{end}{tail}"

@@ -1,8 +1,8 @@
-"""Whether records are shown: a drawn cell of each row is run again with today's code (``scripts/confirm.py``).
+"""Selection of the records that are shown: a drawn cell of each row is run again with today's code (``confirm.py``).
 
 Rows whose cell has the recorded figures are shown, as are those within 0.3 of their standard deviation over seeds, with
 a mark; others are hidden and queued. A row of which no cell was run again is shown with a mark, and nothing is decided
-by it. A record carries its own settings and choices: what its study's file says by now changes words and claims alone.
+by it. A record carries its own settings and choices; a later change of its study's file affects words and claims alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -63,7 +63,7 @@ def conflicts(recorded: Iterable[StudyRecord]) -> list[str]:
 
 def _clashes(record: StudyRecord, known: Known) -> list[str]:
     """Cells of a record that have other figures where they are known; those that are not are known from then on."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    clashes: dict[tuple[str, str, str], list[str]] = {}
     for (row, point, name), by_seed in record.results.values.items():
         column = record.study.columns_of(row)[name]
         for seed, value in by_seed.items() if column.component_name() not in TIMED else ():
@@ -72,12 +72,12 @@ def _clashes(record: StudyRecord, known: Known) -> list[str]:
                 place = record.label, label, name
                 before, where = known.setdefault((cell, column_key(column)), (value, place))
                 if not math.isclose(before, value, rel_tol=1e-9):
-                    line = f"cell {cell}: {_told(where)} is {before:g}, {_told(place)} is {value:g}"
-                    found.setdefault((where[0], where[2], name), []).append(line)
-    return [lines[0] + (f", and {len(lines) - 1} more" if lines[1:] else "") for lines in found.values()]
+                    line = f"cell {cell}: {_place_text(where)} is {before:g}, {_place_text(place)} is {value:g}"
+                    clashes.setdefault((where[0], where[2], name), []).append(line)
+    return [lines[0] + (f", and {len(lines) - 1} more" if lines[1:] else "") for lines in clashes.values()]
 
 
-def _told(place: tuple[str, str, str]) -> str:
+def _place_text(place: tuple[str, str, str]) -> str:
     record, label, column = place
     return f"{record}.json, {label}, {column}"
 
@@ -103,46 +103,46 @@ def faults(home: Path = PAPERS) -> list[str]:
 
 def of_rows(record: StudyRecord, rows: Iterable[str]) -> StudyRecord:
     """The record with some rows alone."""
-    kept, of = {*rows} & {*record.study.rows}, record.results
-    known = labels(record.study, kept, record.study.all_seeds)
-    results = replace(
-        of,
-        values={place: own for place, own in of.values.items() if place[0] in kept},
-        chosen={place: own for place, own in of.chosen.items() if place[0] in kept},
-        curves={place: own for place, own in of.curves.items() if place[0] in kept},
-        cells={label: cell for label, cell in of.cells.items() if label in known},
-        code={row: own for row, own in of.code.items() if row in kept},
-        replies={row: own for row, own in of.replies.items() if row in kept},
-        withheld={row: own for row, own in of.withheld.items() if row in kept},
-    )
-    return replace(record, results=results, again={row: one for row, one in record.again.items() if row in kept})
+    kept = {*rows} & {*record.study.rows}
+    again = {row: one for row, one in record.again.items() if row in kept}
+    return replace(record, results=_subset(record.results, record.study, kept), again=again)
 
 
 def as_today(record: StudyRecord) -> StudyRecord:
-    """The record with today's words and claims, and the rows and columns that its study has by now."""
+    """The record with today's words and claims, and the rows and columns that its study still has."""
     now = Study.load(STUDIES[record.name], record.scale)
-    of, places = record.results, {(row, point) for row in now.rows for point in now.points_of(row)}
     shared = {
         (row, name)
         for row in {*now.rows} & {*record.study.rows}
         for name, column in now.columns_of(row).items()
         if name in (then := record.study.columns_of(row)) and column_key(then[name]) == column_key(column)
     }
-    known = labels(now, now.rows, now.all_seeds)
-    results = replace(
-        of,
-        study=now,
-        values={
-            at: {seed: value for seed, value in own.items() if seed in now.all_seeds}
-            for at, own in of.values.items()
-            if at[:2] in places and (at[0], at[2]) in shared
-        },
-        chosen={at: own for at, own in of.chosen.items() if at[:2] in places},
-        curves={at: own for at, own in of.curves.items() if at in places},
-        cells={label: cell for label, cell in of.cells.items() if label in known},
-        code={row: own for row, own in of.code.items() if row in now.rows},
+    results = _subset(record.results, now, {*now.rows})
+    values = {
+        (row, point, name): {seed: value for seed, value in by_seed.items() if seed in now.all_seeds}
+        for (row, point, name), by_seed in results.values.items()
+        if (row, name) in shared
+    }
+    return replace(record, results=replace(results, values=values))
+
+
+def _subset(results: Results, study: Study, rows: Collection[str]) -> Results:
+    """Results of some rows of a study."""
+    points = {(row, point) for row in rows for point in study.points_of(row)}
+    known = labels(study, rows, study.all_seeds)
+    by_row = {
+        name: {row: own for row, own in getattr(results, name).items() if row in rows}
+        for name in ("code", "replies", "withheld")
+    }
+    return replace(
+        results,
+        study=study,
+        values={at: own for at, own in results.values.items() if at[:2] in points},
+        chosen={at: own for at, own in results.chosen.items() if at[:2] in points},
+        curves={at: own for at, own in results.curves.items() if at in points},
+        cells={label: cell for label, cell in results.cells.items() if label in known},
+        **by_row,
     )
-    return replace(record, results=results)
 
 
 # ---- what is missing
@@ -167,8 +167,8 @@ def _is_current(record: StudyRecord, then: StudyPlan, now: StudyPlan, row: str) 
     if row not in then.study.rows or not {*now.study.points_of(row)} <= {*then.study.points_of(row)}:
         return False
     measured, asked = ({*map(column_key, study.columns_of(row).values())} for study in (then.study, now.study))
-    places = [(row, point, seed) for point in now.study.points_of(row) for seed in now.study.seeds]
-    return asked <= measured and all(_is_same(record.results, then, now, *place) for place in places)
+    points = [(row, point, seed) for point in now.study.points_of(row) for seed in now.study.seeds]
+    return asked <= measured and all(_is_same(record.results, then, now, *place) for place in points)
 
 
 def _is_same(results: Results, then: StudyPlan, now: StudyPlan, row: str, point: Point, seed: int) -> bool:

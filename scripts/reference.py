@@ -19,7 +19,7 @@ from polyfed.lab.studies.study import Study
 from study_records import STUDIES
 
 FOR_METHODS = "polyfed.algorithms.algorithm"
-"""What methods of one's own are written with."""
+"""Module of the names that methods of one's own use."""
 
 _GROUPS = {
     "Settings of an experiment": ("ConfigError",),
@@ -70,29 +70,29 @@ def settings() -> Iterator[str]:
 def all_components() -> Iterator[str]:
     """Every component of every family."""
     yield "# Components"
-    yield "\nWhat a configuration chooses by `name`, with its settings, as `polyfed list KIND NAME` shows it."
-    for kind, meaning in catalogue.kinds().items():
-        if kind in (catalogue.PRESETS, catalogue.SETTINGS):
+    yield "\nComponents selected by `name` in a configuration, with their settings, as in `polyfed list KIND NAME`."
+    for family, meaning in catalogue.kinds().items():
+        if family in (catalogue.PRESETS, catalogue.SETTINGS):
             continue
-        yield from (f"\n## {kind.capitalize().replace('-', ' ')}", f"\n{meaning[0].upper()}{meaning[1:]}.")
-        for name, summary in catalogue.entries(kind).items():
+        yield from (f"\n## {family.capitalize().replace('-', ' ')}", f"\n{meaning[0].upper()}{meaning[1:]}.")
+        for name, summary in catalogue.entries(family).items():
             yield from (f"\n### `{name}`", f"\n{summary}.\n")
-            yield from _settings_table(kind, name)
+            yield from _settings_table(family, name)
 
 
-def _settings_table(kind: str, name: str) -> Iterator[str]:
-    found = catalogue.settings_of(kind, name)
-    if not found:
+def _settings_table(family: str, name: str) -> Iterator[str]:
+    fields = catalogue.settings_of(family, name)
+    if not fields:
         yield "No settings."
         return
-    rows = ((code(one.name), code(one.default), one.allowed, one.description) for one in found)
+    rows = ((code(one.name), code(one.default), one.allowed, one.description) for one in fields)
     yield from table(("key", "default", "values", "meaning"), rows)
 
 
 def commands() -> Iterator[str]:
     """Every command with its arguments and options."""
     yield "# Commands"
-    yield "\nWhat `polyfed COMMAND --help` shows. `polyfed --install-completion` completes them in your shell."
+    yield "\nOutput of `polyfed COMMAND --help`. `polyfed --install-completion` completes them in your shell."
     root = prepared(typer.main.get_command(app))
     for path, command in sorted(_leaves(root, "polyfed"), key=lambda pair: pair[0]):
         context = click.Context(command, info_name=path)
@@ -122,13 +122,13 @@ def _parameters(command: click.Command, context: click.Context) -> Iterator[tupl
 
 
 def presets() -> Iterator[str]:
-    """Every preset by family, with what it needs and costs."""
+    """Every preset by family, with its needs and costs."""
     yield "# Presets"
     yield "\nNamed experiments: `polyfed run NAME`. Variants stand below the preset that they extend."
     for root, members in preset_groups().items():
         yield from (f"\n## {root}\n",)
         rows = ((code(one.name), one.description, one.needs, one.cost) for one in members)
-        yield from table(("preset", "what it is", "needs", "cost"), rows)
+        yield from table(("preset", "description", "needs", "cost"), rows)
 
 
 def studies() -> Iterator[str]:
@@ -137,25 +137,25 @@ def studies() -> Iterator[str]:
     yield "\nTables by one command: `polyfed study run FILE` ([how to write one](../how-to/write-a-study.md))."
     loaded = [(f"papers/{name}.yaml", Study.load(file)) for name, file in STUDIES.items()]
     rows = ((code(path), study.title, str(len(study.rows)), str(len(study.seeds))) for path, study in loaded)
-    yield from table(("study", "what it shows", "rows", "seeds"), rows)
+    yield from table(("study", "title", "rows", "seeds"), rows)
 
 
 def errors() -> Iterator[str]:
     """Every message that the package can raise."""
     yield "# Errors"
     yield (
-        "\nEvery message of the package, found in its code. What depends on the case stands in ‹›. A message says what "
-        "is wrong, with which value, and what would be valid; the second column says what polyfed does there."
+        "\nEvery message of the package, found in its code. Expressions stand in ‹›. A message names the fault, "
+        "the value and the valid ones; the second column describes the code around it."
     )
-    found = messages()
-    for title, kinds in _GROUPS.items():
-        chosen = [one for one in found if one.kind in kinds]
+    every = messages()
+    for title, errors_of in _GROUPS.items():
+        chosen = [one for one in every if one.error in errors_of]
         if chosen:
             yield f"\n## {title}"
             for package, members in groupby(chosen, key=lambda one: one.module.partition(".")[0]):
                 yield f"\n### {title}: {package}\n"
                 yield from table(("message", "where"), ((_escaped(one.text), _escaped(one.purpose)) for one in members))
-    unknown = {one.kind for one in found} - {kind for kinds in _GROUPS.values() for kind in kinds}
+    unknown = {one.error for one in every} - {name for errors_of in _GROUPS.values() for name in errors_of}
     if unknown:
         raise LookupError(f"no group of the page on errors has {sorted(unknown)}")
 

@@ -1,7 +1,7 @@
 """Code lines by room: lines that are neither blank, nor a comment, nor of a docstring, against what each room may hold.
 
-The figures stand in ``scripts/rooms.toml`` and only fall; ``house.py`` prints and lowers them. Whoever needs more in a
-room takes it from another in the same commit, raises the one figure, lowers the other, and says why.
+The figures stand in ``scripts/rooms.toml`` and only fall; ``house.py`` prints and lowers them. A change that
+needs more in a room takes it from another in the same commit: one figure rises, the other falls, with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 FIGURES = Path("scripts/rooms.toml")
 ZONES = {"source": Path("src/polyfed"), "papers": Path("papers"), "tests": Path("tests")}
 TOP = "top"
-"""The room of files that stand in none."""
+"""Room of the files at the root."""
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -30,7 +30,7 @@ def code_lines(text: str) -> int:
 
 
 def docstrings(node: ast.AST) -> Iterator[ast.stmt]:
-    """Those of a module, and of all that stands in it; statements alone are looked into, as ``ast.walk`` is slow."""
+    """Docstrings of a module and of its definitions; only statements are visited, as ``ast.walk`` is slow."""
     blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody", "handlers", "cases")]
     if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         yield node.body[0]
@@ -76,7 +76,7 @@ def written(zones: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def show() -> None:
-    """Print each room beside its figure."""
+    """Print each room next to its figure."""
     may = figures()
     for zone, root in ZONES.items():
         held = rooms(root)

@@ -1,4 +1,4 @@
-"""What mkdocs asks when it builds the site: pages that are made from the code, and links out of the folder of pages."""
+"""Hooks of mkdocs: pages that are made from the code, and links out of the folder of pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_THE_PROJECT = (
     *("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
     *(file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "papers").rglob("*.md"))),
 )
-"""Pages that stand outside the folder of pages."""
+"""Pages outside the folder of pages."""
 
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -43,11 +43,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to what the site has no page of, such as code, become its name; one that leads nowhere stays for mkdocs."""
+    """Page whose links to files without a page, such as code, are names; dead links stay for mkdocs to report."""
     folder, name = posixpath.split(page.file.src_uri.removesuffix(".md"))
     if folder == "tutorials" and name in NAMES:
-        title, _, rest = markdown.partition("\n")
-        markdown = f"{title}\n\n[This page as a notebook]({name}.ipynb)\n{rest}"
+        title, _, text = markdown.partition("\n")
+        markdown = f"{title}\n\n[This page as a notebook]({name}.ipynb)\n{text}"
 
     def changed(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[2]))

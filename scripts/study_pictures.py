@@ -1,4 +1,4 @@
-"""Pictures of a page beside a table: whether validation still rises, what an outcome costs."""
+"""Figures next to the table of a page: validation by round, and outcomes against costs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Picture:
     """A figure of a study.
 
     Attributes:
-        name: by which it is kept, such as ``search`` or ``map-1``.
-        sentence: what it shows, in words; may be empty.
-        draw: makes it.
+        name: Stem of its file, such as ``search`` or ``map-1``.
+        sentence: Its caption; may be empty.
+        draw: Function that makes it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Picture:
 
 
 def pictures_of(results: Results) -> list[Picture]:
-    """Curves, where there are any, and what the study asks for."""
+    """Curves, if there are any, and the figures that the study requests."""
     pictures, counts = [], dict[str, int]()
     if results.curves:
         few = len({point for _, point in results.curves}) <= _MOST_POINTS
@@ -48,17 +48,17 @@ def pictures_of(results: Results) -> list[Picture]:
     for drawing in asked if results.values else ():
         if isinstance(drawing, RegimeMap):
             claims = ClaimMap(results, drawing)
-            kind, sentence, draw = "map", claims.sentence, partial(draw_map, claims)
+            stem, sentence, draw = "map", claims.sentence, partial(draw_map, claims)
         elif asked_over := costs_of(results.study, drawing):
             costs = [cost for cost in asked_over if front(results, drawing.column, cost)]
             if not costs:
                 continue  # a study that was run before it measured them
             sentence = costs_sentence(results, drawing.column, costs)
-            kind, draw = "costs", partial(draw_costs, results, drawing.column, costs)
+            stem, draw = "costs", partial(draw_costs, results, drawing.column, costs)
         else:
-            kind, sentence, draw = "figure", "", partial(draw_study, results, drawing)
-        counts[kind] = counts.get(kind, 0) + 1
-        pictures.append(Picture(f"{kind}-{counts[kind]}", sentence, draw))
+            stem, sentence, draw = "figure", "", partial(draw_study, results, drawing)
+        counts[stem] = counts.get(stem, 0) + 1
+        pictures.append(Picture(f"{stem}-{counts[stem]}", sentence, draw))
     return pictures
 
 
@@ -75,22 +75,22 @@ def curves_sentence(results: Results) -> str:
     """Which rows still rise in the last third of their rounds: by more than one standard deviation over seeds."""
     tuning = results.study.tuning
     lower = bool(tuning and tuning.column and tuning.column.lower)
-    curves = {where: curve for where, curve in results.curves.items() if is_told(curve)}
+    curves = {where: curve for where, curve in results.curves.items() if has_middle(curve)}
     if not curves:
-        return "Validated too seldom to tell whether it still rises."
+        return "Validated too seldom to decide whether it still rises."
     rising = [(row, at) for (row, at), curve in curves.items() if is_rising(curve, lower)]
     several = len({point for _, point in results.curves}) > 1
-    told = [f"{row} ({point_label(at)})" if several else row for row, at in rising]
-    return f"In the last third of rounds validation gains more than its spread over seeds: {_listed(told)}."
+    names = [f"{row} ({point_label(at)})" if several else row for row, at in rising]
+    return f"In the last third of rounds validation gains more than its spread over seeds: {_listed(names)}."
 
 
-def is_told(curve: Curve) -> bool:
-    """Whether the middle third of the rounds was validated, from which on a gain is told."""
+def has_middle(curve: Curve) -> bool:
+    """True if the middle third of the rounds was validated, the reference of a gain."""
     return any(max(curve) <= 3 * number <= 2 * max(curve) for number in curve)
 
 
 def is_rising(curve: Curve, lower: bool = False) -> bool:
-    """Whether the gain over the last third of the rounds is more than one standard deviation over seeds."""
+    """True if the gain over the last third of the rounds exceeds one standard deviation over seeds."""
     last = max(curve)
     before = max((number for number in curve if 3 * number <= 2 * last), default=last)
     gain = curve[last].mean - curve[before].mean
@@ -205,7 +205,7 @@ def draw_costs(results: Results, column: str, costs: Sequence[str]) -> Figure:
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
-    """Of costs that differ much: a logarithm, which begins at the least that is above 0."""
+    """Set a logarithmic axis for costs that differ much, beginning at the least positive one."""
     from matplotlib.ticker import EngFormatter
 
     positive = [value for value in values if value > 0]
@@ -221,20 +221,20 @@ def _label_points(
     at: Mapping[str, tuple[float, float]],
     inches: tuple[float, float],
 ) -> None:
-    """Names of rows beside their points, moved up or down where one would cover another or a point.
+    """Write names of rows next to their points, moved up or down if one would cover another or a point.
 
     Args:
-        axes: with their limits.
-        study: whose rows.
-        at: row -> its point.
-        inches: of the axes, roughly.
+        axes: Axes with their limits.
+        study: Study of the rows.
+        at: Row -> its point.
+        inches: Rough size of the axes.
     """
-    axes.autoscale_view()  # at once, as places are asked for
+    axes.autoscale_view()  # at once, as positions are needed
     to_axes = axes.transData + axes.transAxes.inverted()
-    places = {row: to_axes.transform(point) * inches for row, point in at.items()}
-    taken = [(x - 0.05, y - 0.05, x + 0.05, y + 0.05) for x, y in places.values()]
+    positions = {row: to_axes.transform(point) * inches for row, point in at.items()}
+    taken = [(x - 0.05, y - 0.05, x + 0.05, y + 0.05) for x, y in positions.values()]
     for row in sorted(at, key=lambda row: -at[row][1]):
-        (x, y), wide = places[row], 0.07 * len(row)
+        (x, y), wide = positions[row], 0.07 * len(row)
         for step, side in product(sorted(range(-12, 13), key=abs), (1, -1)):
             left, middle = x + 0.09 * side - (wide if side < 0 else 0.0), y + 0.13 * step
             box = (left, middle - 0.06, left + wide, middle + 0.06)
@@ -249,7 +249,7 @@ def _label_points(
         line = {**line, "relpos": (0 if side > 0 else 1, 0.5)} if step else None
         offset, ha = (6.5 * side, 9.4 * step), "left" if side > 0 else "right"
         how: Any = {"xytext": offset, "textcoords": "offset points", "ha": ha, "va": "center", "arrowprops": line}
-        how["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # lines end beside it
+        how["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # lines end next to it
         axes.annotate(row, at[row], fontsize=8, color=colour, **how)
 
 

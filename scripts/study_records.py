@@ -1,4 +1,4 @@
-"""Records of studies below papers/: what a page says of each, and the files they are kept in."""
+"""Records of studies below papers/: their text on a page, and their files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STUDIES = study_files(PAPERS)
 RECORDS = "records"
 SCALES = (SMALL, "paper")
 OUTCOMES = ("seen", "not seen here", "undecided")
-"""Left is where a claim has it, it is not, or neither is known."""
+"""Outcomes of a claim: its left side is where it should be, is not, or neither is known."""
 _LEVELS = {"study": 2, "figures": 1, "chosen": 1, "cells": 0, "code": 1, "curves": 1, "again": 1}
 """Key of a record -> levels below it of which each entry has a line."""
 _MOST = 12  # columns of a table
@@ -67,9 +67,9 @@ class StudyRecord:
     """The results of a study at a scale.
 
     Attributes:
-        name: of the study, such as ``creamfl/t1``.
+        name: Name of the study, such as ``creamfl/t1``.
         scale: small or paper.
-        results: what was run, with the study as it was then.
+        results: Results of the runs, with the study at that time.
         again: Row -> its cell that was run again, at which state of the code, and the figures that were others then.
     """
 
@@ -84,7 +84,7 @@ class StudyRecord:
         return [row for row, again in self.again.items() if again.distance > _CLOSE]
 
     def mark(self, row: str) -> str:
-        """The mark of a row's rerun beside its name."""
+        """Mark of a row's rerun, after its name."""
         if row not in self.again:
             return "°"
         return "≈" if self.again[row].distance else ""
@@ -100,7 +100,7 @@ class StudyRecord:
 
     @property
     def file(self) -> str:
-        """File of the study, beside its page."""
+        """File of the study, in the folder of its page."""
         return f"{self.name.partition('/')[2]}.yaml"
 
     @property
@@ -122,7 +122,7 @@ class StudyRecord:
         return self.results.judgements()
 
     def compared(self, claim: Claim) -> Hashable:
-        """Runs and columns of either side, the upper one first: equal for claims that say the same, in any study."""
+        """Runs and columns of either side, the upper one first: equal for equivalent claims, in any study."""
 
         def runs(operand: Operand) -> tuple[frozenset[str], str]:
             points = self.study.shared_points(claim.operands)
@@ -139,18 +139,18 @@ class StudyRecord:
 
     @cached_property
     def pictures(self) -> list[Picture]:
-        """Pictures of its page: lines and bars would repeat its table."""
+        """Figures of its page; lines and bars would repeat its table."""
         return [one for one in pictures_of(self.results) if not one.name.startswith("figure")]
 
     def picture_file(self, picture: Picture) -> str:
-        """Path of a picture, from its page."""
+        """Path of a figure, from its page."""
         return f"pictures/{Path(self.path).stem}-{picture.name}.svg"
 
     # ---- how much of it was run
 
     @property
     def runs(self) -> int:
-        """How many it took; rows that are one run count once."""
+        """Number of runs; rows that are one run count once."""
         return len({*self.results.cells.values()})
 
     @property
@@ -199,9 +199,11 @@ class StudyRecord:
         by_point = bool(study.axes) and len(study.points) * len(self.main_columns) > _MOST
         columns = self.main_columns[:1] if by_point else self.main_columns
         is_named = len(columns) > 1 or not study.axes
-        places = list(product(study.points, columns))
-        heads = [", ".join(filter(None, (column * is_named, point_label(point)))) for point, column in places]
-        lines = [[f"{row}{self.mark(row)}", *(_figure(results, row, *place) for place in places)] for row in study.rows]
+        cells_of = list(product(study.points, columns))
+        heads = [", ".join(filter(None, (column * is_named, point_label(point)))) for point, column in cells_of]
+        lines = [
+            [f"{row}{self.mark(row)}", *(_figure(results, row, *place) for place in cells_of)] for row in study.rows
+        ]
         judged = next((claim.left[0].column for claim in study.claims.to_judge), columns[0])
         if not study.axes and study.columns[judged].is_outcome and len(study.rows) > 1:
             heads.append(f"{judged} minus {results.reference}")
@@ -216,7 +218,7 @@ class StudyRecord:
 
     @property
     def costs(self) -> str:
-        """Rows x costs at the first point, of a study that has a picture of them."""
+        """Rows x costs at the first point, of a study that has a figure of them."""
         if not any(one.name.startswith("costs") for one in self.pictures):
             return ""
         point, study = self.study.points[0], self.study
@@ -226,11 +228,11 @@ class StudyRecord:
 
     @property
     def gauges(self) -> list[str]:
-        """Whether mechanisms could act, a line each; and which replies did not count as they came."""
+        """Lines on mechanisms that could act, and on replies that were shortened or left out."""
         results, lines = self.results, []
         for name, gauge in self._gauges.items():
-            told = [f"{markdown(row)} {text}" for row in self.study.rows if (text := self._gauge(row, name, gauge))]
-            lines.append(f"{markdown(f'{name} ({gauge.in_words})')}: {', '.join(told) or 'not measured'}")
+            by_row = [f"{markdown(row)} {text}" for row in self.study.rows if (text := self._gauge(row, name, gauge))]
+            lines.append(f"{markdown(f'{name} ({gauge.in_words})')}: {', '.join(by_row) or 'not measured'}")
         by_row = [f"{row} {short} / {out}" for row, (short, out) in results.replies.items() if short or out]
         others = "no other" if by_row else "none"
         replies = f"replies shortened / left out, over all seeds: {', '.join([*by_row, others])}"
@@ -271,7 +273,7 @@ class StudyRecord:
         for (row, _, seed), item in self.results.chosen.items():
             by_row.setdefault(row, Counter())[choice_label(item.factors)] += 1
             ends.setdefault(row, set()).update([seed] * bool(item.ends))
-        told = "; ".join(
+        choices = "; ".join(
             f"{row}: {', '.join(f'{choice} ({n})' for choice, n in own.most_common())}" for row, own in by_row.items()
         )
         spent = [f"{row} ({len(seeds)})" for row, seeds in ends.items() if seeds]
@@ -282,7 +284,7 @@ class StudyRecord:
             if is_once
             else f"{self.study.tuning.in_words}; (n): so many seeds"
         )
-        return markdown(f"{how}. {told}.{more}")
+        return markdown(f"{how}. {choices}.{more}")
 
 
 def outcome(item: Judgement) -> str:
@@ -328,14 +330,14 @@ def heading(study: Study) -> str:
 
 
 def place(study: Study) -> tuple[bool, bool, int]:
-    """By which items are in order: tables, figures, all else."""
-    kind, _, number = (study.source.item if study.source else "").rpartition(" ")
-    is_numbered = kind in ("Table", "Figure")
-    return not is_numbered, kind != "Table", int(number) if is_numbered else 0
+    """Sort key of items: tables, figures, all others."""
+    item, _, number = (study.source.item if study.source else "").rpartition(" ")
+    is_numbered = item in ("Table", "Figure")
+    return not is_numbered, item != "Table", int(number) if is_numbered else 0
 
 
 def cells(study: Study) -> int:
-    """Runs that it takes at most, besides tuning."""
+    """Runs that it takes at most, without tuning."""
     return sum(len(study.points_of(row)) for row in study.rows) * len(study.seeds)
 
 
@@ -356,11 +358,11 @@ def record_path(name: str, scale: str) -> str:
 
 def records(home: Path = PAPERS) -> list[StudyRecord]:
     """All that were run, paper by paper in the order of its items."""
-    found = []
+    recorded = []
     for name, scale in product(STUDIES, SCALES):
         if (path := home / record_path(name, scale)).is_file():
-            found.append(read_record(name, scale, path))
-    return sorted(found, key=lambda record: (record.name.partition("/")[0], place(record.study)))
+            recorded.append(read_record(name, scale, path))
+    return sorted(recorded, key=lambda record: (record.name.partition("/")[0], place(record.study)))
 
 
 def read_record(name: str, scale: str, path: Path) -> StudyRecord:

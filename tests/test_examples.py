@@ -1,4 +1,4 @@
-"""Examples in docstrings run and print what they say; every public loss has one."""
+"""Examples in docstrings run and print the shown output; every public loss has one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def public(module: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [*LOSSES, *PARTS])
-def test_examples_print_what_they_say(name: str) -> None:
+def test_examples_print_the_shown_output(name: str) -> None:
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(verbose=False)
     examples = [

@@ -29,7 +29,7 @@ def echo(grid: Any, schedule: Sequence[int], clients: int) -> list[work.Round]:
     rounds = []
     for number, size in enumerate(schedule, 1):
         bank = work.bank(size, number)
-        rounds.append(work.measured(size, lambda bank=bank: exchange(grid, nodes, bank)))  # type: ignore[misc]
+        rounds.append(work.measured(size, lambda bank=bank: exchange(grid, nodes, bank)))
     return rounds
 
 
@@ -42,13 +42,13 @@ def exchange(grid: Any, nodes: Sequence[int], bank: work.Array) -> Iterator[work
         for fact, node in zip(facts, nodes, strict=True)
     ]
     order = list(grid.push_messages(messages))
-    found: dict[str, Message] = {}
+    arrived: dict[str, Message] = {}
     while order:
-        if order[0] in found:
-            yield decoded(found.pop(order.pop(0)).content.array_records["values"])
+        if order[0] in arrived:
+            yield decoded(arrived.pop(order.pop(0)).content.array_records["values"])
             continue
-        replies = list(grid.pull_messages([name for name in order if name not in found]))
-        found |= {reply.metadata.reply_to_message_id: reply for reply in replies}
+        replies = list(grid.pull_messages([name for name in order if name not in arrived]))
+        arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
         for reply in replies:
             if reply.has_error():
                 raise RuntimeError(f"Flower reports: {reply.error.reason}")
@@ -57,7 +57,7 @@ def exchange(grid: Any, nodes: Sequence[int], bank: work.Array) -> Iterator[work
 
 
 def server_app() -> ServerApp:
-    """For a deployment: the run configuration says where to write what was measured."""
+    """App for a deployment: the run configuration has the file for the measurements."""
     app = ServerApp()
 
     @app.main()

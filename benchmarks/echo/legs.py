@@ -53,11 +53,11 @@ _MODULES = {
 
 @dataclass(frozen=True)
 class Leg:
-    """What a rival needed.
+    """Measurements of a rival.
 
     Attributes:
-        rounds: all, in order.
-        start: seconds from its first process to the end of the first exchange, which may wait for others to come up.
+        rounds: All rounds, in order.
+        start: Seconds from its first process to the end of the first exchange, which may wait for others to come up.
     """
 
     rounds: list[work.Round]
@@ -125,10 +125,12 @@ def _through_polyfed(
     return _leg(work.rounds_of_run(out), began)
 
 
-def _bare(programs: Programs, engine: str, module: Sequence[str], rest: Sequence[str], schedule: Sequence[int]) -> Leg:
+def _bare(
+    programs: Programs, engine: str, module: Sequence[str], counts: Sequence[str], schedule: Sequence[int]
+) -> Leg:
     out, (name, *first) = programs.folder / f"{engine}-bare.json", module
     began = time.time()
-    programs.run(f"{engine}-bare", [sys.executable, "-m", name, *first, str(out), _text(schedule), *rest])
+    programs.run(f"{engine}-bare", [sys.executable, "-m", name, *first, str(out), _text(schedule), *counts])
     return _leg(work.read_rounds(out), began)
 
 
@@ -172,9 +174,9 @@ def _bare_deployed(loopback: Loopback, schedule: Sequence[int]) -> Leg:
 
 
 def _require_alive(link: Link, run: str, out: Path) -> None:
-    (found,) = link.call("list", "--run-id", run)["runs"]
-    if str(found["status"]).startswith("finished") and not out.is_file():
-        raise RunError(f"the bare echo failed (status {found['status']}); see bare-server.log")
+    (listed,) = link.call("list", "--run-id", run)["runs"]
+    if str(listed["status"]).startswith("finished") and not out.is_file():
+        raise RunError(f"the bare echo failed (status {listed['status']}); see bare-server.log")
 
 
 def _app(folder: Path) -> Path:

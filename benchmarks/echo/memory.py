@@ -22,7 +22,7 @@ _PROGRAMS = (
 )
 
 _SITE_COPIES = 8
-"""Copies of what a client is sent that the processes of a site may hold at once:
+"""Copies of a client's message that the processes of a site may hold at once:
 
 4 in the connection: what arrives as chunks, without headers, joined, and as bytes; or, later, what arrived, the reply
    from the worker, as bytes for Flower, and as chunks.
@@ -32,7 +32,7 @@ _SITE_COPIES = 8
 
 
 def server_copies(sites: int) -> int:
-    """Copies of what a client is sent that the server's processes may hold at once.
+    """Copies of a client's message that the server's processes may hold at once.
 
     SuperLink: the bank's chunks, stored once for all sites, and a reply of every site until the server half takes it;
     twice, since what is freed of one round, in small chunks by many threads, stays with the allocator in the next.
@@ -55,14 +55,14 @@ class Peaks:
 
     def look(self, name: str, processes: Sequence[psutil.Process]) -> None:
         """Take note of a tree as it is now."""
-        found: dict[str, int] = {}
+        by_role: dict[str, int] = {}
         for process in processes:
             with suppress(psutil.Error, OSError):  # it has just ended
                 role = _role(process.cmdline())
-                found[role] = found.get(role, 0) + _held(process)
-        total = sum(found.values())
+                by_role[role] = by_role.get(role, 0) + _held(process)
+        total = sum(by_role.values())
         if total > self.trees.get(name, 0):
-            self.trees[name], self.parts[name] = total, found
+            self.trees[name], self.parts[name] = total, by_role
 
 
 @contextmanager
@@ -108,11 +108,8 @@ def _report(tree: str, name: str, size: int, copies: int, bare: Peaks, full: Pea
         unit="copies",
         against="the same processes with next to nothing to carry",
         limit=copies,
-        peak_megabytes=full.trees[tree] / 1e6,
-        base_megabytes=bare.trees[tree] / 1e6,
-        peak_by_process={role: round(held / 1e6) for role, held in full.parts[tree].items()},
-        base_by_process={role: round(held / 1e6) for role, held in bare.parts[tree].items()},
-        rounds=2,
+        peak_megabytes_by_process={role: round(held / 1e6) for role, held in full.parts[tree].items()},
+        base_megabytes_by_process={role: round(held / 1e6) for role, held in bare.parts[tree].items()},
     )
 
 

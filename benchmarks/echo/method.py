@@ -30,8 +30,8 @@ class Echo(Algorithm):
             for reply in cohort.ask(self.echo, representations=bank, addend=addend):
                 yield reply.representations["image"].numpy()
 
-        found = work.measured(size, exchange)
-        server.record(seconds=found.seconds, started=found.started, size=float(size), crc=float(found.crc))
+        result = work.measured(size, exchange)
+        server.record(seconds=result.seconds, started=result.started, size=float(size), crc=float(result.crc))
 
     @client_step(representations=Representations)
     def echo(self, client: Client, representations: Representations, addend: float) -> Reply:

@@ -45,8 +45,8 @@ def ray(schedule: Sequence[int], clients: int, workers: int) -> list[work.Round]
 
     ray.init(address="local", num_cpus=workers, include_dashboard=False, logging_level=logging.ERROR)
     try:
-        kind = ray.remote(num_cpus=1)(Actor)
-        actors: list[Any] = [kind.remote() for _ in range(workers)]
+        remote = ray.remote(num_cpus=1)(Actor)
+        actors: list[Any] = [remote.remote() for _ in range(workers)]
         rounds = []
         for number, size in enumerate(schedule, 1):
             bank = work.bank(size, number)

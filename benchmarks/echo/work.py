@@ -1,4 +1,4 @@
-"""What an echo sends, what is done to it, and what is noted of it; numpy only, as the bare rivals have nothing else."""
+"""Content, arithmetic and measurements of an echo; numpy only, as the bare rivals have nothing else."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def shape(size: int) -> tuple[int, int]:
 
 
 def bank(size: int, number: int) -> Array:
-    """What the server sends in a round: no two rounds alike, and no two chunks of it."""
+    """Array that the server sends in a round: no two rounds alike, and no two chunks of it."""
     return np.random.default_rng([size, number]).standard_normal(shape(size), dtype=np.float32)
 
 
 def addend(client: int) -> float:
-    """What a client adds: replies of different clients have no chunk in common, so none is stored for two."""
+    """Number that a client adds: replies of different clients have no chunk in common, so none is stored for two."""
     return 1.0 + client / 4
 
 
@@ -59,19 +59,19 @@ def measured(size: int, exchange: Callable[[], Iterable[Array]]) -> Round:
 
 
 def write_rounds(path: Path, rounds: Sequence[Round]) -> None:
-    """Leave the rounds to whoever started this process."""
+    """Write the rounds for the process that started this one."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps([asdict(item) for item in rounds]))
     part.replace(path)
 
 
 def read_rounds(path: Path) -> list[Round]:
-    """What ``write_rounds`` left."""
+    """Rounds of ``write_rounds``."""
     return [Round(**item) for item in json.loads(path.read_text())]
 
 
 def rounds_of_run(folder: Path) -> list[Round]:
     """The rounds of an echo through polyfed, from its run folder."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [line["metrics"] for line in lines if line["kind"] == "train"]
-    return [Round(int(m["size"]), m["seconds"], m["started"], int(m["crc"])) for m in found]
+    trained = [line["metrics"] for line in lines if line["kind"] == "train"]
+    return [Round(int(m["size"]), m["seconds"], m["started"], int(m["crc"])) for m in trained]

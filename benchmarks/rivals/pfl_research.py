@@ -38,7 +38,7 @@ class Network(nn.Module):
 
 
 class Lap(TrainingProcessCallback):
-    """Tells the clock."""
+    """Callback that laps the clock."""
 
     def after_central_iteration(self, aggregate_metrics: Metrics, model: object, *, central_iteration: int) -> tuple:
         """A round has ended."""

@@ -20,7 +20,7 @@ for _ in range(problem.rounds):
         for _ in range(problem.epochs):
             loss = F.cross_entropy(model(x[client]), y[client])
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
         torch._foreach_add_(total, [value.detach() for value in live])
     start = [value / problem.clients for value in total]

@@ -12,7 +12,7 @@ import federations
 from peers import experiment
 
 problem = Problem.read(data=False)
-with federations.prepared(experiment(problem.kind, problem.clients, problem.rounds)) as session:
+with federations.prepared(experiment(problem.clients, problem.rounds)) as session:
     loop = session.loop()
     loop.experiment.algorithm.setup(loop.server)
     for number in range(1, problem.rounds + 1):

@@ -2,7 +2,7 @@
 
 A rival is ``python rivals/NAME.py PROBLEM.npz RESULT.npz``, in an environment of its own. It runs FedAvg with all
 clients in every round, each of which trains ``epochs`` times on its samples in one batch, so that the order of samples
-is no matter and all rivals do the same arithmetic.
+has no effect and all rivals do the same arithmetic.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ class Clock:
 
 @dataclass
 class Problem:
-    """What is solved.
+    """The problem.
 
     Attributes:
-        x: pictures [clients, samples, 3, side, side], float32.
-        y: labels [clients, samples], int64.
-        initial: weights of the network, in the order of its ``state_dict``.
-        rounds: rounds, the first of which is not timed.
-        epochs: steps of a client a round.
-        rate: learning rate of plain SGD.
-        kind: perceptron or lenet.
+        x: Images [clients, samples, 3, side, side], float32.
+        y: Labels [clients, samples], int64.
+        initial: Weights of the network, in the order of its ``state_dict``.
+        rounds: Rounds, the first of which is not timed.
+        epochs: Steps of a client per round.
+        rate: Learning rate of plain SGD.
     """
 
     x: np.ndarray
@@ -62,12 +61,11 @@ class Problem:
     rounds: int
     epochs: int
     rate: float
-    kind: str
     clock: Clock = field(default_factory=Clock)
 
     @classmethod
     def read(cls, *, data: bool = True) -> Problem:
-        """The problem of the command line, on one thread; without ``data`` for who has them elsewhere."""
+        """The problem of the command line, on one thread; without ``data`` for a rival that has its own."""
         torch.set_num_threads(1)
         with np.load(sys.argv[1]) as stored:
             settings = json.loads(str(stored["settings"]))
@@ -77,19 +75,19 @@ class Problem:
 
     def write(self, path: Path) -> None:
         """Store it for ``read``."""
-        settings = {key: getattr(self, key) for key in ("rounds", "epochs", "rate", "kind")}
+        settings = {key: getattr(self, key) for key in ("rounds", "epochs", "rate")}
         settings["weights"] = len(self.initial)
         weights = {f"w{k}": value for k, value in enumerate(self.initial)}
         np.savez(path, x=self.x, y=self.y, settings=json.dumps(settings), **weights)
 
     @property
     def clients(self) -> int:
-        """How many."""
+        """Number of clients."""
         return len(self.x)
 
     def network(self) -> nn.Sequential:
         """The network with its initial weights."""
-        model = perceptron(self.initial) if self.kind == "perceptron" else lenet()
+        model = perceptron(self.initial)
         with torch.no_grad():
             for value, start in zip(model.state_dict().values(), self.initial, strict=True):
                 value.copy_(torch.from_numpy(start))
@@ -99,8 +97,8 @@ class Problem:
         """Store how long it took, what came out, and with which versions."""
         cpu, wall = self.clock.seconds()
         versions = json.dumps({name: version(name) for name in ("torch", *packages)})
-        found = {f"w{k}": np.asarray(value) for k, value in enumerate(weights)}
-        np.savez(sys.argv[2], cpu=cpu, wall=wall, peak=_peak(), versions=versions, **found)
+        arrays = {f"w{k}": np.asarray(value) for k, value in enumerate(weights)}
+        np.savez(sys.argv[2], cpu=cpu, wall=wall, peak=_peak(), versions=versions, **arrays)
         sys.stdout.flush()
         os._exit(0)  # some rivals leave servers and queues behind
 
@@ -110,14 +108,6 @@ def perceptron(weights: list[np.ndarray]) -> nn.Sequential:
     (hidden, inputs), embedding, classes = weights[0].shape, weights[2].shape[0], weights[4].shape[0]
     body = (nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, embedding))
     return nn.Sequential(*body, nn.Linear(embedding, classes))
-
-
-def lenet() -> nn.Sequential:
-    """Two convolutions and three linear layers for pictures of 32 pixels, 62,006 weights."""
-    convolutions = (nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(
-        *convolutions, nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.Linear(84, 10)
-    )
 
 
 def _peak() -> int:

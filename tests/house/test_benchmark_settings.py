@@ -1,4 +1,4 @@
-"""Presets and settings of benchmarks load, and what the driver makes of their lines."""
+"""Presets and settings of benchmarks load, and their driver makes tables of their lines."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ BENCHMARK = """
 import sys, harness
 harness.report("small", ratio=1.1, against="a rival", limit=1.25)
 harness.report("fast", ratio=3.0, against="a rival", limit=4.0, better="larger")
-harness.report("beside", ratio=2.0, against="a rival")
+harness.report("free", ratio=2.0, against="a rival")
 harness.lacking("a folder")
 sys.exit("no data")
 """
 
 
-def test_the_table_says_what_lies_outside_and_what_failed(program, monkeypatch, tmp_path, capsys) -> None:
+def test_the_table_marks_figures_outside_their_limits_and_failures(program, monkeypatch, tmp_path, capsys) -> None:
     driver = program("all")
     (tmp_path / "made.py").write_text(BENCHMARK)
     monkeypatch.setattr(driver, "HERE", tmp_path)
@@ -63,7 +63,7 @@ def test_the_table_says_what_lies_outside_and_what_failed(program, monkeypatch, 
     assert driver.main() == 1
     shown = capsys.readouterr().out
     rows = {" ".join(line.split()) for line in shown.split("figure ")[1].splitlines()}
-    assert {"small 1.1 <= 1.25 within a rival", "fast 3 >= 4 OUTSIDE a rival", "beside 2 no limit a rival"} <= rows
+    assert {"small 1.1 <= 1.25 within a rival", "fast 3 >= 4 OUTSIDE a rival", "free 2 no limit a rival"} <= rows
     assert {"made LACKS a folder", "made FAILED no data"} <= rows
     kept = json.loads((tmp_path / "record.json").read_text())
     assert [figure["within"] for figure in kept["benchmarks"][0]["figures"]] == [True, False, None]
@@ -71,14 +71,14 @@ def test_the_table_says_what_lies_outside_and_what_failed(program, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_what_a_gpu_is_measured_by_runs_on_the_cpu(program, capsys) -> None:
+def test_measurements_of_a_gpu_run_on_the_cpu(program, capsys) -> None:
     gpu = program("gpu")
     setup = gpu.Setup("cpu", {"FedAvg": "transfer-fedavg"}, gpu.federations.image_model(8, 8), 1)
     for measure in gpu.PARTS.values():
         measure(setup)
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [figure["ratio"] for figure in found if "apart" in figure["name"]] == [0.0, 0.0]
-    assert len(found) == 7
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [one["ratio"] for one in figures if "apart" in one["name"]] == [0.0, 0.0]
+    assert len(figures) == 7
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

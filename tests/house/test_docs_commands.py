@@ -1,7 +1,7 @@
-"""Commands of the documentation: each parses, and each runs on less, or a table says where it does.
+"""Commands of the documentation: each parses, and each runs on less data, here or in a test that a table names.
 
-Pages on data of one's own are followed from their first block in ``test_own_data_pages.py``, tutorials in full in
-``test_tutorials.py``, both with what they print.
+Pages on data of one's own are followed from their first block in ``test_own_data_pages.py``, complete tutorials in
+``test_tutorials.py``, both with their output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ELSEWHERE = {
     "study (run|show|export)": "hours; that their files are there is tested below",
     "--install-completion": "writes into the shell's own files",
 }
-"""Commands that no test here runs, and why; the first pattern that matches counts."""
+"""Commands that no test here runs, with the reason; the first pattern that matches counts."""
 
 
 class Command(NamedTuple):
@@ -56,7 +56,7 @@ class Command(NamedTuple):
 
     @property
     def settings(self) -> list[str]:
-        """Overrides that it gives, those of short options too."""
+        """Its overrides, those of short options too."""
         pairs = ((OPTIONS.get(option), value) for option, value in pairwise(self.words))
         return [f"{key}{value}" for key, value in pairs if key is not None]
 
@@ -105,12 +105,12 @@ def less(preset: str) -> Iterator[str]:
 
 def built() -> list[Any]:
     """Commands that run a preset on generated data; one of those that differ in numbers alone."""
-    found: dict[tuple[str, ...], Any] = {}
+    commands_of: dict[tuple[str, ...], Any] = {}
     for param in chosen("run"):
         (command,) = param.values
-        kinds = (each for each in command.settings if not re.fullmatch(r"[\w.]+=[\d.]+", each))
-        found.setdefault((command.words[1], *kinds), param)
-    return list(found.values())
+        choices = (each for each in command.settings if not re.fullmatch(r"[\w.]+=[\d.]+", each))
+        commands_of.setdefault((command.words[1], *choices), param)
+    return list(commands_of.values())
 
 
 @pytest.fixture
@@ -122,21 +122,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
-TOLD = ("the best model by validation", "of the component before are dropped", "tokens cut off")
+NOTES = ("the best model by validation", "of the component before are dropped", "tokens cut off")
 
 
 def odd(err: str) -> list[str]:
-    """Lines of stderr but those that small runs and replaced components have to tell."""
-    return [line for line in err.splitlines() if not any(words in line for words in TOLD)]
+    """Lines of stderr without the notes of small runs and replaced components."""
+    return [line for line in err.splitlines() if not any(words in line for words in NOTES)]
 
 
-def test_the_commands_are_seen() -> None:
-    places = {command.place.partition(":")[0] for command in COMMANDS}
-    assert {"README.md", "compare-runs.md", "ten-minutes.md", "own-method.md", "fedcola.md", "vqa.md"} <= places
+def test_the_commands_of_all_pages_are_read() -> None:
+    pages = {command.place.partition(":")[0] for command in COMMANDS}
+    assert {"README.md", "compare-runs.md", "ten-minutes.md", "own-method.md", "fedcola.md", "vqa.md"} <= pages
     assert len(COMMANDS) > 130
 
 
-def test_each_command_runs_here_or_says_where() -> None:
+def test_each_command_runs_here_or_in_a_named_test() -> None:
     here = ("run", "list", "doctor", "study", *ON_RUNS)
     assert [command for command in COMMANDS if command.words[0] not in here and not reason(command)] == []
     assert {reason(command) for command in COMMANDS} - {""} == ELSEWHERE.keys()
@@ -159,12 +159,12 @@ def test_each_command_parses(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", chosen("list", "doctor"))
-def test_a_command_that_shows_what_there_is_runs(cli: Any, command: Command) -> None:
+def test_a_listing_command_runs(cli: Any, command: Command) -> None:
     assert cli(*command.words)[::2] == (0, "")
 
 
 @pytest.mark.parametrize("command", built())
-def test_what_a_page_has_one_run_on_generated_data_is_built(cli: Any, folder: Path, command: Command) -> None:
+def test_a_run_of_a_page_on_generated_data_is_built(cli: Any, folder: Path, command: Command) -> None:
     _, preset, *words = command.words
     small = [word for setting in less(preset) for word in ("--set", setting)]
     code, out, err = cli("run", preset, *small, *words, "--dry-run")
@@ -189,11 +189,11 @@ def test_a_command_on_a_run_works(cli: Any, folder: Path, tiny_run: Path, comman
         if command.words[0] == "run" and command.words[1] in preset_names()
     ],
 )
-def test_what_a_page_has_one_run_loads(folder: Path, place: str, preset: str, settings: list[str]) -> None:
+def test_a_run_of_a_page_loads(folder: Path, place: str, preset: str, settings: list[str]) -> None:
     Experiment.load(preset, settings)
 
 
-def test_the_studies_that_pages_have_one_run_are_there() -> None:
+def test_the_studies_of_pages_exist() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = {*re.findall(r"polyfed study run papers/([a-z0-9/-]+)\.yaml", text)}
     assert {"polyfed/demo", "fedaid/t1"} <= named

@@ -1,4 +1,4 @@
-"""The documentation is true: its method runs, learns and resumes as shown, and what pages name exists."""
+"""The documentation is true: its method runs, learns and resumes as shown, and named files and settings exist."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def encoded(experiment: dict[str, Any], folder: Path) -> dict[str, bytes]:
-    """What a run leaves whose messages are bytes."""
+    """Files of a run with encoded messages."""
     content = experiment | {"run": experiment["run"] | {"engine": {"name": "local", "serialize": True}}}
     return contents(run(Experiment.load(content), folder / "encoded").folder)
 
@@ -60,7 +60,7 @@ SHOWN["own_parts.py"] = "how-to/use-pretrained-encoders.md"
 
 
 @pytest.mark.parametrize(("file", "page"), SHOWN.items())
-def test_the_page_shows_the_whole_file(file: str, page: str) -> None:
+def test_the_page_shows_the_complete_file(file: str, page: str) -> None:
     assert (DOCS / "examples" / file).read_text(encoding="utf-8") in blocks(page, "python")
 
 
@@ -70,7 +70,7 @@ def test_a_module_and_a_data_set_class_of_ones_own_train(tmp_path: Path, monkeyp
     assert open_run("runs/discs").metrics("shops-1")["accuracy"] > 90
 
 
-def test_what_the_page_names_is_imported_as_it_says() -> None:
+def test_the_imports_of_the_page_work() -> None:
     place = "explanation/how-a-method-works.md"
     page = (DOCS / place).read_text(encoding="utf-8")
     block = next(text for text in blocks(place, "python") if text.startswith("from polyfed.algorithms"))
@@ -93,7 +93,7 @@ def test_a_dotted_name_is_all_that_a_method_needs_and_it_resumes_in_the_same_bit
     assert contents(resume(plain.folder).folder) == expected
 
 
-def test_the_server_nears_the_mean_of_what_clients_send(experiment: dict[str, Any], tmp_path: Path) -> None:
+def test_the_server_nears_the_mean_of_the_clients_representations(experiment: dict[str, Any], tmp_path: Path) -> None:
     experiment["algorithm"] = METHOD | {"distiller": {"epochs": 20}}
     experiment["server"]["training"] = {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 16}
     session = prepared(experiment, tmp_path)
@@ -128,7 +128,7 @@ def test_bounded_updates_are_those_of_fedavg_cut_to_their_length(experiment: dic
         assert torch.allclose(short[key], 0.25 * value, atol=1e-6)
 
 
-def test_bounded_counts_those_it_cuts_on_any_wire(experiment: dict[str, Any], tmp_path: Path) -> None:
+def test_bounded_counts_shortened_updates_on_any_wire(experiment: dict[str, Any], tmp_path: Path) -> None:
     experiment |= {"algorithm": {"name": "bounded.Bounded", "local_epochs": 1, "length": 0.001}}
     plain = run(Experiment.load(experiment), tmp_path / "plain")
     assert plain.records.series("server", "clipped", "train") == {1: 1.0, 2: 1.0}
@@ -149,7 +149,7 @@ def test_a_modality_is_two_classes_and_a_column(
     stream = torch.Generator().manual_seed(0)
     for split in ("train", "test"):
         faults = torch.arange(80) % 2
-        readings = torch.randn(80, 16, generator=stream) + 3.0 * faults[:, None]  # easily told apart
+        readings = torch.randn(80, 16, generator=stream) + 3.0 * faults[:, None]  # easily separable
         table = {"readings": [row.numpy().tobytes() for row in readings], "fault": faults.tolist()}
         pq.write_table(pa.table(table), folder / f"{split}.parquet")
 
@@ -163,17 +163,17 @@ def test_a_modality_is_two_classes_and_a_column(
 # ---- pages and code do not drift apart
 
 
-def sections(kind: Any) -> set[type[Settings]]:
+def sections(annotation: Any) -> set[type[Settings]]:
     """The classes of settings below an annotation."""
-    if not (isinstance(kind, type) and issubclass(kind, Settings)):
-        return {found for below in get_args(kind) for found in sections(below)}
-    return {kind, *(found for field in kind.model_fields.values() for found in sections(field.annotation))}
+    if not (isinstance(annotation, type) and issubclass(annotation, Settings)):
+        return {one for below in get_args(annotation) for one in sections(below)}
+    return {annotation, *(one for field in annotation.model_fields.values() for one in sections(field.annotation))}
 
 
 def test_every_setting_is_described(generated: dict[str, str]) -> None:
-    text, kinds = "".join(generated.values()), sections(Experiment)
-    assert {GroupSettings, OptimizerSettings, TwinSettings} <= kinds
-    assert [name for kind in kinds for name in kind.model_fields if f"| `{name}` |" not in text] == []
+    text, classes = "".join(generated.values()), sections(Experiment)
+    assert {GroupSettings, OptimizerSettings, TwinSettings} <= classes
+    assert [name for one in classes for name in one.model_fields if f"| `{name}` |" not in text] == []
 
 
 def test_switches_of_creamfl_stand_with_their_defaults() -> None:

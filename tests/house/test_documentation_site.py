@@ -1,4 +1,4 @@
-"""The site: its menu has every page, its reference everything that there is, its page of errors every message."""
+"""The site: its menu has every page, its reference every setting and component, its page of errors every message."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def test_the_menu_has_every_page_once(pages: dict[str, str]) -> None:
     written = {file.relative_to(ROOT / "docs").as_posix() for file in (ROOT / "docs").rglob("*.md")}
     of_the_project = {name for name in menu if (ROOT / name).is_file()}
     assert len(menu) == len(set(menu))
-    beside = {"decisions.md"}  # linked, not in the menu
-    assert set(menu) - of_the_project == written - beside | {f"reference/{name}" for name in pages} | {"index.md"}
+    linked = {"decisions.md"}  # not in the menu
+    assert set(menu) - of_the_project == written - linked | {f"reference/{name}" for name in pages} | {"index.md"}
 
 
-def test_no_page_is_without_a_next_step() -> None:
+def test_every_page_has_a_next_step() -> None:
     link = re.compile(r"\]\((?!https?:)[^)#]+\.md")
     assert [file.name for file in (ROOT / "docs").rglob("*.md") if not link.search(file.read_text())] == []
 
 
-def test_everything_that_can_be_chosen_is_there(pages: dict[str, str]) -> None:
-    for kind in catalogue.kinds():
-        text = pages[{"presets": "presets.md", "settings": "settings.md"}.get(kind, "components.md")]
-        for name in catalogue.entries(kind):
+def test_every_component_and_setting_is_there(pages: dict[str, str]) -> None:
+    for family in catalogue.kinds():
+        text = pages[{"presets": "presets.md", "settings": "settings.md"}.get(family, "components.md")]
+        for name in catalogue.entries(family):
             assert f"`{name}`" in text
     assert pages["presets.md"].count("\n| `") == len(preset_names())
 
@@ -55,7 +55,7 @@ def test_commands_stand_with_their_arguments(pages: dict[str, str]) -> None:
     assert all(f"| `{name}" in of_study_run for name in ("FILE`", "--jobs "))
 
 
-def test_messages_are_found_in_a_module(tmp_path: Path) -> None:
+def test_messages_of_a_module_are_read(tmp_path: Path) -> None:
     (tmp_path / "core.py").write_text(
         "class PolyfedError(Exception): ...\n"
         "class OddError(PolyfedError): ...\n"
@@ -71,12 +71,12 @@ def test_messages_are_found_in_a_module(tmp_path: Path) -> None:
 def test_the_page_of_errors_has_every_message(pages: dict[str, str]) -> None:
     source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
     made = len(re.findall(r"(?<!class )\b(?:Config|Data|Run|Exchange|Payload)Error\(", source))
-    found = messages()
-    own = [one for one in found if one.kind.endswith("Error") and one.kind not in reference.OF_ARGUMENTS]
+    every = messages()
+    own = [one for one in every if one.error.endswith("Error") and one.error not in reference.OF_ARGUMENTS]
     heads = set(reference.table(("message", "where"), ()))
     rows = [line for line in pages["errors.md"].splitlines() if line.startswith("| ") and line not in heads]
     assert len(own) >= made - 3  # the few that are named but not made: annotations, docstrings
-    assert len(rows) == len(found)
+    assert len(rows) == len(every)
 
 
 @pytest.mark.slow
@@ -89,4 +89,4 @@ def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "reference" / "errors.html").is_file()
     scripts = re.findall(r'<script src="([^"]+)"', (tmp_path / "site" / "index.html").read_text())
     assert "assets/iframe-worker.js" in scripts  # search over file://
-    assert all((tmp_path / "site" / name).is_file() for name in scripts), "the site asks no other host"
+    assert all((tmp_path / "site" / name).is_file() for name in scripts), "the site uses no other host"

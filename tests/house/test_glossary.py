@@ -21,7 +21,7 @@ _OTHERS = (
 OTHERS = frozenset(_OTHERS.split())
 """Verbs, adjectives and particles of names."""
 ENDINGS = {"ies": "y", "sses": "ss", "ches": "ch", "ss": "ss", "s": ""}
-"""Of a plural -> of its singular."""
+"""Ending of a plural -> ending of its singular."""
 
 
 def singular(word: str) -> str:
@@ -32,9 +32,9 @@ def singular(word: str) -> str:
 def public_names() -> set[str]:
     """Names that users and authors of methods write."""
     names = {*polyfed.__all__, *algorithm.__all__} - {"__version__"}
-    for kind in (Server, Client, Cohort, Reply, Algorithm):
-        own = vars(kind) if kind is Algorithm else dir(kind)
-        fields = getattr(kind, "__dataclass_fields__", {})
+    for one in (Server, Client, Cohort, Reply, Algorithm):
+        own = vars(one) if one is Algorithm else dir(one)
+        fields = getattr(one, "__dataclass_fields__", {})
         names |= {name for name in (*own, *fields) if not name.startswith(("_", "model_"))}
     return names
 

@@ -1,4 +1,4 @@
-"""Pages on data of one's own: from the first block to the last, on what they generate, to a figure above chance."""
+"""Pages on data of one's own: from the first block to the last, on generated data, to a figure above chance."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_page_on_tables_ends_above_chance(cli: Callable[..., tuple[int, str, s
     assert float(low) > float(chance) + 10
 
 
-def test_a_page_on_captions_has_both_kinds_read_and_says_their_language(
+def test_a_page_on_captions_reads_both_layouts_and_names_their_language(
     cli: Callable[..., tuple[int, str, str]],
 ) -> None:
     pytest.importorskip("datasets", reason="the extra hub is not installed")
@@ -70,7 +70,7 @@ def test_a_page_leads_to_an_experiment_that_is_ready(page: str, cli: Callable[..
     ("page", "primary", "inside"),
     [("sounds", "accuracy", "data:audio/wav;base64,"), ("masks", "dice", ">predicted, Dice ")],
 )
-def test_a_page_runs_and_what_it_trains_is_above_chance(
+def test_a_page_runs_and_its_model_is_above_chance(
     page: str, primary: str, inside: str, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     out = followed(f"how-to/{page}", cli)

@@ -1,4 +1,4 @@
-"""What an index gets: extras that exist, links that lead somewhere, an archive with all that a clone has."""
+"""Metadata for an index: extras that exist, links that lead somewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_each_extra_that_code_or_a_page_names_exists() -> None:
 
 
 def test_a_release_has_no_relative_link_and_a_build_elsewhere_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(MetadataHookInterface=object)  # of the environment that builds alone
+    fake = SimpleNamespace(MetadataHookInterface=object)  # installed where wheels are built
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", fake)
     import index_page
 

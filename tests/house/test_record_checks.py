@@ -1,4 +1,4 @@
-"""A record carries its own settings and choices, and is shown by what a cell of each row says that was run again."""
+"""A record carries its own settings and choices, and a rerun of one cell per row decides whether it is shown."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def record(name: str = NAME, plus: float = 0.0, **more: Any) -> StudyRecord:
 
 
 @pytest.mark.parametrize(("kept", "left"), [("a", ["a, more"]), ("a, more", ["a"])])
-def test_a_row_whose_name_begins_anothers_is_told_from_it(kept: str, left: list[str]) -> None:
+def test_a_row_whose_name_begins_anothers_is_kept_apart(kept: str, left: list[str]) -> None:
     own = record(rows={"a": {}, "a, more": {"set": {"run.rounds": 2}}})
     (row,) = of_rows(own, [kept]).results.code
     assert row == kept
@@ -64,7 +64,7 @@ def kept(home: Path, own: StudyRecord) -> Path:
     return path
 
 
-def test_a_gauge_goes_by_what_it_shows() -> None:
+def test_a_gauge_is_identified_by_its_parts() -> None:
     files = ("/a/features.py:Features", "papers/features.py:Features")
     one, other = ({"name": "analysis", "analysis": file, "figure": "x"} for file in files)
     assert column_key(Gauge(shows=one, minus=one, reads="a")) == column_key(Gauge(shows=other, minus=other, reads="b"))
@@ -91,7 +91,7 @@ def test_two_figures_for_one_cell_are_named(file: Path, tmp_path: Path) -> None:
         ({"rows": {"tiny": {}, "prox": {"set": {"algorithm": "fedprox"}}}}, ["tiny"]),
     ],
 )
-def test_the_queue_has_what_todays_study_runs_otherwise_and_the_page_shows_the_record_all_the_same(
+def test_the_queue_has_changed_rows_and_the_page_still_shows_the_record(
     file: Path, tmp_path: Path, changes: dict[str, Any], rows: list[str]
 ) -> None:
     file.write_text(json.dumps(content(**changes)))
@@ -118,7 +118,7 @@ def test_rows_that_were_tuned_once_for_all_seeds_are_queued(
     assert bool(current(own, plan).results.code) == is_kept
 
 
-def test_a_page_shows_todays_words_with_the_figures_that_it_still_has(file: Path, tmp_path: Path) -> None:
+def test_a_page_shows_todays_words_with_the_remaining_figures(file: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(content(title="new words", rows={"tiny": {}, "new": {}})))
     kept(tmp_path, record())
     (shown,) = standing(tmp_path)
@@ -169,7 +169,7 @@ def test_a_cell_is_run_again_as_the_record_has_it(file: Path, tmp_path: Path) ->
     results = run_study(study, tmp_path / "runs" / "mine", jobs=1).results
     own = StudyRecord(NAME, "small", results)
     path = kept(tmp_path, own)
-    file.write_text(json.dumps(content(seeds=2, rows={"tiny": {"set": {"run.rounds": 2}}})))  # which is no matter
+    file.write_text(json.dumps(content(seeds=2, rows={"tiny": {"set": {"run.rounds": 2}}})))  # without an effect
     assert confirm(own, ["tiny"], 0, Places(), tmp_path) == []
     again = read_record(NAME, "small", path).again["tiny"]
     assert (again.distance, again.figures) == (0.0, {})

@@ -1,4 +1,4 @@
-"""What CI and images fetch stays what it was: actions by commit, images by digest, each package from one index."""
+"""Downloads of CI and images are pinned: actions by commit, images by digest, each package from one index."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_each_package_comes_from_one_index(path: Path) -> None:
     assert not re.search(r"https?://[\w.-]*(pypi|pytorch|pythonhosted|download)", text)
 
 
-def test_images_are_given_by_digest() -> None:
+def test_images_are_pinned_by_digest() -> None:
     lines = (ROOT / "containers" / "Containerfile").read_text().splitlines()
     images = {line.split()[1] for line in lines if line.startswith("FROM ")}
     assert images == {"${PYTHON_IMAGE}"}
     assert "ARG PYTHON_IMAGE" in lines, "no default: a tag may become another image"
 
 
-def test_all_that_is_installed_is_pinned() -> None:
+def test_every_package_is_pinned() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert not [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)]

@@ -52,7 +52,7 @@ def test_a_page_becomes_cells() -> None:
 
 def test_own_data_takes_at_most_fifteen_commands() -> None:
     page = (notebooks.TUTORIALS / "own-data.md").read_text(encoding="utf-8")
-    commands = [source for kind, source in notebooks.cells(page) if kind == "code" and source.startswith("%%bash")]
+    commands = [source for cell, source in notebooks.cells(page) if cell == "code" and source.startswith("%%bash")]
     assert sum(len(source.splitlines()) - 1 for source in commands) <= 15
 
 

@@ -1,4 +1,4 @@
-"""Pages on what leaves a site: table and sentence are what the code declares, figures stand on the linked pages."""
+"""Pages on what leaves a site: table and sentence follow the code's declarations, figures stand on the linked pages."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ ROWS = {cells[0].strip("`"): cells for cells in protections.rows()}
 
 
 @pytest.mark.parametrize("path", protections.PAGES, ids=lambda path: path.stem)
-def test_the_table_and_what_is_told_at_joining_are_those_of_the_code(path: Path) -> None:
+def test_the_table_and_the_facts_of_joining_are_those_of_the_code(path: Path) -> None:
     assert protections.page(path) == path.read_text(encoding="utf-8"), "python scripts/protections.py"
     assert all(word in protections.joining() for word in ("batch", "**number of training samples**", "group", "digest"))
 
 
 @pytest.mark.parametrize("name", sorted(Algorithm.available()))
 def test_every_field_that_a_method_declares_is_in_its_line(name: str) -> None:
-    kind: Any = Algorithm.available()[name]
-    if not kind.asks_clients:
+    method: Any = Algorithm.available()[name]
+    if not method.asks_clients:
         assert name not in ROWS
         return
     assert f"| `{name}` |" in PAGE
-    schemas = [schema for schema in steps_of(kind).values() if schema.kind == "step"]
+    schemas = [schema for schema in steps_of(method).values() if schema.kind == "step"]
     words = {field: str(declared) for schema in schemas for field, declared in schema.returns.items()}
     for field, declared in words.items():
         shown = "number of samples" if field == "num_examples" else f"`{field}`"
-        kinds = [word for kind, word in protections.WORDS.items() if kind.__name__ in declared]
-        assert all(word in ROWS[name][1] for word in kinds or [shown]), (field, ROWS[name])
+        bundles = [word for bundle, word in protections.WORDS.items() if bundle.__name__ in declared]
+        assert all(word in ROWS[name][1] for word in bundles or [shown]), (field, ROWS[name])
     assert ("losses" in ROWS[name][1]) == any(schema.others is not None for schema in schemas)
     if not words and "losses" not in ROWS[name][1]:
         assert ROWS[name][1:] == ("nothing", "", "", "", "")

@@ -1,4 +1,4 @@
-"""Who opens a folder that somebody handed over is not told of to a hub."""
+"""Opening a run folder of another person sends nothing to a hub."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from tiny_networks import SIZES, TEXTS, save
 
 
 def project(folder: Path) -> Path:
-    """Captioned pictures and pretrained networks below a folder."""
+    """Captioned images and pretrained networks below a folder."""
     photos = folder / "photos"
     photos.mkdir(parents=True)
     for number in range(60):
         Image.new("RGB", (32, 32), (4 * number, 255 - 4 * number, 70)).save(photos / f"{number}.png")
-    lines = (f"{number}.png,w{number % 26} w{3 * number % 26} picture {number}" for number in range(60))
+    lines = (f"{number}.png,w{number % 26} w{3 * number % 26} image {number}" for number in range(60))
     (photos / "captions.csv").write_text("file_name,caption\n" + "\n".join(lines))
     save("vit", folder / "weights")
     save("bert", folder / "weights", BertModel(BertConfig(**SIZES, **TEXTS | {"max_position_embeddings": 32})))

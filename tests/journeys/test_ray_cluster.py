@@ -36,7 +36,7 @@ def cluster() -> Iterator[Any]:
 
 
 def finished(folder: Path, cluster: Any = None, **settings: Any) -> dict[str, Any]:
-    """What a run of three rounds leaves, on the cluster or in this process."""
+    """Files of a run of three rounds, on the cluster or in this process."""
     chosen = "local" if cluster is None else {"name": "ray", "address": cluster.address, **settings}
     config = topics(name="scaffold")  # whose clients keep a state
     config["clients"]["text"]["count"] = 4

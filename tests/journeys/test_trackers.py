@@ -1,4 +1,4 @@
-"""A run with each tracker's real package: begun, killed, resumed, reported, exported and watched, and told no paths."""
+"""A run with each tracker's real package, without paths: begun, killed, resumed, reported, exported and watched."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def polyfed(*arguments: object, wait: bool = True) -> subprocess.Popen[str]:
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True, **pipes)
     if wait:
-        said = process.communicate(timeout=300)[0]
-        assert process.returncode == 0, (arguments, said)
-        assert "switched off" not in said
+        output = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, (arguments, output)
+        assert "switched off" not in output
     return process
 
 

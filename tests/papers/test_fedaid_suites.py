@@ -1,4 +1,4 @@
-"""The suite that claims a paper's downstream protocol has its values, and its description says what differs."""
+"""The suite that claims a paper's downstream protocol has its values, and its description names the differences."""
 
 from __future__ import annotations
 

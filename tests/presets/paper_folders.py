@@ -16,7 +16,7 @@ KARPATHY = {"train": 30, "restval": 10, "val": 6, "test": 10}
 CAPTIONED = {"train": 160, "validation": 6, "test": 30}
 LABELLED = {"train": 300, "test": 60}
 ASKED = {"train": 12, "validation": 8}
-PICTURES = [struct_of(noise(seed, 16, 16)) for seed in range(8)]
+IMAGES = [struct_of(noise(seed, 16, 16)) for seed in range(8)]
 
 
 def paper_folders(data: Path) -> Path:
@@ -26,23 +26,26 @@ def paper_folders(data: Path) -> Path:
             counts = [captions[row % len(captions)] for row in range(rows)]
             texts = [[f"{split} {row} caption {k}" for k in range(count)] for row, count in enumerate(counts)]
             ids = [f"{split}-{row}" for row in range(rows)]
-            _write(data / name / f"{split}.parquet", {"image": _pictures(rows), "image_id": ids, "captions": texts})
+            _write(data / name / f"{split}.parquet", {"image": _images(rows), "image_id": ids, "captions": texts})
     for split, rows in LABELLED.items():
         labels = [row % 4 for row in range(rows)]
-        _write(data / "cifar100" / f"{split}.parquet", {"image": _pictures(rows), "label": labels}, classes=4)
+        _write(data / "cifar100" / f"{split}.parquet", {"image": _images(rows), "label": labels}, classes=4)
         texts = [f"news {row} of {label}" for row, label in enumerate(labels)]
         _write(data / "ag_news" / f"{split}.parquet", {"text": texts, "label": labels}, classes=4)
     for split, rows in ASKED.items():
         asked = [questions(row) for row in range(rows)]
-        columns = {"image": _pictures(rows), "image_id": [f"COCO-{split}-{row}" for row in range(rows)]}
+        columns = {"image": _images(rows), "image_id": [f"COCO-{split}-{row}" for row in range(rows)]}
         columns["questions"] = [[question for question, _ in pairs] for pairs in asked]
-        _write(data / "vqa_v2" / f"{split}.parquet", columns | {"answers": [[votes for _, votes in p] for p in asked]})
+        _write(
+            data / "vqa_v2" / f"{split}.parquet",
+            columns | {"answers": [[answers for _, answers in pairs] for pairs in asked]},
+        )
         _write(data / "vqa_v2_hub" / f"{split}-00000-of-00001.parquet", _one_row_a_question(columns, asked))
     return data
 
 
 def questions(row: int) -> list[tuple[str, list[str]]]:
-    """Two questions on a picture, each with what ten annotators answer."""
+    """Two questions on an image, each with the answers of ten annotators."""
     yes = 10 - row % 4
     return [
         ("Is it round?", ["yes"] * yes + ["no"] * (10 - yes)),
@@ -51,19 +54,19 @@ def questions(row: int) -> list[tuple[str, list[str]]]:
 
 
 def _one_row_a_question(columns: Mapping[str, Sequence[Any]], asked: Sequence[Any]) -> dict[str, list[Any]]:
-    """As the hub has VQA v2: the picture again for each of its questions, answers as structs."""
+    """Layout of VQA v2 on the hub: the image again for each of its questions, answers as structs."""
     flat: dict[str, list[Any]] = {"image": [], "image_id": [], "question_id": [], "question": [], "answers": []}
     for row, pairs in enumerate(asked):
-        for number, (question, votes) in enumerate(pairs):
-            given = [{"answer": text, "answer_confidence": "yes", "answer_id": k} for k, text in enumerate(votes)]
+        for number, (question, answers) in enumerate(pairs):
+            given = [{"answer": text, "answer_confidence": "yes", "answer_id": k} for k, text in enumerate(answers)]
             values = (columns["image"][row], columns["image_id"][row], 10 * row + number, question, given)
             for column, value in zip(flat.values(), values, strict=True):
                 column.append(value)
     return flat
 
 
-def _pictures(rows: int) -> list[dict[str, Any]]:
-    return [PICTURES[row % len(PICTURES)] for row in range(rows)]
+def _images(rows: int) -> list[dict[str, Any]]:
+    return [IMAGES[row % len(IMAGES)] for row in range(rows)]
 
 
 def _write(path: Path, columns: Mapping[str, Sequence[Any]], classes: int = 0) -> None:

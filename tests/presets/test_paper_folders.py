@@ -70,7 +70,7 @@ def test_items_are_dealt_out(preset: str, paired: str, pairs: int, folders: Path
     }
     assert sum(held["image"]) == sum(held["text"]) == LABELLED["train"]
     assert {holding.source for client, holding in holdings.items() if client.startswith("paired")} == {paired}
-    # each of FedCola's 8 clients drops up to 5 % of its pictures, here one
+    # each of FedCola's 8 clients drops up to 5 % of its images, here one
     assert sum(held["paired"]) == pairs - (8 if preset.startswith("fedcola") else 0)
 
 
@@ -78,27 +78,26 @@ def asked(settings: dict[str, Any], split: str, folders: Path) -> tuple[Any, Any
     content = merged(read_config("vqa-v2")["data"]["sources"]["vqa_v2"], settings)
     content = {"data": {"sources": {"vqa": content}, "dir": str(folders)}}
     source = Experiment.load("vqa-v2").data.model_validate(content["data"]).sources["vqa"]
-    found = source.open(split, name="vqa", data_dir=folders)
+    table = source.open(split, name="vqa", data_dir=folders)
     view = Tokens.model_validate({"tokenizer": "hashing"})
-    return found, assemble(found, {"text": view}, DataContext(folders.parent / "cache"))
+    return table, assemble(table, {"text": view}, DataContext(folders.parent / "cache"))
 
 
 def test_both_layouts_of_vqa_v2_have_the_same_questions_and_votes(folders: Path) -> None:
-    for split, pictures in ASKED.items():
+    for split, images in ASKED.items():
         (nested, ours), (flat, hubs) = (asked(settings, split, folders) for settings in ({}, HUB))
-        assert (len(nested), len(flat)) == (pictures, 2 * pictures)
+        assert (len(nested), len(flat)) == (images, 2 * images)
         assert nested.classes == flat.classes
         assert nested.classes["answer"][-1] == OTHER
         assert nested.classes["kind"] == ("yes_no", "number", "other")
-        assert ours.targets["votes"].shape == (2 * pictures, 10)
+        assert ours.targets["votes"].shape == (2 * images, 10)
         for target, values in ours.targets.items():
             assert values.tolist() == hubs.targets[target].tolist(), target
 
 
 def test_votes_are_classes_of_each_annotators_answer(folders: Path) -> None:
-    found, samples = asked({"most": 3}, "train", folders)
-    table = found.classes["answer"]
-    assert table == ("yes", "0", "1", OTHER)  # of 12 pictures 4 each have most votes for 0, 1 and 2
+    table, samples = asked({"most": 3}, "train", folders)
+    assert table.classes["answer"] == ("yes", "0", "1", OTHER)  # of 12 images 4 each have most votes for 0, 1 and 2
     of_row_1 = samples.targets["votes"][2:4].tolist()
     assert of_row_1 == [[0] * 9 + [3], [2] * 6 + [3] * 4]
 
@@ -123,7 +122,7 @@ def test_a_server_for_vqa_v2_runs_and_reports_soft_accuracy(folders: Path, tmp_p
     metrics = result.metrics("server")
     assert {"soft_accuracy", "soft_accuracy_yes_no", "soft_prior", "soft_accuracy_number", "prior"} <= set(metrics)
     assert metrics["n"] == 2 * ASKED["validation"]
-    # every picture has 7 to 10 "yes", and always answering yes is right for half of the questions
+    # every image has 7 to 10 "yes", and always answering yes is right for half of the questions
     assert (metrics["prior"], metrics["soft_prior"]) == (50, 50)
     assert metrics["accuracy"] <= metrics["soft_accuracy"]
     assert result.records.config["server"]["task"]["votes"] == "leave_one_out"
