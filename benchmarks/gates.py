@@ -28,7 +28,7 @@ from polyfed.data.view import DataContext
 from polyfed.data.views.pixels import Pixels
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Epochs, Trainer
-from polyfed.models.blocks import ROLES, GatedWeight, gated, linears
+from polyfed.models.blocks import ROLES, gated, linears
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.model import Model, ModelSettings
 from polyfed.optim.settings import OptimizerSettings

@@ -26,8 +26,8 @@ from polyfed.reporting.metrics import (
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.summary import component_name, setting
 from polyfed.reporting.tables import Cell, TextTable, byte_size, count, format_number, mib
-from polyfed.runs.accounts import ACCOUNTS
 from polyfed.runs.events import Incident
+from polyfed.runs.folder import ACCOUNTS
 from polyfed.runs.records import SERVER, SITE_REFUSED, PartitionEntry, RunRecords, Transfer
 
 if TYPE_CHECKING:
