@@ -266,13 +266,7 @@ class Classification(Task):
         return logits
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
-        wanted = available if self.modality is None else (self.modality,)
-        if not wanted or not set(wanted) <= set(available):
-            raise ConfigError(
-                f"classification by modality '{self.modality}' is impossible on samples with {list(available)}; set "
-                "modality to one of these, or leave it out for all"
-            )
-        return wanted
+        return self.require_modalities(available if self.modality is None else [self.modality], available, "modality")
 
     def _labels(self, samples: Samples) -> Int64[Tensor, " n"]:
         if self.target not in samples.targets:
