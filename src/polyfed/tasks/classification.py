@@ -194,7 +194,7 @@ class Classification(Task):
 
         Raises:
             ConfigError: the samples have no such target or modality.
-            DataError: there are no samples, or a label is outside the head's classes.
+            DataError: the samples are empty, or a label is outside the head's classes.
         """
         head = self.require_head(head)
         labels, classes = self._labels(samples), class_count(head)

@@ -96,7 +96,7 @@ class PairTask(Task):
         return self.primary, *recalls, *dict.fromkeys(context)
 
     def usable(self, samples: AnySamples) -> AnySamples:
-        """Those with both modalities."""
+        """Samples with both modalities."""
         return samples.having(*self.between)
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
@@ -339,7 +339,7 @@ class ConVIRT(PairTask):
 
     @property
     def contrast_reduction(self) -> Reduction:
-        """As ``reduction``."""
+        """Value of ``reduction``."""
         return self.reduction
 
     def head(self, dim: int, samples: Samples) -> nn.Module:

@@ -107,7 +107,7 @@ class Segmentation(Task):
 
         Raises:
             ConfigError: the samples have no such images.
-            DataError: there are no samples.
+            DataError: the samples are empty.
         """
         self._require(samples)
         side = samples.lazy[self.target](samples.rows[self.target][:1]).shape[-1]
@@ -151,7 +151,7 @@ class Segmentation(Task):
 
         Raises:
             ConfigError: the samples have no such images.
-            DataError: there are no samples.
+            DataError: the samples are empty.
         """
         self._require(samples)
         samples, classes = self.usable(samples), len(self.names)

@@ -102,7 +102,7 @@ class VQA(Task):
 
         Raises:
             ConfigError: the samples lack a modality or the target.
-            DataError: there are no samples, or another number of classes than the head's.
+            DataError: the samples are empty, or have another number of classes than the head's.
         """
         fused, modalities = _require(head), self._modalities(samples.modalities)
         samples = self.usable(samples)
