@@ -43,7 +43,7 @@ class ViT(Encoder):
         """
         from transformers import ViTConfig, ViTModel
 
-        channels, *sides = shape = image_shape(spec, "vit")
+        shape = image_shape(spec, "vit")
         width, layers, heads, patch = _VIT_SIZES[self.size]
         patch = self.patch or patch
         check_patches(shape, patch, "vit")
@@ -52,9 +52,9 @@ class ViT(Encoder):
             num_hidden_layers=layers,
             num_attention_heads=heads,
             intermediate_size=4 * width,
-            image_size=tuple(sides),
+            image_size=shape[1:],
             patch_size=patch,
-            num_channels=channels,
+            num_channels=shape[0],
             hidden_dropout_prob=self.dropout,
             layer_norm_eps=1e-6,
         )
