@@ -72,6 +72,7 @@ class SimilarityHead(nn.Module):
     def __init__(self, vectors: Float[Tensor, "classes d"], temperature: float) -> None:
         super().__init__()
         self.vectors, self.temperature = vectors, temperature
+
     @in_full_precision  # a temperature of 0.01 makes much of small differences
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
         return F.normalize(embedding, dim=-1) @ self.vectors.float().T / self.temperature
