@@ -6,7 +6,7 @@ from polyfed import Experiment, register_data, register_module, run
 
 
 def backbone(width: int) -> nn.Module:
-    """Pictures [b, 3, s, s] to vectors [b, k]: any module that does so, such as ``timm.create_model`` below."""
+    """Images [b, 3, s, s] to vectors [b, k]: any such module, such as ``timm.create_model`` below."""
     return nn.Sequential(nn.Conv2d(3, width, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
@@ -20,9 +20,9 @@ class Discs(Dataset):
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, object]:
-        picture = np.full((32, 32, 3), 60 + 100 * (index % 2), np.uint8)
-        picture[8:24, 8:24] = index % 200
-        return {"image": picture, "label": index % 2}
+        image = np.full((32, 32, 3), 60 + 100 * (index % 2), np.uint8)
+        image[8:24, 8:24] = index % 200
+        return {"image": image, "label": index % 2}
 
 
 register_module("backbone", backbone)

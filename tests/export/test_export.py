@@ -32,9 +32,9 @@ def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def example_of(folder: Path) -> str:
-    found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
+    actual = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert actual is not None
+    return actual[1]
 
 
 def test_everything_is_there_and_nothing_else(exported: Path) -> None:
@@ -65,9 +65,9 @@ def test_programs_agree_with_the_live_model_on_any_batch(exported: Path, tiny_ru
     for rows in (1, 7):
         x = torch.randn(rows, 3, 16, 16) if modality == "image" else torch.randint(20, (rows, 3 + rows))
         with torch.no_grad():
-            found = program(x)
-            assert found.shape == (rows, 8)
-            assert torch.allclose(found, model.represent(modality, x), atol=1e-5)
+            actual = program(x)
+            assert actual.shape == (rows, 8)
+            assert torch.allclose(actual, model.represent(modality, x), atol=1e-5)
 
 
 def test_the_weights_of_an_export_give_the_same_vectors_in_the_architecture(exported: Path, tiny_run: Path) -> None:
@@ -82,8 +82,8 @@ def test_the_weights_of_an_export_give_the_same_vectors_in_the_architecture(expo
         model.encode(pictures, ["a red square", ""]),
         load_model(exported, allow_code=True).encode(pictures, ["a red square", ""]),
     )
-    for found, expected in zip(*vectors, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for actual, expected in zip(*vectors, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_the_example_runs_as_it_stands(
@@ -107,10 +107,10 @@ def test_a_classifier_gives_logits_and_the_names_of_its_classes(classifier_run: 
     model = saved.model
     x = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
-        found = torch.export.load(folder / config["modalities"]["image"]["classes_program"]).module()(x)
+        actual = torch.export.load(folder / config["modalities"]["image"]["classes_program"]).module()(x)
         wanted = saved.head(model.embed("image", x))
-    assert found.shape == (3, 18)
-    assert torch.allclose(found, wanted, atol=1e-5)
+    assert actual.shape == (3, 18)
+    assert torch.allclose(actual, wanted, atol=1e-5)
     assert not (folder / "tokenizer.json").exists()
     assert "image-classes.pt2" in (folder / "README.md").read_text()
     picture = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
@@ -159,18 +159,14 @@ def paired_server(paired: Config) -> Config:
 
 
 @pytest.mark.usefixtures("cheap")
-def test_by_default_it_lies_in_the_run_folder(classifier_run: Path, tmp_path: Path) -> None:
+def test_the_run_folder_is_the_default_and_only_empty_folders_are_filled(classifier_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(classifier_run, tmp_path / "run")
+    (run / "export").mkdir()
     assert export_model(run) == run / "export"
     assert json.loads((run / "export" / "config.json").read_text())["model"] == "best"
+    assert (run / "export" / "image.pt2").is_file()
     with pytest.raises(RunError, match=r"exists and is not empty; remove it or choose another --out"):
         export_model(run)
-
-
-@pytest.mark.usefixtures("cheap")
-def test_an_empty_folder_is_filled(classifier_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert (export_model(classifier_run, tmp_path / "empty") / "image.pt2").is_file()
 
 
 @pytest.mark.parametrize("failing", ["export", "save"])

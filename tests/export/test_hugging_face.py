@@ -1,4 +1,4 @@
-"""The folder for the Hugging Face hub: loads where polyfed is not, gives the same vectors, says what the model is."""
+"""The folder for the Hugging Face hub: loads without polyfed, gives the same vectors, describes the model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_it_loads_without_polyfed_and_gives_the_same_vectors(folder: Path, tiny_
 
 
 @pytest.mark.slow
-def test_the_code_speaks_of_no_polyfed_and_the_card_says_what_matters(folder: Path) -> None:
+def test_the_code_does_without_polyfed_and_the_card_is_complete(folder: Path) -> None:
     code = (folder / "modeling_polyfed.py").read_text()
     assert "import polyfed" not in code
     assert "from polyfed" not in code

@@ -34,9 +34,9 @@ TEXTS = [
 ]
 
 
-def prepare(found: Recipe) -> Any:
+def prepare(actual: Recipe) -> Any:
     names: dict[str, Any] = {}
-    exec("\n".join([*found.imports, "import torch", found.functions, found.code]), names)
+    exec("\n".join([*actual.imports, "import torch", actual.functions, actual.code]), names)
     return names["PREPARE"]
 
 
@@ -67,11 +67,11 @@ def test_texts_become_what_the_view_makes_of_them(
     view, out = Tokens(tokenizer=tokenizer, length=9), tmp_path / "out"
     out.mkdir()
     spec = view.spec("text", context)
-    found = recipe(view, spec, modality="text", context=context, folder=out, fixed_length=fixed)
+    actual = recipe(view, spec, modality="text", context=context, folder=out, fixed_length=fixed)
     monkeypatch.chdir(out)
     inputs = view.open(Column(pa.chunked_array([TEXTS]), "mine", "mine"), "text", context)
     wanted = inputs(torch.arange(len(TEXTS)))
-    ids = prepare(found)(TEXTS)
+    ids = prepare(actual)(TEXTS)
     assert ids.shape[1] == (fixed or wanted.shape[1])
     assert torch.equal(ids[:, : wanted.shape[1]], wanted)
     assert (ids[:, wanted.shape[1] :] == spec.pad).all()
@@ -87,43 +87,43 @@ def test_texts_become_what_the_view_makes_of_them(
 
 
 def test_two_vocabularies_do_not_meet(context: DataContext, tmp_path: Path) -> None:
-    for tokenizer, kind in ((Hashing(size=5), "vocabulary"), (Glove(folders=("vectors",)), "tokenizer")):
+    for tokenizer, stem in ((Hashing(size=5), "vocabulary"), (Glove(folders=("vectors",)), "tokenizer")):
         view = Tokens(tokenizer=tokenizer)
         spec = view.spec("text", context)
         for modality in ("text", "question"):
-            found = recipe(view, spec, modality=modality, context=context, folder=tmp_path, suffix=f"-{modality}")
-            assert found.facts[kind] == f"{kind}-{modality}.json"
-            assert (tmp_path / f"{kind}-{modality}.json").is_file()
+            actual = recipe(view, spec, modality=modality, context=context, folder=tmp_path, suffix=f"-{modality}")
+            assert actual.facts[stem] == f"{stem}-{modality}.json"
+            assert (tmp_path / f"{stem}-{modality}.json").is_file()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
 @pytest.mark.parametrize("fit", ["squash", "crop"])
-def test_pictures_become_what_the_view_makes_of_them(fit: Any, mode: str, context: DataContext, tmp_path: Path) -> None:
+def test_images_become_the_inputs_of_the_view(fit: Any, mode: str, context: DataContext, tmp_path: Path) -> None:
     view = Pixels(size=16, fit=fit, resampling="bilinear", normalise="imagenet")
-    found = recipe(view, view.spec("image", context), modality="image", context=context, folder=tmp_path)
+    actual = recipe(view, view.spec("image", context), modality="image", context=context, folder=tmp_path)
     noise = torch.randint(256, (40, 30, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     picture = Image.fromarray(noise.numpy(), "RGBA").convert(mode)
     file = io.BytesIO()
     picture.save(file, "PNG")
     pixels = decode(file.getvalue(), 16, fit, "bilinear")
     wanted = normalised(torch.from_numpy(pixels.copy())[None], "imagenet")
-    assert torch.allclose(prepare(found)([picture]), wanted, atol=1e-5)
+    assert torch.allclose(prepare(actual)([picture]), wanted, atol=1e-5)
 
 
 def test_what_was_learnt_of_a_table_is_in_the_view(context: DataContext, tmp_path: Path) -> None:
     view = Table()
     column = Column(pa.chunked_array([pa.array([{"b": 2.0, "a": "x"}, {"b": 5.0, "a": "y"}])]), "rows", "rows")
     known = replace(context, public={"rows": column})
-    found = recipe(
+    actual = recipe(
         view.resolved("rows", known), view.spec("rows", known), modality="rows", context=known, folder=tmp_path
     )
-    again = View.model_validate(json.loads(json.dumps(found.facts["view"])))
+    again = View.model_validate(json.loads(json.dumps(actual.facts["view"])))
     both = (one.open(column, "rows", where)(torch.arange(2)) for one, where in ((view, known), (again, context)))
     assert torch.equal(*both)
 
 
 class Loudness(View):
-    """A view of somebody else's."""
+    """A view from outside polyfed."""
 
     def open(self, column: Column, modality: str, context: DataContext) -> Any:
         """Not needed here."""
@@ -133,7 +133,7 @@ class Loudness(View):
         return InputSpec((1,))
 
 
-def test_a_view_of_somebody_elses_is_named(context: DataContext, tmp_path: Path) -> None:
-    found = recipe(Loudness(), InputSpec((1,)), modality="sound", context=context, folder=tmp_path)
-    assert "Loudness" in found.words
-    assert prepare(found)(eval(found.example)).shape == (1, 1)
+def test_a_foreign_view_is_named(context: DataContext, tmp_path: Path) -> None:
+    actual = recipe(Loudness(), InputSpec((1,)), modality="sound", context=context, folder=tmp_path)
+    assert "Loudness" in actual.words
+    assert prepare(actual)(eval(actual.example)).shape == (1, 1)

@@ -46,8 +46,8 @@ def test_plain_peft_has_the_network_of_the_run(method: str, tmp_path: Path, monk
     for modality, x in X.items():
         with torch.no_grad():
             own = model.encoders[modality].trunk(x).pooled
-            found = plain(NETWORKS[modality], folder / modality)(x).last_hidden_state[:, 0]
-        torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
+            actual = plain(NETWORKS[modality], folder / modality)(x).last_hidden_state[:, 0]
+        torch.testing.assert_close(actual, own, atol=1e-5, rtol=1e-5)
         bare = AutoModel.from_pretrained(pretrained_folder() / NETWORKS[modality]).eval()
         assert not torch.allclose(bare(x).last_hidden_state[:, 0], own, atol=1e-5)
     readme = (folder / "README.md").read_text()
@@ -77,8 +77,8 @@ def test_prompts_in_front_of_texts_go_both_ways(weights: str, tmp_path: Path) ->
     model = run.server_model("last").model
     with torch.no_grad():
         own = model.encoders["text"].trunk(X["text"]).pooled
-        found = plain(weights, folder / "text")(X["text"], attention_mask=torch.ones_like(X["text"])).last_hidden_state
-    torch.testing.assert_close(found[:, 3], own, atol=1e-6, rtol=1e-6)
+        actual = plain(weights, folder / "text")(X["text"], attention_mask=torch.ones_like(X["text"])).last_hidden_state
+    torch.testing.assert_close(actual[:, 3], own, atol=1e-6, rtol=1e-6)
     encoder["adapter"] = prompts | {"start": str(folder / "text")}
     again = Experiment.load(config).server.model.encoders["text"]  # type: ignore[union-attr]
     built: Any = again.build(8, InputSpec((16,), ("w",) * 200), DataContext(tmp_path, pretrained_folder()))
@@ -100,8 +100,8 @@ def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
     model = Experiment.load(config).server.model.build({}, run.server_model().context)
     for modality, x in X.items():
         with torch.no_grad():
-            own, found = (body_of(one.encoders[modality])(x) for one in (run.server_model("last").model, model.eval()))
-        torch.testing.assert_close(found.last_hidden_state, own.last_hidden_state)
+            own, actual = (body_of(one.encoders[modality])(x) for one in (run.server_model("last").model, model.eval()))
+        torch.testing.assert_close(actual.last_hidden_state, own.last_hidden_state)
     for other, message in (
         (from_folder(adapted((3,)), folder), "differs from the settings, first at"),
         (from_folder(adapted(), Path("nowhere")), r"adapter\.start: no folder"),

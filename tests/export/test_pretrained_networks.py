@@ -84,7 +84,7 @@ def trained(tiny: dict[str, Any], folder: Path, image: dict[str, Any], text: dic
 
 
 def pictures(folder: Path) -> list[str]:
-    """A large JPEG, a picture of 16 bits and a transparent one."""
+    """A large JPEG, an image of 16 bits and a transparent one."""
     noise(0, 300, 200).save(folder / "a.jpg")
     values = np.random.default_rng(0).integers(0, 4096, (40, 30), dtype=np.uint16)
     Image.fromarray(values).save(folder / "b.png")
@@ -104,7 +104,7 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.backbone}-{view.component_name()}-{view.pool}")
-def test_pictures_and_texts_become_the_features_of_a_view(
+def test_images_and_texts_become_the_features_of_a_view(
     view: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(view.backbone, tmp_path / "weights")
@@ -125,16 +125,16 @@ def test_pictures_and_texts_become_the_features_of_a_view(
 
 
 @pytest.mark.slow  # a process that starts
-def test_an_export_of_cached_features_takes_pictures_and_texts_without_polyfed(
+def test_an_export_of_cached_features_takes_images_and_texts_without_polyfed(
     tiny: dict[str, Any], tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = {"weights": "bert", "pooling": "mean", "view": {"length": ROOM}}
     model = trained(tiny, tmp_path, {"weights": "vit"}, text).model
-    code, told, _ = cli("export", tmp_path / "run", "--out", tmp_path / "out")
+    code, printed, _ = cli("export", tmp_path / "run", "--out", tmp_path / "out")
     assert code == 0
-    assert "pretrained networks are in it, whose licences go with them: vit, bert\n" in told
-    assert f'python {tmp_path / "out" / "run.py"} --images a.jpg b.jpg --texts "a text" "another text"\n' in told
-    assert "it needs torch, numpy, pillow, tokenizers, and no polyfed\n" in told
+    assert "pretrained networks are in it, whose licences go with them: vit, bert\n" in printed
+    assert f'python {tmp_path / "out" / "run.py"} --images a.jpg b.jpg --texts "a text" "another text"\n' in printed
+    assert "it needs torch, numpy, pillow, tokenizers, and no polyfed\n" in printed
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     files = pictures(Path())
@@ -146,8 +146,8 @@ def test_an_export_of_cached_features_takes_pictures_and_texts_without_polyfed(
     *shown, made = done.stdout.splitlines()
     assert shown[0] == "similarity (image, text)"
     assert len(shown) == 1 + len(files) * len(TEXTS)
-    for found, expected in zip(json.loads(made), vectors, strict=True):
-        np.testing.assert_allclose(np.array(found), expected, atol=1e-5)
+    for actual, expected in zip(json.loads(made), vectors, strict=True):
+        np.testing.assert_allclose(np.array(actual), expected, atol=1e-5)
         assert np.abs(expected - expected[:1]).max() > 1e-3
     for name in ("README.md", "config.json", "run.py"):
         assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
@@ -164,6 +164,6 @@ def test_an_export_gives_the_vectors_of_the_run(
     ours = model.encode(images=files, texts=TEXTS)
     out = export_model(tmp_path / "run", tmp_path / "out")
     theirs = load_model(out, allow_code=True).encode(images=files, texts=TEXTS)
-    for found, expected in zip(theirs, ours, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for actual, expected in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
         assert np.abs(expected - expected[:1]).max() > 1e-3

@@ -49,7 +49,7 @@ def trunk(name: str, adapter: dict[str, Any] | str, context: DataContext) -> Any
 
 
 def plain(name: str, options: dict[str, Any], context: DataContext) -> Any:
-    """What peft makes of the network by itself."""
+    """The network adapted by peft alone."""
     config = peft.LoraConfig(**{"r": 8, "lora_alpha": 16, "target_modules": QUERY_VALUE[name]} | options)
     with quiet():
         body = type(network(name)).from_pretrained(context.weights / name)
@@ -58,8 +58,8 @@ def plain(name: str, options: dict[str, Any], context: DataContext) -> Any:
 
 def outputs(model: Any, **inputs: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(3)  # dropout
-    found: torch.Tensor = model(**inputs).last_hidden_state
-    return found
+    actual: torch.Tensor = model(**inputs).last_hidden_state
+    return actual
 
 
 @pytest.mark.parametrize(("name", "adapter", "options"), CASES)
@@ -69,11 +69,11 @@ def test_layers_compute_what_peft_computes(
     ours = trunk(name, adapter, context).module.backbone.body
     theirs = plain(name, options, context)
     own = {key: value for key, value in ours.named_parameters() if value.requires_grad}
-    found = {key: value for key, value in theirs.named_parameters() if value.requires_grad}
-    assert {f"base_model.model.{key}" for key in own} == set(found)
+    actual = {key: value for key, value in theirs.named_parameters() if value.requires_grad}
+    assert {f"base_model.model.{key}" for key in own} == set(actual)
     with torch.no_grad():
         for key, value in own.items():  # B is zero at first, where all are alike
-            found[f"base_model.model.{key}"].copy_(value.normal_(0, 0.3))
+            actual[f"base_model.model.{key}"].copy_(value.normal_(0, 0.3))
     x = INPUTS[name][1]
     inputs = {"pixel_values": x} if name == "vit" else {"input_ids": x, "attention_mask": (x != 0).long()}
     with quiet():
@@ -121,7 +121,7 @@ def test_what_a_network_does_not_have_cannot_be_adapted(
         HF.model_validate(given).build(5, INPUTS["vit"][0], context)
 
 
-def test_without_peft_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_a_configuration_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     given: Any = {"weights": "vit", "adapter": "lora"}
     with pytest.raises(ConfigError, match=r'needs the package peft, .*pip install "polyfed\[adapters\]"'):

@@ -40,9 +40,9 @@ def some_features(batch: int = 3, length: int = 5, width: int = 8) -> LocalFeatu
 
 
 def made(width: int = 8, heads: int = 2, norm: Any = "pre", **settings: Any) -> Aligner:
-    found = Aligner(width, DIM, heads, norm, AlignerSettings(**{"hidden": 7, **settings}))
-    lively(found)
-    return found.eval()
+    actual = Aligner(width, DIM, heads, norm, AlignerSettings(**{"hidden": 7, **settings}))
+    lively(actual)
+    return actual.eval()
 
 
 # ---- embeddings
@@ -119,12 +119,12 @@ def test_without_a_head_for_positions_there_are_none() -> None:
 # ---- heads
 
 
-@pytest.mark.parametrize(("kind", "affine"), [("batch", [True, False]), ("layer", [True, False]), ("none", [])])
-def test_head_norms(kind: str, affine: list[bool]) -> None:
-    head = made(head_norm=kind).head
+@pytest.mark.parametrize(("head_norm", "affine"), [("batch", [True, False]), ("layer", [True, False]), ("none", [])])
+def test_head_norms(head_norm: str, affine: list[bool]) -> None:
+    head = made(head_norm=head_norm).head
     norms = [part for part in head if isinstance(part, nn.BatchNorm1d | nn.LayerNorm)]
     assert [norm.weight is not None for norm in norms] == affine
-    assert all(isinstance(norm, nn.BatchNorm1d if kind == "batch" else nn.LayerNorm) for norm in norms)
+    assert all(isinstance(norm, nn.BatchNorm1d if head_norm == "batch" else nn.LayerNorm) for norm in norms)
 
 
 def test_heads_divide_every_width() -> None:
@@ -132,8 +132,8 @@ def test_heads_divide_every_width() -> None:
     for width, heads in expected.items():
         with torch.device("meta"):
             encoder = Bag(width=width).build(DIM, TEXTS, CONTEXT)
-            found = AlignerSettings().around(encoder, "text", DIM)
-        assert found.aligner.layers[0].attention.heads == heads, width
+            actual = AlignerSettings().around(encoder, "text", DIM)
+        assert actual.aligner.layers[0].attention.heads == heads, width
 
 
 # ---- settings
@@ -147,8 +147,8 @@ def model_settings(**more: Any) -> ModelSettings:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(ValidationError, match="final_norm and aligner both end the encoders"):
         model_settings(aligner={}, final_norm=True)
-    with pytest.raises(ValidationError, match=r"aligner\.norm names 'picture', the encoders are notes, report"):
-        model_settings(aligner={"norm": {"picture": "post"}})
+    with pytest.raises(ValidationError, match=r"aligner\.norm names 'scan', the encoders are notes, report"):
+        model_settings(aligner={"norm": {"scan": "post"}})
     for key, value in (("hidden", 7), ("head_norm", "layer")):
         with pytest.raises(ValidationError, match=f"{key} has no effect with head: linear"):
             AlignerSettings.model_validate({"head": "linear", key: value})
@@ -166,7 +166,7 @@ def test_settings_that_cannot_be() -> None:
         ("resnet", "dropout", 0.1),
     ],
 )
-def test_what_shapes_a_projection_has_no_place_beside_an_aligner(name: str, key: str, value: object) -> None:
+def test_settings_of_a_projection_are_refused_with_an_aligner(name: str, key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=rf"encoders\.notes\.{key} has no effect with aligner; remove it"):
         model_settings(aligner={}, encoders={"notes": {"name": name, key: value}})
     model_settings(aligner={}, encoders={"notes": {"name": name}})
@@ -178,7 +178,7 @@ def test_norms_by_modality() -> None:
     assert [type(encoder.aligner.layers[0]) for encoder in made] == [TransformerBlock, PostBlock]
 
 
-def test_an_architecture_tells_its_aligner() -> None:
+def test_the_name_of_an_architecture_depends_on_its_aligner() -> None:
     names = [model_settings(**more).architecture for more in ({}, {"aligner": {}}, {"aligner": {"layers": 2}})]
     assert len(set(names)) == 3
 
@@ -218,8 +218,8 @@ def test_every_tensor_is_of_one_part() -> None:
     }
     model = Model(encoders, {"task": LinearHead(DIM, 3)}, DIM)
     model.extras["more"] = nn.Linear(2, 2)
-    found, names = model_slots(model), list(model.state_dict())
-    parts = Parts(found)
+    actual, names = model_slots(model), list(model.state_dict())
+    parts = Parts(actual)
     assert sorted([*parts.encoder, *parts.aligner, *parts.others]) == sorted(names)
     assert set(parts.aligner) == {name for name in names if ".aligner." in name and ".aligner.local." not in name}
     assert {name for name in names if ".aligner.local." in name} <= set(parts.others)
@@ -228,6 +228,6 @@ def test_every_tensor_is_of_one_part() -> None:
     assert set(parts.without_encoder) == {*parts.aligner, *parts.others}
     buffers = [name for name, _ in model.named_buffers()]
     assert [name for name in buffers if ".aligner." in name]  # statistics of batch norms go with the aligner
-    assert {found[name].slot for name in parts.aligner} == {("image", "aligner"), ("text", "aligner")}
-    assert {found[name].slot.role for name in parts.encoder} >= {"attention", "mlp", "norm", "trunk"}
+    assert {actual[name].slot for name in parts.aligner} == {("image", "aligner"), ("text", "aligner")}
+    assert {actual[name].slot.role for name in parts.encoder} >= {"attention", "mlp", "norm", "trunk"}
     assert list(aligned(model.encoders)) == ["image", "text"]

@@ -55,8 +55,8 @@ def test_the_own_align_modules_give_the_models_embedding(model: Model) -> None:
         torch.testing.assert_close(view.embed(name, x), model.embed(name, x), rtol=0, atol=0)
         torch.testing.assert_close(view.represent(name, x), model.represent(name, x), rtol=0, atol=0)
         torch.testing.assert_close(view.represent(name, x).norm(dim=1), torch.ones(3))
-        for found, expected in zip(view.detail(name, x), model.detail(name, x), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        for actual, expected in zip(view.detail(name, x), model.detail(name, x), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_other_align_modules_give_another(model: Model) -> None:
@@ -64,9 +64,9 @@ def test_other_align_modules_give_another(model: Model) -> None:
     model.eval()
     features = EncoderFeatures(model)
     for name, x in BATCH.items():
-        found = Bound(features, other).embed(name, x)
-        torch.testing.assert_close(found, other[name](model.encoders[name].trunk(x)))
-        assert not torch.allclose(found, model.embed(name, x), atol=1e-3)
+        actual = Bound(features, other).embed(name, x)
+        torch.testing.assert_close(actual, other[name](model.encoders[name].trunk(x)))
+        assert not torch.allclose(actual, model.embed(name, x), atol=1e-3)
 
 
 def test_a_batch_is_encoded_once_for_several_align_modules(model: Model) -> None:
@@ -156,8 +156,8 @@ def test_frozen_align_modules_of_modalities_called_alike() -> None:
     context, settings = DataContext(Path("unused")), AlignerSettings(hidden=7)
     encoders = {name: settings.around(Bag(width=8).build(DIM, TEXTS, context), name, DIM) for name in ("aligner", "a")}
     model = Model(encoders, {}, DIM)
-    found = frozen_aligners(model, model.state_dict())
-    for name, anchor in found.items():
+    actual = frozen_aligners(model, model.state_dict())
+    for name, anchor in actual.items():
         own: dict[str, Tensor] = model.encoders[name].aligner.state_dict()
         assert all(torch.equal(value, own[key]) for key, value in anchor.state_dict().items())
 

@@ -58,13 +58,6 @@ def test_all_parameters_learn() -> None:
         assert all(bool((value.grad != 0).any()) for value in decoder.parameters())  # type: ignore[union-attr]
 
 
-def test_pictures_do_not_depend_on_each_other_in_evaluation() -> None:
-    decoder = UNetDecoder([4, 2], (4,), 8).eval()
-    given = maps((4, 4), (2, 8), batch=3)
-    alone = decoder([value[1:2] for value in given])
-    torch.testing.assert_close(decoder(given)[1:2], alone)
-
-
 @pytest.mark.parametrize("widths", [(), (8, 0)])
 def test_widths_must_be_some(widths: tuple[int, ...]) -> None:
     for build in (lambda: GridDecoder(4, widths, 8), lambda: UNetDecoder([4, 2], widths, 8)):

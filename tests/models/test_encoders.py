@@ -1,4 +1,4 @@
-"""What holds for every encoder: it trains, is drawn from the seed, gives positions, splits, and refuses other input."""
+"""Every encoder trains, is drawn from the seed, gives positions, splits, and refuses other input."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_amount_of_padding_does_not_matter(name: str) -> None:
 
 
 @every_text_encoder
-def test_an_empty_text_is_no_error(name: str) -> None:
+def test_empty_texts_work(name: str) -> None:
     model, _ = built(name)
     embedding = model(torch.tensor([[0, 0, 0], [4, 5, 0]]))
     embedding.sum().backward()
@@ -65,8 +65,8 @@ def test_an_empty_text_is_no_error(name: str) -> None:
 
 
 @every_text_encoder
-def test_no_value_is_asked_back_from_the_device(name: str) -> None:
-    # on the meta device there are no values: whatever would sync on a GPU raises here
+def test_no_value_is_fetched_from_the_device(name: str) -> None:
+    # on the meta device values are absent: whatever would sync on a GPU raises here
     with torch.device("meta"):
         assert built(name)[0](TOKENS.to("meta")).shape == (3, DIM)
 
@@ -111,7 +111,7 @@ def test_positions_of_blocks_leave_their_own_cls_token_out() -> None:
     torch.testing.assert_close(local, encoder.project(encoder.encode(tokens, valid))[:, 1:])
 
 
-def test_positions_of_sequences_tell_their_padding() -> None:
+def test_positions_of_sequences_have_a_padding_mask() -> None:
     encoder, x = built("blocks-sequences")
     mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 6]).bool()
     assert torch.equal(encoder.positions(x)[1], mask)
@@ -154,7 +154,7 @@ def test_every_encoder_can_be_split(name: str) -> None:
 
 @every_encoder
 def test_nothing_is_left_that_learns_nothing(name: str) -> None:
-    """What is replaced is gone: every parameter has a gradient from the embedding and the positions."""
+    """Replaced parts are gone: every parameter has a gradient from the embedding and the positions."""
     encoder, x = aligned_encoder(name)
     detail = encoder.train().detail(x)
     ((detail.embedding * torch.randn(DIM)).sum() + detail.positions.square().sum()).backward()
@@ -199,7 +199,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         Encoder.model_validate(settings)
 
 
-def test_an_encoder_without_positions_says_so() -> None:
+def test_an_encoder_without_positions_is_refused() -> None:
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -105,16 +105,16 @@ def test_vectors_are_fused_sample_by_sample(parts: Parts, unit: bool, known: boo
     fused, _ = fused_of(parts, known=known, unit=unit)
     batch = mine.batch(torch.tensor([0, 3, 4]))
     for name, x in batch.inputs.items():
-        found, represented = fused.embed(name, x), fused.represent(name, x)
+        actual, represented = fused.embed(name, x), fused.represent(name, x)
         for place, k in enumerate((0, 3, 4)):
             local = own.encoders[name](mine.inputs[name](ROWS[name][k : k + 1]))
             received = others.encoders[name](theirs.inputs[name](ROWS[name][k : k + 1]))
             if unit:
                 local, received = local / local.norm(), received / received.norm()
             expected = fused.fusion(local, received)[0]
-            torch.testing.assert_close(found[place], expected)
+            torch.testing.assert_close(actual[place], expected)
             torch.testing.assert_close(represented[place], expected / expected.norm())
-    assert not torch.allclose(found, own.embed("b", batch.inputs["b"]))
+    assert not torch.allclose(actual, own.embed("b", batch.inputs["b"]))
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -123,7 +123,7 @@ def test_maps_are_fused_by_position(parts: Parts, unit: bool) -> None:
     parts = own, others, mine.only(["b"]), theirs.only(["b"])
     fused, guidance = fused_of(parts, maps=True, unit=unit)
     assert guidance.tables["b"].values.shape == (5, 4, 4)
-    found = fused.embed("b", mine.batch(torch.tensor([0, 3, 4])).inputs["b"])
+    actual = fused.embed("b", mine.batch(torch.tensor([0, 3, 4])).inputs["b"])
     for place, k in enumerate((0, 3, 4)):
         row = ROWS["b"][k : k + 1]
         local, mask = own.encoders["b"].positions(mine.inputs["b"](row))
@@ -131,8 +131,8 @@ def test_maps_are_fused_by_position(parts: Parts, unit: bool) -> None:
         if unit:
             local, received = F.normalize(local, dim=2), F.normalize(received, dim=2)
         matched = match_positions(received, there, 6, mask)
-        whole = fused.fusion(local, matched, mask)[0]
-        torch.testing.assert_close(found[place], whole[mask[0]].mean(0))
+        full = fused.fusion(local, matched, mask)[0]
+        torch.testing.assert_close(actual[place], full[mask[0]].mean(0))
 
 
 def test_without_renormalisation_representations_are_the_embeddings(parts: Parts) -> None:
@@ -247,9 +247,9 @@ def test_a_final_norm_belongs_to_maps_too(parts: Parts) -> None:
 
 
 def test_units_and_choices(parts: Parts) -> None:
-    found = SampleFeatures(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), None)
-    torch.testing.assert_close(found.unit().values, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
-    half = SampleFeatures(found.values.bfloat16()).unit().values
+    actual = SampleFeatures(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), None)
+    torch.testing.assert_close(actual.unit().values, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    half = SampleFeatures(actual.values.bfloat16()).unit().values
     assert half.dtype == torch.float32
     masked = SampleFeatures(torch.randn(3, 2, 4), torch.tensor([[True, False], [True, True], [False, True]]))
     chosen = masked.at(torch.tensor([2, 0]))

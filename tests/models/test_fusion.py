@@ -92,9 +92,9 @@ def test_fusion_equals_the_formula_on_valid_positions(maps, mask, shared, traini
 
 
 def test_numbers_of_parameters_are_those_of_the_paper():
-    whole, shared = GranularityFusion(256), GranularityFusion(256, shared_global_branch=True)
-    assert [sum(p.numel() for p in part.parameters()) for part in (*whole.pooled, *whole.pointwise)] == [33_728] * 4
-    assert sum(p.numel() for p in whole.parameters()) == 134_912
+    own, shared = GranularityFusion(256), GranularityFusion(256, shared_global_branch=True)
+    assert [sum(p.numel() for p in part.parameters()) for part in (*own.pooled, *own.pointwise)] == [33_728] * 4
+    assert sum(p.numel() for p in own.parameters()) == 134_912
     assert sum(p.numel() for p in shared.parameters()) == 101_184
     assert len({value.data_ptr() for value in shared.state_dict().values()}) == len(shared.state_dict())
 
@@ -217,7 +217,7 @@ def test_sequences_are_pooled_adaptively(count, length):
 
 
 @pytest.mark.parametrize(("side", "wanted"), [(2, 7), (7, 2), (4, 3), (7, 1), (3, 3)])
-def test_pictures_are_pooled_over_both_axes(side, wanted):
+def test_images_are_pooled_over_both_axes(side, wanted):
     g = torch.randn(2, side * side, 5, dtype=torch.float64)
     grid = g.transpose(1, 2).unflatten(2, (side, side))
     expected = nn.functional.adaptive_avg_pool2d(grid, wanted).flatten(2).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Gated linear layers: shut gates change nothing, gradients go where the formula says, merging changes no output."""
+"""Gated linear layers: shut gates change nothing, gradients are those of the formula, merging changes no output."""
 
 from __future__ import annotations
 

@@ -9,15 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.models.heads import FusedHead, LinearHead, NonNegativeHead, SimilarityHead
+from polyfed.models.heads import FusedHead, NonNegativeHead, SimilarityHead
 from polyfed.models.model import Model
-
-
-def test_linear_head_is_the_plain_classifier():
-    head = LinearHead(4, 3)
-    x = torch.randn(2, 4)
-    assert torch.equal(head(x), x @ head.weight.T + head.bias)
-    assert LinearHead(4, 3, bias=False).bias is None
 
 
 def test_non_negative_head_uses_positive_weights_and_scale():
@@ -44,11 +37,6 @@ def test_cosines_with_classes_are_in_full_precision_under_autocast():
         halves = SimilarityHead(vectors.bfloat16(), 0.01)(x.bfloat16())
     torch.testing.assert_close(scores, F.normalize(x, dim=-1) @ vectors.T / 0.01)
     torch.testing.assert_close(halves, F.normalize(x.bfloat16().float(), dim=-1) @ vectors.bfloat16().float().T / 0.01)
-
-
-def test_bias_is_optional():
-    assert NonNegativeHead(4, 3).bias is None
-    assert NonNegativeHead(4, 3, bias=True)(torch.zeros(1, 4)).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def normed(row):

@@ -75,7 +75,7 @@ def test_the_embedding_is_a_projection_of_the_pooled_output(context: DataContext
         torch.testing.assert_close(made(x), F.linear(given, made.project[-1].weight, made.project[-1].bias))
 
 
-def test_pictures_of_another_size_get_interpolated_positions(context: DataContext) -> None:
+def test_images_of_another_size_get_interpolated_positions(context: DataContext) -> None:
     x = torch.randn(2, 3, 48, 48)
     made: Any = encoder("vit").build(5, InputSpec((3, 48, 48)), context)
     expected = original("vit", context)(x, interpolate_pos_encoding=True).last_hidden_state[:, 0]
@@ -103,7 +103,7 @@ def test_mobilenet_forgets_as_tensorflow_meant_it(context: DataContext) -> None:
     assert momenta
 
 
-def test_padding_does_not_matter_and_an_empty_text_is_no_error(context: DataContext) -> None:
+def test_padding_does_not_matter_and_empty_texts_work(context: DataContext) -> None:
     made: Any = encoder("bert", pooling="mean").build(5, TEXTS, context).eval()
     short, long = torch.tensor([[4, 7, 3]]), torch.tensor([[4, 7, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
     torch.testing.assert_close(made(short)[0], made(long)[0])
@@ -132,11 +132,11 @@ def test_cached_features_give_what_the_network_gives(
     first, second = (one.build(5, one.view.spec("m", context), context).eval() for one in (cached, live))
     second.load_state_dict(first.state_dict())
     rows = torch.arange(3)
-    found, expected = (
+    actual, expected = (
         made(one.view.open(values, "m", context)(rows)) for made, one in ((first, cached), (second, live))
     )
-    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)  # the cache has half precision
-    assert (found - found[:1]).abs()[1:].max() > 5e-2
+    torch.testing.assert_close(actual, expected, atol=1e-2, rtol=1e-2)  # the cache has half precision
+    assert (actual - actual[:1]).abs()[1:].max() > 5e-2
 
 
 @pytest.mark.parametrize("view", ["features", "native"])
@@ -149,23 +149,23 @@ def test_its_own_projection_leads_to_the_space_of_both_towers(
     made = encoder(weights, {"name": view, "length": ROOM}, tower=tower, projection="own")
     model = ModelSettings(dim=dim, encoders={"m": made}).build({}, context).eval()
     assert not model.exchanged()
-    whole = original(weights, context)
+    full = original(weights, context)
     texts = ["w1 w2", "w3 w4 w5 w6 w7", "", "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11"]
     values = column([png(seed) for seed in range(4)] if tower == "vision" else texts)
     inputs = made.view.open(values, "m", context)
     if tower == "vision":
         native = encoder(weights, tower=tower).view.open(values, "m", context)
-        expected = whole.get_image_features(pixel_values=native(torch.arange(4)))
+        expected = full.get_image_features(pixel_values=native(torch.arange(4)))
     else:
         own = hf.AutoTokenizer.from_pretrained(context.weights / weights)
         padding = "longest" if weights == "clip" else "max_length"
         given = own(texts, padding=padding, truncation=True, max_length=ROOM, return_tensors="pt")
         mask = {"attention_mask": given["attention_mask"]} if weights == "clip" else {}
-        expected = whole.get_text_features(input_ids=given["input_ids"], **mask)
+        expected = full.get_text_features(input_ids=given["input_ids"], **mask)
     expected = F.normalize(expected.pooler_output, dim=-1)
     for rows in (torch.arange(4), torch.tensor([0]), torch.tensor([2, 0])):  # batches of other lengths
-        found = model.represent("m", inputs(rows))
-        torch.testing.assert_close(found, expected[rows], atol=2e-3, rtol=2e-3)
+        actual = model.represent("m", inputs(rows))
+        torch.testing.assert_close(actual, expected[rows], atol=2e-3, rtol=2e-3)
 
 
 def test_coarse_arithmetic_and_checkpoints_change_little(context: DataContext) -> None:
@@ -188,7 +188,7 @@ def test_coarse_arithmetic_and_checkpoints_change_little(context: DataContext) -
 
 
 def factors(kinds: tuple[str, ...], layers: tuple[int, ...], parts: tuple[str, ...]) -> set[str]:
-    return {f"layers.{layer}.{part}.{kind}" for layer in layers for part in parts for kind in kinds}
+    return {f"layers.{layer}.{part}.{end}" for layer in layers for part in parts for end in kinds}
 
 
 ALL = set(network("vit").state_dict())
@@ -258,18 +258,18 @@ def test_what_is_frozen_is_held_once(context: DataContext, case: str) -> None:
     settings, _, expected = CASES[case]
     models = [model_of(context, **settings), model_of(context, **settings)]
     models.append(copy.deepcopy(models[0]))
-    places = [{name: value.data_ptr() for name, value in frozen_tensors(model).items()} for model in models]
-    assert places[0] == places[1] == places[2]
-    assert len(places[0]) == len(ALL - expected)  # factors are none of the network's own
+    pointers = [{name: value.data_ptr() for name, value in frozen_tensors(model).items()} for model in models]
+    assert pointers[0] == pointers[1] == pointers[2]
+    assert len(pointers[0]) == len(ALL - expected)  # factors are none of the network's own
     own = [{value.data_ptr() for value in model.exchanged().values()} for model in models]
     assert not own[0] & own[1]
     assert not own[0] & own[2]
     moved = [model.to(torch.float64) for model in models]
     again = [{name: value.data_ptr() for name, value in frozen_tensors(model).items()} for model in moved]
-    assert again[0] == again[1] == again[2] != places[0]
+    assert again[0] == again[1] == again[2] != pointers[0]
     assert {value.dtype for value in moved[0].state_dict().values()} == {torch.float64}
     back = moved[0].to(torch.float32)
-    assert {name: value.data_ptr() for name, value in frozen_tensors(back).items()} == places[0]
+    assert {name: value.data_ptr() for name, value in frozen_tensors(back).items()} == pointers[0]
 
 
 @pytest.mark.parametrize("case", ["last", "lora"])
@@ -317,15 +317,15 @@ def test_samples_go_through_a_network_one_by_one(context: DataContext, weights: 
     if attention != "sdpa" or weights != "mpnet":  # which knows eager attention alone
         body.set_attn_implementation(attention)
     x = pictures() if weights == "vit" else torch.tensor([[2, 7, 8, 29, 0, 0], [2, 9, 3, 4, 5, 29]])
-    kind = body.config._attn_implementation
+    end = body.config._attn_implementation
     with torch.no_grad(), by_sample(made):
-        found = torch.func.vmap(lambda one: made(one.unsqueeze(0)).squeeze(0))(x)
-    torch.testing.assert_close(found, made(x), atol=1e-5, rtol=1e-5)
-    assert body.config._attn_implementation == kind
+        actual = torch.func.vmap(lambda one: made(one.unsqueeze(0)).squeeze(0))(x)
+    torch.testing.assert_close(actual, made(x), atol=1e-5, rtol=1e-5)
+    assert body.config._attn_implementation == end
     assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is sdpa_mask
 
 
-def test_the_name_of_an_architecture_tells_frozen_weights(context: DataContext) -> None:
+def test_the_name_of_an_architecture_depends_on_frozen_weights(context: DataContext) -> None:
     names = [
         ModelSettings(dim=5, encoders={"image": one}).architecture_in(context)
         for one in (encoder("vit"), encoder("mobilenet"), encoder("vit", adapter=LORA), encoder("vit", trainable="all"))
@@ -394,7 +394,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 
 @pytest.mark.parametrize("setting", [{"standardise": False}, {"projection": "own"}, {"adapter": "attention"}])
-def test_what_concerns_the_projection_has_no_place_beside_an_align_module(setting: dict[str, Any]) -> None:
+def test_settings_of_the_projection_are_refused_with_an_align_module(setting: dict[str, Any]) -> None:
     content = {"dim": 5, "aligner": {}, "encoders": {"image": {"name": "hf", "weights": "vit"} | setting}}
     with pytest.raises(ConfigError, match=rf"encoders\.image\.{next(iter(setting))} has no effect with aligner"):
         ModelSettings(**content)
@@ -428,8 +428,8 @@ def test_a_run_exchanges_what_is_trained_and_its_model_opens(
     alike = model_of(context, **{"view": "native", **settings})
     assert exchanged == set(alike.exchanged())
     model = finished.server_model().model
-    found = {name: value for name, value in model.exchanged().items() if name in exchanged}
-    assert any(not torch.equal(value, alike.exchanged()[name]) for name, value in found.items())
+    actual = {name: value for name, value in model.exchanged().items() if name in exchanged}
+    assert any(not torch.equal(value, alike.exchanged()[name]) for name, value in actual.items())
     frozen, expected = frozen_tensors(model), frozen_tensors(alike)
     kept = {name for name in frozen if ".image." in name}
     assert kept == (set() if "trainable" in settings else set(expected))  # states come without the layers before

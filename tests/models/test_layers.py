@@ -49,10 +49,10 @@ def test_the_last_layers_give_of_states_what_the_whole_network_gives(
     mask = x != spec.pad if spec.vocabulary else None
     states = frozen_backbone(context.weights / name, "tokens", tower, 2)(x, mask)
     length = {} if spec is PICTURES else {"length": ROOM}
-    rest, whole = encoder(name, tower, length), encoder(name, tower, "native")
-    assert rest.view.component_name() == "states"
-    built = rest.build(5, rest.view.spec("", context), context).eval()
-    alike = whole.build(5, spec, context).eval()
+    resumed, full = encoder(name, tower, length), encoder(name, tower, "native")
+    assert resumed.view.component_name() == "states"
+    built = resumed.build(5, resumed.view.spec("", context), context).eval()
+    alike = full.build(5, spec, context).eval()
     alike.load_state_dict(built.state_dict())  # names are equal
     first, second = built.trunk(states), alike.trunk(x)
     torch.testing.assert_close(first.pooled, second.pooled)
@@ -62,7 +62,7 @@ def test_the_last_layers_give_of_states_what_the_whole_network_gives(
 
 
 @pytest.mark.parametrize(("name", "tower"), WITHOUT)
-def test_networks_that_cannot_go_on_from_states_say_so_and_train_on_their_inputs(
+def test_networks_that_cannot_go_on_from_states_are_refused_and_train_on_their_inputs(
     name: str, tower: Any, context: DataContext
 ) -> None:
     states = {"name": "states", "before_last": 2, "length": ROOM}
@@ -85,8 +85,8 @@ def test_every_linear_layer_of_the_last_blocks_has_a_role(name: str, tower: Any,
     fused = {"fused", "output", "mlp"}
     assert set(roles.values()) == (fused if name == "modernbert" else {"query", "key", "value", "output", "mlp"})
     assert len(linear_roles(body)) == len(roles) / 2 * LAYERS
-    found = {key for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
-    assert {key for key in found if ".1." in key or ".2." in key} == set(roles)
+    actual = {key for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
+    assert {key for key in actual if ".1." in key or ".2." in key} == set(roles)
     assert [role for key, role in roles.items() if key.endswith(("out_proj", "o_proj", "Wo")) and "mlp" not in key] == [
         "output"
     ] * 2 * (name not in ("bert", "roberta", "distilbert"))

@@ -37,7 +37,7 @@ def test_exactly_the_ratio_is_hidden(patches, ratio, hidden):
     assert masking.visible.shape == (5, patches - hidden)
 
 
-def test_visible_and_hidden_make_up_the_picture():
+def test_visible_and_hidden_patches_make_up_the_image():
     masking = masked.random_masking(6, 9, 0.75, stream())
     for seen, restore, hidden in zip(*(part.tolist() for part in masking), strict=True):
         assert sorted(seen) == [k for k in range(9) if not hidden[k]]
@@ -45,7 +45,7 @@ def test_visible_and_hidden_make_up_the_picture():
         assert [restore[k] for k in seen] == list(range(len(seen)))
 
 
-def test_each_picture_has_a_mask_of_its_own_and_the_stream_decides():
+def test_each_image_has_a_mask_of_its_own_and_the_stream_decides():
     first, second = (masked.random_masking(8, 16, 0.5, stream()) for _ in range(2))
     assert len({tuple(row) for row in first.hidden.tolist()}) > 1
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -109,23 +109,23 @@ def test_the_decoder_restores_the_order():
     decoder.norm = nn.Identity()
     masking = masked.random_masking(4, 16, 0.75, stream())
     encoded = torch.randn(4, 5, 96)
-    found = decoder(encoded, masking.restore)
-    assert found.shape == (4, 16, 48)
+    actual = decoder(encoded, masking.restore)
+    assert actual.shape == (4, 16, 48)
     for b in range(4):
         for place in range(16):
             seen = masking.visible[b].tolist()
             token = decoder.embed(encoded[b, 1 + seen.index(place)]) if place in seen else decoder.mask[0, 0]
             expected = decoder.pixels(token + decoder.positions[place])
-            assert torch.allclose(found[b, place], expected, atol=1e-6)
+            assert torch.allclose(actual[b, place], expected, atol=1e-6)
 
 
 def test_positions_are_sines_and_cosines_of_row_and_column():
-    found = masked.sine_cosine((2, 3), 8)
+    actual = masked.sine_cosine((2, 3), 8)
     for row in range(2):
         for column in range(3):
             rates = [1.0, 10000**-0.5]
             one = [f(side * rate) for side in (row, column) for f in (math.sin, math.cos) for rate in rates]
-            assert found[row * 3 + column].tolist() == pytest.approx(one, abs=1e-6)
+            assert actual[row * 3 + column].tolist() == pytest.approx(one, abs=1e-6)
     with pytest.raises(ValueError, match="width 6 is not a multiple of 4"):
         masked.sine_cosine((2, 2), 6)
 
@@ -147,11 +147,11 @@ def test_the_loss_equals_loops_over_hidden_patches(normalise):
             deviation = math.sqrt(sum((v - mean) ** 2 for v in true) / 4 + 1e-6)
             wanted = [(v - mean) / deviation for v in true] if normalise else true
             errors += [(p - w) ** 2 for p, w in zip(predicted[b, n].tolist(), wanted, strict=True)]
-    found = masked.reconstruction_loss(predicted, patches, hidden, normalise=normalise)
-    assert float(found) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
+    actual = masked.reconstruction_loss(predicted, patches, hidden, normalise=normalise)
+    assert float(actual) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
 
 
-def test_a_patch_of_one_colour_is_no_problem():
+def test_a_patch_of_one_colour_has_a_finite_loss():
     loss = masked.reconstruction_loss(torch.ones(1, 2, 3), torch.ones(1, 2, 3), torch.ones(1, 2).bool(), normalise=True)
     assert float(loss) == 1.0  # the normalised patch is 0
 

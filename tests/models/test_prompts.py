@@ -1,4 +1,4 @@
-"""Prompts: those of texts are as good as words, or peft's; those of pictures are VPT's."""
+"""Prompts: those of texts are as good as words, or peft's; those of images are VPT's."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_prompts_that_are_words_are_those_words(weights: str, place: str, begins
     towers = {"tower": "text"} if weights in ("clip", "siglip") else {}
     plain: Any = HF(weights=weights, view="native", trainable="all", **towers).build(5, spec, context)  # type: ignore[arg-type]
     with torch.no_grad():
-        found, expected = prompted(ids), plain.trunk.eval()(longer)
+        actual, expected = prompted(ids), plain.trunk.eval()(longer)
     kept = [position for position in range(expected.local.shape[1]) if not at <= position < at + 2]
-    length = min(len(kept), found.local.shape[1])
-    torch.testing.assert_close(found.local[:, :length], expected.local[:, kept[:length]], atol=1e-5, rtol=1e-5)
+    length = min(len(kept), actual.local.shape[1])
+    torch.testing.assert_close(actual.local[:, :length], expected.local[:, kept[:length]], atol=1e-5, rtol=1e-5)
     if at or towers:  # else the first position of the longer text is a prompt's
-        torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual.pooled, expected.pooled, atol=1e-5, rtol=1e-5)
     else:
-        torch.testing.assert_close(found.pooled, found.local[:, 0])
+        torch.testing.assert_close(actual.pooled, actual.local[:, 0])
 
 
 def test_prompts_in_front_are_those_of_peft(context: DataContext, tmp_path: Path) -> None:
@@ -92,14 +92,14 @@ def test_prompts_in_front_are_those_of_peft(context: DataContext, tmp_path: Path
     ours: Any = HF(**given, adapter=adapter).build(5, TEXTS, context)
     with torch.no_grad():
         expected = theirs(input_ids=IDS, attention_mask=(IDS != 0).long()).last_hidden_state[:, 2:]
-        found = ours.trunk.eval()(IDS)
+        actual = ours.trunk.eval()(IDS)
     mask = (IDS != 0).unsqueeze(-1)
-    torch.testing.assert_close(found.local, expected * mask, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(found.pooled, expected[:, 0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(actual.local, expected * mask, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(actual.pooled, expected[:, 0], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["vit", "deit", "dinov2", "clip", "siglip"])
-def test_prompts_of_pictures_stand_behind_the_class_token(weights: str, context: DataContext) -> None:
+def test_prompts_of_images_stand_behind_the_class_token(weights: str, context: DataContext) -> None:
     x = torch.randn(2, 3, 32, 32)
     prompted = trunk(weights, PICTURES, context, tower="vision", length=3)
     values = prompts_of(prompted.module)
@@ -112,11 +112,11 @@ def test_prompts_of_pictures_stand_behind_the_class_token(weights: str, context:
         states = body.pre_layrnorm(states) if hasattr(body, "pre_layrnorm") else states
         start_at_last(body, LAYERS)
         output = body(pixel_values=states)
-        found = prompted(x)
+        actual = prompted(x)
     hidden = output.last_hidden_state
     pooled = output.pooler_output if weights in ("clip", "siglip") else hidden[:, 0]
-    torch.testing.assert_close(found.pooled, pooled, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.local, torch.cat([hidden[:, :1], hidden[:, 4:]], 1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual.pooled, pooled, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual.local, torch.cat([hidden[:, :1], hidden[:, 4:]], 1), atol=1e-5, rtol=1e-5)
 
 
 def test_prompts_alone_are_trained_and_exchanged_and_the_rest_is_shared(context: DataContext) -> None:
@@ -170,13 +170,13 @@ def test_a_network_with_positions_of_patches_alone_takes_prompts(
 ) -> None:
     given: Any = {"weights": weights, "view": "native", "pooling": pooling}
     built: Any = HF(**given, adapter={"name": "prompts", "length": 2}).build(5, PICTURES, context)
-    found = built.trunk.eval()(torch.randn(2, 3, 32, 32))
-    expected = found.local[:, 0] if pooling == "cls" else found.local.mean(1)
-    torch.testing.assert_close(found.pooled, expected)
+    actual = built.trunk.eval()(torch.randn(2, 3, 32, 32))
+    expected = actual.local[:, 0] if pooling == "cls" else actual.local.mean(1)
+    torch.testing.assert_close(actual.pooled, expected)
 
 
 @pytest.mark.parametrize(("weights", "begins"), [("bert", True), ("clip", True), ("siglip", False)])
-def test_a_view_says_whether_texts_begin_with_a_mark(weights: str, begins: bool, context: DataContext) -> None:
+def test_a_view_knows_if_texts_begin_with_a_mark(weights: str, begins: bool, context: DataContext) -> None:
     view = encoder(weights).view
     assert view.spec("text", context).begins == begins
     words: Any = Tokens(tokenizer={"name": "hashing", "size": 50})  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def make_samples(
 
 
 def captioned(pictures: int, captions: int, dim: int = 6, noise: float = 0.0, seed: int = 0) -> Samples:
-    """Pictures with several captions each; without noise a caption equals its picture."""
+    """Images with several captions each; without noise a caption equals its image."""
     generator = torch.Generator().manual_seed(seed)
     image = torch.randn(pictures, dim, generator=generator)
     items = torch.arange(pictures).repeat_interleave(captions)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from task_samples import make_samples
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -24,24 +25,9 @@ NAMES = ("dog", "night_owl", "cat")
 TASK = Classification.model_validate({"names": {"template": "a drawing of a {}!", "temperature": 0.5}, "margin": 0.25})
 
 
-class Pictures:
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.x[rows]
-
-
 def samples_of(x: Tensor, labels: list[int], names: tuple[str, ...] | None = NAMES) -> Samples:
-    rows = torch.arange(len(labels))
-    targets = {"label": torch.tensor(labels)}
-    ids = [str(row) for row in rows.tolist()]
-    return Samples(
-        {"image": Pictures(x)}, {"image": rows}, rows, targets, ids, {} if names is None else {"label": names}
-    )
+    rows, classes = torch.arange(len(labels)), {} if names is None else {"label": names}
+    return make_samples({"image": x}, {"image": rows}, rows, {"label": torch.tensor(labels)}, classes)
 
 
 def model_and_head(folder: Path, samples: Samples) -> Any:
@@ -74,7 +60,7 @@ def test_scores_are_cosines_with_the_texts_of_the_classes(tmp_path: Path) -> Non
     assert all(value.grad is not None for name, value in model.named_parameters() if "text" in name)
 
 
-def test_names_are_no_modality_of_samples() -> None:
+def test_samples_may_lack_the_modality_of_names() -> None:
     assert TASK.own_modalities == {"text"}
     assert not Classification().own_modalities
     joint: Any = {"tasks": [TASK, "retrieval"]}

@@ -146,7 +146,7 @@ def test_errors_name_what_is_wrong():
     empty = samples.subset(torch.empty(0, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"target 'answer' is not among .*'label'"):
         Classification(target="answer").head(6, samples)
-    with pytest.raises(ConfigError, match="modality 'text' is impossible"):
+    with pytest.raises(ConfigError, match=r"cannot use \['text'\] of samples"):
         Classification(modality="text").head(6, samples)
     with pytest.raises(ConfigError, match="labels from 0 to 5"):
         Classification(classes=3).head(6, samples)

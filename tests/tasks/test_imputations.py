@@ -1,4 +1,4 @@
-"""What stands for the embedding of a modality that a sample lacks."""
+"""Replacements for the embedding of a modality that a sample lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = {
     "image": PresentEmbeddings(IMAGE, torch.tensor([0, 1, 3])),
     "text": PresentEmbeddings(TEXT, torch.tensor([0, 2])),
 }
-"""Of four samples the first has both, the second and fourth a picture, the third a text."""
+"""Four samples: the first has both, the second and fourth an image, the third a text."""
 BOTH = ("image", "text")
 
 
@@ -125,23 +125,20 @@ def test_samples_that_lack_what_is_classified_are_left_out() -> None:
     assert (float(nothing), nothing.requires_grad) == (0.0, False)
 
 
-def test_metrics_are_told_by_what_samples_have_and_by_each_modality_alone() -> None:
+def test_metrics_are_given_by_pattern_of_modalities_and_by_each_alone() -> None:
     rows = {"image": [0, 1, -1, 3], "text": [0, -1, 2, -1]}
     right, wrong = [5.0, 0.0], [0.0, 5.0]
     data = samples(
         torch.tensor([right, right, wrong, wrong]), torch.tensor([right, right, wrong, right]), [0, 0, 0, 0], rows
     )
     task, each = Classification(), Classification(given="each")
-    head = task.head(2, data)
-    with torch.no_grad():
-        head.weight.copy_(torch.eye(2)[: len(head.weight)]) if len(head.weight) == 2 else None
     head = Classification(classes=2).head(2, data)
     with torch.no_grad():
         head.weight.copy_(torch.eye(2))
         head.bias.zero_()
-    found = task.evaluate(Identity(), head, data, batch_size=3)
-    assert found["accuracy"] == 50.0
-    given = {name: value for name, value in found.items() if "given" in name}
+    actual = task.evaluate(Identity(), head, data, batch_size=3)
+    assert actual["accuracy"] == 50.0
+    given = {name: value for name, value in actual.items() if "given" in name}
     assert given == {
         "accuracy_given_image_text": 100.0,
         "n_given_image_text": 1.0,
@@ -150,9 +147,9 @@ def test_metrics_are_told_by_what_samples_have_and_by_each_modality_alone() -> N
         "accuracy_given_text": 0.0,
         "n_given_text": 1.0,
     }
-    found = each.evaluate(Identity(), head, data, batch_size=3)
-    assert (found["accuracy_given_image"], found["n_given_image"]) == (pytest.approx(200 / 3), 3.0)
-    assert (found["accuracy_given_text"], found["n_given_text"]) == (50.0, 2.0)
+    actual = each.evaluate(Identity(), head, data, batch_size=3)
+    assert (actual["accuracy_given_image"], actual["n_given_image"]) == (pytest.approx(200 / 3), 3.0)
+    assert (actual["accuracy_given_text"], actual["n_given_text"]) == (50.0, 2.0)
 
 
 def test_a_setting_of_several_modalities_has_no_effect_on_one() -> None:

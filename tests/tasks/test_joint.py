@@ -34,16 +34,16 @@ def test_losses_add_with_their_weights() -> None:
 def test_metrics_carry_the_names_of_their_tasks() -> None:
     samples, model = labelled(), identity_model("image", "text")
     head = BOTH.head(6, samples)
-    found = BOTH.evaluate(model, head, samples, batch_size=5)
+    actual = BOTH.evaluate(model, head, samples, batch_size=5)
     for name, task in BOTH.by_name.items():
         alone = task.evaluate(model, head[name], samples, batch_size=5)
-        assert {f"{name}_{metric}": value for metric, value in alone.items()}.items() <= found.items()
-    assert set(found) <= set(BOTH.metric_names)
-    assert BOTH.primary == "retrieval_r1_sum" in found
-    assert {"retrieval_r1_sum", "classification_accuracy"} <= found.intervals().keys()
+        assert {f"{name}_{metric}": value for metric, value in alone.items()}.items() <= actual.items()
+    assert set(actual) <= set(BOTH.metric_names)
+    assert BOTH.primary == "retrieval_r1_sum" in actual
+    assert {"retrieval_r1_sum", "classification_accuracy"} <= actual.intervals().keys()
 
 
-def test_tasks_of_one_name_are_told_apart() -> None:
+def test_tasks_of_one_name_have_distinct_names() -> None:
     labels = [Classification(target=target) for target in ("label", "topic")]
     assert list(Joint(tasks=(*labels, PairRetrieval())).by_name) == [
         "classification-label",

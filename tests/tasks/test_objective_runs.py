@@ -53,11 +53,11 @@ FEDERATIONS = {
 # by FedAvg and through MOON's view of a model each
 @pytest.mark.parametrize("method", [{"name": "fedavg"}, {"name": "moon", "mu": 1.0}], ids=["fedavg", "moon"])
 @pytest.mark.parametrize(
-    "kind", [name if name in ("gloria", "mgca") else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATIONS]
+    "name", [name if name in ("gloria", "mgca") else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATIONS]
 )
-def test_goes_through_rounds(kind: str, method: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goes_through_rounds(name: str, method: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    config = FEDERATIONS[kind]()
+    config = FEDERATIONS[name]()
     config["algorithm"] = method | {"local_steps": 2}
     session = prepared(config, tmp_path / "run")
     (start,) = copies(session.server.weights).values()
@@ -65,10 +65,10 @@ def test_goes_through_rounds(kind: str, method: Config, tmp_path: Path, monkeypa
     (end,) = session.server.weights.values()
     assert all(torch.isfinite(value).all() for value in end.values())
     trained = {name for name, value in end.items() if value.is_floating_point() and not value.equal(start[name])}
-    assert any(".local." in name for name in trained) == ("aligner" in str(sorted(end)) and "convirt" not in kind)
+    assert any(".local." in name for name in trained) == ("aligner" in str(sorted(end)) and "convirt" not in name)
     assert {name.split(".")[1] for name in trained if name.startswith("encoders.")} == {"image", "text"}
     counts = [int(value) for name, value in end.items() if name.startswith("heads.") and name.endswith(".steps")]
-    assert counts == ([4] if "mgca" in kind else [])
+    assert counts == ([4] if "mgca" in name else [])
     if counts:  # frozen for three steps, then not
         assert any(name.startswith("heads.") for name in trained)
 

@@ -37,8 +37,8 @@ from small_federations import aligned as hospitals
 DIM = 6
 
 
-class Told:
-    """A model that says what it was told, whatever it is given."""
+class FixedModel:
+    """A model with fixed outputs, indexed by its input."""
 
     def __init__(self, details: Mapping[str, Detail]) -> None:
         self.details = details
@@ -77,7 +77,7 @@ def samples() -> Samples:
 
 
 @pytest.fixture
-def told() -> Told:
+def model() -> FixedModel:
     stream = torch.Generator().manual_seed(0)
 
     def side(length: int, mask: Tensor | None) -> Detail:
@@ -89,15 +89,15 @@ def told() -> Told:
         )
 
     words = torch.arange(5) < torch.tensor([5, 2, 1, 4, 3, 5])[:, None]
-    return Told({"image": side(4, None), "text": side(5, words)})
+    return FixedModel({"image": side(4, None), "text": side(5, words)})
 
 
-def whole(samples: Samples) -> Batch:
+def full_batch(samples: Samples) -> Batch:
     return samples.batch(torch.arange(len(samples)))
 
 
-def units(told: Told) -> tuple[Tensor, Tensor]:
-    first, second = (F.normalize(told.details[name].embedding, dim=-1) for name in ("image", "text"))
+def units(model: FixedModel) -> tuple[Tensor, Tensor]:
+    first, second = (F.normalize(model.details[name].embedding, dim=-1) for name in ("image", "text"))
     return first, second
 
 
@@ -105,7 +105,7 @@ def units(told: Told) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "message"),
+    ("task_type", "settings", "message"),
     [
         (ConVIRT, {"between": ("a", "a")}, "twice"),
         (ConVIRT, {"weight": 1.5}, "weight"),
@@ -115,35 +115,35 @@ def units(told: Told) -> tuple[Tensor, Tensor]:
         (MGCA, {"assignments": None, "prototypes": 7}, "assignments: null"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(kind: type[Task], settings: Config, message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(task_type: type[Task], settings: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        kind(**settings)
+        task_type(**settings)
 
 
-@pytest.mark.parametrize("kind", [ConVIRT, GLoRIA, MGCA])
-def test_a_missing_modality_is_named(kind: type[Task]) -> None:
-    with pytest.raises(ConfigError, match=f"{kind.component_name()} between .* needs 'text'"):
-        kind().head(DIM, captioned(3, 1).only(["image"]))
+@pytest.mark.parametrize("task_type", [ConVIRT, GLoRIA, MGCA])
+def test_a_missing_modality_is_named(task_type: type[Task]) -> None:
+    with pytest.raises(ConfigError, match=f"{task_type.component_name()} between .* needs 'text'"):
+        task_type().head(DIM, captioned(3, 1).only(["image"]))
 
 
 # ---- losses
 
 
-def test_convirt_weighs_its_directions(told: Told, samples: Samples) -> None:
-    u, v = units(told)
+def test_convirt_weighs_its_directions(model: FixedModel, samples: Samples) -> None:
+    u, v = units(model)
     task = ConVIRT(temperature=0.1, learn_temperature=False, weight=0.75)
     head = task.head(DIM, samples)
     assert not list(head.parameters())
     expected = info_nce(u, v, 10.0, weight=0.75)
-    torch.testing.assert_close(task.loss(told, head, whole(samples)), expected)
+    torch.testing.assert_close(task.loss(model, head, full_batch(samples)), expected)
     assert not torch.isclose(expected, info_nce(v, u, 10.0, weight=0.75))
     both = ConVIRT(reduction="sum", mask_siblings=True)
-    found = both.loss(told, both.head(DIM, samples), whole(samples))
-    torch.testing.assert_close(found, 2 * info_nce(u, v, 1 / 0.07, samples.items))
+    actual = both.loss(model, both.head(DIM, samples), full_batch(samples))
+    torch.testing.assert_close(actual, 2 * info_nce(u, v, 1 / 0.07, samples.items))
 
 
-def test_gloria_is_the_sum_of_its_contrasts(told: Told, samples: Samples) -> None:
-    image, text = told.details["image"], told.details["text"]
+def test_gloria_is_the_sum_of_its_contrasts(model: FixedModel, samples: Samples) -> None:
+    image, text = model.details["image"], model.details["text"]
     parts = image.positions, text.positions, image.mask, text.mask, samples.items
     local = local_contrast(*parts, scale=3.0, attention_scale=2.0, word_scale=1.5, aggregate="mean", reduction="sum")
     task = GLoRIA(
@@ -158,12 +158,12 @@ def test_gloria_is_the_sum_of_its_contrasts(told: Told, samples: Samples) -> Non
         mask_siblings=True,
     )
     assert task.head(DIM, samples) is None
-    expected = 0.5 * info_nce(*units(told), 7.0, samples.items, reduction="sum") + 2.0 * local
-    torch.testing.assert_close(task.loss(told, None, whole(samples)), expected)
+    expected = 0.5 * info_nce(*units(model), 7.0, samples.items, reduction="sum") + 2.0 * local
+    torch.testing.assert_close(task.loss(model, None, full_batch(samples)), expected)
 
 
-def test_mgca_is_the_sum_of_its_alignments(told: Told, samples: Samples) -> None:
-    image, text = told.details["image"], told.details["text"]
+def test_mgca_is_the_sum_of_its_alignments(model: FixedModel, samples: Samples) -> None:
+    image, text = model.details["image"], model.details["text"]
     task = MGCA(
         instances={"weight": 0.3}, tokens={"weight": 0.5}, assignments={"weight": 2.0, "iterations": 2}, prototypes=7
     )
@@ -171,55 +171,49 @@ def test_mgca_is_the_sum_of_its_alignments(told: Told, samples: Samples) -> None
     weights = token_weights(image.attention), token_weights(text.attention, text.mask)
     tokens = token_alignment(image.positions, text.positions, weights[0], None, text.mask)
     tokens = tokens + token_alignment(text.positions, image.positions, weights[1], text.mask, None)
-    prototypes = prototype_alignment(*units(told), head.weight, iterations=2)
-    expected = 0.3 * info_nce(*units(told), 1 / 0.07, reduction="sum") + 0.5 * tokens + 2.0 * prototypes
-    torch.testing.assert_close(task.loss(told, head, whole(samples)), expected)
+    prototypes = prototype_alignment(*units(model), head.weight, iterations=2)
+    expected = 0.3 * info_nce(*units(model), 1 / 0.07, reduction="sum") + 0.5 * tokens + 2.0 * prototypes
+    torch.testing.assert_close(task.loss(model, head, full_batch(samples)), expected)
 
 
-def test_mgca_with_uniform_tokens_needs_no_attention(told: Told, samples: Samples) -> None:
-    image, text = (told.details[name]._replace(attention=None) for name in ("image", "text"))
-    bare = Told({"image": image, "text": text})
+def test_mgca_with_uniform_tokens_needs_no_attention(model: FixedModel, samples: Samples) -> None:
+    image, text = (model.details[name]._replace(attention=None) for name in ("image", "text"))
+    bare = FixedModel({"image": image, "text": text})
     task = MGCA(tokens={"weights": "uniform", "weight": 1}, instances=None, assignments=None)
     weights = uniform_weights(image.positions), uniform_weights(text.positions, text.mask)
     expected = token_alignment(image.positions, text.positions, weights[0], None, text.mask)
     expected = expected + token_alignment(text.positions, image.positions, weights[1], text.mask, None)
-    torch.testing.assert_close(task.loss(bare, task.head(DIM, samples), whole(samples)), expected)
+    torch.testing.assert_close(task.loss(bare, task.head(DIM, samples), full_batch(samples)), expected)
     with pytest.raises(ConfigError, match=r"encoder of 'image'.*aligner.*uniform"):
-        MGCA().loss(bare, MGCA().head(DIM, samples), whole(samples))
+        MGCA().loss(bare, MGCA().head(DIM, samples), full_batch(samples))
 
 
-@pytest.mark.parametrize("kind", [ConVIRT, GLoRIA, MGCA])
-def test_one_sample_and_all_siblings_are_finite(told: Told, samples: Samples, kind: type[Task]) -> None:
-    task = kind(mask_siblings=True)
+@pytest.mark.parametrize("task_type", [ConVIRT, GLoRIA, MGCA])
+def test_one_sample_and_all_siblings_are_finite(model: FixedModel, samples: Samples, task_type: type[Task]) -> None:
+    task = task_type(mask_siblings=True)
     head = task.head(DIM, samples)
     for index in (torch.tensor([3]), torch.tensor([2, 3])):
-        assert torch.isfinite(task.loss(told, head, samples.batch(index)))
+        assert torch.isfinite(task.loss(model, head, samples.batch(index)))
 
 
-def test_siblings_are_those_that_match(told: Told, samples: Samples) -> None:
-    """Items of equal reports are no negatives of each other."""
-    batch = whole(samples)
+def test_siblings_are_those_that_match(model: FixedModel, samples: Samples) -> None:
+    """Items of equal reports are excluded from each other's negatives."""
+    batch = full_batch(samples)
     same = Batch(batch.inputs, batch.targets, batch.index, batch.items, torch.tensor([0, 0, 0, 0, 1, 1]))
     task = ConVIRT(mask_siblings=True, learn_temperature=False)
-    expected = info_nce(*units(told), 1 / 0.07, same.matches)
-    torch.testing.assert_close(task.loss(told, task.head(DIM, samples), same), expected)
-    assert not torch.isclose(expected, task.loss(told, task.head(DIM, samples), batch))
-
-
-@pytest.mark.parametrize("kind", [ConVIRT, MGCA])
-def test_losses_need_their_heads(told: Told, samples: Samples, kind: type[Task]) -> None:
-    with pytest.raises(TypeError, match="head"):
-        kind().loss(told, None, whole(samples))
+    expected = info_nce(*units(model), 1 / 0.07, same.matches)
+    torch.testing.assert_close(task.loss(model, task.head(DIM, samples), same), expected)
+    assert not torch.isclose(expected, task.loss(model, task.head(DIM, samples), batch))
 
 
 @pytest.mark.parametrize("task", [GLoRIA(), MGCA()])
 def test_models_without_positions_are_refused(samples: Samples, task: Task) -> None:
     head = task.head(DIM, samples)
     with pytest.raises(ConfigError, match=f"task '{task.component_name()}' needs features by position.*Flat"):
-        task.loss(Flat(), head, whole(samples))
+        task.loss(Flat(), head, full_batch(samples))
     pairs = captioned(3, 1)
     with pytest.raises(ConfigError, match=r"'image' \(Linear\).*model.aligner"):
-        task.loss(identity_model("image", "text"), head, whole(pairs))
+        task.loss(identity_model("image", "text"), head, full_batch(pairs))
 
 
 @pytest.mark.parametrize(("task", "without"), [(GLoRIA, "aligner.local"), (MGCA, "aligner.local"), (MGCA, "aligner")])
@@ -240,7 +234,7 @@ def test_a_model_that_cannot_be_trained_stops_a_run_before_it_begins(
 
 
 def test_one_pass_serves_the_task_and_the_method() -> None:
-    """What embeds a batch once gives the same loss."""
+    """A model that embeds a batch once gives the same loss."""
     stream = torch.Generator().manual_seed(0)
     model = Model({name: _Positioned(stream) for name in ("image", "text")}, {}, DIM)
     inputs = {name: torch.randn(4, 3, DIM, generator=stream) for name in ("image", "text")}

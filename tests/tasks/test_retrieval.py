@@ -59,28 +59,13 @@ def test_loss_is_that_of_the_representations():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_loss_needs_its_head():
-    with pytest.raises(TypeError, match="head"):
-        PairRetrieval().loss(identity_model("image", "text"), None, captioned(2, 1).batch(torch.arange(2)))
-
-
 def test_a_perfect_model_scores_100_with_its_context():
     metrics = PairRetrieval().evaluate(identity_model("image", "text"), None, captioned(20, 5), batch_size=7)
-    # the five equal captions of a picture are all positives of it, so they do not compete
-    assert metrics == {
-        "r1_sum": 200.0,
-        "image_to_text_r@1": 100.0,
-        "image_to_text_r@5": 100.0,
-        "image_to_text_r@10": 100.0,
-        "gallery_text": 100.0,
-        "image_to_text_positives_per_query": 5.0,
-        "text_to_image_r@1": 100.0,
-        "text_to_image_r@5": 100.0,
-        "text_to_image_r@10": 100.0,
-        "gallery_image": 20.0,
-        "text_to_image_positives_per_query": 1.0,
-        "folds": 1.0,
-    }
+    # the five equal captions of an image are all positives of it, so they do not compete
+    recalls = {f"{way}_r@{k}": 100.0 for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
+    sizes = {"gallery_text": 100.0, "gallery_image": 20.0, "folds": 1.0, "r1_sum": 200.0}
+    positives = {"image_to_text_positives_per_query": 5.0, "text_to_image_positives_per_query": 1.0}
+    assert metrics == recalls | sizes | positives
 
 
 def test_each_distinct_row_is_encoded_once_in_the_evaluation_view():
@@ -162,7 +147,7 @@ def matching(samples, matches):
 
 
 def test_samples_that_match_are_right_answers_and_no_negatives():
-    """Six pictures with pairwise equal texts: each is right for both, and neither is pushed from the other."""
+    """Six images with pairwise equal texts: each is right for both, and neither is pushed from the other."""
     values = torch.eye(6)[torch.tensor([0, 0, 1, 1, 2, 2])]
     rows = torch.arange(6)
     samples = make_samples({"image": values, "text": values}, {"image": rows, "text": rows}, rows)
@@ -227,8 +212,8 @@ def test_samples_that_lack_one_of_both_modalities_are_left_out():
     text = full.rows["text"].clone()
     text[[1, 6]] = -1
     task, model = PairRetrieval(), identity_model("image", "text")
-    lacking, rest = replace(full, rows={**full.rows, "text": text}), full.subset((text >= 0).nonzero()[:, 0])
-    assert task.evaluate(model, None, lacking, batch_size=4) == task.evaluate(model, None, rest, batch_size=4)
+    lacking, complete = replace(full, rows={**full.rows, "text": text}), full.subset((text >= 0).nonzero()[:, 0])
+    assert task.evaluate(model, None, lacking, batch_size=4) == task.evaluate(model, None, complete, batch_size=4)
     head = task.head(6, full)
-    loss, expected = (task.loss(model, head, each.batch(torch.arange(len(each)))) for each in (lacking, rest))
+    loss, expected = (task.loss(model, head, each.batch(torch.arange(len(each)))) for each in (lacking, complete))
     assert torch.equal(loss, expected)

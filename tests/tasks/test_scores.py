@@ -76,7 +76,7 @@ def test_items_that_are_all_alike_have_an_interval_all_the_same() -> None:
 def test_coverage_over_items(items: int) -> None:
     draw, covered = np.random.default_rng(items), 0
     for _ in range(100):
-        chances = draw.beta(2, 2, items).repeat(5)  # captions of a picture are alike
+        chances = draw.beta(2, 2, items).repeat(5)  # captions of an image are alike
         values = torch.tensor(draw.random(5 * items) < chances).double() * 100
         own = mean_by_item(values, torch.arange(items).repeat_interleave(5))
         low, high = TaskScores({"r": float(values.mean())}, {"r": [own]}).intervals()["r"]
@@ -108,22 +108,18 @@ def test_ranks_count_ties_and_nan_against_the_model():
     nan = math.nan
     logits = torch.tensor([[3.0, 1.0, 2.0], [1.0, 1.0, 0.0], [2.0, nan, 1.0], [nan, 1.0, 2.0], [nan, nan, nan]])
     labels = torch.tensor([0, 0, 0, 0, 0])
-    found = label_ranks(logits, labels)
-    assert found.tolist() == [0, 1, 1, 2, 2]
-    predicted = predictions(logits, labels, found)
-    assert (predicted == labels).tolist() == (found == 0).tolist()
+    actual = label_ranks(logits, labels)
+    assert actual.tolist() == [0, 1, 1, 2, 2]
+    predicted = predictions(logits, labels, actual)
+    assert (predicted == labels).tolist() == (actual == 0).tolist()
     assert predicted[1] == 1
-
-
-def test_top_k():
-    assert float(top(torch.tensor([0, 4, 5, 9]), 5)) == 50.0
 
 
 def test_one_class():
     logits, labels = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
-    found = label_ranks(logits, labels)
-    assert predictions(logits, labels, found).tolist() == [0, 0, 0]
-    assert float(top(found, 1)) == 100.0
+    actual = label_ranks(logits, labels)
+    assert predictions(logits, labels, actual).tolist() == [0, 0, 0]
+    assert float(top(actual, 1)) == 100.0
 
 
 def naive(predicted: torch.Tensor, masks: torch.Tensor, number: int, classes: int) -> tuple[float, float]:
@@ -142,7 +138,7 @@ def some(classes: int, shape: tuple[int, ...] = (6, 4, 5)) -> tuple[torch.Tensor
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
-def test_dice_and_iou_are_the_formulas_by_picture_and_over_all(classes: int) -> None:
+def test_dice_and_iou_are_the_formulas_by_image_and_over_all(classes: int) -> None:
     predicted, masks = some(classes)
     counts = overlaps(predicted, masks, classes)
     assert counts.shape == (6, classes, 3)
@@ -152,9 +148,9 @@ def test_dice_and_iou_are_the_formulas_by_picture_and_over_all(classes: int) -> 
             assert (float(dice(counts)[row, number]), float(iou(counts)[row, number])) == pytest.approx(
                 wanted, nan_ok=True
             )
-        whole = counts.sum(0)
+        full = counts.sum(0)
         wanted = naive(predicted, masks, number, classes)
-        assert (float(dice(whole)[number]), float(iou(whole)[number])) == pytest.approx(wanted)
+        assert (float(dice(full)[number]), float(iou(full)[number])) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -184,19 +180,19 @@ def test_an_empty_mask_scores_one_only_if_nothing_is_predicted() -> None:
     assert [float(mean_dice(a, b)) for a, b in pairs] == [100, 0, 0, 100]
 
 
-def test_no_pictures_have_no_mean() -> None:
+def test_an_empty_set_has_no_mean() -> None:
     none = torch.zeros(0, 2, 2, dtype=torch.bool)
     assert bool(mean_dice(none, none).isnan())
 
 
 def sorted_ranks(queries, gallery, query_items, gallery_items):
-    """By sorting each query's scores, positives placed after all others of equal score."""
-    found = []
+    """Ranks by sorting each query's scores, positives placed after all others of equal score."""
+    actual = []
     for scores, item in zip((queries @ gallery.T).tolist(), query_items.tolist(), strict=True):
         entries = [(-s, g == item) for s, g in zip(scores, gallery_items.tolist(), strict=True)]
         best = next(i for i, (_, positive) in enumerate(sorted(entries)) if positive)
-        found.append(best)
-    return torch.tensor(found)
+        actual.append(best)
+    return torch.tensor(actual)
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 20), m=st.integers(1, 40), levels=st.sampled_from([1, 2, 50]))
@@ -214,9 +210,9 @@ def test_block_size_changes_nothing():
     generator = torch.Generator().manual_seed(1)
     queries, gallery = torch.randn(300, 8, generator=generator), torch.randn(400, 8, generator=generator)
     items = torch.arange(400) % 300
-    whole = ranks(queries, gallery, torch.arange(300), items, block_scores=1 << 30)
+    full = ranks(queries, gallery, torch.arange(300), items, block_scores=1 << 30)
     for block in (1, 64 * 448, 150 * 448):
-        assert ranks(queries, gallery, torch.arange(300), items, block_scores=block).equal(whole)
+        assert ranks(queries, gallery, torch.arange(300), items, block_scores=block).equal(full)
 
 
 def test_five_captions_hit_by_any_of_them():
@@ -224,8 +220,8 @@ def test_five_captions_hit_by_any_of_them():
     texts = torch.cat([F.normalize(torch.ones(4, 3), dim=1), images[:1], images[2:], images[1:2]])
     text_items = torch.tensor([0, 0, 0, 0, 0, 1, 2])
     # the captions of 1 and 2 are swapped, four captions of 0 lie in the middle of all, and zeros tie
-    found = ranks(images, texts, torch.arange(3), text_items)
-    assert found.tolist() == [0, 6, 6]
+    actual = ranks(images, texts, torch.arange(3), text_items)
+    assert actual.tolist() == [0, 6, 6]
     assert ranks(texts, images, text_items, torch.arange(3)).tolist() == [2, 2, 2, 2, 0, 2, 2]
 
 
@@ -262,34 +258,29 @@ def test_no_queries():
     assert math.isnan(positives_per_query(empty, torch.arange(4)))
 
 
-def test_recall_at_and_positives():
-    assert recall_at(torch.tensor([0, 1, 4, 5]), (1, 5, 10)) == {1: 25.0, 5: 75.0, 10: 100.0}
-    assert positives_per_query(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 2])) == 2.0
-
-
 @pytest.mark.parametrize("support", [(9, 1), (40, 1, 1), (5, 5), (3, 0, 7, 0, 0, 1, 1, 1, 1, 4, 2), (6,)])
 def test_what_a_constant_reaches_is_the_best_of_all_constants(support: tuple[int, ...]) -> None:
     labels = torch.arange(len(support)).repeat_interleave(torch.tensor(support))
-    found, reached = [], {}
+    actual, reached = [], {}
     for answer in range(len(support)):  # the classes in any order behind it
         logits = torch.rand(len(support), generator=torch.Generator().manual_seed(answer)).expand(len(labels), -1)
         logits = logits.index_fill(1, torch.tensor([answer]), 2.0)
         ranks = label_ranks(logits, labels)
         reached = accuracies(ranks, predictions(logits, labels, ranks), labels, len(support))
-        found.append(reached)
+        actual.append(reached)
     for name in ("accuracy", "balanced_accuracy", "macro_f1"):
-        assert reached[f"{name}_of_constant"] == pytest.approx(max(one[name] for one in found))
+        assert reached[f"{name}_of_constant"] == pytest.approx(max(one[name] for one in actual))
     five = sum(sorted(support)[-5:]) / sum(support)
     assert reached.get("top5_of_constant", 100 * five) == pytest.approx(100 * five)
 
 
 def test_draws_without_any_item_of_a_class_are_drawn_again() -> None:
     counts = torch.zeros(2, 2, 10, dtype=torch.float64)
-    counts[0, :, 3] = torch.tensor([40.0, 1.0])  # one picture in ten has the class
+    counts[0, :, 3] = torch.tensor([40.0, 1.0])  # one image in ten has the class
     counts[1] = torch.tensor([1.0, 2.0])[:, None]
     assert bool(drawn_means(counts, 500).isfinite().all())
     rare = torch.zeros(40, 2, 40, dtype=torch.float64)  # so many that every draw lacks one: it is left out of the mean
-    places = torch.arange(40)
-    rare[places, 0, places], rare[places, 1, places] = places.double() / 20, 1.0
+    classes = torch.arange(40)
+    rare[classes, 0, classes], rare[classes, 1, classes] = classes.double() / 20, 1.0
     low, high = TaskScores({"dice": 39.0}, {"dice": list(rare)}).intervals()["dice"]
     assert 20 < low < 39 < high < 60

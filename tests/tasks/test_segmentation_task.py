@@ -29,7 +29,7 @@ from small_federations import Config, federation_for
 
 
 class Grid(nn.Module):
-    """Positions are the input; one number a position says what is to be predicted there."""
+    """Positions are the input; one number for each position is the prediction there."""
 
     device = torch.device("cpu")
 
@@ -56,8 +56,8 @@ def pictures(logits: Tensor, masks: Tensor, items: Tensor | None = None) -> Samp
     return samples.__class__(**{**vars(samples), "lazy": {"mask": TensorInputs(masks)}})
 
 
-def test_metrics_count_pixels_over_all_pictures() -> None:
-    """Three pictures of 2 x 2 pixels, worked out by hand."""
+def test_metrics_count_pixels_over_all_images() -> None:
+    """Three images of 2 x 2 pixels, worked out by hand."""
     masks = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [2, 255]], [[0, 0], [0, 0]]], dtype=torch.uint8)
     predicted = torch.tensor([[0, 1, 1, 0], [0, 0, 2, 2], [1, 0, 0, 0]])
     logits = nn.functional.one_hot(predicted, 4).float()
@@ -102,7 +102,7 @@ def test_ties_and_nan_are_right_nowhere_and_empty_masks_want_nothing() -> None:
     assert metrics["dice"] == metrics["dice_of_constant"] == 100
 
 
-def test_samples_without_the_picture_are_left_out() -> None:
+def test_samples_without_the_image_are_left_out() -> None:
     samples = pictures(torch.randn(3, 4, 2), torch.ones(3, 2, 2, dtype=torch.uint8))
     lacking = samples.__class__(**{**vars(samples), "rows": {**samples.rows, "image": torch.tensor([0, -1, 2])}})
     task, batch = Segmentation(), lacking.batch(torch.arange(3))
@@ -166,7 +166,7 @@ def test_an_export_makes_the_masks_of_its_run(tmp_path: Path) -> None:
 
 
 def with_masks(method: str) -> Config:
-    """The federation of a method, in which clients of pictures segment, or all where all are of one kind."""
+    """The federation of a method, in which clients of images segment, or all where all are alike."""
     config = federation_for(method)
     groups = config["clients"]
     chosen = [groups["image"]] if "image" in groups else [*groups.values(), config["server"]]
@@ -180,7 +180,7 @@ def with_masks(method: str) -> Config:
     return config
 
 
-# weights, fused maps, align modules: what other methods do with a task is no other for masks
+# weights, fused maps, align modules: other methods treat masks like any other task
 @pytest.mark.parametrize("method", ["fedavg", "fedafd", pytest.param("feddra", marks=pytest.mark.slow)])
 def test_every_kind_of_method_trains_it(method: str, tmp_path: Path) -> None:
     run = polyfed.run(Experiment.parse(with_masks(method)), tmp_path / "run", quiet=True)

@@ -19,7 +19,7 @@ from polyfed.tasks.task import Task
 
 
 class Coverage(Task):
-    """How much of its picture a mask covers, from the picture's embedding."""
+    """Share of an image that its mask covers, from the image's embedding."""
 
     @property
     def primary(self) -> str:

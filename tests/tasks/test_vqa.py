@@ -20,13 +20,13 @@ KINDS = ("truth", "colour", "other")
 
 
 def asked(labels, *, kinds=None, modalities=("image", "text"), names=NAMES, guesses=None, votes=None, dim=6):
-    """Two questions a picture; picture rows are shared by both."""
+    """Two questions for each image, which share its row."""
     generator = torch.Generator().manual_seed(len(labels))
     n = len(labels)
     questions = torch.arange(n)
-    places = {name: questions if k else questions // 2 for k, name in enumerate(modalities)}
+    rows = {name: questions if k else questions // 2 for k, name in enumerate(modalities)}
     inputs = {
-        name: torch.randn(int(place.max()) + 1 if n else 1, dim, generator=generator) for name, place in places.items()
+        name: torch.randn(int(place.max()) + 1 if n else 1, dim, generator=generator) for name, place in rows.items()
     }
     targets, classes = {"answer": torch.tensor(labels)}, {"answer": names}
     if kinds is not None:
@@ -36,7 +36,7 @@ def asked(labels, *, kinds=None, modalities=("image", "text"), names=NAMES, gues
         targets |= {"prior": torch.zeros(n, dtype=torch.int64), "kind_prior": torch.tensor(guesses)}
     if votes is not None:
         targets |= {"votes": torch.tensor(votes)}
-    return make_samples(inputs, places, questions // 2, targets, classes)
+    return make_samples(inputs, rows, questions // 2, targets, classes)
 
 
 def built(task, samples, dim=6, seed=0):
@@ -74,8 +74,8 @@ def test_what_a_question_lacks_is_zeros_in_training_and_when_it_is_judged():
     image = batch.inputs["image"] * torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None]
     expected = head([image, batch.inputs["text"]])
     torch.testing.assert_close(task.scores(model, head, batch), expected)
-    found = task.evaluate(model, head, samples, batch_size=3)["loss"]
-    assert found == pytest.approx(float(F.cross_entropy(expected, samples.targets["answer"])), rel=1e-5)
+    actual = task.evaluate(model, head, samples, batch_size=3)["loss"]
+    assert actual == pytest.approx(float(F.cross_entropy(expected, samples.targets["answer"])), rel=1e-5)
 
 
 def test_the_loss_equals_a_loop_over_answerable_questions():
@@ -86,10 +86,10 @@ def test_the_loss_equals_a_loop_over_answerable_questions():
         for row, label in zip(logits.double().tolist(), labels, strict=True)
         if 0 <= label < 3
     ]
-    found = answer_loss(logits, torch.tensor(labels))
-    assert found.item() == pytest.approx(sum(losses) / 3, rel=1e-5)
+    actual = answer_loss(logits, torch.tensor(labels))
+    assert actual.item() == pytest.approx(sum(losses) / 3, rel=1e-5)
     order = torch.tensor([5, 3, 1, 0, 2, 4])
-    assert answer_loss(logits[order], torch.tensor(labels)[order]).item() == pytest.approx(found.item(), rel=1e-5)
+    assert answer_loss(logits[order], torch.tensor(labels)[order]).item() == pytest.approx(actual.item(), rel=1e-5)
 
 
 def test_a_batch_without_answers_teaches_nothing():
@@ -112,8 +112,8 @@ def test_metrics_equal_a_loop_over_the_questions():
     model, head = identity_model("image", "text"), built(VQA(), samples)
     metrics = task.evaluate(model, head, samples, batch_size=4)
     logits = task.scores(model, head, samples.batch(torch.arange(9))).double().tolist()
-    said = [row.index(max(row)) for row in logits]
-    right = [s == t for s, t in zip(said, labels, strict=True)]
+    predicted = [row.index(max(row)) for row in logits]
+    right = [s == t for s, t in zip(predicted, labels, strict=True)]
     guessed = [g == t != 3 for g, t in zip(guesses, labels, strict=True)]
     losses = [math.log(sum(map(math.exp, row))) - row[t] for row, t in zip(logits, labels, strict=True) if t != 3]
     assert 0 < sum(right) < 7
@@ -141,16 +141,16 @@ def test_metrics_equal_a_loop_over_the_questions():
 )
 def test_votes_of_ten_annotators_by_hand(agreeing, all_of_ten, leaving_one_out):
     votes = torch.tensor([[5] * agreeing + [7] * (10 - agreeing)])
-    said = torch.tensor([5])
-    assert vote_scores(said, votes, "all").item() == pytest.approx(all_of_ten)
-    assert vote_scores(said, votes, "leave_one_out").item() == pytest.approx(leaving_one_out)
+    predicted = torch.tensor([5])
+    assert vote_scores(predicted, votes, "all").item() == pytest.approx(all_of_ten)
+    assert vote_scores(predicted, votes, "leave_one_out").item() == pytest.approx(leaving_one_out)
 
 
-def left_out_scores(said, votes):
+def left_out_scores(predicted, votes):
     """The mean over every set of all annotators but one, as it is defined."""
     votes = [vote for vote in votes if vote >= 0]
     left = [votes[:k] + votes[k + 1 :] for k in range(len(votes))]
-    return sum(min(others.count(said) / 3, 1) for others in left) / len(left) if said >= 0 else 0.0
+    return sum(min(others.count(predicted) / 3, 1) for others in left) / len(left) if predicted >= 0 else 0.0
 
 
 def test_scores_equal_loops_over_annotators_of_questions_that_have_different_numbers_of_them():
@@ -158,14 +158,14 @@ def test_scores_equal_loops_over_annotators_of_questions_that_have_different_num
     votes = torch.randint(0, 3, (200, 10), generator=generator)
     present = torch.randint(1, 11, (200, 1), generator=generator)
     votes = votes.where(torch.arange(10) < present, -1)
-    said = torch.randint(-1, 3, (200,), generator=generator)
-    rows = list(zip(said.tolist(), votes.tolist(), strict=True))
+    predicted = torch.randint(-1, 3, (200,), generator=generator)
+    rows = list(zip(predicted.tolist(), votes.tolist(), strict=True))
     expected = [left_out_scores(one, own) for one, own in rows]
-    assert vote_scores(said, votes, "leave_one_out").tolist() == pytest.approx(expected)
+    assert vote_scores(predicted, votes, "leave_one_out").tolist() == pytest.approx(expected)
     expected = [min(own.count(one) / 3, 1) if one >= 0 else 0 for one, own in rows]
-    assert vote_scores(said, votes, "all").tolist() == pytest.approx(expected)
+    assert vote_scores(predicted, votes, "all").tolist() == pytest.approx(expected)
     order = torch.randperm(10, generator=generator)
-    assert torch.equal(vote_scores(said, votes[:, order], "all"), vote_scores(said, votes, "all"))
+    assert torch.equal(vote_scores(predicted, votes[:, order], "all"), vote_scores(predicted, votes, "all"))
 
 
 @pytest.mark.parametrize("which", ["all", "leave_one_out"])
@@ -175,7 +175,7 @@ def test_soft_accuracy_equals_a_loop_over_questions_also_by_kind(which):
     samples, task = asked(labels, kinds=kinds, guesses=guesses, votes=votes), VQA(votes=which)
     model, head = identity_model("image", "text"), built(task, samples)
     metrics = task.evaluate(model, head, samples, batch_size=4)
-    said = task.scores(model, head, samples.batch(torch.arange(6))).argmax(1).tolist()
+    predicted = task.scores(model, head, samples.batch(torch.arange(6))).argmax(1).tolist()
 
     def score(answers, rows):
         scores = [min(votes[k].count(answers[k]) / 3, 1) for k in rows]
@@ -183,11 +183,11 @@ def test_soft_accuracy_equals_a_loop_over_questions_also_by_kind(which):
             scores = [left_out_scores(answers[k], votes[k]) for k in rows]
         return 100 * sum(scores) / len(scores)
 
-    assert metrics["soft_accuracy"] == pytest.approx(score(said, range(6)))
+    assert metrics["soft_accuracy"] == pytest.approx(score(predicted, range(6)))
     assert metrics["soft_prior"] == pytest.approx(score([0] * 6, range(6)))
     for number, name in enumerate(KINDS[:2]):
         rows = [k for k in range(6) if kinds[k] == number]
-        assert metrics[f"soft_accuracy_{name}"] == pytest.approx(score(said, rows))
+        assert metrics[f"soft_accuracy_{name}"] == pytest.approx(score(predicted, rows))
         assert metrics[f"soft_prior_{name}"] == pytest.approx(score(guesses, rows))
     plain = VQA().evaluate(model, head, samples, batch_size=4)
     assert plain == {name: value for name, value in metrics.items() if not name.startswith("soft_")}
@@ -212,7 +212,7 @@ def test_votes_need_samples_that_have_them():
         VQA(votes="all").head(6, asked([0, 1]))
 
 
-def test_kinds_and_priors_are_reported_where_the_samples_say_them():
+def test_kinds_and_priors_are_reported_where_samples_have_them():
     samples = asked([0, 1])
     metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
     assert set(metrics) == {"accuracy", "accuracy_of_constant", "answerable", "loss", "n", "items", "answers"}
@@ -230,14 +230,14 @@ def test_ties_and_nan_count_against_the_model():
         assert VQA().evaluate(model, head, samples, batch_size=4)["accuracy"] == 0
 
 
-def test_without_an_answerable_question_nothing_is_right_and_there_is_no_loss():
+def test_without_an_answerable_question_accuracy_is_0_and_loss_is_absent():
     samples = asked([3, 3])
     metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
     assert (metrics["accuracy"], metrics["answerable"]) == (0, 0)
     assert "loss" not in metrics
 
 
-def test_each_picture_is_encoded_once_and_unused_modalities_are_not_loaded():
+def test_each_image_is_encoded_once_and_unused_modalities_are_not_loaded():
     samples, model = asked([0, 1, 2, 0, 1, 2]), identity_model("image", "text")
     VQA().evaluate(model, built(VQA(), samples), samples, batch_size=2)
     assert samples.inputs["image"].asked == [0, 1, 2]
@@ -248,7 +248,7 @@ def test_each_picture_is_encoded_once_and_unused_modalities_are_not_loaded():
 
 
 class Noisy(nn.Module):
-    """Batch statistics and dropout, which tell a training pass from an evaluation."""
+    """Batch statistics and dropout, which differ between training and evaluation."""
 
     def __init__(self):
         super().__init__()
@@ -313,7 +313,7 @@ def test_encoders_that_cannot_be_frozen_are_refused():
 def test_errors_name_what_is_wrong():
     samples, model = asked([0, 1, 2]), identity_model("image", "text")
     head = built(VQA(), samples)
-    with pytest.raises(ConfigError, match=r"uses \['sound'\] is impossible on samples with \['image', 'text'\]"):
+    with pytest.raises(ConfigError, match=r"cannot use \['sound'\] of samples with \['image', 'text'\]"):
         VQA(use=("sound",)).head(6, samples)
     with pytest.raises(ConfigError, match=r"target 'reply' is not among .*'answer'"):
         VQA(target="reply").head(6, samples)

@@ -36,14 +36,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(Experiment.load(content), tmp_path_factory.mktemp("vqa") / "run", quiet=True).folder
 
 
-def test_creamfl_trains_a_server_that_answers_and_its_saved_model_says_the_same(finished: Path) -> None:
-    found = evaluate_model(finished, "scenes", which="last")
+def test_creamfl_trains_a_server_that_answers_and_its_saved_model_agrees(finished: Path) -> None:
+    actual = evaluate_model(finished, "scenes", which="last")
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    told = next(line for line in reversed(lines) if line["kind"] == "test" and line["participant"] == "server")
-    assert found.metrics == pytest.approx(told["metrics"])
-    assert {"accuracy", "prior", "accuracy_count", "prior_count", "n_truth", "answerable"} <= set(found.metrics)
-    assert found.metrics["answers"] == 12
-    assert 0 < found.metrics["answerable"] < 100
+    recorded = next(line for line in reversed(lines) if line["kind"] == "test" and line["participant"] == "server")
+    assert actual.metrics == pytest.approx(recorded["metrics"])
+    assert {"accuracy", "prior", "accuracy_count", "prior_count", "n_truth", "answerable"} <= set(actual.metrics)
+    assert actual.metrics["answers"] == 12
+    assert 0 < actual.metrics["answerable"] < 100
     clients = [line["metrics"] for line in lines if line["participant"].startswith("paired") and line["kind"] == "test"]
     assert all(0 <= metrics["accuracy"] <= 100 for metrics in clients)
     assert len(clients) == 2

@@ -5,39 +5,34 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.models.aligner import ALIGNER, POSITIONS, Aligner, Detail, aligned
-from polyfed.models.model import CachedEmbedder, Model
+from polyfed.models.model import CachedEmbedder, LastValues, Model
 from polyfed.models.slots import EXTRA, HEAD, TensorSlots
 from polyfed.models.towers import LocalFeatures, Positions
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-class EncoderFeatures:
+class EncoderFeatures(LastValues[LocalFeatures]):
     """Features of a batch by a model's trunks, each input encoded only once; made for the batch, then dropped.
 
     ``frozen``: without gradient.
     """
 
     def __init__(self, model: Model, *, frozen: bool = False) -> None:
-        self.device = model.device
-        self._encoders = aligned(model.encoders)
-        self._frozen = frozen
-        self._features: dict[str, tuple[Tensor, LocalFeatures]] = {}
+        encoders, self.device = aligned(model.encoders), model.device
 
-    def __call__(self, modality: str, x: Tensor) -> LocalFeatures:
-        """Features of ``x``."""
-        cached = self._features.get(modality)
-        if cached is None or cached[0] is not x:
+        def features(modality: str, x: Tensor) -> LocalFeatures:
             # a frozen trunk keeps no graph: half the memory of a second encoder
-            with torch.no_grad() if self._frozen else nullcontext():
-                cached = self._features[modality] = (x, self._encoders[modality].trunk(x))
-        return cached[1]
+            with torch.no_grad() if frozen else nullcontext():
+                return cast("LocalFeatures", encoders[modality].trunk(x))
+
+        super().__init__(features)
 
 
 class Bound(CachedEmbedder):

@@ -73,10 +73,6 @@ class SimilarityHead(nn.Module):
         super().__init__()
         self.vectors, self.temperature = vectors, temperature
 
-    @property
-    def classes(self) -> int:
-        return len(self.vectors)
-
     @in_full_precision  # a temperature of 0.01 makes much of small differences
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
         return F.normalize(embedding, dim=-1) @ self.vectors.float().T / self.temperature
@@ -101,10 +97,6 @@ class NamesHead(nn.Module):
         # unused before ``read``, and neither exchanged nor saved
         self.register_buffer("inputs", torch.empty(0), persistent=False)
 
-    @property
-    def classes(self) -> int:
-        return len(self.texts)
-
     def read(self, encoders: Mapping[str, Encoder], context: DataContext) -> None:
         """Turn the texts into inputs of the model's encoder; called when the model is built.
 
@@ -128,8 +120,7 @@ class NamesHead(nn.Module):
 
 def class_count(head: nn.Module) -> int:
     """Number of classes of a classifier of one embedding."""
-    count = getattr(head, "classes", None)
-    return len(head.get_parameter("weight")) if count is None else int(count)
+    return len(head.texts if isinstance(head, NamesHead) else head.get_parameter("weight"))
 
 
 class FusedHead(nn.Module):

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -62,7 +62,7 @@ class ModelSettings(Settings):
         """A name for this architecture: equal for equal settings, readable, and safe to show to the server."""
         # without the aligner where there is none: names of architectures are older than aligners
         settings = self.model_dump(mode="json", exclude={"aligner"} if self.aligner is None else None)
-        # short, but two settings of one federation will hardly collide in 32 bits
+        # 32 bits: two settings of one federation will hardly collide
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
         parts = "+".join(f"{modality}-{encoder.component_name()}" for modality, encoder in self.encoders.items())
         return f"{parts}-d{self.dim}-{digest}"
@@ -109,7 +109,7 @@ def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class Embedder(Protocol):
-    """Model as tasks use it."""
+    """Model as tasks use it; most also have ``positions`` and ``detail``, see ``Model``."""
 
     @property
     def device(self) -> torch.device:
@@ -122,24 +122,6 @@ class Embedder(Protocol):
 
     def represent(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding of unit norm."""
-        ...
-
-
-@runtime_checkable
-class Located(Embedder, Protocol):
-    """Model as tasks on pixels use it."""
-
-    def positions(self, modality: str, x: Tensor) -> Positions:
-        """Features by position; raises ConfigError if the encoder gives none."""
-        ...
-
-
-@runtime_checkable
-class Detailed(Embedder, Protocol):
-    """Model as tasks on words and regions use it."""
-
-    def detail(self, modality: str, x: Tensor) -> Detail:
-        """Embedding before normalisation, and features by position; raises ConfigError if the encoder gives none."""
         ...
 
 
@@ -284,7 +266,7 @@ class _Walk:
 _walks: WeakKeyDictionary[nn.Module, _Walk] = WeakKeyDictionary()
 
 
-class _LastValues(Generic[_Value]):
+class LastValues(Generic[_Value]):
     """A function's values of the last input of each modality."""
 
     def __init__(self, compute: Callable[[str, Tensor], _Value]) -> None:
@@ -311,9 +293,7 @@ class CachedEmbedder:
         positions: Callable[[str, Tensor], Positions],
         detail: Callable[[str, Tensor], Detail],
     ) -> None:
-        self._embeddings = _LastValues(embed)
-        self._positions = _LastValues(positions)
-        self._details = _LastValues(detail)
+        self._embeddings, self._positions, self._details = LastValues(embed), LastValues(positions), LastValues(detail)
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding before normalisation, remembered for the last ``x`` of each modality."""

@@ -194,7 +194,7 @@ class Classification(Task):
 
         Raises:
             ConfigError: the samples have no such target or modality.
-            DataError: there are no samples, or a label is outside the head's classes.
+            DataError: the samples are empty, or a label is outside the head's classes.
         """
         head = self.require_head(head)
         labels, classes = self._labels(samples), class_count(head)
@@ -266,13 +266,7 @@ class Classification(Task):
         return logits
 
     def _modalities(self, available: tuple[str, ...]) -> tuple[str, ...]:
-        wanted = available if self.modality is None else (self.modality,)
-        if not wanted or not set(wanted) <= set(available):
-            raise ConfigError(
-                f"classification by modality '{self.modality}' is impossible on samples with {list(available)}; set "
-                "modality to one of these, or leave it out for all"
-            )
-        return wanted
+        return self.require_modalities(available if self.modality is None else [self.modality], available, "modality")
 
     def _labels(self, samples: Samples) -> Int64[Tensor, " n"]:
         if self.target not in samples.targets:

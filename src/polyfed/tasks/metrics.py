@@ -17,7 +17,7 @@ from polyfed.core.distributions import LEVEL, share_interval
 from polyfed.core.errors import DataError
 from polyfed.data.samples import Samples
 
-_TOP5_CLASSES = 10  # with fewer classes, five guesses say little
+_TOP5_CLASSES = 10  # with fewer classes, five guesses mean little
 
 
 def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:

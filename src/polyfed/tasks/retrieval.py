@@ -20,7 +20,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.losses.info_nce import InfoNCE, Reduction
 from polyfed.losses.soft_contrastive import SoftContrastive
 from polyfed.models.aligner import Detail
-from polyfed.models.model import Detailed, Embedder, Model
+from polyfed.models.model import Embedder, Model
 from polyfed.tasks import encoded_rows, evaluating
 from polyfed.tasks.metrics import TaskScores, mean_by_item, positives_per_query, ranks, recall_at
 from polyfed.tasks.task import AnySamples, Task
@@ -96,7 +96,7 @@ class PairTask(Task):
         return self.primary, *recalls, *dict.fromkeys(context)
 
     def usable(self, samples: AnySamples) -> AnySamples:
-        """Those with both modalities."""
+        """Samples with both modalities."""
         return samples.having(*self.between)
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
@@ -173,8 +173,8 @@ class PairTask(Task):
 
     def represent(self, model: Embedder, batch: Batch) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]]:
         """Representations of both modalities of a batch."""
-        first, second = self.between
-        return model.represent(first, batch.inputs[first]), model.represent(second, batch.inputs[second])
+        first, second = (model.represent(name, batch.inputs[name]) for name in self.between)
+        return first, second
 
     def detail(self, model: Embedder, batch: Batch) -> tuple[Detail, Detail]:
         """The model's features of both modalities of a batch, by position.
@@ -182,13 +182,8 @@ class PairTask(Task):
         Raises:
             ConfigError: the model gives no features by position.
         """
-        if not isinstance(model, Detailed):
-            raise ConfigError(
-                f"task '{self.component_name()}' needs features by position, which a method that trains through "
-                f"{type(model).__name__} does not give; choose another method, or task convirt"
-            )
-        first, second = self.between
-        return model.detail(first, batch.inputs[first]), model.detail(second, batch.inputs[second])
+        first, second = (self.by_position(model, "detail")(name, batch.inputs[name]) for name in self.between)
+        return first, second
 
     def require_detail(self, model: Model) -> None:
         """Raise ConfigError if the model does not give features by position of both modalities."""
@@ -344,7 +339,7 @@ class ConVIRT(PairTask):
 
     @property
     def contrast_reduction(self) -> Reduction:
-        """As ``reduction``."""
+        """Value of ``reduction``."""
         return self.reduction
 
     def head(self, dim: int, samples: Samples) -> nn.Module:

@@ -18,7 +18,7 @@ from polyfed.data.view import View
 from polyfed.data.views.pixels import Masks
 from polyfed.losses.segmentation import cross_entropy_dice
 from polyfed.models.decoders import MaskHead
-from polyfed.models.model import Embedder, Located, Model
+from polyfed.models.model import Embedder, Model
 from polyfed.models.towers import grid_side
 from polyfed.tasks import evaluating
 from polyfed.tasks.metrics import TaskScores, dice, dice_of_constant, iou, items_beside, overlaps, sole_best
@@ -52,7 +52,7 @@ class Segmentation(Task):
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(64, 32), min_length=1, description="channels of the decoder's stages, each of which doubles the side"
     )
-    dice_over: Literal["batch", "picture"] = Field(default="batch", description="range of Dice; DP-SGD needs picture")
+    dice_over: Literal["batch", "picture"] = Field(default="batch", description="scope of Dice; DP-SGD needs picture")
     background: bool = Field(default=False, description="count the first class in means, and in the soft Dice")
     ignore: int | None = Field(default=None, ge=0, le=255, description="value of pixels to leave out, with 3+ names")
 
@@ -107,7 +107,7 @@ class Segmentation(Task):
 
         Raises:
             ConfigError: the samples have no such images.
-            DataError: there are no samples.
+            DataError: the samples are empty.
         """
         self._require(samples)
         side = samples.lazy[self.target](samples.rows[self.target][:1]).shape[-1]
@@ -151,7 +151,7 @@ class Segmentation(Task):
 
         Raises:
             ConfigError: the samples have no such images.
-            DataError: there are no samples.
+            DataError: the samples are empty.
         """
         self._require(samples)
         samples, classes = self.usable(samples), len(self.names)
@@ -169,12 +169,8 @@ class Segmentation(Task):
         return TaskScores(metrics, {"dice": self._dice_by_item(counts, samples.items)})
 
     def _logits(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Float[Tensor, "b c h w"]:
-        if not isinstance(model, Located):
-            raise ConfigError(
-                "task 'segmentation' needs features by position, which a method that trains through "
-                f"{type(model).__name__} does not give; choose another method"
-            )
-        logits: Tensor = self.require_head(head)(model.positions(self.modality, batch.inputs[self.modality])[0])
+        positions = self.by_position(model, "positions")(self.modality, batch.inputs[self.modality])[0]
+        logits: Tensor = self.require_head(head)(positions)
         return logits
 
     def _overlaps(self, counts: Int64[Tensor, "c 3"]) -> dict[str, float]:
@@ -196,10 +192,6 @@ class Segmentation(Task):
         return 0 if self.background else 1
 
     def _require(self, samples: Samples) -> None:
-        if self.modality not in samples.modalities:
-            raise ConfigError(
-                f"segmentation of '{self.modality}' is impossible on samples with {list(samples.modalities)}; set "
-                "modality to one of these"
-            )
+        self.require_modalities([self.modality], samples.modalities, "modality")
         if not len(self.usable(samples)):
             raise DataError(f"no '{self.modality}' to segment; enlarge this participant's share of the data")

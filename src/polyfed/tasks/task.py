@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
@@ -74,6 +74,23 @@ class Task(Settings):
         Raises:
             ConfigError: the samples lack labels or a modality that the task needs.
         """
+
+    def require_modalities(self, wanted: Collection[str], samples: Collection[str], key: str) -> tuple[str, ...]:
+        """The wanted modalities; raises ConfigError if there are none or the samples' modalities lack one."""
+        if not wanted or not set(wanted) <= set(samples):
+            raise ConfigError(
+                f"task '{self.component_name()}' cannot use {[*wanted]} of samples with {[*samples]}; change {key}"
+            )
+        return tuple(wanted)
+
+    def by_position(self, model: Embedder, method: str) -> Callable[[str, Tensor], Any]:
+        """Method ``positions`` or ``detail`` of a model; raises ConfigError without it."""
+        if (features := getattr(model, method, None)) is None:
+            raise ConfigError(
+                f"task '{self.component_name()}' needs features by position, which a method that trains through "
+                f"{type(model).__name__} does not give; choose another method"
+            )
+        return cast("Callable[[str, Tensor], Any]", features)
 
     def require_head(self, head: nn.Module | None) -> nn.Module:
         """The head; raises TypeError without one."""

@@ -102,7 +102,7 @@ class VQA(Task):
 
         Raises:
             ConfigError: the samples lack a modality or the target.
-            DataError: there are no samples, or another number of classes than the head's.
+            DataError: the samples are empty, or have another number of classes than the head's.
         """
         fused, modalities = _require(head), self._modalities(samples.modalities)
         samples = self.usable(samples)
@@ -152,13 +152,7 @@ class VQA(Task):
             return _embedded(plain, batch, modalities)
 
     def _modalities(self, available: Sequence[str]) -> tuple[str, ...]:
-        wanted = tuple(available) if self.use is None else self.use
-        if not wanted or not set(wanted) <= set(available):
-            raise ConfigError(
-                f"vqa that uses {list(wanted)} is impossible on samples with {list(available)}; "
-                "set use to some of these, or leave it out for all"
-            )
-        return wanted
+        return self.require_modalities(available if self.use is None else self.use, available, "use")
 
     def _answers(self, samples: Samples) -> int:
         if self.target not in samples.targets:

@@ -37,18 +37,9 @@ _PRESETS = {
     "base": _Plan(768, 12, 12),
 }
 
-# parameters of a layer: transformers' present names and those of its older releases -> ours
-_PARTS = {
-    "layernorm_before": "norm1",
-    "layernorm_after": "norm2",
-    **dict.fromkeys(("attention.q_proj", "attention.attention.query"), "attention.q"),
-    **dict.fromkeys(("attention.k_proj", "attention.attention.key"), "attention.k"),
-    **dict.fromkeys(("attention.v_proj", "attention.attention.value"), "attention.v"),
-    **dict.fromkeys(("attention.o_proj", "attention.output.dense"), "attention.proj"),
-    **dict.fromkeys(("mlp.fc1", "intermediate.dense"), "mlp.fc1"),
-    **dict.fromkeys(("mlp.fc2", "output.dense"), "mlp.fc2"),
-}
-_LAYER = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)\.(weight|bias)")
+# parameters of a layer: transformers' names -> ours; others are alike
+_PARTS = {"layernorm_before": "norm1", "layernorm_after": "norm2", "attention.o_proj": "attention.proj"}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 class Blocks(Encoder):
@@ -92,7 +83,7 @@ class Blocks(Encoder):
         module = BlocksModule(embedding, blocks, norm, dim, self.pooling, self.mask_padding)
         module.apply(initialise)  # before pretrained weights: tensors that these lack keep these values
         if source is not None:
-            _fill(module, _weights_of(source, embedding if pretrains_embedding else None), str(self.weights))
+            _fill(module, source, embedding if pretrains_embedding else None, str(self.weights))
         return module
 
     def _source(self, context: DataContext) -> Any:
@@ -102,13 +93,19 @@ class Blocks(Encoder):
         return load(folder, ViTModel, add_pooling_layer=False)
 
     def _plan(self, source: Any) -> _Plan:
-        plan = _PRESETS[self.size] if source is None else _plan_of(source.config, str(self.weights))
-        depth = self.depth or plan.depth
-        if source is not None and depth > plan.depth:
+        if source is None:
+            plan = _PRESETS[self.size]
+            return plan._replace(depth=self.depth or plan.depth)
+        name, given = self.weights, source.config
+        if given.hidden_act != "gelu":
+            raise ConfigError(f"encoder 'blocks' has GELU, weights '{name}' have {given.hidden_act}; take others")
+        width, depth = int(given.hidden_size), int(given.num_hidden_layers)
+        if self.depth and self.depth > depth:
             raise ConfigError(
-                f"encoder 'blocks': depth {depth}, but weights '{self.weights}' have {plan.depth} blocks; lower depth"
+                f"encoder 'blocks': depth {self.depth}, but weights '{name}' have {depth} blocks; lower it"
             )
-        return plan._replace(depth=depth)
+        expansion, heads = given.intermediate_size / width, int(given.num_attention_heads)
+        return _Plan(width, self.depth or depth, heads, expansion, float(given.layer_norm_eps))
 
 
 class Project(nn.Linear):
@@ -195,32 +192,14 @@ class BlocksTrunk(nn.Module):
         return self.blocks.local(self.blocks.encode(tokens, mask), mask)
 
 
-def _plan_of(config: Any, name: str) -> _Plan:
-    if config.hidden_act != "gelu":
-        raise ConfigError(f"encoder 'blocks' has GELU, weights '{name}' have {config.hidden_act}; take other weights")
-    width = int(config.hidden_size)
-    heads, depth = int(config.num_attention_heads), int(config.num_hidden_layers)
-    return _Plan(width, depth, heads, config.intermediate_size / width, float(config.layer_norm_eps))
-
-
-def _weights_of(source: Any, embedding: Embedding | None) -> dict[str, Tensor]:
-    """A ViTModel's parameters under our names; with ``embedding``, positions interpolated to its grid."""
-    weights = renamed_block(source.state_dict())
-    norm = {f"norm.{name}": value.detach() for name, value in source.layernorm.named_parameters()}
-    return weights | norm | (_embedding_weights(source, embedding) if isinstance(embedding, PatchEmbedding) else {})
-
-
-def renamed_block(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The layers of a ``transformers`` ViT as blocks, with q, k and v of each side by side."""
-    named = {}
-    for key, value in state.items():
-        match = _LAYER.fullmatch(key)
-        if match and match[2] in _PARTS:
-            named[f"blocks.{match[1]}.{_PARTS[match[2]]}.{match[3]}"] = value
+    matches = [(match, value) for key, value in state.items() if (match := _LAYER.fullmatch(key))]
+    named = {f"blocks.{layer[1]}.{_PARTS.get(layer[2], layer[2])}.{layer[3]}": value for layer, value in matches}
     # side by side: the blocks have one linear layer for the three
-    for query in [key for key in named if ".q." in key]:
-        parts = [named.pop(query.replace(".q.", f".{letter}.")) for letter in "qkv"]
-        named[query.replace(".q.", ".qkv.")] = torch.cat(parts)
+    for query in [key for key in named if ".q_proj." in key]:
+        parts = [named.pop(query.replace(".q_proj.", f".{letter}_proj.")) for letter in "qkv"]
+        named[query.replace(".q_proj.", ".qkv.")] = torch.cat(parts)
     return named
 
 
@@ -238,12 +217,22 @@ def _embedding_weights(source: Any, embedding: PatchEmbedding) -> dict[str, Tens
     }
 
 
-def _fill(module: BlocksModule, weights: Mapping[str, Tensor], name: str) -> None:
-    """Copy ``weights`` into ``module``; deeper blocks and a final norm that it lacks are left out.
+def _fill(module: BlocksModule, source: Any, embedding: Embedding | None, name: str) -> None:
+    """Copy a ViTModel's parameters into blocks; deeper blocks and a final norm that these lack are left out.
+
+    Args:
+        module: the blocks.
+        source: the ViTModel.
+        embedding: embedding of images to fill too, with positions interpolated to its grid; None: none.
+        name: name of the weights.
 
     Raises:
-        ConfigError: they lack a parameter of the blocks or the final norm.
+        ConfigError: the ViTModel lacks a parameter of the blocks or the final norm.
     """
+    norm = {f"norm.{key}": value.detach() for key, value in source.layernorm.named_parameters()}
+    weights = _renamed(source.state_dict()) | norm
+    if isinstance(embedding, PatchEmbedding):
+        weights |= _embedding_weights(source, embedding)
     # not strict: the projection to d and other inputs' embeddings are never there
     missing = module.load_state_dict(weights, strict=False).missing_keys
     lost = [key for key in missing if key.startswith(("blocks.", "norm."))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float, Int64
@@ -44,7 +43,7 @@ class ViT(Encoder):
         """
         from transformers import ViTConfig, ViTModel
 
-        channels, *sides = shape = image_shape(spec, "vit")
+        shape = image_shape(spec, "vit")
         width, layers, heads, patch = _VIT_SIZES[self.size]
         patch = self.patch or patch
         check_patches(shape, patch, "vit")
@@ -53,9 +52,9 @@ class ViT(Encoder):
             num_hidden_layers=layers,
             num_attention_heads=heads,
             intermediate_size=4 * width,
-            image_size=tuple(sides),
+            image_size=shape[1:],
             patch_size=patch,
-            num_channels=channels,
+            num_channels=shape[0],
             hidden_dropout_prob=self.dropout,
             layer_norm_eps=1e-6,
         )
@@ -167,12 +166,9 @@ class _ProjectionModule(nn.Module):
         inner: list[nn.Module] = []
         if settings.hidden is not None:
             inner = [nn.Linear(width, settings.hidden), nn.GELU(), nn.Dropout(settings.dropout)]
-        standardisers: dict[str, Callable[[], nn.Module]] = {
-            "batch": lambda: _FeatureNorm(width, affine=False),
-            "layer": lambda: nn.LayerNorm(width, elementwise_affine=False),
-            "none": nn.Identity,
-        }
-        self.standardise = standardisers[settings.standardise]()
+        batch, layer = _FeatureNorm(width, affine=False), nn.LayerNorm(width, elementwise_affine=False)
+        norms: dict[str, nn.Module] = {"batch": batch, "layer": layer, "none": nn.Identity()}
+        self.standardise = norms[settings.standardise]
         self.project = nn.Sequential(nn.Dropout(settings.dropout), *inner, nn.Linear(settings.hidden or width, dim))
         self.pie = PIE(width, dim) if settings.pie else None
 
