@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyfed.aggregation.averaging import GlobalModel
+from polyfed.aggregation.averaging import Averages, Averaging, GlobalModel, ModelsByType
 
 Vector = Sequence[float]
 
@@ -57,3 +57,16 @@ class Largest(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 self.elements = max(self.elements, value.numel())
         return out
+
+
+def averaged(
+    averaging: Averaging,
+    models: ModelsByType,
+    updates: Iterable[tuple[str, Mapping[str, Tensor], float]],
+    asked: Mapping[str, float] | None = None,
+) -> Averages:
+    """New global models from the updates of clients, as FedAvg averages."""
+    means = averaging.new_means(models, asked or {})
+    for type_name, weights, samples in updates:
+        means[type_name].add(weights, samples)
+    return averaging.average(models, means)

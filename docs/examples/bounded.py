@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from polyfed.algorithms.algorithm import Cohort, Reply, Server, Weights, each
+from polyfed.algorithms.algorithm import Cohort, Server, Weights, each
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.wire.payload import Payload
 
 
 class Bounded(FedAvg):
@@ -20,19 +22,18 @@ class Bounded(FedAvg):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """As FedAvg, of updates that are not too long."""
-        cut: list[bool] = []
-        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        self.average(server, cohort, (self.bounded(server, reply, cut) for reply in replies))
+        means, cut = server.new_means(self.averaging, cohort), list[bool]()
+        for reply in cohort.ask(self.fit, weights=each(server.weights_for)):
+            means[reply.type].add(self.bounded(server.weights[reply.type], reply.weights, cut), reply.num_examples)
+        server.update_weights(server.averaged(self.averaging, means))
         server.record(clipped=sum(cut) / max(len(cut), 1))
 
-    def bounded(self, server: Server, reply: Reply, cut: list[bool]) -> Reply:
-        """A reply whose weights are pulled back towards those that were sent out; ``cut`` notes whether they were."""
-        old = server.weights[server.type_of(reply.sender)]
-        new = {name: value.to(old[name]) for name, value in reply.weights.items() if value.is_floating_point()}
+    def bounded(self, old: Mapping[str, Tensor], trained: Weights, cut: list[bool]) -> Weights:
+        """Trained weights pulled back towards those that were sent; ``cut`` gets whether they were too far away."""
+        new = {name: value.to(old[name]) for name, value in trained.items() if value.is_floating_point()}
         norm = float(torch.nn.utils.get_total_norm([new[name] - old[name] for name in new]))
         cut.append(norm > self.length)
         if norm <= self.length:
-            return reply
+            return trained
         short = {name: old[name].lerp(value, self.length / norm) for name, value in new.items()}
-        weights = Weights({**reply.weights, **short})
-        return Reply.received(Payload({**reply.payload.fields, "weights": weights}), reply.sender)
+        return Weights({**trained, **short})

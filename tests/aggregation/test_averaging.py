@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from naive import averaged
 from polyfed.aggregation.averaging import Averages, Averaging, GlobalModel
 from polyfed.aggregation.averagings.low_rank import Separate, SingularValues
 from polyfed.aggregation.averagings.tensors import ByName, BySlot, ByType, Rule
-from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.models.slots import Slot, TensorSlot
 
@@ -50,11 +50,7 @@ def models_of(start: dict[str, Model]) -> dict[str, GlobalModel]:
 
 
 def exact(averaging: Averaging, start: dict[str, Model], clients: Iterable[tuple[str, Model, int]]) -> Averages:
-    """As FedAvg averages."""
-    means = {kind: WeightedMean() for kind in start}
-    for kind, weights, n in clients:
-        means[kind].add(weights, n)
-    return averaging.of_means(models_of(start), means)
+    return averaged(averaging, models_of(start), clients)
 
 
 def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], averaging: ByType) -> dict[str, Model]:
@@ -126,7 +122,7 @@ def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     for k in range(-1, 3):
         clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
         old = _only(start, 1.0 if k < 0 else 0.0)
-        found = ByType(mean="sequential").of_updates(models_of(old), clients, {"image": 30.0})
+        found = averaged(ByType(mean="sequential"), models_of(old), clients, {"image": 30.0})
         shares.append(float(found["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
@@ -160,7 +156,7 @@ def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
         return running
 
     def streamed(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
-        return averaging.of_updates(models_of(start), order, sizes)
+        return averaged(averaging, models_of(start), order, sizes)
 
     found, expected = streamed(clients), loop(clients)
     for kind, weights in found.items():

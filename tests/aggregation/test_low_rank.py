@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from naive import global_models
+from naive import averaged, global_models
 from polyfed.aggregation.averaging import GlobalModel
 from polyfed.aggregation.averagings import low_rank
 from polyfed.core.errors import ConfigError
@@ -36,11 +36,11 @@ def factors(tensors: Mapping[str, Tensor], layer: str) -> low_rank.Factors:
     return low_rank.Factors(tensors[f"{layer}.lora_A.default.weight"], tensors[f"{layer}.lora_B.default.weight"])
 
 
-def averaged(
+def mean_of(
     rule: low_rank.LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]
 ):
     updates = [(kind, tensors, count) for (kind, tensors), count in zip(sent, COUNTS, strict=False)]
-    return rule.of_updates(global_models(old), updates, {})
+    return averaged(rule, global_models(old), updates)
 
 
 def mean_change(sent: list[tuple[str, dict[str, Tensor]]], layer: str) -> Tensor:
@@ -65,7 +65,7 @@ def test_exact_rules_equal_the_average_of_full_changes(rule: low_rank.LowRankAve
     sent = [("both", model(3, seed)) for seed in (1, 2, 3)]
     for round_number in (1, 2):  # offsets add up
         before = old["both"][f"{layer}.base_layer.offset"]
-        old = averaged(rule, old, sent)
+        old = mean_of(rule, old, sent)
         new = old["both"]
         whole = new[f"{layer}.base_layer.offset"] + factors(new, layer).change
         torch.testing.assert_close(whole, before + mean_change(sent, layer), atol=1e-6, rtol=1e-6)
@@ -75,7 +75,7 @@ def test_exact_rules_equal_the_average_of_full_changes(rule: low_rank.LowRankAve
 
 def test_means_of_factors_are_not_the_mean_of_the_changes() -> None:
     old, sent = {"both": model(3, 0)}, [("both", model(3, seed)) for seed in (1, 2)]
-    new = averaged(low_rank.Separate(), old, sent)["both"]
+    new = mean_of(low_rank.Separate(), old, sent)["both"]
     layer = "encoders.image.q"
     first, second = (factors(tensors, layer) for _, tensors in sent)
     torch.testing.assert_close(factors(new, layer).a, (3 * first.a + second.a) / 4)
@@ -86,7 +86,7 @@ def test_means_of_factors_are_not_the_mean_of_the_changes() -> None:
 def test_singular_values_of_unequal_ranks() -> None:
     old = {"large": model(4, 0), "small": model(1, 9)}
     sent = [("large", model(4, 1)), ("small", model(1, 2)), ("small", model(1, 3))]
-    new = averaged(low_rank.SingularValues(), old, sent)
+    new = mean_of(low_rank.SingularValues(), old, sent)
     for kind, rank in (("large", 4), ("small", 1)):
         u, s, v = torch.linalg.svd(mean_change(sent, "encoders.image.q"))
         nearest = (u[:, :rank] * s[:rank]) @ v[:rank]
@@ -98,7 +98,7 @@ def test_singular_values_of_unequal_ranks() -> None:
 def test_padded_factors_weigh_by_the_size_of_their_change() -> None:
     old = {"large": model(3, 0), "small": model(1, 9)}
     sent = [("large", model(3, 1)), ("small", model(1, 2))]
-    new, layer = averaged(low_rank.Padded(), old, sent), "encoders.text.v"
+    new, layer = mean_of(low_rank.Padded(), old, sent), "encoders.text.v"
     big, little = (factors(tensors, layer) for _, tensors in sent)
     sizes = [count * float(own.change.norm()) for count, own in zip(COUNTS, (big, little), strict=False)]
     expected = (sizes[0] * big.a + sizes[1] * torch.cat([little.a, torch.zeros(2, 7)])) / sum(sizes)
@@ -109,7 +109,7 @@ def test_padded_factors_weigh_by_the_size_of_their_change() -> None:
 def test_clients_of_one_modality_average_what_they_have() -> None:
     old = {"both": model(2, 0), "image": model(2, 5, ("encoders.image.q",))}
     sent = [("both", model(2, 1)), ("image", model(2, 2, ("encoders.image.q",)))]
-    new = averaged(low_rank.SingularValues(), old, sent)
+    new = mean_of(low_rank.SingularValues(), old, sent)
     torch.testing.assert_close(
         factors(new["image"], "encoders.image.q").change, factors(new["both"], "encoders.image.q").change
     )
@@ -121,7 +121,7 @@ def test_clients_of_one_modality_average_what_they_have() -> None:
 def test_nobody_replied_or_counts(rule: low_rank.LowRankAveraging) -> None:
     old = {"both": with_offsets(model(2, 0))}
     for updates in ([], [("both", model(2, 1), 0.0)]):
-        new = rule.of_updates(global_models(old), updates, {})
+        new = averaged(rule, global_models(old), updates)
         assert all(torch.equal(new["both"][name], value) for name, value in old["both"].items())
 
 
@@ -133,8 +133,8 @@ def test_clients_that_exchange_factors_alone_have_those_averaged(rule: low_rank.
         return {name: value for name, value in tensors.items() if "project" not in name}
 
     old, sent = with_offsets(model(2, 0)), [model(2, seed) for seed in (1, 2)]
-    new = averaged(rule, {"both": bare(old)}, [("both", bare(tensors)) for tensors in sent])["both"]
-    expected = averaged(rule, {"both": old}, [("both", tensors) for tensors in sent])["both"]
+    new = mean_of(rule, {"both": bare(old)}, [("both", bare(tensors)) for tensors in sent])["both"]
+    expected = mean_of(rule, {"both": old}, [("both", tensors) for tensors in sent])["both"]
     assert new.keys() == bare(expected).keys()
     assert all(torch.equal(value, expected[name]) for name, value in new.items())
 
@@ -143,7 +143,7 @@ def test_a_factor_that_is_not_sent_is_as_it_was() -> None:
     old, sent = {"both": model(2, 0)}, model(2, 1)
     part = {name: sent[name] for name in low_rank.without(sent, factor="a")}
     assert len(part) == len(sent) - len(LAYERS)
-    new = averaged(low_rank.Separate(), old, [("both", part)])["both"]
+    new = mean_of(low_rank.Separate(), old, [("both", part)])["both"]
     for layer in LAYERS:
         torch.testing.assert_close(factors(new, layer).a, factors(old["both"], layer).a)
         torch.testing.assert_close(factors(new, layer).b, factors(sent, layer).b)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,18 +14,18 @@ import polyfed
 from by_hand import assert_mean, copies, descend, naive_gca, plain_training, weights_of
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, StepContrast
 from polyfed.algorithms.shared.distiller import Distiller
-from polyfed.algorithms.shared.public_exchange import Exchange, PublicExchange
-from polyfed.core.errors import PayloadError
+from polyfed.core.errors import ExchangeError
 from polyfed.data.samples import Batch
-from polyfed.federation.filters import Reply
+from polyfed.federation.cohort import ReplyPolicy
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.payload import Representations, Weights
-from sessions import crossing, of_samples, prepared, woken
+from polyfed.wire.messages import Answer, Request
+from polyfed.wire.payload import Payload, Representations
+from sessions import Excluded, crossing, of_samples, prepared, woken
 from small_federations import Config, plain_sgd, sized, transformers
 
 Tensors = dict[str, Tensor]
@@ -113,7 +113,7 @@ def replies_of(session: Session, known: Tensors) -> tuple[dict[str, Tensors], di
     for info in session.server.clients:
         noted = crossing(session, Representations(known if len(info.modalities) == 1 else {}))
         client = woken(session, info.id)
-        reply = session.experiment.algorithm.contrasted_fit(client, session.server.weights_for(info), noted)
+        reply = session.experiment.algorithm.fit(client, session.server.weights_for(info), noted)
         weights[info.id] = {name: value.clone() for name, value in reply.weights.items()}
         for modality, value in of_samples(session, reply.representations).items():
             sent[modality].append(value.double())
@@ -160,22 +160,18 @@ def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Co
 
 def test_a_reply_with_more_than_was_asked_for_is_refused(config: Config, tmp_path: Path) -> None:
     session = prepared(config, tmp_path)
-    server = session.server
-    known = server.represent_public()
-    exchange = Exchange(PublicExchange(), server, known)
-    check, packed = session.experiment.algorithm.reply_check(server, exchange), crossing(session, known)
-    for client in server.clients:
-        own = {name: packed[name] for name in client.modalities if len(client.modalities) == 1}
-        weights = server.weights_for(client)
+    cohort, refused = session.cohort(1, Ledger()), Excluded()
+    packed = crossing(session, session.server.represent_public())
+    cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
 
-        def reply(tensors: Tensors, client: Any = client, weights: Weights = weights) -> Reply:
-            actual = Reply(weights=weights, representations=Representations(tensors, order=known.order), num_examples=1)
-            actual.client = client
-            return actual
+    def answered(request: Request) -> Answer:
+        fields = {"weights": request.payload.fields["weights"], "representations": packed, "num_examples": 1}
+        return Answer(request.client, Payload(fields))
 
-        check(reply(own))
-        with pytest.raises(PayloadError, match="representations of"):
-            check(reply(dict(packed)))
+    cohort.channel = replace(cohort.channel, exchange=lambda requests, deadline: map(answered, requests))
+    with pytest.raises(ExchangeError, match="0 of 5 clients"):
+        session.experiment.algorithm.round(session.server, cohort)
+    assert all("representations of ['image', 'text'], expected" in reason for reason in refused.reasons.values())
 
 
 # ---- settings

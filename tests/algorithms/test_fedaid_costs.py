@@ -80,9 +80,7 @@ class OnPaper:
     def clients(self) -> tuple[Any, ...]:
         return self.session.server.clients[:1]
 
-    def ask(
-        self, step: Callable[..., Reply], check: Any = None, origins: Any = None, changes: Any = None, **sent: Any
-    ) -> Iterator[Reply]:
+    def ask(self, step: Callable[..., Reply], like: Any = None, **sent: Any) -> Iterator[Reply]:
         (client,) = self.clients
         content = {name: value.of(client) if isinstance(value, each) else value for name, value in sent.items()}
         self.enter("down", step.__name__, content)

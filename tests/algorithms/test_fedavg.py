@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor
 
 import polyfed
 from by_hand import all_trained, assert_mean, copies, plain_training
-from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import Reply, each
+from polyfed.federation.filters import each
 from polyfed.runs.experiment import Experiment
+from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared
 from small_federations import Config, plain_sgd
@@ -59,10 +60,10 @@ def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_p
     session = prepared(tiny, tmp_path)
     algorithm, server = session.experiment.algorithm, session.server
     cohort = first_cohort(session)
-    replies = list(cohort.ask(algorithm.fit, weights=each(server.weights_for)))  # all held at once
-    paired = [reply for reply in replies if reply.sender.group == "paired"]
-    name = next(key for key in paired[0].weights if key.endswith("weight"))
-    assert not torch.equal(paired[0].weights[name], paired[1].weights[name])
+    replies = cohort.ask(algorithm.fit, weights=each(server.weights_for))
+    paired = [reply.weights for reply in replies if reply.sender.group == "paired"]  # all held at once
+    name = next(key for key in paired[0] if key.endswith("weight"))
+    assert not torch.equal(paired[0][name], paired[1][name])
 
 
 def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, tmp_path: Path) -> None:
@@ -87,11 +88,12 @@ def test_no_reply_is_held_while_the_next_client_trains(tiny: Config, tmp_path: P
     session = prepared(tiny | {"algorithm": {"name": "fedavg", "averaging": averaging}}, tmp_path)
     server, cohort, sent = session.server, first_cohort(session), list[weakref.ref[Tensor]]()
 
-    def reply(client: ClientInfo) -> Reply:
+    def answered(request: Request) -> Answer:
         assert not any(one() is not None for one in sent)
-        weights = {name: value + 1 for name, value in server.weights_for(client).items()}
+        weights = {name: value + 1 for name, value in request.payload.bundles["weights"].items()}
         sent.append(weakref.ref(next(iter(weights.values()))))
-        return Reply.received(Payload({"weights": Weights(weights), "num_examples": 3}), client)
+        return Answer(request.client, Payload({"weights": Weights(weights), "num_examples": 3}))
 
-    session.experiment.algorithm.average(server, cohort, map(reply, cohort.clients))
+    cohort.channel = replace(cohort.channel, exchange=lambda requests, deadline: map(answered, requests))
+    session.experiment.algorithm.round(server, cohort)
     assert len(sent) == len(cohort.clients) > 2

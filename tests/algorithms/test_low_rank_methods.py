@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from by_hand import all_trained, assert_mean, copies, model_of
-from naive import global_models
+from naive import averaged, global_models
 from polyfed.aggregation.averagings.low_rank import Factors, Padded, factor_names, fresh
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
@@ -120,7 +120,7 @@ def test_ffa_lora_trains_b_alone_with_one_a_for_all(tmp_path: Path) -> None:
 def test_hetlora_keeps_factors_of_which_no_b_has_moved(tmp_path: Path) -> None:
     old = {"own": {"q.lora_A.default.weight": torch.ones(2, 3), "q.lora_B.default.weight": torch.zeros(4, 2)}}
     sent = {name: value + (2.0 if ".lora_A." in name else 0.0) for name, value in old["own"].items()}
-    new = Padded().of_updates(global_models(old), [("own", sent, 3.0)], {})["own"]
+    new = averaged(Padded(), global_models(old), [("own", sent, 3.0)])["own"]
     for name, value in old["own"].items():
         torch.testing.assert_close(new[name], value)
 

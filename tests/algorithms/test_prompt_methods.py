@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import polyfed
 from by_hand import all_trained, assert_mean, copies
-from naive import global_models
+from naive import averaged, global_models
 from polyfed.aggregation.averagings.tensors import ByName, ByType
 from polyfed.core.errors import ConfigError
 from polyfed.privacy.private_training import PerSampleGradients
@@ -49,10 +49,10 @@ def test_by_name_is_a_mean_over_all_who_have_the_tensor() -> None:
     old = {"a": {"x": torch.zeros(2), "y": torch.zeros(1)}, "b": {"x": torch.zeros(2)}, "c": {"x": torch.zeros(3)}}
     updates = [("a", {"x": one, "y": torch.ones(1)}, 2)]
     updates += [("b", {"x": two}, 1), ("c", {"x": other}, 5), ("b", {"x": one}, 0)]
-    new = ByName().of_updates(global_models(old), iter(updates), {})
+    new = averaged(ByName(), global_models(old), updates)
     assert (new["a"]["x"].tolist(), new["b"]["x"].tolist()) == ([2.0, 2.0], [2.0, 2.0])
     assert (new["a"]["y"].tolist(), new["c"]["x"].tolist()) == ([1.0], [1.0] * 3)
-    assert ByName().of_updates(global_models(old), iter([]), {})["a"]["x"] is old["a"]["x"]
+    assert averaged(ByName(), global_models(old), [])["a"]["x"] is old["a"]["x"]
     with pytest.raises(ConfigError, match="sequential goes through clients of one type"):
         ByName(mean="sequential")
 

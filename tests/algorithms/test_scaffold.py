@@ -148,9 +148,9 @@ class Refused(Scaffold):
 
     how: str
 
-    @client_step(weights=Weights, controls=Weights, num_examples=int)
-    def controlled_fit(self, client: Client, weights: Weights, controls: Weights) -> Reply:
-        reply = super().controlled_fit(client, weights, controls)
+    @client_step(weights=Weights, controls=Weights, num_examples=int, name="controlled_fit")
+    def fit(self, client: Client, weights: Weights, controls: Weights) -> Reply:
+        reply = super().fit(client, weights, controls)
         if client.name != "paired-0" or client.clock.round != 2:
             return reply
         name = next(iter(reply.controls))

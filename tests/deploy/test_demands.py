@@ -137,7 +137,6 @@ FEDAVG = {"name": "fedavg"}
         ),
         # a server that says it sums, and would see every reply
         ({"sums": "only"}, (FEDAVG, "unmasked"), "'fit' of 'fedavg' sends 'weights' alone"),
-        ({"sums": "only"}, ({"name": "creamfl"}, "pairwise_masks"), "'fit' of 'creamfl' sends 'representations' alone"),
         ({"sums": "only"}, ({"name": "fed_mae"}, "pairwise_masks"), "sends numbers such as losses alone"),
         ({"sums": "only"}, ({"name": "scaffold"}, "pairwise_masks"), "'controlled_fit' of 'scaffold' sends 'weights'"),
         ({"representations": "never"}, ({"name": "creamfl"},), "no representations leave it"),

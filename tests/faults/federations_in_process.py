@@ -165,8 +165,8 @@ class Struck(CohortListener):
         self.federation.grid.rules = list(rules)
         server, method = self.session.server, self.session.experiment.algorithm
         known = crossing(self.session, server.represent_public())
-        check = method.public.check(server, method.public.server_outputs(server), "representations")
-        return bool(list(self._cohort().ask(method.fit, check=check, representations=known)))
+        layout = method.public.layout(server, method.public.server_outputs(server), "representations")
+        return bool(list(self._cohort().ask(method.fit, like=layout, representations=known)))
 
     def _cohort(self) -> Cohort:
         self.ledger = Ledger()

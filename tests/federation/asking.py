@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.filters import Ask, Reply
 from polyfed.wire.ledger import Channel, Ledger
@@ -24,8 +22,8 @@ def fit(self: object, client: object, weights: Weights) -> Reply:
 def ask_of(
     clients: Sequence[ClientInfo],
     sent: Mapping[str, TensorBundle] | None = None,
-    changes: Sequence[str] = (),
-    origins: Mapping[str, Mapping[str, Tensor]] | None = None,
+    changes: Mapping[str, Weights] | None = None,
+    like: Mapping[str, Weights] | None = None,
     told: dict[str, str] | None = None,
 ) -> Ask:
     """An ask of these clients, all of whom are sent the same; ``told`` gets who is clipped or dropped, and why."""
@@ -43,7 +41,7 @@ def ask_of(
         accept=lambda client: None,
         clipped=lambda client, reason: notes.update({client.id: reason}),
         drop=lambda client, failure: notes.update({client.id: failure.text}),
-        origins={name: Weights(dict(tensors)) for name, tensors in (origins or {}).items()},
-        changes=changes,
+        like=like or {},
+        changes=changes or {},
         sent={client.id: Payload(dict(sent or {})) for client in clients},
     )

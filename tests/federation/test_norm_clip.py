@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import Ask, NormClip, RecentNorms, Reply, SameShapes, counted
+from polyfed.federation.filters import Ask, NormClip, RecentNorms, Reply, counted
 from polyfed.privacy.clipping import Clipping
 from polyfed.wire.limits import Limits
 from polyfed.wire.payload import Payload, Representations, Weights
@@ -65,10 +65,13 @@ def test_sizes_of_other_modalities_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        ({"w": torch.zeros(4, dtype=torch.float16)}, r"'w' is float16 \[4\], sent was float32 \[4\]"),
-        ({"w": torch.zeros(4, dtype=torch.float64)}, r"'w' is float64 \[4\], sent was float32 \[4\]"),
-        ({"n": torch.tensor(True)}, r"'n' is bool \[\], sent was int64 \[\]"),
-        ({"w": torch.zeros(5)}, r"'w' is float32 \[5\], sent was float32 \[4\]"),
+        (
+            {"w": torch.zeros(4, dtype=torch.float16)},
+            r"not what was asked for, first at 'w': float16 \[4\], expected float32 \[4\]",
+        ),
+        ({"w": torch.zeros(4, dtype=torch.float64)}, r"'w': float64 \[4\], expected float32 \[4\]"),
+        ({"n": torch.tensor(True)}, r"'n': bool \[\], expected int64 \[\]"),
+        ({"w": torch.zeros(5)}, r"'w': float32 \[5\], expected float32 \[4\]"),
         ({"n": torch.tensor(9)}, "'n' of whole numbers fell by 1"),
         ({"n": torch.tensor(-(2**63))}, "'n' of whole numbers fell"),
     ],
@@ -76,8 +79,9 @@ def test_sizes_of_other_modalities_say_nothing() -> None:
 def test_types_of_numbers_are_the_servers_and_counters_count_up(new: dict[str, Tensor], reason: str) -> None:
     client = info("c")
     ask = ask_of([client], {"weights": Weights({"w": torch.zeros(4), "n": torch.tensor(10)})})
+    sent = ask.sent["c"].bundles["weights"]
     with pytest.raises(PayloadError, match=reason):
-        SameShapes()(Reply.received(Payload({"weights": Weights(new)}), client), ask)
+        ask.require(Reply.received(Payload({"weights": Weights({**sent, **new})}), client))
 
 
 def test_a_negative_variance_is_refused() -> None:
@@ -171,7 +175,7 @@ def test_most_who_do_not_move_bound_nobody() -> None:
 def test_changes_are_as_long_as_they_are() -> None:
     recent: RecentNorms = {"fit/controls/a": {"c0": 1.0, "c1": 1.0, "c2": 1.0}}
     sent = {"weights": Weights({"w": vector(20.0)}), "controls": Weights({"w": vector(50.0)})}
-    ask = ask_of([info("c0")], sent, changes=("controls",))
+    ask = ask_of([info("c0")], sent, changes={"controls": sent["weights"]})
     (found,) = passed(NormClip(Clipping(), recent), ask, {"c0": Payload({"controls": Weights({"w": vector(50.0)})})})
     assert float(found.bundles["controls"]["w"].norm()) == pytest.approx(4.0)
 

@@ -216,7 +216,7 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
         method.public.from_wire(server, told)  # type: ignore[attr-defined]
     cohort, refused = session.cohort(1, Ledger()), Excluded()
     cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
-    check = method.public.check(server, known, "representations")  # type: ignore[attr-defined]
+    layout = method.public.layout(server, known, "representations")  # type: ignore[attr-defined]
     answer = Payload({"representations": told, "num_examples": 1})
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -224,7 +224,7 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
 
     cohort.channel = replace(cohort.channel, exchange=exchange)
     with pytest.raises(ExchangeError, match="0 of 4 clients gave a usable reply"):
-        list(cohort.ask(method.fit, check=check, representations=honest))  # type: ignore[attr-defined]
+        list(cohort.ask(method.fit, like=layout, representations=honest))  # type: ignore[attr-defined]
     assert output in refused.reasons["paired-0"]
 
 

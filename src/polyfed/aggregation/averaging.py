@@ -7,10 +7,11 @@ global model takes, and with which coefficient: W <- W + sum of coefficient x up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
@@ -56,11 +57,21 @@ class GlobalModel:
 ModelsByType = Mapping[str, GlobalModel]
 """Type of clients -> its global model."""
 
-Update = tuple[str, Mapping[str, Tensor], float]
-"""A client's type, the weights that it has trained, and on how many samples."""
+
+class Mean(Protocol):
+    """What the trained weights of a type's clients are folded into, one client at a time."""
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Fold the next client in; its tensors are not kept.
+
+        Args:
+            tensors: trained weights by name.
+            weight: number of samples that they were trained on.
+        """
+
 
 Averages = dict[str, dict[str, Tensor]]
-"""Type -> its new global model; a tensor that nobody has moved is the very one of before."""
+"""Type -> its new global model; unchanged tensors are the same objects as before."""
 
 
 class Averaging(Settings):
@@ -80,23 +91,22 @@ class Averaging(Settings):
     )
 
     @property
-    def starts_from_means(self) -> bool:
-        """Whether it goes on from the weighted mean of each type (``of_means``), or takes updates (``of_updates``)."""
-        return self.mean == "exact"
+    def compares_updates(self) -> bool:
+        """True if it starts from single updates, in place of the weighted mean of each type."""
+        return self.mean != "exact"
 
-    def of_means(self, models: ModelsByType, means: Mapping[str, WeightedMean]) -> Averages:
-        """New global models from the means over the clients of each type; these means are used up."""
-        raise NotImplementedError(f"'{self.component_name()}' does not go on from means of types")
-
-    def of_updates(self, models: ModelsByType, updates: Iterable[Update], asked: Mapping[str, float]) -> Averages:
-        """New global models from the updates of clients.
+    def new_means(self, models: ModelsByType, asked: Mapping[str, float]) -> Mapping[str, Mean]:
+        """Empty mean of each type, of the form that ``average`` takes.
 
         Args:
-            models: as they were sent.
-            updates: one by one; none is kept.
+            models: global models as they are sent to clients.
             asked: type -> samples of the clients that are asked.
         """
-        raise NotImplementedError(f"'{self.component_name()}' goes on from means of types")
+        return {name: WeightedMean() for name in models}
+
+    @abstractmethod
+    def average(self, models: ModelsByType, means: Mapping[str, Any]) -> Averages:
+        """New global models from the ``new_means`` of these models, which are used up."""
 
     def require_adapters(self, models: Sequence[tuple[str, ModelSettings]]) -> None:
         """Check that clients will have what is averaged, by their groups' settings of models; see ``require``.
@@ -116,6 +126,13 @@ class Averaging(Settings):
 def name_and_shape(name: str, value: Tensor) -> str:
     """What tensors have in common that are averaged over all types."""
     return f"{name} {tuple(value.shape)}"
+
+
+class SharedMean(WeightedMean):
+    """Weighted means over the clients of all types that have a tensor of that name and shape."""
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        super().add({name_and_shape(name, value): value for name, value in tensors.items()}, weight)
 
 
 def require_one_frozen(

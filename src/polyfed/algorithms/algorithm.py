@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.filters import LayoutCheck, Reply, ReplyCheck, each, tap
+from polyfed.federation.filters import Filter, Reply, each, tap
 from polyfed.federation.plan import FederationPlan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
@@ -29,14 +29,12 @@ __all__ = [
     "ClientInfo",
     "Cohort",
     "FederationPlan",
-    "LayoutCheck",
     "Lifetime",
     "LocalEpochs",
     "LocalSteps",
     "LocalTraining",
     "Logits",
     "Reply",
-    "ReplyCheck",
     "Representations",
     "Server",
     "WeightAveraging",
@@ -102,9 +100,6 @@ class Algorithm(Settings):
     """Whether all that clients learn of private data, they learn by ``client.fit`` of their own samples on the task
     alone, so that DP-SGD protects all that they send. A class says so for itself: what derives from it may do more."""
 
-    asks: ClassVar[Mapping[str, int]] = {}
-    """Client steps that a round asks for more than once -> how often at most; sites answer no more."""
-
     sends_parts: ClassVar[bool] = False
     """Whether ``weights`` that clients are sent may be a part of their models; institutions refuse others."""
 
@@ -124,12 +119,9 @@ class Algorithm(Settings):
     shares_encoders: ClassVar[bool] = False
     """Whether clients get the server's encoders; they then know its architecture (``Client.server_encoders``)."""
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        """Client steps of whose replies the method needs but the mean over the clients of a type: step -> scalar field
-        of the reply that is a client's weight; None: each counts alike. ``aggregation.secure`` sums these
-        unseen."""
-        return {}
+    def observers(self, server: Server) -> Sequence[Filter]:
+        """Filters that record figures of the replies of each ask and pass these on unchanged."""
+        return ()
 
     def sends(self, declared: Declared) -> Declared:
         """Of the kinds that a field of replies may have by its declaration, those that it has as the method is set."""

@@ -131,7 +131,7 @@ class Centralised(Algorithm):
             budget[name] = budget.get(name, torch.zeros_like(spent)) + spent
 
         budget = server.state.setdefault("budget", {})
-        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(initial))
+        replies = cohort.ask(self.fit, like={"weights": each(server.weights_for)}, weights=each(initial))
         # the one client of its type is its mean
         new = {server.type_of(reply.sender): dict(reply.weights) for reply in tap(replies, account)}
         server.update_weights(new)

@@ -21,7 +21,7 @@ from polyfed.algorithms.algorithm import (
     Server,
     client_step,
 )
-from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer, compares_rows
+from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer
 from polyfed.algorithms.shared.public_exchange import PublicExchange, of_part
 from polyfed.algorithms.shared.public_training import FrozenCopy, Pair, Reference, Remembered, Stored
 from polyfed.algorithms.shared.teacher import Teacher
@@ -168,10 +168,6 @@ class CreamFL(TaughtServer):
     task: ServerTask | None = ServerTask()
     distiller: Distiller | None = Distiller()
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
-
     def require(self, plan: FederationPlan) -> None:
         super().require(plan)
         if len(plan.server_modalities) < 2 and self.contrast is not None and self.contrast.inter is not None:
@@ -192,7 +188,7 @@ class CreamFL(TaughtServer):
 
     # ---- client half
 
-    @client_step(representations=Representations, num_examples=int)
+    @client_step(representations=Representations, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, representations: Representations) -> Reply:
         """ClientLocalTraining, lines 15 to 20."""
         regulariser = self.regulariser(client, self.public.from_wire(client, representations))

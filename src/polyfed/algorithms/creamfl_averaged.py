@@ -15,19 +15,17 @@ from polyfed.algorithms.algorithm import (
     ClientInfo,
     Cohort,
     FederationPlan,
-    LayoutCheck,
     Reply,
     Representations,
     Server,
     Weights,
     client_step,
     each,
-    tap,
 )
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
-from polyfed.algorithms.shared.public_exchange import Exchange, PublicExchange
+from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.public_training import Stored
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
@@ -38,7 +36,7 @@ from polyfed.federation.trainer import Regulariser
 from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings
 
-_PUBLIC = PublicExchange()
+_PUBLIC, _NONE = PublicExchange(), Representations({})
 
 
 class StepContrast(Settings):
@@ -90,10 +88,6 @@ class CreamFLAveraged(FedAvg):
         return self
 
     @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
-
-    @property
     def server_passes(self) -> int:
         """Passes of the distillation: the averaged model has no training of its own."""
         return 0 if self.distiller is None else self.distiller.epochs
@@ -109,17 +103,20 @@ class CreamFLAveraged(FedAvg):
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Algorithm 1 of CreamFL, with averages of weights (line numbers) for its training of the server."""
+        """CreamFL, Algorithm 1 (numbers are its lines), with averaged weights in place of the server's training."""
         exchange = self.teacher.exchange(_PUBLIC, server, keep_rows=compares_rows(self.distiller))  # 3
-        pairs, nothing = exchange.pairs, Representations({}, order=exchange.order)
-        replies = cohort.ask(  # 6-8
-            self.contrasted_fit,
-            check=self.reply_check(server, exchange),
+        pairs, rows = exchange.pairs, _PUBLIC.layout(server, exchange.outputs, "rows")["rows"]
+        nothing = Representations({}, order=exchange.order)
+        means = server.new_means(self.averaging, cohort)
+        for reply in cohort.ask(  # 6-8
+            self.fit,
+            like={"representations": each(lambda client: rows.of(client) if _is_single(client) else nothing)},
             weights=each(server.weights_for),
             representations=each(lambda client: pairs if _is_single(client) else nothing),
-        )
-        folded = tap(replies, lambda reply: exchange.add(reply, reply.representations))  # 9 and 12: Eq. 4-6
-        self.average(server, cohort, folded)  # in place of 11
+        ):
+            means[reply.type].add(reply.weights, reply.num_examples)
+            exchange.add(reply, reply.representations)  # 9 and 12: Eq. 4-6
+        server.update_weights(server.averaged(self.averaging, means))  # in place of 11
         targets = exchange.targets()
         if self.distiller is not None:  # 13: Eq. 7
             self.distiller.distil(server, _PUBLIC, targets, diagnostic_samples=self.teacher.diagnostic_samples)
@@ -127,24 +124,10 @@ class CreamFLAveraged(FedAvg):
         distilled = {name: value.clone() for name, value in server.model.exchanged().items()}
         server.update_weights({server.own_type: server.weights[server.own_type] | distilled})
 
-    def reply_check(self, server: Server, exchange: Exchange) -> LayoutCheck:
-        """Raises PayloadError for a reply whose weights or representations are not what its sender was asked for."""
-        rows = _PUBLIC.check(server, exchange.outputs, "representations")
-
-        def check(reply: Reply) -> None:
-            if _is_single(reply.sender):
-                rows(reply)
-            else:
-                reply.representations.require(exchange.order, {})
-
-        return server.weights_check() & LayoutCheck(
-            lambda client: rows.layout(client) if _is_single(client) else {"representations": {}}, check
-        )
-
     # ---- client half
 
-    @client_step(weights=Weights, representations=Representations, num_examples=int)
-    def contrasted_fit(self, client: Client, weights: Weights, representations: Representations) -> Reply:
+    @client_step(weights=Weights, representations=Representations, num_examples=int, name="contrasted_fit")
+    def fit(self, client: Client, weights: Weights, representations: Representations = _NONE) -> Reply:
         """Lines 15 to 20, from the received model, with contrasts where representations are received."""
         client.load_weights(weights)
         received = _PUBLIC.from_wire(client, representations)

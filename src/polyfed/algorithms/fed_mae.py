@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, Cohort, LocalEpochs, Reply, Server, Weights, client_step, each, tap
+from polyfed.algorithms.algorithm import Client, Cohort, LocalEpochs, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Batch
@@ -61,10 +60,6 @@ class FedMAE(FedAvg):
                 decoder = masked.PatchDecoder(blocks, self.decoder_width, self.decoder_depth, self.decoder_heads)
                 model.extras[f"{_DECODER}{modality}"] = decoder
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
     # ---- server half
 
     def setup(self, server: Server) -> None:
@@ -89,14 +84,12 @@ class FedMAE(FedAvg):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average; record the mean reconstruction loss over clients, by sample count."""
-        losses: list[tuple[float, int]] = []
-
-        def note(reply: Reply) -> None:
+        means, losses = server.new_means(self.averaging, cohort), list[tuple[float, int]]()
+        for reply in cohort.ask(self.fit, weights=each(server.weights_for)):
+            means[reply.type].add(reply.weights, reply.num_examples)
             if "reconstruction" in reply.payload.scalars:
                 losses.append((reply.reconstruction, reply.num_examples))
-
-        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        self.average(server, cohort, tap(replies, note))
+        server.update_weights(server.averaged(self.averaging, means))
         total = sum(count for _, count in losses)
         if total:
             mean = sum(loss * count for loss, count in losses) / total
@@ -104,7 +97,7 @@ class FedMAE(FedAvg):
 
     # ---- client half
 
-    @client_step(float, weights=Weights, num_examples=int)
+    @client_step(float, weights=Weights, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model and decoder; replies with the mean ``reconstruction`` loss if there is one."""
         client.load_weights(weights)

@@ -159,8 +159,7 @@ class FedAID(RobustAlignment):
         model = server.weights[name]  # Theta and theta; theta* is theta since line 18 of the last round
         replies = cohort.ask(  # 3-6: broadcast, Algorithm 2
             self.guide,
-            check=server.weights_check(),
-            origins={"weights": Weights(model)},
+            like={"weights": Weights(model)},
             weights=each(self.undelivered(server, model)),
             teacher=Weights({}),
         )
@@ -173,8 +172,7 @@ class FedAID(RobustAlignment):
         self.delivered(server, judged)
         replies = cohort.ask(  # 14-16: Algorithm 3
             self.teach,
-            check=server.weights_check(parts.aligner),
-            origins={"weights": selected(model, parts.aligner)},
+            like={"weights": selected(model, parts.aligner)},
             weights=Weights({}),
             factor=each(self.teacher.weights.loss_factor(server)),
         )
@@ -190,8 +188,8 @@ class FedAID(RobustAlignment):
 
     def delivered(self, server: Server, replies: Iterable[Reply]) -> None:
         """Records which clients have this round's average, and so the encoder of the next broadcast."""
-        now = torch.tensor(server.clock.round)
-        server.state.setdefault("holding", {}).update({reply.sender.id: now.clone() for reply in replies})
+        now = {reply.sender.id: torch.tensor(server.clock.round) for reply in replies}
+        server.state["holding"] = server.state.get("holding", {}) | now
 
     # ---- client half
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -18,6 +17,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.models.gates import ROLES, gated, linears
 from polyfed.models.slots import Slot
+
+_NONE = Weights({})
 
 
 class Complement(Settings):
@@ -114,14 +115,8 @@ class FedCola(FedAvg):
     (True, True)
     """
 
-    fit: ClassVar[None] = None  # type: ignore[assignment]  # clients take ``complemented_fit``
-
     averaging: WeightAveraging = CollaborativeAveraging()
     complement: Complement | None = Field(default=Complement(), description="complementary local training; null: none")
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"complemented_fit": "num_examples"}
 
     # ---- server half
 
@@ -142,18 +137,19 @@ class FedCola(FedAvg):
         def out_weights(type_name: str) -> Weights:
             return self.complement.out_weights(server, type_name) if self.complement else Weights({})
 
-        replies = cohort.ask(
-            self.complemented_fit,
-            check=server.weights_check(),
+        means = server.new_means(self.averaging, cohort)
+        for reply in cohort.ask(
+            self.fit,
             weights=each(server.weights_for),
             others=each(lambda client: out_weights(server.type_of(client))),
-        )
-        self.average(server, cohort, replies)
+        ):
+            means[reply.type].add(reply.weights, reply.num_examples)
+        server.update_weights(server.averaged(self.averaging, means))
 
     # ---- client half
 
-    @client_step(weights=Weights, num_examples=int)
-    def complemented_fit(self, client: Client, weights: Weights, others: Weights) -> Reply:
+    @client_step(weights=Weights, num_examples=int, mean_by="num_examples", name="complemented_fit")
+    def fit(self, client: Client, weights: Weights, others: Weights = _NONE) -> Reply:
         """Train with W + g W_out in place of W, then send W + g W_out as W (section 4.2, compression trick)."""
         client.load_weights(weights)
         # only clients of one modality are sent others' weights

@@ -123,10 +123,11 @@ class FedDRA(RobustAlignment):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Robust aligner, guided training, average, weights of the next round."""
         name, losses = only_type(server), dict[str, float]()
+        received = server.weights_for(cohort.clients[0])
         replies = cohort.ask(  # stage 1
             self.align,
-            check=server.weights_check(server_parts(server).without_encoder),
-            weights=server.weights_for(cohort.clients[0]),
+            like={"weights": received.part(server_parts(server).without_encoder)},
+            weights=received,
             teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.weights.loss_factor(server)),
         )
@@ -134,8 +135,7 @@ class FedDRA(RobustAlignment):
         self.keep_teacher(server, robust)
         replies = cohort.ask(  # stage 2
             self.bind,
-            check=server.weights_check(),
-            origins={"weights": Weights(server.weights[name] | robust)},
+            like={"weights": Weights(server.weights[name] | robust)},
             aligner=Weights(robust),
             factor=self.second_factor(server),
         )

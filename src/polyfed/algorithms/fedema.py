@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each, tap
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.local_losses import Byol, SecondViews, random_views
 from polyfed.core.errors import ConfigError
@@ -108,10 +108,6 @@ class FedEMA(FedAvg):
         for modality in model.modalities if width else ():
             model.extras[f"predictor_{modality}"] = Predictor(model.dim, width)
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -120,28 +116,26 @@ class FedEMA(FedAvg):
         Raises:
             ConfigError: without a task there is nothing to train for a client, as only it can tell.
         """
+        means, idle = server.new_means(self.averaging, cohort), list[str]()
         scalars: dict[str, list[float]] = {"byol": [], "blending": []}
-        idle = []
-
-        def note(reply: Reply) -> None:
+        for reply in cohort.ask(self.fit, weights=each(server.weights_for)):
+            means[reply.type].add(reply.weights, reply.num_examples)
             for name in scalars.keys() & reply.payload.scalars.keys():
                 scalars[name].append(float(getattr(reply, name)))
             if self.task_weight == 0 and not reply.random_views:
                 idle.append(reply.sender.id)
-
-        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        self.average(server, cohort, tap(replies, note))
+        server.update_weights(server.averaged(self.averaging, means))
         if idle:
             raise ConfigError(
                 f"algorithm.task_weight is 0, and no training view of {', '.join(idle)} is random, so that there is "
                 "nothing to train: set augment (pixels) or drop (tokens) in a view of theirs, or set task_weight"
             )
-        means = {name: sum(values) / len(values) for name, values in scalars.items() if values}
-        server.record(byol_clients=float(len(scalars["byol"])), **means)
+        figures = {name: sum(values) / len(values) for name, values in scalars.items() if values}
+        server.record(byol_clients=float(len(scalars["byol"])), **figures)
 
     # ---- client half
 
-    @client_step(float, weights=Weights, num_examples=int, random_views=int)
+    @client_step(float, weights=Weights, num_examples=int, random_views=int, mean_by="num_examples")
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Blend, then train; replies with the mean ``byol`` loss and with m (``blending``) where there are any."""
         scalars = self.received(client, weights)

@@ -140,7 +140,6 @@ class FedET(TaughtServer):
         replies = exchange.ask(
             cohort,
             self.fit,
-            check=server.weights_check(),
             weights=each(server.weights_for),
             order=exchange.order,
             channels=exchange.wanted,

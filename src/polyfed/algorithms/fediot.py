@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from polyfed.aggregation.averagings.tensors import BySlot, MultimodalAveraging
-from polyfed.algorithms.algorithm import Cohort, Reply, Server, WeightAveraging, each, tap
+from polyfed.algorithms.algorithm import Cohort, Server, WeightAveraging, each
 from polyfed.algorithms.fedavg import FedAvg
 
 
@@ -27,22 +25,18 @@ class FedIoT(FedAvg):
 
     averaging: WeightAveraging = MultimodalAveraging()
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast, train, average with alpha; record what alpha amounts to."""
-        sizes = dict.fromkeys(server.types, 0.0)
-
-        def count(reply: Reply) -> None:
-            sizes[server.type_of(reply.sender)] += reply.num_examples
-
-        replies = cohort.ask(self.fit, check=server.weights_check(), weights=each(server.weights_for))
-        self.average(server, cohort, tap(replies, count))
+        means, sizes = server.new_means(self.averaging, cohort), dict.fromkeys(server.types, 0.0)
+        for reply in cohort.ask(self.fit, weights=each(server.weights_for)):
+            means[reply.type].add(reply.weights, reply.num_examples)
+            sizes[reply.type] += reply.num_examples
+        server.update_weights(server.averaged(self.averaging, means))
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
+
+    fit = FedAvg.fit  # declared again: this round needs only its mean, too
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
         """Modality -> share of types with several modalities in the averages of its shared slots.

@@ -18,7 +18,7 @@ from polyfed.algorithms.algorithm import (
     client_step,
 )
 from polyfed.algorithms.shared.digest import Digest
-from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer, compares_rows
+from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer
 from polyfed.algorithms.shared.public_exchange import PublicExchange, of_part
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.untrusted import read_json
@@ -50,10 +50,6 @@ class FedMD(TaughtServer):
     def clients_learn(self) -> bool:
         return self.digest is not None
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"tell": "num_examples"} if self.teacher.is_plain_mean and not compares_rows(self.distiller) else {}
-
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -73,7 +69,7 @@ class FedMD(TaughtServer):
 
     # ---- client half
 
-    @client_step(knowledge=Representations, num_examples=int)
+    @client_step(knowledge=Representations, num_examples=int, mean_by="num_examples")
     def tell(self, client: Client, order: str, channels: str) -> Reply:
         """Communicate: the client's outputs f_k(x) on the exchanged samples, those that ``channels`` lists as JSON."""
         own = self.public.client_outputs(client, order, read_json(channels))

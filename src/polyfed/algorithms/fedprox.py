@@ -26,7 +26,7 @@ class FedProx(FedAvg):
         default="squared", description="of w - W; plain: un-squared, parameter by parameter, as FedCola's released code"
     )
 
-    @client_step(weights=Weights, num_examples=int)
+    @client_step(weights=Weights, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model W with the gradient of the proximal term added to that of the loss."""
         client.load_weights(weights)

@@ -44,10 +44,6 @@ class HetLoRA(FedAvg):
         description="share of its directions that a client is sure to keep; a lower one prunes faster",
     )
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
-
     # ---- server half
 
     def setup(self, server: Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from polyfed.aggregation.averagings.low_rank import Residual, Separate, SingularValues, Stacked, fresh, only, without
@@ -35,10 +34,6 @@ class FFALoRA(FedAvg):
 
     averaging: Annotated[WeightAveraging, only(Separate)] = Separate()
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {"fit": "num_examples"}
-
     # ---- server half
 
     def setup(self, server: Server) -> None:
@@ -48,14 +43,14 @@ class FFALoRA(FedAvg):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast all but A, train, average."""
-        sent = without(_names(server), factor="a")
-        part = each(lambda client: server.weights_for(client).part(sent))
-        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=part)
-        self.average(server, cohort, replies)
+        sent, means = without(_names(server), factor="a"), server.new_means(self.averaging, cohort)
+        for reply in cohort.ask(self.fit, weights=each(lambda client: server.weights_for(client).part(sent))):
+            means[reply.type].add(reply.weights, reply.num_examples)
+        server.update_weights(server.averaged(self.averaging, means))
 
     # ---- client half
 
-    @client_step(weights=Weights, num_examples=int)
+    @client_step(weights=Weights, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train B, and what has no factors, with the A that all have."""
         own = client.model.exchanged()
@@ -70,17 +65,15 @@ class _WithOffsets(FedAvg):
 
     takes_late_replies: ClassVar[bool] = False
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
-
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast adapters and what was added so far, train the adapters, average them."""
-        sent = without(_names(server), offsets=True)
-        replies = cohort.ask(self.fit, check=server.weights_check(sent), weights=each(server.weights_for))
-        self.average(server, cohort, replies)
+        sent, means = without(_names(server), offsets=True), server.new_means(self.averaging, cohort)
+        adapters = each(lambda client: server.weights_for(client).part(sent))
+        for reply in cohort.ask(self.fit, like={"weights": adapters}, weights=each(server.weights_for)):
+            means[reply.type].add(reply.weights, reply.num_examples)
+        server.update_weights(server.averaged(self.averaging, means))
 
     # ---- client half
 
@@ -129,10 +122,6 @@ class FlexLoRA(FedAvg):
     learns_by_fit: ClassVar[bool] = True
 
     averaging: WeightAveraging = SingularValues()
-
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
 
 
 class FedExLoRA(_WithOffsets):

@@ -43,7 +43,7 @@ class MOON(FedAvg):
             layers = nn.Linear(model.dim, model.dim), nn.ReLU(), nn.Linear(model.dim, self.projection or 0)
             model.extras[_head(modality)] = nn.Sequential(*layers)
 
-    @client_step(weights=Weights, num_examples=int)
+    @client_step(weights=Weights, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Train the received model with the contrast; then remember the model."""
         client.load_weights(weights)

@@ -15,20 +15,17 @@ from polyfed.algorithms.algorithm import (
     Client,
     ClientInfo,
     Cohort,
-    LayoutCheck,
     Lifetime,
     Reply,
     Server,
     Weights,
     client_step,
     each,
-    tap,
 )
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.core.errors import PayloadError
-from polyfed.federation.types import Outline, outline_of
 
 Tensors = Mapping[str, Tensor]
+_ZERO = Weights({})
 
 
 class Scaffold(FedAvg):
@@ -52,7 +49,6 @@ class Scaffold(FedAvg):
     keeps: ClassVar[Mapping[str, Lifetime]] = {"control": Lifetime.RUN}
 
     takes_late_replies: ClassVar[bool] = False
-    fit: ClassVar[None] = None  # type: ignore[assignment]  # clients take ``controlled_fit``
 
     objective: Literal["clients", "samples"] = Field(
         default="clients", description="c is the mean of all c_k: by clients, as in the paper, or by their samples"
@@ -60,25 +56,18 @@ class Scaffold(FedAvg):
 
     # ---- server half
 
-    @property
-    def summed(self) -> Mapping[str, str | None]:
-        return {}
-
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast W and c, train, average both."""
-        changes = {name: WeightedMean() for name in server.types}
-
-        def fold(reply: Reply) -> None:
-            changes[server.type_of(reply.sender)].add(reply.controls, self.share(server, reply.sender))
-
-        replies = cohort.ask(
-            self.controlled_fit,
-            check=controls_check(server),
-            changes=("controls",),
+        means, changes = server.new_means(self.averaging, cohort), {name: WeightedMean() for name in server.types}
+        for reply in cohort.ask(  # lines 4 to 15
+            self.fit,
+            changes={"controls": each(server.weights_for)},
             weights=each(server.weights_for),
             controls=each(lambda client: self.control_for(server, client)),
-        )
-        self.average(server, cohort, tap(replies, fold))
+        ):
+            means[reply.type].add(reply.weights, reply.num_examples)
+            changes[reply.type].add(reply.controls, self.share(server, reply.sender))
+        server.update_weights(server.averaged(self.averaging, means))  # lines 16 and 17, the model
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for name, mean in changes.items():
             if mean.total > 0:
@@ -94,8 +83,8 @@ class Scaffold(FedAvg):
 
     # ---- client half
 
-    @client_step(weights=Weights, controls=Weights, num_examples=int)
-    def controlled_fit(self, client: Client, weights: Weights, controls: Weights) -> Reply:
+    @client_step(weights=Weights, controls=Weights, num_examples=int, name="controlled_fit")
+    def fit(self, client: Client, weights: Weights, controls: Weights = _ZERO) -> Reply:
         """Train the received model with corrected gradients; send it, and the change of c_k."""
         client.load_weights(weights)
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
@@ -110,23 +99,6 @@ class Scaffold(FedAvg):
             controls=Weights({name: new[name] - own[name] for name in new}),
             num_examples=client.num_examples,
         )
-
-
-def controls_check(server: Server) -> LayoutCheck:
-    """Raises PayloadError for a reply whose weights or controls are not those of its sender's model."""
-    check_weights = server.weights_check()
-
-    def check(reply: Reply) -> None:
-        check_weights(reply)
-        outline = outline_of(server.global_models.initial(server.type_of(reply.sender)))
-        for name, change in outline_of(reply.controls).items():
-            if change != outline.get(name) or not change[1].is_floating_point:
-                raise PayloadError(f"controls do not match the architecture, first at '{name}'")
-
-    def layout(client: ClientInfo) -> dict[str, Outline]:
-        return {**check_weights.layout(client), "controls": check_weights.layout(client)["weights"]}
-
-    return LayoutCheck(layout, check)
 
 
 def shift_gradients(gradients: Tensors, weights: Tensors, *, shift: Tensors, sums: Tensors) -> None:

@@ -204,7 +204,7 @@ class Site:
         if self.terms.private is not None and not first <= request.round <= last:
             when = "before its first round alone" if kind == "fresh" else f"in rounds 1 to {last}"
             raise RefusedError(f"{name}: the run asks for it {when}")
-        asked = {step: method.asks.get(step, 1) for step, schema in self._steps.items() if schema.kind != "fresh"}
+        asked = {step: schema.times for step, schema in self._steps.items() if schema.kind != "fresh"}
         starts = {"step": (0,), "query": (0, EVALUATING), "fresh": ()}[kind]
         if starts and not any(0 <= request.phase - start < sum(asked.values()) for start in starts):
             most = f"{sum(asked.values())} asks at most ({', '.join(asked)})"
@@ -236,8 +236,8 @@ class Site:
             raise PayloadError(f"'{request.step}': no test metrics leave this site (demands.metrics: false)")
         received, members = self.spec.transport.decode(request.payload), list[str]()
         encode: Callable[[Payload], Payload] = self.spec.transport.encode
-        if masks is not None and request.step in method.summed:
-            received, encode, members = masks.prepared(request, received, method.summed[request.step])
+        if masks is not None and schema.mean_by:
+            received, encode, members = masks.prepared(request, received, schema.mean_by)
         schema.require_request(received)
         received.require_sound(self.limits)
         perform = self.perform if self.guard is None else ProtectedSteps(self, self.guard, self.terms.stops).perform
@@ -263,7 +263,7 @@ class Site:
         """What clients have answered: over all runs of an institution, or in the sums of this simulation."""
         private = self.terms.private
         folder = self.store.folder if private is None else private / "answered"
-        return AnsweredAsks(folder, self.spec.terms, self.spec.algorithm.asks)
+        return AnsweredAsks(folder, self.spec.terms, {step: schema.times for step, schema in self._steps.items()})
 
     def _start(self, step: Performing) -> str:
         """What decides a reply beside the plan and the request's fields: state gone on from, learning rate, noise."""
@@ -321,7 +321,8 @@ class Site:
             if self.guard is not None:
                 client.protection = Protection(training)
             try:
-                reply = getattr(self.spec.algorithm, request.step)(client, **step.received.fields)
+                perform = getattr(self.spec.algorithm, step.schema.function.__name__)
+                reply = perform(client, **step.received.fields)
             finally:
                 # gradients are private, and their memory is wanted for the next client
                 if (model := self._models.get(client.info.architecture)) is not None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 from polyfed.core.errors import ExchangeError, StepError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import CHECKS, Ask, Filter, Reply, ReplyCheck, each
+from polyfed.federation.filters import Ask, Checks, Expected, Filter, Reply
 from polyfed.wire.ledger import Channel
 from polyfed.wire.messages import NO_ANSWER, Answer, Cause, Failure, Request, StateVersion
-from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.payload import Payload
 from polyfed.wire.schema import schema_of
 
 EVALUATING = 90
@@ -36,7 +37,7 @@ class Sums(Protocol):
     """What the server is given in place of replies of which it sees nothing but the sum."""
 
     @property
-    def weights(self) -> Mapping[str, str | None]:
+    def weights(self) -> Mapping[str, str]:
         """Client steps whose replies are summed -> scalar field of the reply that is its weight."""
 
     def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Reply]:
@@ -95,6 +96,7 @@ class Cohort:
         secure: sums of which the server sees nothing but the result, or None.
         accepted: client -> version of its state after its last accepted step; carried from round to round.
         listener: is told what becomes of clients.
+        type_of: name of a client's type.
         phase: number of the next ask; asks of one round need numbers of their own.
     """
 
@@ -102,31 +104,36 @@ class Cohort:
     round: int
     channel: Channel
     reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
-    filters: Sequence[Filter] = CHECKS
+    filters: Sequence[Filter] = (Checks(),)
     secure: Sums | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     listener: CohortListener = field(default_factory=CohortListener)
+    type_of: Callable[[ClientInfo], str] = attrgetter("architecture")
     phase: int = 0
 
     def ask(
         self,
         step: Callable[..., Reply],
         *,
-        check: ReplyCheck = lambda reply: None,
-        origins: Mapping[str, Weights | each[Weights]] | None = None,
-        changes: Collection[str] = (),
+        check: Callable[[Reply], None] = lambda reply: None,
+        like: Mapping[str, Expected] | None = None,
+        changes: Mapping[str, Expected] | None = None,
         **fields: Any,
     ) -> Iterator[Reply]:
         """Ask every client of the cohort to perform a step; yield the usable replies in client order.
 
-        With a robust rule, replies come type by type, with what stands for the type in place of their own tensors.
+        The request is the contract of the reply: a field of it that is also in the request has the same names, shapes
+        and types of tensors (of representations, those of the client's modalities). A reply loses its tensors when the
+        next is requested, so that one is in memory at a time. With a robust rule, replies come type by type, with what
+        stands for the type in place of their own tensors.
 
         Args:
             step: a method marked with ``client_step``; the client calls it as ``step(client, **fields)``.
-            check: raises PayloadError for a reply that must not be used; its sender is excluded.
-            origins: field of the reply -> what its weights start from, where this is not the field of that name that
-                is sent; tensors that are in neither start from 0.
-            changes: fields of the reply that hold changes of these weights instead of new ones.
+            check: method's own check, which raises PayloadError for a reply that must not be used; its sender is
+                excluded.
+            like: field of the reply -> what it is laid out like, where that is not the field of the request; of
+                weights, also what they start from.
+            changes: field of the reply that holds changes -> the weights of which it changes some.
             fields: bundles and scalars to send, the same for all or ``each(function of ClientInfo)``.
 
         Raises:
@@ -134,7 +141,8 @@ class Cohort:
             ExchangeError: once all have answered, if fewer replies were usable than the quorum, or of a type than a
                 robust rule needs.
         """
-        schema, name = schema_of(step), step.__name__
+        schema = schema_of(step)
+        name = schema.name
         phase, self.phase = self.phase, self.phase + 1
         reasons: dict[str, list[str]] = {}  # of clients that failed alike, once
 
@@ -158,16 +166,19 @@ class Cohort:
             accept=lambda client: self.accept(client, name, phase if schema.kind == "step" else None),
             clipped=self.listener.clipped,
             drop=drop,
-            origins=origins or {},
-            changes=changes,
+            like=like or {},
+            changes=changes or {},
         )
         if self.secure is not None and name in self.secure.weights:
-            yield from self.summed(self.secure, ask, phase)
+            replies = self.summed(self.secure, ask, phase)
         else:
             replies = self.replies(ask, phase)
             for passing in self.filters:
                 replies = passing(replies, ask)
-            yield from replies
+        for reply in replies:
+            reply.type = self.type_of(reply.sender)
+            yield reply
+            reply.release()  # before the next client trains
         asked = len(ask.sent)
         usable, needed = asked - sum(map(len, reasons.values())), self.reply_policy(name).quorum(asked)
         if usable < needed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf, prod
 from statistics import median
@@ -14,85 +14,64 @@ from torch import Tensor
 from polyfed.core.errors import PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.trainer import first_not_finite
-from polyfed.federation.types import Outline, outline_of
+from polyfed.federation.types import outline_of, require_outline
 from polyfed.privacy.clipping import ENOUGH, Clipping, median_norm, scaled, update_norm
 from polyfed.wire.ledger import Channel
 from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import Cause, Failure, Request
-from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
+from polyfed.wire.payload import Payload, PublicRows, Representations, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema
 
 _T = TypeVar("_T")
-_SPARE = ReplySize(1 << 12, 1 << 24)  # for a field whose layout nothing tells before it comes
 
 
 class Reply:
-    """What a client step returns: bundles and scalars by name, read as attributes.
+    """Result of a client step: bundles and scalars by name, read as attributes.
+
+    The server's side has a reply until it requests the next one, so that one is alive at a time: whatever outlives the
+    loop is copied out of it, or a reference to its bundle is kept.
 
     Attributes:
-        payload: what it says; on its way to the server, as it crosses.
-        client: who sent it, once the server has received it.
-        mixing: how far the server follows it, in (0, 1]; less than 1 for one that is late. Its ``weights`` are as if it
-            were not.
+        payload: fields of the reply; on its way to the server, as they cross.
+        client: sender, once the server has received the reply.
+        type: name of the sender's type of clients.
+        mixing: how far the server follows it, in (0, 1]; below 1 for a late reply. Its ``weights`` are as if it were
+            not.
         staleness: server steps since its sender was asked.
-        step_losses: of the optimiser steps behind it, where its sender works in a process of the run itself.
+        step_losses: losses of the optimiser steps behind it, where the sender works in a process of the run itself.
     """
 
     def __init__(self, **fields: TensorBundle | Scalar) -> None:
         self.payload = Payload(fields)
         self.client: ClientInfo | None = None
+        self.type = ""
         self.mixing, self.staleness = 1.0, 0
         self.step_losses: Sequence[Tensor | float] = ()
 
     @classmethod
     def received(cls, payload: Payload, client: ClientInfo, step_losses: Sequence[Tensor | float] = ()) -> Reply:
-        """A reply as the server gets it."""
+        """Reply as the server receives it."""
         reply = cls()
         reply.payload, reply.client, reply.step_losses = payload, client, step_losses
         return reply
 
     @property
     def sender(self) -> ClientInfo:
-        """Who sent it."""
+        """Client that sent the reply."""
         if self.client is None:
             raise ValueError("a reply has a sender only once the server has received it")
         return self.client
+
+    def release(self) -> None:
+        """Drop the tensors; scalars stay."""
+        self.payload = Payload(self.payload.scalars)
 
     def __getattr__(self, name: str) -> Any:
         try:
             # through __dict__: to ask for ``self.payload`` would end here again if it is not set
             return self.__dict__["payload"].fields[name]
         except KeyError as error:
-            raise AttributeError(f"the reply has no field '{name}'") from error
-
-
-ReplyCheck = Callable[[Reply], None]
-"""Raises PayloadError for a reply that must not be used."""
-
-
-@dataclass(frozen=True)
-class LayoutCheck:
-    """A method's check of fields whose layout is known before a reply comes, so that no larger one is taken in.
-
-    Attributes:
-        layout: client -> field of its reply -> names, shapes and types of its tensors, as decoded.
-        check: raises PayloadError for any other reply.
-    """
-
-    layout: Callable[[ClientInfo], Mapping[str, Outline]]
-    check: ReplyCheck
-
-    def __call__(self, reply: Reply) -> None:
-        self.check(reply)
-
-    def __and__(self, other: LayoutCheck) -> LayoutCheck:
-        """Both checks, of different fields."""
-
-        def check(reply: Reply) -> None:
-            self(reply)
-            other(reply)
-
-        return LayoutCheck(lambda client: {**self.layout(client), **other.layout(client)}, check)
+            raise AttributeError(f"the reply has no field '{name}', or its tensors have been released") from error
 
 
 def tap(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
@@ -109,85 +88,111 @@ class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weig
     of: Callable[[ClientInfo], _T]
 
 
+Expected = TensorBundle | each[Any]
+"""A bundle that a field of a reply is laid out like, the same for all clients or ``each``."""
+
+
 @dataclass(frozen=True)
 class Ask:
-    """What replies answer.
+    """One request to the clients of a round, and the contract of their replies.
+
+    A field of a reply is laid out like ``like`` or ``changes`` define it; by default like the field of that name in the
+    request, of representations those of the client's modalities.
 
     Attributes:
-        schema: of the step.
-        clients: who is in the round, in client order.
-        fields: what is sent, the same for all or ``each``.
-        channel: carries it.
-        check: the method's own.
-        accept: takes a client's reply, from which it goes on.
-        clipped: is told of every client whose update is scaled down, with the reason.
-        drop: puts a client out of the round.
-        origins: field of a reply -> the weights that it starts from where these are not those sent.
-        changes: fields of replies that hold changes of weights in place of new ones.
-        sent: client -> what it was asked, before it was encoded; who has no reply yet may be missing.
-        requests: client -> the same as it crosses.
+        schema: declaration of the step.
+        clients: clients in the round, in client order.
+        fields: fields of the request, the same for all or ``each``.
+        channel: channel to the clients.
+        check: method's own check of a reply, which raises PayloadError.
+        accept: accepts a client's reply, from which its state goes on.
+        clipped: receives every client whose update is scaled down, with the reason.
+        drop: excludes a client from the round.
+        like: field of a reply -> bundle of the same names, shapes and types; of weights, also what they start from.
+        changes: field of a reply that holds changes -> the weights, some of which they change.
+        sent: client -> its request before encoding; clients without a reply yet may be missing.
+        requests: client -> the same, encoded.
     """
 
     schema: StepSchema
     clients: Sequence[ClientInfo]
     fields: Mapping[str, Any]
     channel: Channel
-    check: ReplyCheck
+    check: Callable[[Reply], None]
     accept: Callable[[ClientInfo], None]
     clipped: Callable[[ClientInfo, str], None]
     drop: Callable[[ClientInfo, Failure], None]
-    origins: Mapping[str, Weights | each[Weights]] = field(default_factory=dict)
-    changes: Collection[str] = ()
+    like: Mapping[str, Expected] = field(default_factory=dict)
+    changes: Mapping[str, Expected] = field(default_factory=dict)
     sent: dict[str, Payload] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     _last: dict[tuple[int, ...], Payload] = field(default_factory=dict)  # what several are asked is one payload
 
     @property
     def step(self) -> str:
-        return self.schema.function.__name__
+        return self.schema.name
 
     def now(self, client: ClientInfo) -> Payload:
-        """What a client is asked in this round, before it is encoded."""
+        """Request to a client with the server's present state, before encoding."""
         fields = {key: value.of(client) if isinstance(value, each) else value for key, value in self.fields.items()}
         if (key := tuple(map(id, fields.values()))) not in self._last:
             self._last.clear()
             self._last[key] = Payload(fields)
         return self._last[key]
 
+    def expected(self, client: ClientInfo, name: str) -> TensorBundle | None:
+        """Bundle that a field of a client's reply is laid out like; None: nothing is known of it."""
+        given = self.like.get(name, self.changes.get(name))
+        if given is not None:
+            bundle: TensorBundle = given.of(client) if isinstance(given, each) else given
+            return bundle
+        sent = (self.sent.get(client.id) or self.now(client)).bundles.get(name)
+        if isinstance(sent, Representations):
+            own = {key: rows for key, rows in sent.items() if key.rpartition("/")[2] in client.modalities}
+            return replace(sent, tensors=own)
+        return sent or None  # empty weights stand for those that the client keeps
+
     def start(self, client: ClientInfo, name: str) -> Mapping[str, Tensor]:
-        """What the weights in a field of a client's reply started from; nothing for changes."""
-        if name in self.changes:
-            return {}
-        origin = self.origins.get(name)
-        start = origin.of(client) if isinstance(origin, each) else origin
-        if start is None:
-            start = self.sent[client.id].bundles.get(name)  # type: ignore[assignment]
+        """Weights that a field of a client's reply started from; none for changes."""
+        start = None if name in self.changes else self.expected(client, name)
         return start if isinstance(start, Weights) else {}
 
-    def reply_size(self, client: ClientInfo, word: int | None = None) -> ReplySize | None:
-        """Bound of a client's reply: encoding and compression only make it smaller.
+    def require(self, reply: Reply) -> None:
+        """Raise PayloadError unless the tensors of a reply have the names, shapes and types that were asked for."""
+        for name, bundle in reply.payload.bundles.items():
+            expected = self.expected(reply.sender, name)
+            if type(bundle) is not type(expected):
+                continue
+            if isinstance(bundle, PublicRows) and isinstance(expected, PublicRows):
+                bundle.require(expected.order, {key: tuple(rows.shape) for key, rows in expected.items()})
+                continue
+            try:
+                outline = outline_of(expected)
+                if name in self.changes:
+                    outline = {
+                        key: outline[key] for key in bundle if key in outline and outline[key][1].is_floating_point
+                    }
+                require_outline(bundle, outline)
+            except PayloadError as error:
+                raise PayloadError(f"{name} are not what was asked for, {error}") from error
+            for key in bundle if name not in self.changes else ():
+                _require_risen(key, bundle[key], expected[key])
+        self.check(reply)
 
-        A field has the layout that the method's ``LayoutCheck`` gives. Of one that it does not know, as of a method of
-        one's own, the bound is what is sent in a field of that name, or its weights start from, and _SPARE. None:
-        nothing is.
+    def reply_size(self, client: ClientInfo, word: int | None = None) -> ReplySize | None:
+        """Largest reply of a client, as encoding and compression only make it smaller; None: unknown.
 
         Args:
-            client: who replies.
-            word: bytes that each number takes in a sum, which is one tensor with a weight at its end.
+            client: sender of the reply.
+            word: bytes of each number in a sum, which is one tensor with a weight at its end.
         """
-        known = self.check.layout(client) if isinstance(self.check, LayoutCheck) else {}
-        tensors = size = 0
-        for name in self.schema.bundles:
-            outline = known.get(name)
-            if outline is None:
-                origin = self.origins.get(name, self.now(client).fields.get(name))
-                start = origin.of(client) if isinstance(origin, each) else origin
-                if not isinstance(start, TensorBundle):
-                    return None
-                outline, tensors, size = outline_of(start), tensors + _SPARE.tensors, size + _SPARE.bytes
-            tensors += len(outline)
-            size += sum(prod(shape) * (word or dtype.itemsize) for shape, dtype in outline.values())
-        return ReplySize(tensors, size) if word is None else ReplySize(1, size + word)
+        bundles = [self.expected(client, name) for name in self.schema.bundles]
+        outlines = [outline_of(bundle) for bundle in bundles if bundle is not None]
+        if len(outlines) < len(bundles):
+            return None
+        specs = [spec for outline in outlines for spec in outline.values()]
+        size = sum(prod(shape) * (word or dtype.itemsize) for shape, dtype in specs)
+        return ReplySize(len(specs), size) if word is None else ReplySize(1, size + word)
 
 
 class Filter(Protocol):
@@ -196,78 +201,12 @@ class Filter(Protocol):
     def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]: ...
 
 
-# ---- checks, each of which raises PayloadError for a reply that does not pass
+# ---- checks
 
 
-class SchemaCheck:
-    """Refuses what the step does not declare to return."""
-
-    def __call__(self, reply: Reply, ask: Ask) -> None:
-        ask.schema.require_reply(reply.payload)
-
-
-class SizeCheck:
-    """Refuses more than was asked for; engines whose replies cross a wire do so before they read them."""
-
-    def __call__(self, reply: Reply, ask: Ask) -> None:
-        if (most := ask.requests[reply.sender.id].reply_size) is not None:
-            bundles = reply.payload.bundles.values()
-            most.require([tensor.nbytes for bundle in bundles for tensor in bundle.values()])
-
-
-class FiniteCheck:
-    """Refuses NaN, and norms beyond the limits."""
-
-    def __call__(self, reply: Reply, ask: Ask) -> None:
-        reply.payload.require_sound(ask.channel.limits, lambda name: ask.start(reply.sender, name))
-
-
-@dataclass(frozen=True)
-class SampleCountCap:
-    """Refuses more ``num_examples`` than a client joined with, and lets none count for more than it is to.
-
-    Attributes:
-        most: client -> samples that it counts for in averages, where these are fewer than it has.
-    """
-
-    most: Mapping[str, int] = field(default_factory=dict)
-
-    def __call__(self, reply: Reply, ask: Ask) -> None:
-        examples, samples = reply.payload.scalars.get("num_examples"), reply.sender.samples
-        if not isinstance(examples, int | float):
-            return
-        if not 0 <= examples <= samples:
-            raise PayloadError(f"num_examples is {examples}, the client joined with {samples}")
-        most = self.most.get(reply.sender.id, samples)
-        if examples > most:
-            reply.payload = Payload({**reply.payload.fields, "num_examples": most})
-
-
-class MethodCheck:
-    """Refuses what the method refuses, which may compute with tensors that are finite."""
-
-    def __call__(self, reply: Reply, ask: Ask) -> None:
-        ask.check(reply)
-
-
-class SameShapes:
-    """Refuses weights of other shapes or types than what they started from, and counters that fell."""
-
-    def __call__(self, reply: Reply, ask: Ask) -> None:
-        for name, bundle in reply.payload.bundles.items():
-            start = ask.start(reply.sender, name) if isinstance(bundle, Weights) else {}
-            for key, value in bundle.items():
-                if key in start:
-                    _require_same_shape(key, value, start[key])
-
-
-def _require_same_shape(name: str, value: Tensor, old: Tensor) -> None:
-    if (value.dtype, value.shape) != (old.dtype, old.shape):
-        types = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in (value, old)]
-        raise PayloadError(
-            f"tensor '{name}' is {types[0]}, sent was {types[1]}: types of numbers and shapes are the server's"
-        )
-    if not value.is_floating_point() and value.numel():
+def _require_risen(name: str, value: Tensor, old: Tensor) -> None:
+    """Raise PayloadError for counters that fell."""
+    if not value.is_floating_point() and value.numel() and not old.is_meta:
         fell = float((value.double() - old.to(value.device).double()).min())
         if fell < 0:
             raise PayloadError(f"tensor '{name}' of whole numbers fell by {-fell:g}, which no training does")
@@ -275,15 +214,15 @@ def _require_same_shape(name: str, value: Tensor, old: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Checks:
-    """Decodes and checks one reply at a time; nothing that follows refuses one.
+    """Decodes and checks one reply at a time; no later filter refuses one.
 
-    Whose reply does not pass is out of the round.
+    The sender of a reply that does not pass is out of the round.
 
     Attributes:
-        checks: in that order.
+        counted: client -> samples that it counts for in averages, where these are fewer than it has.
     """
 
-    checks: Sequence[Callable[[Reply, Ask], None]]
+    counted: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
         # unlike a loop, map lets go of a reply before it asks for the next
@@ -292,8 +231,10 @@ class Checks:
     def _checked(self, reply: Reply, ask: Ask) -> Reply | None:
         try:
             reply.payload = ask.channel.decoded(ask.requests[reply.sender.id], reply.payload)
-            for check in self.checks:
-                check(reply, ask)
+            ask.schema.require_reply(reply.payload)
+            reply.payload.require_sound(ask.channel.limits, lambda name: ask.start(reply.sender, name))
+            self._cap_examples(reply)
+            ask.require(reply)
         except PayloadError as error:
             text = f"{error}{first_not_finite(reply.step_losses)}"
             ask.drop(reply.sender, Failure(Cause.INVALID, text, error=error))
@@ -302,18 +243,16 @@ class Checks:
         ask.accept(reply.sender)
         return reply
 
-
-def checks(counted: Mapping[str, int]) -> Checks:
-    """What every reply passes.
-
-    Args:
-        counted: client -> samples that it counts for, where these are fewer than it has.
-    """
-    # the method's before sizes, as it says more
-    return Checks((SchemaCheck(), FiniteCheck(), SampleCountCap(counted), MethodCheck(), SameShapes(), SizeCheck()))
-
-
-CHECKS: tuple[Filter, ...] = (checks({}),)
+    def _cap_examples(self, reply: Reply) -> None:
+        """Refuse more ``num_examples`` than a client joined with, and let no client count for more than it may."""
+        examples, samples = reply.payload.scalars.get("num_examples"), reply.sender.samples
+        if not isinstance(examples, int | float):
+            return
+        if not 0 <= examples <= samples:
+            raise PayloadError(f"num_examples is {examples}, the client joined with {samples}")
+        most = self.counted.get(reply.sender.id, samples)
+        if examples > most:
+            reply.payload = Payload({**reply.payload.fields, "num_examples": most})
 
 
 # ---- norm clipping

@@ -27,7 +27,7 @@ from polyfed.privacy.masking.summed import TOTAL, SummedReply
 from polyfed.privacy.secure_sum import FEWEST, SecureSum
 from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import NO_ANSWER, Cause, Failure, Request
-from polyfed.wire.payload import Payload, Scalar, TensorBundle
+from polyfed.wire.payload import Payload
 
 _Read = TypeVar("_Read")
 _MEMBER_BYTES = 1024  # of keys, signatures and shares, for each client
@@ -40,12 +40,12 @@ class SecureSums:
     Attributes:
         rule: that holds.
         run: fingerprint of the run's spec, which keys depend on.
-        weights: client step -> scalar field of its reply that is its weight; None: each client counts alike.
+        weights: client step -> scalar field of its reply that is its weight.
     """
 
     rule: SecureSum
     run: str
-    weights: Mapping[str, str | None]
+    weights: Mapping[str, str]
 
     def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Reply]:
         """The mean of each type, from each of its clients.
@@ -59,7 +59,7 @@ class SecureSums:
         for reply in SecureAsk(self, cohort, ask, phase).replies():
             try:
                 reply.payload.require_sound(cohort.channel.limits)
-                ask.check(reply)
+                ask.require(reply)
             except PayloadError as error:
                 raise ExchangeError(f"round {cohort.round}: the sum of '{ask.step}': {error}") from error
             yield reply
@@ -246,8 +246,7 @@ class SecureAsk:
         for k, client in enumerate(sent):
             # equal means add up to themselves, whatever part of the weight each gets
             part = weight // len(sent) + (k < weight % len(sent))
-            own: dict[str, TensorBundle | Scalar] = {} if by is None else {by: part}
-            yield Reply.received(Payload({**payload.fields, **own}), client)
+            yield Reply.received(Payload({**payload.fields, by: part}), client)
 
     def _unmasked(self, type_sum: _TypeSum, words: Residues, shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
         from polyfed.privacy.masking.party import context_of
@@ -310,8 +309,6 @@ class SecureAsk:
         return self._types[client.architecture]
 
     def _total(self, type_sum: _TypeSum) -> int:
-        if self.sums.weights[self.ask.step] is None:  # each counts alike
-            return len(type_sum.asked)
         return max(1, sum(client.samples for client in type_sum.asked))
 
     def _lost(self, client: ClientInfo, failure: Failure) -> None:

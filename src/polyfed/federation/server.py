@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averaging
-from polyfed.core.errors import ConfigError, PayloadError
+from polyfed.aggregation.averaging import Averages, Averaging, Mean
+from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import LayoutCheck, Reply
+from polyfed.federation.cohort import Cohort
 from polyfed.federation.participant import Participant
-from polyfed.federation.types import ClientType, GlobalModels, Outline, differently_named, outline_of, require_outline
+from polyfed.federation.types import ClientType, GlobalModels, differently_named
 from polyfed.models.frozen import frozen_parts
 from polyfed.models.model import Model
 from polyfed.wire.payload import Representations, Weights
@@ -31,10 +31,12 @@ class Diagnostics:
     Attributes:
         tell: is given metrics of training, which are the current round's.
         arrays: named matrices of the current round, for plots: (values [clients, n], client ids).
+        updating: observer of the next new global models, by type, just before they replace the old ones.
     """
 
     tell: Callable[[Mapping[str, float]], None] = lambda metrics: None
     arrays: dict[str, tuple[Tensor, list[str]]] = field(default_factory=dict)
+    updating: Callable[[Mapping[str, Mapping[str, Tensor]]], None] | None = None
 
 
 @dataclass(kw_only=True)
@@ -191,28 +193,21 @@ class Server(Participant):
             "give it that model and task (its source may be another one), or leave out the 'server' section"
         )
 
-    def weights_check(self, part: Collection[str] | None = None) -> LayoutCheck:
-        """Raises PayloadError for a reply whose ``weights`` are not all (or the ``part``) of its sender's tensors.
+    def new_means(self, averaging: Averaging, cohort: Cohort) -> Mapping[str, Mean]:
+        """Type -> empty mean of the weights that its clients train in this round, as the averaging takes it."""
+        asked = self.global_models.samples_by_type(cohort.clients)
+        return averaging.new_means(self.global_models.by_type(), asked)
 
-        Types of numbers must be the server's as well as shapes: a mean takes on that of the first tensor in it.
-        """
-
-        @cache  # of a type, while one ask lasts
-        def outline(type_name: str) -> Outline:
-            all_tensors = outline_of(self.global_models.initial(type_name))
-            return {name: shape for name, shape in all_tensors.items() if part is None or name in part}
-
-        def check(reply: Reply) -> None:
-            fault = "do not match the architecture" if part is None else "are not the part that was asked for"
-            try:
-                require_outline(reply.weights, outline(self.type_of(reply.sender)))
-            except PayloadError as error:
-                raise PayloadError(f"weights {fault}, {error}") from error
-
-        return LayoutCheck(lambda client: {"weights": outline(self.type_of(client))}, check)
+    def averaged(self, averaging: Averaging, means: Mapping[str, Mean]) -> Averages:
+        """Type -> new global model: the average of the ``new_means``, as the server's optimiser follows it."""
+        new = averaging.average(self.global_models.by_type(), means)
+        return averaging.server_optimizer.step(self.weights, new, self.state)
 
     def update_weights(self, new: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace global models by type, and show the server's own model that of its type."""
+        updating, self.diagnostics.updating = self.diagnostics.updating, None
+        if updating is not None:
+            updating(new)
         self.weights.update({name: dict(tensors) for name, tensors in new.items()})
         self._broadcast = {}
         if self.has_model and self.weights:

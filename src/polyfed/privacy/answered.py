@@ -95,7 +95,7 @@ class AnsweredAsks:
                 times = "once" if most == 1 else f"{most} times"
                 raise RefusedError(
                     f"ask {request.phase} of round {request.round}: a round asks for '{asked.step}' {times}, which "
-                    "this client has answered; a method that asks more often says so in its 'asks'"
+                    "this client has answered; a method that asks more often declares it with client_step(times=...)"
                 )
         sums = [key for key, before in of_round.items() if before.members]
         if sums and own != sums[0]:

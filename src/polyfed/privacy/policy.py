@@ -82,11 +82,10 @@ class Policy:
     def fields(self) -> list[SentField]:
         """Every field that clients may send."""
         is_summed = self.secure is not None and self.secure.masks and not isinstance(self.method, type)
-        summed = self.method.summed if is_summed else {}
         return [
             field
             for step, schema in self.steps.items()
-            for field in _fields(step, schema, self.privacy, masked=step in summed)
+            for field in _fields(step, schema, self.privacy, masked=is_summed and schema.mean_by is not None)
         ]
 
     # ---- how
@@ -108,7 +107,8 @@ class Policy:
     def _parts(self, method: str, delta: float | None) -> Iterator[str]:
         if self.secure is not None:
             masked = "masked sums" if self.secure.masks else "sums in the clear: the server sees each reply"
-            yield f"{', '.join(self.method.summed)} of '{method}' in {masked}"
+            summed = ", ".join(step for step, schema in self.steps.items() if schema.mean_by)
+            yield f"{summed} of '{method}' in {masked}"
         if self.privacy is None:
             return
         cost = ""

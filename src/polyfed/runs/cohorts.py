@@ -15,7 +15,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import EVALUATING, Cohort, CohortListener, Engine, ReplyPolicy
-from polyfed.federation.filters import Filter, NormClip, RecentNorms, checks
+from polyfed.federation.filters import Checks, Filter, NormClip, RecentNorms
 from polyfed.federation.paced_cohort import LateReplies, PacedCohort
 from polyfed.federation.paces import Buffered, Drawn
 from polyfed.federation.robust_replies import RobustReplies
@@ -33,6 +33,7 @@ from polyfed.runs.records import PACE, PRIVACY, SERVER
 from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Failure, Request, StateVersion
 from polyfed.wire.payload import Payload
+from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,8 @@ class Cohorts:
             exchange = timeline.carried(exchange)
             make = partial(PacedCohort, pace=pace, timeline=timeline, everybody=self.server.clients, seed=run.seed)
             timeline = None  # which the cohort keeps itself
-        secure = experiment.aggregation.secure
+        secure, steps = experiment.aggregation.secure, steps_of(experiment.algorithm)
+        means = {name: schema.mean_by for name, schema in steps.items() if schema.mean_by}
         return make(
             clients=clients,
             round=number,
@@ -145,9 +147,10 @@ class Cohorts:
             reply_policy=lambda step: replace(reply_policy(step), stopped_by=run.stopped_by),
             filters=self._filters,
             # a method's sums only: whoever evaluates learns of each client
-            secure=None if secure is None else SecureSums(secure, self.fingerprint, experiment.algorithm.summed),
+            secure=None if secure is None else SecureSums(secure, self.fingerprint, means),
             accepted=self.accepted,
             listener=CohortEvents(self, number, timeline),
+            type_of=self.server.type_of,
             phase=first_phase,
         )
 
@@ -156,11 +159,12 @@ class Cohorts:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
         pace = self.experiment.run.pace
         return (
-            checks(self.server.global_models.counted),
+            Checks(self.server.global_models.counted),
             # bounds are on what a client has changed, not on what that counts for; rules compare what does
             *(() if clip is None else (NormClip(clip, self.recent_norms),)),
             *((LateReplies(pace),) if isinstance(pace, Buffered) else ()),
             *(() if rule is None else (RobustReplies(rule),)),
+            *self.experiment.algorithm.observers(self.server),
         )
 
     # ---- what becomes of clients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,18 +67,9 @@ alignment = chosen("algorithm.teacher.alignment")
 unasked_clients = algorithm(lambda method: not method.asks_clients)
 one_model_a_round = algorithm(lambda method: method.asks_clients and not method.takes_late_replies)
 nothing_combined = algorithm(lambda method: not returned_bundles(method))
-unsummed_method = algorithm(lambda method: not (method.summed and _is_of_its_round(method)))
+unsummed_method = algorithm(lambda method: not any(schema.mean_by for schema in steps_of(method).values()))
 # what derives from a class that vouches for it may do more
 unseen_learning = algorithm(lambda method: not vars(type(method)).get("learns_by_fit"))
-
-
-def _is_of_its_round(method: Algorithm) -> bool:
-    """Whether ``summed`` was declared for the round that the method has, and not for one that it replaces."""
-
-    def generation(name: str) -> int:
-        return next((depth for depth, base in enumerate(type(method).__mro__) if name in vars(base)), sys.maxsize)
-
-    return generation("summed") <= min(generation("round"), generation("average"))
 
 
 def attackers(are: Callable[[Attack], bool]) -> Feature:
@@ -116,15 +106,19 @@ def averaged_changes(choice: Choice) -> str:
     return f"algorithm.averaging '{rule.component_name()}'" if rule is not None and rule.is_of_changes else ""
 
 
+def compared_rows(choice: Choice) -> str:
+    distiller = getattr(choice.algorithm, "distiller", None)
+    return "algorithm.distiller.loss 'similarity'" if getattr(distiller, "loss", "") == "similarity" else ""
+
+
 def single_values(choice: Choice) -> str:
     """Steps whose replies have more than their sum tells."""
     method = choice.algorithm
     for step, schema in steps_of(method).items():
-        weight = method.summed.get(step)
         own = [
             field
             for field, declared in schema.returns.items()
-            if step not in method.summed or (field != weight and not _is_summed(declared))
+            if schema.mean_by is None or (field != schema.mean_by and not _is_summed(declared))
         ]
         if schema.kind == "step" and (own or schema.others is not None):
             what = ", ".join(own) or "scalars"
@@ -156,6 +150,8 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (masked_sums, weighed_by_content, "it weighs clients by what each sends; choose count"),
     (masked_sums, alignment, "it maps the representations of each client; set it to null"),
     (masked_sums, sequential_mean, "it takes replies one after the other; set it to exact"),
+    (masked_sums, averaged_changes, "a change B A is of each client's own factors; choose separate"),
+    (masked_sums, compared_rows, "the server learns from the rows of each client; choose another loss"),
     (masked_sums, unsummed_method, "as it is set, it needs each client's reply; choose a method that averages"),
     (masked_sums, single_values, "only sums are seen; choose a method that only averages"),
     (masked_sums, robust_rule, "a rule compares single replies; choose one of the two"),

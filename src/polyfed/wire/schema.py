@@ -33,13 +33,20 @@ class StepSchema:
             as it was before its first step, whatever it keeps by now.
         returns: field of the reply -> its type.
         others: type of further scalar fields of the reply whose names are not known beforehand, or None.
-        function: the method itself; the annotations of its parameters say what it receives.
+        function: the method itself; the annotations of its parameters declare the fields of the request.
+        name: name of the step in requests, records and random streams.
+        mean_by: scalar field of the reply by which the round weighs it, where the round uses nothing but the weighted
+            mean over the clients of a type, so that ``aggregation.secure`` can sum replies; None: it uses each reply.
+        times: asks for this step per round, at most; sites answer no more.
     """
 
     kind: StepKind
     returns: Mapping[str, Declared]
     others: type[Scalar] | None
     function: Callable[..., Any]
+    name: str
+    mean_by: str | None = None
+    times: int = 1
 
     @cached_property
     def receives(self) -> dict[str, Declared]:
@@ -87,14 +94,26 @@ class StepSchema:
         _require(payload, self.returns, self.others, "reply", set())
 
 
-def client_step(others: type[Scalar] | None = None, /, **returns: Declared) -> Callable[[F], F]:
-    """Mark a method ``(self, client, **fields) -> Reply`` as a step that the server may ask for.
+def client_step(
+    others: type[Scalar] | None = None,
+    /,
+    *,
+    mean_by: str | None = None,
+    times: int = 1,
+    name: str = "",
+    **returns: Declared,
+) -> Callable[[F], F]:
+    """Mark a method ``(self, client, **fields) -> Reply`` as a step that the server may request.
 
     Args:
         others: type of further scalar fields of the reply whose names are not known beforehand, such as metrics.
+        mean_by: scalar field that weighs a reply, where the round uses only the weighted mean of each type. The
+            promise belongs to the class's own ``round``: a class that replaces ``round`` declares its step again.
+        times: asks for this step per round, at most.
+        name: name of the step in requests and random streams; by default that of the method.
         returns: every other field of the reply with its type; a reply with other fields is refused.
     """
-    return _marker("step", others, returns)
+    return _marker("step", others, returns, name=name, mean_by=mean_by, times=times)
 
 
 def client_query(others: type[Scalar] | None = None, /, **returns: Declared) -> Callable[[F], F]:
@@ -107,9 +126,12 @@ def fresh_query(others: type[Scalar] | None = None, /, **returns: Declared) -> C
     return _marker("fresh", others, returns)
 
 
-def _marker(kind: StepKind, others: type[Scalar] | None, returns: Mapping[str, Declared]) -> Callable[[F], F]:
+def _marker(
+    kind: StepKind, others: type[Scalar] | None, returns: Mapping[str, Declared], name: str = "", **more: Any
+) -> Callable[[F], F]:
     def mark(function: F) -> F:
-        function.__client_step__ = StepSchema(kind, dict(returns), others, function)  # type: ignore[attr-defined]
+        schema = StepSchema(kind, dict(returns), others, function, name or function.__name__, **more)
+        function.__client_step__ = schema  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -132,7 +154,17 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
 def _declared_steps(method: type) -> Mapping[str, StepSchema]:
     # static: properties of the method must not be computed to look for marks
     marks = {name: getattr(inspect.getattr_static(method, name), "__client_step__", None) for name in dir(method)}
-    return {name: schema for name, schema in marks.items() if isinstance(schema, StepSchema)}
+    return {
+        # a round that replaces the one that a step was declared for may use more than the mean
+        schema.name: schema if _depth(method, name) <= _depth(method, "round") else replace(schema, mean_by=None)
+        for name, schema in marks.items()
+        if isinstance(schema, StepSchema)
+    }
+
+
+def _depth(method: type, name: str) -> int:
+    """Number of classes between a class and the base that defines an attribute."""
+    return next((depth for depth, base in enumerate(method.__mro__) if name in vars(base)), len(method.__mro__))
 
 
 def steps_of(algorithm: object) -> dict[str, StepSchema]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +38,7 @@ from polyfed.privacy.masking.summed import TOTAL
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Payload, Weights
+from polyfed.wire.schema import client_step
 from sessions import first_cohort, prepared
 from small_federations import plain, topics
 
@@ -52,11 +53,13 @@ Change = Callable[[Request], Request]
 class Twice(FedAvg):
     """Asks for its step twice a round, the second time from what the first has given."""
 
-    asks: ClassVar = {"fit": 2}
-
     def round(self, server: Any, cohort: Any) -> None:
         super().round(server, cohort)
         super().round(server, cohort)
+
+    @client_step(weights=Weights, num_examples=int, mean_by="num_examples", times=2)
+    def fit(self, client: Any, weights: Weights) -> Any:
+        return super().fit(client, weights)
 
 
 def federation(secure: str = "pairwise_masks", method: str = "fedavg") -> Any:

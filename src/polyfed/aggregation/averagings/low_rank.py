@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -18,7 +19,15 @@ from jaxtyping import Float
 from pydantic import AfterValidator, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averaging import Averages, Averaging, ModelsByType, Update, name_and_shape, require_one_frozen
+from polyfed.aggregation.averaging import (
+    Averages,
+    Averaging,
+    Mean,
+    ModelsByType,
+    SharedMean,
+    name_and_shape,
+    require_one_frozen,
+)
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
@@ -137,8 +146,8 @@ class LowRankAveraging(Averaging):
     needs_equal_ranks: ClassVar[bool] = False
 
     @property
-    def starts_from_means(self) -> bool:
-        return False
+    def compares_updates(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _is_exact(self) -> Self:
@@ -170,33 +179,24 @@ class LowRankAveraging(Averaging):
         """What the new adapter leaves out, to be added to the layer for good; None: nothing is."""
         return None
 
-    def of_updates(self, models: ModelsByType, updates: Iterable[Update], asked: Mapping[str, float]) -> Averages:
-        names = {type_name: factor_names(model.weights) for type_name, model in models.items()}
-        layers: dict[str, Any] = {}
-        others = WeightedMean()
-        for type_name, tensors, samples in updates:
-            if samples > 0:
-                own, old = names[type_name], models[type_name].weights
-                for layer, (a, b, _) in own.items():
-                    # a factor that is not sent is as it was: methods keep one of the two still, or at clients
-                    factors = Factors(*(tensors.get(name, old[name]).float() for name in (a, b)))
-                    layers[layer] = self.fold(layers.get(layer), factors, samples)
-                of_adapters = {name for layer in own.values() for name in layer}
-                not_factors = {name: value for name, value in tensors.items() if name not in of_adapters}
-                others.add({name_and_shape(name, value): value for name, value in not_factors.items()}, samples)
-            del tensors  # before the next come
-        means = others.take() if others.total else {}
+    def new_means(self, models: ModelsByType, asked: Mapping[str, float]) -> Mapping[str, Mean]:
+        shared = dict[str, Any](), SharedMean()
+        return {name: AdapterMean(self, model.weights, *shared) for name, model in models.items()}
+
+    def average(self, models: ModelsByType, means: Mapping[str, Any]) -> Averages:
+        first: AdapterMean = next(iter(means.values()))
+        layers, others = first.layers, first.others.take() if first.others.total else {}
         averages: Averages = {}
         for type_name, model in models.items():
             old = model.weights
-            new = {name: means.get(name_and_shape(name, value), value) for name, value in old.items()}
-            for layer, own_names in names[type_name].items():
+            new = {name: others.get(name_and_shape(name, value), value) for name, value in old.items()}
+            for layer, names in factor_names(old).items():
                 if layer in layers:
-                    given, mean = Factors(old[own_names.a], old[own_names.b]), layers[layer]
+                    given, mean = Factors(old[names.a], old[names.b]), layers[layer]
                     made = self.factors(mean, given)
-                    new[own_names.a], new[own_names.b] = made.a.to(given.a), made.b.to(given.b)
-                    if own_names.offset in old and (left := self.offset(mean, made)) is not None:
-                        new[own_names.offset] = old[own_names.offset] + left.to(old[own_names.offset])
+                    new[names.a], new[names.b] = made.a.to(given.a), made.b.to(given.b)
+                    if names.offset in old and (left := self.offset(mean, made)) is not None:
+                        new[names.offset] = old[names.offset] + left.to(old[names.offset])
             averages[type_name] = new
         return averages
 
@@ -237,6 +237,35 @@ class LowRankAveraging(Averaging):
                 f"algorithm.averaging '{self.component_name()}' adds to layers for good, and clients {clients} do not "
                 "exchange that; set adapter.offset: true in their encoders"
             )
+
+
+@dataclass
+class AdapterMean:
+    """Means of the adapters of each layer, and of all other tensors, over the clients so far.
+
+    Attributes:
+        rule: rule of the means.
+        old: global model of the type whose clients are added; a factor that they do not send is as it was.
+        layers: layer -> mean of its adapters; shared by all types.
+        others: mean of all other tensors; shared by all types.
+    """
+
+    rule: LowRankAveraging
+    old: Mapping[str, Tensor]
+    layers: dict[str, Any]
+    others: SharedMean
+
+    def __post_init__(self) -> None:
+        self._names = factor_names(self.old)
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Fold the next client in; its tensors are not kept."""
+        if weight > 0:
+            for layer, (a, b, _) in self._names.items():
+                factors = Factors(*(tensors.get(name, self.old[name]).float() for name in (a, b)))
+                self.layers[layer] = self.rule.fold(self.layers.get(layer), factors, weight)
+            of_adapters = {name for layer in self._names.values() for name in layer}
+            self.others.add({name: value for name, value in tensors.items() if name not in of_adapters}, weight)
 
 
 def only(rule: type[LowRankAveraging]) -> AfterValidator:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -13,8 +14,9 @@ from polyfed.aggregation.averaging import (
     Averages,
     Averaging,
     GlobalModel,
+    Mean,
     ModelsByType,
-    Update,
+    SharedMean,
     name_and_shape,
     require_one_frozen,
 )
@@ -52,35 +54,27 @@ class ByType(Averaging):
 
     short_name: ClassVar[str] = "by_type"
 
+    def new_means(self, models: ModelsByType, asked: Mapping[str, float]) -> Mapping[str, Mean]:
+        if self.mean == "exact":
+            return super().new_means(models, asked)
+        running = {
+            type_name: {name: value.clone() for name, value in model.weights.items()}
+            for type_name, model in models.items()
+        }
+        shared = models, self.rule(models, asked), running, set[tuple[str, Slot]]()
+        return {name: Interpolation(name, asked.get(name, 0.0), *shared) for name in models}
+
+    def average(self, models: ModelsByType, means: Mapping[str, Any]) -> Averages:
+        first = next(iter(means.values()))
+        return first.result() if isinstance(first, Interpolation) else self.of_means(models, means)
+
     def of_means(self, models: ModelsByType, means: Mapping[str, WeightedMean]) -> Averages:
+        """New global models from the weighted mean of each type."""
         averages = {}
         for type_name, model in models.items():
             mean = means[type_name].take() if means[type_name].total > 0 else model.weights
             averages[type_name] = {name: mean[name] for name in model.weights}
         return averages
-
-    def of_updates(self, models: ModelsByType, updates: Iterable[Update], asked: Mapping[str, float]) -> Averages:
-        """W <- W + c (W_k - W) for one client after the other, as the released code of FedCola and its relatives does.
-
-        This is not the weighted mean: early clients count less than late ones, a share of the old model stays, and the
-        result depends on the order of the clients. For comparison with published numbers only. The rule, and a client's
-        share of its type, are of the samples of all clients that are ``asked``, by type.
-        """
-        rule, moved = self.rule(models, asked), set[tuple[str, Slot]]()
-        running = {
-            type_name: {name: value.clone() for name, value in model.weights.items()}
-            for type_name, model in models.items()
-        }
-        for update in updates:
-            moved |= interpolate(running, models, rule, asked, update)
-            del update  # before the next comes
-        return {
-            type_name: {
-                name: running[type_name][name] if (type_name, place.slot) in moved else model.weights[name]
-                for name, place in model.slots.items()
-            }
-            for type_name, model in models.items()
-        }
 
     def rule(self, models: ModelsByType, sizes: Mapping[str, float]) -> Rule:
         """What each global model takes from which type, slot by slot; here, all of its own.
@@ -106,8 +100,8 @@ class ByName(Averaging):
     between_types = True
 
     @property
-    def starts_from_means(self) -> bool:
-        return False
+    def compares_updates(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _is_exact(self) -> Self:
@@ -115,14 +109,14 @@ class ByName(Averaging):
             raise ValueError("mean: sequential goes through clients of one type; leave it at exact, or choose by_type")
         return self
 
-    def of_updates(self, models: ModelsByType, updates: Iterable[Update], asked: Mapping[str, float]) -> Averages:
-        mean = WeightedMean()
-        for _, tensors, samples in updates:
-            mean.add({name_and_shape(name, value): value for name, value in tensors.items()}, samples)
-            del tensors  # before the next come
-        means = mean.take() if mean.total else {}
+    def new_means(self, models: ModelsByType, asked: Mapping[str, float]) -> Mapping[str, Mean]:
+        return dict.fromkeys(models, SharedMean())
+
+    def average(self, models: ModelsByType, means: Mapping[str, Any]) -> Averages:
+        mean: SharedMean = next(iter(means.values()))
+        shared = mean.take() if mean.total else {}
         return {
-            type_name: {name: means.get(name_and_shape(name, value), value) for name, value in model.weights.items()}
+            type_name: {name: shared.get(name_and_shape(name, value), value) for name, value in model.weights.items()}
             for type_name, model in models.items()
         }
 
@@ -297,24 +291,53 @@ def _moved(
     return total.to(old.dtype)
 
 
-@torch.no_grad()
-def interpolate(
-    running: Averages, models: ModelsByType, rule: Rule, asked: Mapping[str, float], update: Update
-) -> set[tuple[str, Slot]]:
-    """Move the running models towards one client's, in place; the types and slots that it has a share in."""
-    type_name, tensors, samples = update
-    moved = set()
-    for (target, slot), shares in rule.items():
-        for share in (share for share in shares if share.source == type_name):
-            moved.add((target, slot))  # even by 0: a client came, so that momenta may follow
-            share_of_client = share.coefficient * samples / asked[type_name]
-            for key, name in models[target].keys[slot].items():
-                value, towards = running[target][name], tensors[models[type_name].keys[share.slot][key]]
-                if value.is_floating_point():
-                    value.lerp_(towards.to(value), share_of_client)
-                else:  # counters have no lerp, and in fp32 would lose their last digits
-                    value.copy_(value.double().lerp(towards.to(value.device).double(), share_of_client).round())
-    return moved
+@dataclass(frozen=True)
+class Interpolation:
+    """W <- W + c (W_k - W) for one client after the other, as in the released code of FedCola and its relatives.
+
+    This is not the weighted mean: early clients count less than late ones, a share of the old model stays, and the
+    result depends on the order of the clients. For comparison with published numbers only.
+
+    Attributes:
+        type_name: type of the clients that are added.
+        asked: samples of the clients of the type that are asked, of which a client's share is taken.
+        models: global models as they were sent.
+        rule: contributions of the types, by the samples of all clients that are asked.
+        running: global models as the clients so far have moved them; shared by all types.
+        moved: types and slots that a client has had a share in; shared by all types.
+    """
+
+    type_name: str
+    asked: float
+    models: ModelsByType
+    rule: Rule
+    running: Averages
+    moved: set[tuple[str, Slot]]
+
+    @torch.no_grad()
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Move the running models towards a client's."""
+        own = self.models[self.type_name].keys
+        for (target, slot), shares in self.rule.items():
+            for share in (share for share in shares if share.source == self.type_name):
+                self.moved.add((target, slot))  # even by 0: a client came, so that momenta may follow
+                share_of_client = share.coefficient * weight / self.asked
+                for key, name in self.models[target].keys[slot].items():
+                    value, towards = self.running[target][name], tensors[own[share.slot][key]]
+                    if value.is_floating_point():
+                        value.lerp_(towards.to(value), share_of_client)
+                    else:  # counters have no lerp, and in fp32 would lose their last digits
+                        value.copy_(value.double().lerp(towards.to(value.device).double(), share_of_client).round())
+
+    def result(self) -> Averages:
+        """All global models; unmoved tensors are the same objects as before."""
+        return {
+            type_name: {
+                name: self.running[type_name][name] if (type_name, place.slot) in self.moved else model.weights[name]
+                for name, place in model.slots.items()
+            }
+            for type_name, model in self.models.items()
+        }
 
 
 def require_equal(target: GlobalModel, slot: Slot, source: GlobalModel, other: Slot) -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from polyfed.aggregation.averaging import name_and_shape
+from polyfed.federation.filters import Ask, Reply
+from polyfed.federation.server import Server
 
 
 class Moves:
@@ -50,6 +52,38 @@ class Moves:
 
     def _lengths(self, least: int) -> float:
         return sum(squares / n for n, squares, _ in self._sums.values() if n >= least)
+
+
+class MovesObserver:
+    """Filter that records how far the server's own model follows its clients, or how far clients disagree.
+
+    It passes replies on unchanged; figures are recorded when the server updates its global models.
+
+    Attributes:
+        server: server whose own model is observed; without one nothing is recorded.
+        compared: records the ``disagreement`` of the clients of all types, in place of ``followed``.
+    """
+
+    def __init__(self, server: Server, *, compared: bool) -> None:
+        self.server, self.compared = server, compared
+
+    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
+        if ask.schema.kind != "step" or "weights" not in ask.schema.returns or not self.server.has_model:
+            return replies
+        moves, own, old = Moves(), self.server.own_type, dict(self.server.weights)
+
+        def noted(reply: Reply) -> Reply:
+            name = self.server.type_of(reply.sender)
+            if self.compared or name == own:
+                moves.add(reply.weights, old[name], compared=self.compared)
+            return reply
+
+        def record(new: Mapping[str, Mapping[str, Tensor]]) -> None:
+            followed = {} if self.compared or own not in new else moves.followed(new[own], old[own])
+            self.server.record(**moves.disagreement() if self.compared else followed)
+
+        self.server.diagnostics.updating = record
+        return map(noted, replies)
 
 
 def _told(name: str, square: float, of: float) -> dict[str, float]:

@@ -28,9 +28,7 @@ from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
-from polyfed.federation.filters import LayoutCheck
 from polyfed.federation.participant import Participant
-from polyfed.federation.types import Outline
 from polyfed.models.model import Embedder
 from polyfed.wire.schema import schema_of
 
@@ -61,7 +59,7 @@ class PublicExchange(Settings):
     """Representations of the public set, exchanged by participants of any architecture.
 
     An *output* is a modality, or a modality of a further part of the public set: unit vectors [n, d]. Down:
-    ``server_outputs``, ``to_wire``, and ``from_wire`` at the client. Up: ``client_outputs``, ``check``, and
+    ``server_outputs``, ``to_wire``, and ``from_wire`` at the client. Up: ``client_outputs``, ``layout``, and
     ``from_wire`` at the server. Each distinct input crosses once: captions of one image share its representation.
     """
 
@@ -180,22 +178,14 @@ class PublicExchange(Settings):
                 raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
         return {name: unpacked(rows.to(participant.device), inverse.get(name)) for name, rows in payload.items()}
 
-    def check(self, server: Server, server_outputs: Representations, field: str) -> LayoutCheck:
-        """Raises PayloadError for a reply whose ``field`` is not what its sender was asked for."""
+    def layout(self, server: Server, outputs: Representations, field: str) -> dict[str, each[Representations]]:
+        """Layout of the representations that clients return in a field of their reply (``like`` of ``Cohort.ask``)."""
         inverse = self.inverse_index(server)
-        shapes = {
-            name: (distinct_count(inverse[name]) if name in inverse else len(rows), *rows.shape[1:])
-            for name, rows in server_outputs.items()
+        rows = {
+            name: torch.empty(distinct_count(inverse[name]) if name in inverse else len(x), *x.shape[1:], device="meta")
+            for name, x in outputs.items()
         }
-
-        def layout(client: ClientInfo) -> dict[str, Outline]:
-            return {field: {name: (shapes[name], torch.float32) for name in self.names_for(client, shapes)}}
-
-        def check(reply: Reply) -> None:
-            expected = layout(reply.sender)[field]
-            getattr(reply, field).require(server_outputs.order, {name: shape for name, (shape, _) in expected.items()})
-
-        return LayoutCheck(layout, check)
+        return {field: self.for_clients(Representations(rows, order=outputs.order))}
 
     # ---- training on public samples
 
@@ -277,20 +267,16 @@ class Exchange:
         """The outputs that each client is asked for, as JSON."""
         return each(lambda client: json.dumps(self.public.names_for(client, self.outputs)))
 
-    def ask(
-        self, cohort: Cohort, step: Callable[..., Reply], check: LayoutCheck | None = None, **request: Any
-    ) -> Iterator[Reply]:
-        """Replies to a client step that returns representations of P; each must have the shapes of the exchange.
+    def ask(self, cohort: Cohort, step: Callable[..., Reply], **request: Any) -> Iterator[Reply]:
+        """Replies to a client step that returns representations of P, laid out like those of the exchange.
 
         Args:
             cohort: Clients of the round.
             step: Client step of the method.
-            check: Check of further fields of a reply.
             request: Fields of the request.
         """
         (field,) = (name for name, declared in schema_of(step).returns.items() if declared is Representations)
-        own = self.public.check(self.server, self.outputs, field)
-        return cohort.ask(step, check=check & own if check else own, **request)
+        return cohort.ask(step, like=self.public.layout(self.server, self.outputs, field), **request)
 
 
 def row_shares(valid: Mapping[str, Bool[Tensor, " n"]]) -> dict[str, Float[Tensor, ""]]:
