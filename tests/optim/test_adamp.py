@@ -22,7 +22,7 @@ class Naive:
         self.m = b1 * self.m + (1 - b1) * g
         self.v = b2 * self.v + (1 - b2) * g * g
         q = (self.m / (1 - b1**self.t)) / ((self.v / (1 - b2**self.t)).sqrt() + self.eps)
-        form = self.kind(g)
+        form = self.form(g)
         self.kinds.append(form)
         if form == "channel":
             for row in range(len(self.w)):

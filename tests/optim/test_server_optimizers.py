@@ -122,9 +122,7 @@ def test_momenta_are_of_a_type_and_a_tensor(name: str) -> None:
         new = {"a": {"w": joint["a"]["w"] + 1 + number}, "b": {"w": joint["b"]["w"] - 2}}
         joint = optimizer.step(joint, new, together)
         for type_name, state in alone.items():
-            single |= optimizer.step(
-                {type_name: single[type_name]}, {type_name: new[type_name]}, state
-            )
+            single |= optimizer.step({type_name: single[type_name]}, {type_name: new[type_name]}, state)
     assert all(torch.equal(joint[type_name]["w"], single[type_name]["w"]) for type_name in alone)
     assert sorted(together) == sorted(group for state in alone.values() for group in state)
     assert {group.partition(":")[2] for group in together} == {"a", "b"}
@@ -211,9 +209,7 @@ def test_a_restored_server_goes_on_with_the_same_bits(config: Config, tmp_path: 
     other.server.restore(2, groups)
     for session in (complete, other):
         one_round(session, 3)
-    assert all(
-        same(other.server.weights[type_name], actual) for type_name, actual in complete.server.weights.items()
-    )
+    assert all(same(other.server.weights[type_name], actual) for type_name, actual in complete.server.weights.items())
     without = {group: actual for group, actual in groups.items() if not group.startswith("state:")}
     other.server.restore(2, without)
     one_round(other, 3)

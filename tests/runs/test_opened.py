@@ -164,5 +164,7 @@ def test_what_is_gone_and_did_something_is_refused(tmp_path: Path) -> None:
 
 def test_keys_of_0_4_that_are_gone_are_left_out_where_they_changed_nothing() -> None:
     assert with_moved({"algorithm": {"first_public": None, "first_private": None}}) == {"algorithm": {}}
+    gone = {"mean": "uniform", "public": {"form": "representations"}, "teacher": {"broadcast": "shared", "steps": 3}}
+    assert with_moved({"algorithm": gone}) == {"algorithm": {"public": {}, "teacher": {"steps": 3}}}
     older = {"server": {"training": {"optimizer": {"lr": 0.1, "nesterov": False}}}}
     assert with_moved(older) == {"server": {"training": {"optimizer": {"lr": 0.1}}}}

@@ -103,17 +103,17 @@ class CreamFLAveraged(FedAvg):
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Algorithm 1 of CreamFL, with averages of weights (line numbers) for its training of the server."""
+        """CreamFL, Algorithm 1 (numbers are its lines), with averaged weights in place of the server's training."""
         exchange = self.teacher.exchange(_PUBLIC, server, keep_rows=compares_rows(self.distiller))  # 3
-        pairs, nothing = exchange.pairs, Representations({}, order=exchange.order)
-        rows, means = _PUBLIC.layout(server, exchange.outputs), server.new_means(self.averaging, cohort)
-        replies = cohort.ask(  # 6-8
+        pairs, rows = exchange.pairs, _PUBLIC.layout(server, exchange.outputs, "rows")["rows"]
+        nothing = Representations({}, order=exchange.order)
+        means = server.new_means(self.averaging, cohort)
+        for reply in cohort.ask(  # 6-8
             self.fit,
             like={"representations": each(lambda client: rows.of(client) if _is_single(client) else nothing)},
             weights=each(server.weights_for),
             representations=each(lambda client: pairs if _is_single(client) else nothing),
-        )
-        for reply in replies:
+        ):
             means[reply.type].add(reply.weights, reply.num_examples)
             exchange.add(reply, reply.representations)  # 9 and 12: Eq. 4-6
         server.update_weights(server.averaged(self.averaging, means))  # in place of 11

@@ -95,10 +95,8 @@ class FedAFD(TaughtServer):
         """Local training (A.1.1) between the two stages of centralised training (A.1.2)."""
         exchange = self.exchange(server)  # Eq. 2: train w_g on P (task.order: first), then represent P
         version, encoders = self.gff.broadcast(server)
-        replies = exchange.ask(
-            cohort, self.fit, representations=exchange.pairs, encoders=encoders, version=version
-        )  # A.1.1
-        for reply in replies:
+        sent = {"representations": exchange.pairs, "encoders": encoders, "version": version}
+        for reply in exchange.ask(cohort, self.fit, **sent):  # A.1.1
             self.gff.delivered(server, reply)
             exchange.add(reply, reply.representations)  # SED: weights by similarity to the server's own
         self.train_task(server)

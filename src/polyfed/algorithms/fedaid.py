@@ -188,8 +188,8 @@ class FedAID(RobustAlignment):
 
     def delivered(self, server: Server, replies: Iterable[Reply]) -> None:
         """Records which clients have this round's average, and so the encoder of the next broadcast."""
-        now = torch.tensor(server.clock.round)
-        server.state.setdefault("holding", {}).update({reply.sender.id: now.clone() for reply in replies})
+        now = {reply.sender.id: torch.tensor(server.clock.round) for reply in replies}
+        server.state["holding"] = server.state.get("holding", {}) | now
 
     # ---- client half
 

@@ -123,10 +123,11 @@ class FedDRA(RobustAlignment):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Robust aligner, guided training, average, weights of the next round."""
         name, losses = only_type(server), dict[str, float]()
+        received = server.weights_for(cohort.clients[0])
         replies = cohort.ask(  # stage 1
             self.align,
-            like={"weights": selected(server.weights[name], server_parts(server).without_encoder)},
-            weights=server.weights_for(cohort.clients[0]),
+            like={"weights": received.part(server_parts(server).without_encoder)},
+            weights=received,
             teacher=Weights(server.state.get("teacher", {})),
             factor=each(self.weights.loss_factor(server)),
         )

@@ -110,7 +110,7 @@ class BoundedLogSumExp(RunningLogSumExp):
 
 
 class RunningSoftmaxMean(RunningLogSumExp):
-    """Sums, in addition to the powers, of the vectors that they weigh: sum_j b^(x_j) v_j, the numerator of a softmax's mean.
+    """Also sums the vectors that the powers weigh, sum_j b^(x_j) v_j: the numerator of a softmax's mean.
 
     >>> vectors = torch.eye(2)
     >>> running = RunningSoftmaxMean(torch.zeros(1, 2), "e")
@@ -150,7 +150,7 @@ class RunningSoftmaxMean(RunningLogSumExp):
 
 
 class RunningEntropy(RunningLogSumExp):
-    """Sums, in addition to the powers, of logit x power, both relative to the peak: exact where the entropy is small.
+    """Also sums logit x power, both relative to the peak: exact where the entropy is small.
 
     The powers, which must not replace the logits, are written into ``scratch`` where it is large enough.
 

@@ -178,17 +178,14 @@ class PublicExchange(Settings):
                 raise PayloadError(f"'{name}' has {len(rows)} rows, but there are {count} distinct inputs of it")
         return {name: unpacked(rows.to(participant.device), inverse.get(name)) for name, rows in payload.items()}
 
-    def layout(self, server: Server, server_outputs: Representations) -> each[Representations]:
-        """Layout of the outputs that each client is asked for, without their values."""
+    def layout(self, server: Server, outputs: Representations, field: str) -> dict[str, each[Representations]]:
+        """Layout of the representations that clients return in a field of their reply (``like`` of ``Cohort.ask``)."""
         inverse = self.inverse_index(server)
         rows = {
             name: torch.empty(distinct_count(inverse[name]) if name in inverse else len(x), *x.shape[1:], device="meta")
-            for name, x in server_outputs.items()
+            for name, x in outputs.items()
         }
-        order = server_outputs.order
-        return each(
-            lambda client: Representations({name: rows[name] for name in self.names_for(client, rows)}, order=order)
-        )
+        return {field: self.for_clients(Representations(rows, order=outputs.order))}
 
     # ---- training on public samples
 
@@ -271,7 +268,7 @@ class Exchange:
         return each(lambda client: json.dumps(self.public.names_for(client, self.outputs)))
 
     def ask(self, cohort: Cohort, step: Callable[..., Reply], **request: Any) -> Iterator[Reply]:
-        """Replies to a client step that returns representations of P; each must have the layout of the exchange.
+        """Replies to a client step that returns representations of P, laid out like those of the exchange.
 
         Args:
             cohort: Clients of the round.
@@ -279,7 +276,7 @@ class Exchange:
             request: Fields of the request.
         """
         (field,) = (name for name, declared in schema_of(step).returns.items() if declared is Representations)
-        return cohort.ask(step, like={field: self.public.layout(self.server, self.outputs)}, **request)
+        return cohort.ask(step, like=self.public.layout(self.server, self.outputs, field), **request)
 
 
 def row_shares(valid: Mapping[str, Bool[Tensor, " n"]]) -> dict[str, Float[Tensor, ""]]:

@@ -193,7 +193,6 @@ class RobustAlignment(Algorithm):
         mean = WeightedMean()
         for reply in replies:
             mean.add(reply.weights, 1.0)
-            del reply  # before the next client trains
         return mean.take()
 
     # ---- client half
