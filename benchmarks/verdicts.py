@@ -45,7 +45,7 @@ def replicate(effect: float, noise: float, curvature: float, optimum: float, dra
     def figure(choice: Choice) -> float:
         return -curvature * (math.log2(choice["rate"]) - optimum) ** 2
 
-    search = PatternSearch({"rate": Kind({"lr": 0.1})}, 5, once=True)
+    search = PatternSearch({"rate": Kind({"lr": 0.1})}, 5)
     search.advance(lambda choice: figure(choice) + draw.normal(0, noise))
     return effect + figure(search.best) + draw.normal(0, noise)
 

@@ -25,7 +25,9 @@ def least() -> dict[str, Any]:
     image = {"columns": {"image": "image"}, "targets": {"label": "label"}}
     clients = {"image": group(2, "images", {"image": resnet()}, plain(0.05, 12), dim=8)}
     method = {"name": "fedavg", "local_epochs": 1}
-    return experiment("least", {"images": scenes(24, 8, 8) | image}, method, rounds=1, clients=clients)
+    sources = {"images": scenes(24, 8, 8) | image}
+    content: dict[str, Any] = experiment("least", sources, method, rounds=1, clients=clients)
+    return content
 
 
 def entered(content: dict[str, Any]) -> set[CodeType]:

@@ -64,7 +64,7 @@ def test_a_run_is_shown_and_stored_under_its_name_and_seed(cli: Cli, config: Pat
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """What would be run, and where."""
+    """Experiments that would be run, and their folders."""
     runs: Started = []
     monkeypatch.setattr(
         "polyfed.reporting.api.run", lambda experiment, folder, callbacks: runs.append((folder, experiment))
@@ -182,10 +182,10 @@ sys.modules |= dict.fromkeys(("scipy", "datasets"))
 from polyfed.cli.main import main
 from polyfed.runs import environment
 environment.PACKAGES += ("absent",)
-told = [main(["run", "{config}", "--dry-run"]), {{"transformers", "matplotlib"}} & set(sys.modules)]
-told += [main(["run", "{config}", "--rounds", "1", "--seed", n, "--out", n]) for n in "01"]
+codes = [main(["run", "{config}", "--dry-run"]), {{"transformers", "matplotlib"}} & set(sys.modules)]
+codes += [main(["run", "{config}", "--rounds", "1", "--seed", n, "--out", n]) for n in "01"]
 sys.modules["pandas"] = None  # after pyarrow has looked for it, which does not bear this
-print(*told, main(["compare", "0", "1", "--plot", "compared.png"]))
+print(*codes, main(["compare", "0", "1", "--plot", "compared.png"]))
 from polyfed import open_run
 open_run("0").to_pandas()
 """
@@ -291,7 +291,7 @@ def test_warnings_of_the_library_are_plain_lines(cli: Cli, monkeypatch: pytest.M
 
     monkeypatch.setattr("polyfed.cli.catalogue.kinds", kinds)
     assert cli("list")[::2] == (0, "warning: an image of row 3 is odd\n")
-    assert not logging.getLogger("polyfed").handlers  # whoever uses the library afterwards is not shown them
+    assert not logging.getLogger("polyfed").handlers  # later users of the library are not shown them
 
 
 # ---- what a user can get wrong: one line, exit code 2, nothing written
@@ -389,7 +389,7 @@ def test_settings_of_an_engine_go_with_the_option_that_names_it() -> None:
     assert engine.model_dump() | {"name": "ray", "address": "auto", "workers": 3} == engine.model_dump()
 
 
-def test_what_was_meant_is_said_once_and_remedies_are_options_that_there_are(cli: Cli) -> None:
+def test_likely_words_are_named_once_and_remedies_are_existing_options(cli: Cli) -> None:
     assert cli("rnu", "x.yaml")[2] == "error: No such command 'rnu'. Did you mean 'run'?\n"
     assert cli("deploy", "chekc")[2].count("Did you mean") == 1
     Path("photos").mkdir()
@@ -405,7 +405,7 @@ def test_what_was_meant_is_said_once_and_remedies_are_options_that_there_are(cli
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What ``watch`` draws."""
+    """Output of ``watch``."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, height=30, color_system=None)
     monkeypatch.setattr("polyfed.cli.running.terminal", lambda: console)

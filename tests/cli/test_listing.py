@@ -1,4 +1,4 @@
-"""What ``polyfed list`` shows."""
+"""Output of ``polyfed list``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_the_list_is_a_screen_of_families_and_kinds_with_what_they_need_and_cost
     real = next(line for line in lines if line.split()[:1] == ["creamfl-flickr8k"])
     assert "needs data: ag_news, cifar100, flickr8k; two cores" in real
     examples = {"presets": "scenes-demo", "methods": "fedavg", "models": "gru", "data": "parquet", "tasks": "retrieval"}
-    for kind, name in examples.items():
-        assert any(line.startswith(f"{kind}: ") for line in lines)
-        row = next(line for line in cli("list", kind)[1].splitlines() if line.split()[0] == name)
+    for family, name in examples.items():
+        assert any(line.startswith(f"{family}: ") for line in lines)
+        row = next(line for line in cli("list", family)[1].splitlines() if line.split()[0] == name)
         assert len(row.split()) > 3
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "setting", "values"),
+    ("family", "name", "setting", "values"),
     [
         ("models", "resnet", "size", "tiny | small | 18 | 34 | 50 | 101"),
         ("methods", "fedavg", "local_epochs", "whole number >= 1"),
@@ -43,18 +43,20 @@ def test_the_list_is_a_screen_of_families_and_kinds_with_what_they_need_and_cost
     ],
 )
 def test_settings_are_listed_with_the_values_that_they_take(
-    cli: Cli, kind: str, name: str, setting: str, values: str
+    cli: Cli, family: str, name: str, setting: str, values: str
 ) -> None:
-    row = next(line for line in cli("list", kind, name)[1].splitlines() if line.startswith(f"{setting}:"))
+    row = next(line for line in cli("list", family, name)[1].splitlines() if line.startswith(f"{setting}:"))
     assert row.endswith(values)
-    settings = {entry["name"]: entry for entry in json.loads(cli("list", kind, name, "--json")[1])}
+    settings = {entry["name"]: entry for entry in json.loads(cli("list", family, name, "--json")[1])}
     assert settings[setting]["allowed"] == values
 
 
 def test_every_section_of_run_is_listed() -> None:
     kinds = {f"run.{name}": field.default_factory for name, field in RunSettings.model_fields.items()}
-    classes = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
-    sections = {name for name, kind in classes.items() if not is_component(kind)}
+    classes = {
+        name: family for name, family in kinds.items() if isinstance(family, type) and issubclass(family, Settings)
+    }
+    sections = {name for name, family in classes.items() if not is_component(family)}
     assert {"run.exchange", "run.output", "run.sampling"} <= sections
     assert sections <= set(entries("settings"))
 

@@ -1,4 +1,4 @@
-"""What is known of components without importing them."""
+"""Components, unimported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfed.core.declarations import components, homes_of
 from polyfed.core.extras import extra_with, how_to_install, is_installed
 from polyfed.core.settings import Settings
 
-FAMILIES = {kind: place[:2] for kind, place in catalogue.FAMILIES.items()}
+FAMILIES = {component: place[:2] for component, place in catalogue.FAMILIES.items()}
 WITHOUT_EXTRAS = """
 import sys
 
@@ -35,23 +35,32 @@ def imported(family: type[Settings]) -> dict[str, str]:
         paths = getattr(place, "__path__", None)
         inner = [f"{place.__name__}.{info.name}" for info in pkgutil.iter_modules(paths)] if paths else [place.__name__]
         for module in map(importlib.import_module, inner):
-            kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, family)]
-            own = [kind for kind in kinds if kind.__module__ == module.__name__ and not kind.__name__.startswith("_")]
-            concrete = [kind for kind in own if not inspect.isabstract(kind)]
+            kinds = [
+                component
+                for component in vars(module).values()
+                if isinstance(component, type) and issubclass(component, family)
+            ]
+            own = [
+                component
+                for component in kinds
+                if component.__module__ == module.__name__ and not component.__name__.startswith("_")
+            ]
+            concrete = [component for component in own if not inspect.isabstract(component)]
             names.update(
-                (vars(kind).get("short_name", module.__name__.rpartition(".")[2]), kind.__name__) for kind in concrete
+                (vars(component).get("short_name", module.__name__.rpartition(".")[2]), component.__name__)
+                for component in concrete
             )
     return names
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_source_has_the_same_components_as_import(kind: str) -> None:
+@pytest.mark.parametrize("component", FAMILIES)
+def test_source_has_the_same_components_as_import(component: str) -> None:
     pytest.importorskip("flwr")  # modules of its engine import it
-    module, name = FAMILIES[kind]
+    module, name = FAMILIES[component]
     family: type[Settings] = getattr(importlib.import_module(module), name)
     declared = {short: item.name for short, item in components(family.family().home, (module, name)).items()}
     assert declared == imported(family)
-    assert {short: kind.__name__ for short, kind in family.available().items()} == declared
+    assert {short: component.__name__ for short, component in family.available().items()} == declared
 
 
 def without_extras(code: str) -> str:

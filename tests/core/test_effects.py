@@ -20,7 +20,7 @@ Config = dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("settings_class", "settings"),
     [
         (OptimizerSettings, {"kind": "sgd", "momentum": 0.5}),
         (OptimizerSettings, {"kind": "sgd", "betas": [0.9, 0.999]}),  # the default, written out
@@ -28,13 +28,13 @@ Config = dict[str, Any]
         (PairRetrieval, {"objective": "info_nce", "learn_temperature": False}),
     ],
 )
-def test_settings_with_an_effect_are_taken(kind: Any, settings: Config) -> None:
-    seen = kind(**settings)
-    assert kind.model_validate(seen.model_dump(mode="json")) == seen  # as a run folder has it
+def test_settings_with_an_effect_are_taken(settings_class: Any, settings: Config) -> None:
+    seen = settings_class(**settings)
+    assert settings_class.model_validate(seen.model_dump(mode="json")) == seen  # as a run folder has it
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "message"),
+    ("settings_class", "settings", "message"),
     [
         (
             OptimizerSettings,
@@ -49,9 +49,9 @@ def test_settings_with_an_effect_are_taken(kind: Any, settings: Config) -> None:
         (PrivacySettings, {"reply": {"noise_multiplier": 1, "weights": 1, "votes": True}}, "votes has no effect with"),
     ],
 )
-def test_settings_without_effect_are_refused(kind: Any, settings: Config, message: str) -> None:
+def test_settings_without_effect_are_refused(settings_class: Any, settings: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        parse_settings(kind, settings)
+        parse_settings(settings_class, settings)
 
 
 # ---- what surrounds settings

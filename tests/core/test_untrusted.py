@@ -55,7 +55,7 @@ def test_what_cannot_be_borne_is_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, b"{}", ["{}"]])
-def test_what_is_no_text_is_refused(value: object) -> None:
+def test_other_values_than_texts_are_refused(value: object) -> None:
     with pytest.raises(PayloadError, match="where text is expected"):
         read_json(value)
 
@@ -193,6 +193,6 @@ def test_a_configuration_that_extends_itself_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["2020-13-45", "!!int x", "[" * 10_000])
-def test_a_value_of_the_command_line_that_is_no_yaml_is_text(value: str) -> None:
+def test_a_value_of_the_command_line_outside_yaml_is_text(value: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.rounds: "):
         Experiment.load("scenes-demo", [f"run.rounds={value}"])

@@ -642,7 +642,7 @@ def test_the_command_says_what_it_found_and_how_to_use_it(
     assert "test: 0.png = train: 6.png" in out
     line = "photos: {name: parquet, path: photos, id: file_name, columns: {image: image, text: caption}}"
     assert line in out.replace("\n", " ")
-    assert "warning: pairs, test: 2 items cannot tell a middling figure from chance, 80 could" in out
+    assert "warning: pairs, test: 2 items cannot separate a middling figure from chance, 80 could" in out
     code, _, err = cli("prepare", photos, tmp_path / "more", "--test", "1.5")
     assert code == 2
     assert "fractions.test: " in err

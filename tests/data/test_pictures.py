@@ -202,7 +202,7 @@ def test_prepare_says_what_it_scaled_and_left_out(tmp_path: Path, cli: Any) -> N
     assert (code, errors) == (0, "")
     told = " ".join(told.split())
     assert "Nothing to look at" not in told
-    for line in ("from 12 bits: 10", "are not there, left out 1 gone.tif", "cannot be read, left out 1 broken.tif"):
+    for line in ("from 12 bits: 10", "without an image, left out 1 gone.tif", "cannot be read, left out 1 broken.tif"):
         assert line in told
     report = (tmp_path / "out" / "report.json").read_text()
     assert "object at 0x" not in report

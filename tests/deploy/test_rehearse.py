@@ -89,5 +89,5 @@ def test_a_rehearsal_that_is_unlike_the_run_says_in_what(tmp_path: Path, monkeyp
 
 
 def test_a_federation_without_a_host_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--host is missing: name or address of the server"):
+    with pytest.raises(ConfigError, match="--host is missing: the server's name or address"):
         CliRunner().invoke(deploy_app, ["init", "scenes-demo"], catch_exceptions=False)

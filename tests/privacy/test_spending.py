@@ -223,7 +223,7 @@ def test_what_is_written_in_parts_is_written_whole(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("pwrite", "message"),
-    [(lambda file, data, start: 0, "No space left"), (lambda file, data, start: len(data), "does not have what was")],
+    [(lambda file, data, start: 0, "No space left"), (lambda file, data, start: len(data), "differs from what was")],
 )
 def test_a_file_that_lies_about_what_it_took_is_cut_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pwrite: Callable[..., int], message: str

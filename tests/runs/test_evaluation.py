@@ -35,10 +35,10 @@ def parquet(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["test", "validation"])
-def test_the_figures_of_the_run_are_found_again(tiny_run: Path, kind: str) -> None:
-    seen = evaluate_model(tiny_run, Target("scenes", kind), which="last")
-    assert seen.metrics == RunRecords.load(tiny_run).last("server", kind)
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_figures_of_the_run_are_found_again(tiny_run: Path, split: str) -> None:
+    seen = evaluate_model(tiny_run, Target("scenes", split), which="last")
+    assert seen.metrics == RunRecords.load(tiny_run).last("server", split)
     assert (seen.model, seen.round, seen.items, seen.samples) == ("last", 1, 12, 60)
 
 

@@ -107,7 +107,7 @@ def names(heard: Heard) -> list[str]:
 
 
 def test_every_event_is_logged():
-    assert {kind.__name__ for kind in Event.__subclasses__()} == set(LOGGED) == set(PLAYED)
+    assert {event_class.__name__ for event_class in Event.__subclasses__()} == set(LOGGED) == set(PLAYED)
 
 
 def test_what_is_logged_is_replayed(path):

@@ -129,7 +129,7 @@ def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(
     one_differs = elsewhere("paired-1")
     one_differs.share_weights()
     assert one_differs.own_type == "paired-0"  # the first of two types of the group
-    assert [[client.id for client in kind.clients] for kind in one_differs.types.values()] == [
+    assert [[client.id for client in which.clients] for which in one_differs.types.values()] == [
         ["paired-0"],
         ["paired-1"],
         ["image"],

@@ -47,7 +47,7 @@ def test_vectors_are_those_of_the_runs_own_pipeline(tiny_run: Path, participant:
     if participant == "server":
         model = opened.server_model().model
     else:
-        model = opened.global_model(next(kind for kind, c in opened.types.items() if "paired" in str(c.clients)))
+        model = opened.global_model(next(own for own, c in opened.types.items() if "paired" in str(c.clients)))
     samples = opened.federation.server_samples("test")
     vectors = loaded.encode(images=pictures, texts=texts)
     for modality, seen in zip(("image", "text"), vectors, strict=True):

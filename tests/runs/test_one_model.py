@@ -139,8 +139,8 @@ def test_the_earliest_trained_of_the_best_on_validation_is_chosen_else_the_last(
     tmp_path: Path, validation: list[float], expected: tuple[int, str]
 ) -> None:
     lines = [
-        {"round": number, "participant": "server", "kind": kind, "metrics": {"m": value, "accuracy": -value}}
-        for kind, values in (("test", [4.0, 3.0, 2.0, 1.0]), ("validation", validation))
+        {"round": number, "participant": "server", "kind": measured, "metrics": {"m": value, "accuracy": -value}}
+        for measured, values in (("test", [4.0, 3.0, 2.0, 1.0]), ("validation", validation))
         for number, value in enumerate(values)
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)

@@ -120,8 +120,8 @@ def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: 
     plain = polyfed.run(Experiment.load(tiny), tmp_path / "plain", quiet=True)
     tiny["run"] |= {"output": {"plots": False, "keep_rounds": [0, 1], "keep_client_models": True}}
     kept = polyfed.run(Experiment.load(tiny), tmp_path / "kept", quiet=True)
-    for kind, weights in plain.global_weights.items():
-        assert all(torch.equal(value, kept.global_weights[kind][name]) for name, value in weights.items())
+    for client_type, weights in plain.global_weights.items():
+        assert all(torch.equal(value, kept.global_weights[client_type][name]) for name, value in weights.items())
     assert [kept.server_model(which).round for which in ("0", "1", "2", "round-1", "last")] == [0, 1, 2, 1, 2]
     before, after = (kept.server_model(which).model.state_dict() for which in ("0", "2"))
     assert any(not torch.equal(value, after[name]) for name, value in before.items())

@@ -161,6 +161,6 @@ def test_a_best_model_that_is_the_untrained_one_is_warned_of(copied: Path, caplo
 
 
 def test_a_run_that_has_only_been_judged_before_training_has_no_such_warning(copied: Path) -> None:
-    for kind in ("best", "last"):
-        edit(copied / "models" / kind, round=0)
+    for which_name in ("best", "last"):
+        edit(copied / "models" / which_name, round=0)
     assert RunRecords.load(copied).warnings == ()

@@ -48,8 +48,8 @@ def test_adapters_of_a_sum_are_those_of_all_clients_by_samples(tmp_path: Path) -
         session = prepared(config | {"aggregation": {"secure": how}}, tmp_path / str(how))
         session.experiment.algorithm.round(session.server, first_cohort(session))
         sessions.append(session)
-    (kind, expected), (_, got) = (next(iter(session.server.weights.items())) for session in sessions)
-    assert any("lora" in name for name in expected), kind
+    (client_type, expected), (_, got) = (next(iter(session.server.weights.items())) for session in sessions)
+    assert any("lora" in name for name in expected), client_type
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
 
@@ -79,8 +79,8 @@ def one_round(config: Config, folder: Path, **faults: Any) -> tuple[dict[str, to
     session = prepared(config, folder)
     engine = between(session, **faults)
     session.experiment.algorithm.round(session.server, first_cohort(session))
-    (kind,) = session.server.weights
-    return dict(session.server.weights[kind]), engine
+    (client_type,) = session.server.weights
+    return dict(session.server.weights[client_type]), engine
 
 
 @pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
@@ -109,8 +109,8 @@ def test_one_whose_reply_is_laid_out_otherwise_is_put_out_whenever_it_replies(tm
     session.experiment.algorithm.round(session.server, cohort := first_cohort(session))
     assert [client.id for client in cohort.clients] == [f"text-{k}" for k in range(4) if f"text-{k}" != liar]
     plain, _ = one_round(federation("unmasked"), tmp_path / "b", loses={(liar, "fit"): "its power failed"})
-    (kind,) = session.server.weights
-    assert all(torch.equal(value, plain[name]) for name, value in session.server.weights[kind].items())
+    (client_type,) = session.server.weights
+    assert all(torch.equal(value, plain[name]) for name, value in session.server.weights[client_type].items())
 
 
 @pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])

@@ -65,14 +65,14 @@ def errors_of(engine: Faulty, client: str) -> list[str]:
 
 
 def weights_of(session: Any) -> dict[str, torch.Tensor]:
-    (kind,) = session.server.weights
-    return dict(session.server.weights[kind])
+    (variant,) = session.server.weights
+    return dict(session.server.weights[variant])
 
 
 def test_signed_sums_are_those_of_unsigned_ones(tmp_path: Path) -> None:
     signed, _ = one_round(tmp_path / "a", IDENTITY)
     unsigned, _ = one_round(tmp_path / "b", None)
-    alone, _ = one_round(tmp_path / "c", SiteIdentity(OWN))  # signs for those who have a roster, and believes anybody
+    alone, _ = one_round(tmp_path / "c", SiteIdentity(OWN))  # signs for those who have a roster, and trusts any site
     for other in (unsigned, alone):
         assert all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(signed).items())
 

@@ -63,7 +63,7 @@ def unless_of_words(err: str) -> list[str]:
 )
 def test_what_is_written_runs(cli: Cli, data: Path, kinds: str, method: str | None, named: str) -> None:
     paths = {"pairs": data / "photos", "pictures": data / "flowers", "texts": data / "news.csv"}
-    given = [part for kind in kinds.split() for part in (f"--{kind}", paths[kind])]
+    given = [part for purpose in kinds.split() for part in (f"--{purpose}", paths[purpose])]
     given += ["--method", method] if method else []
     given += ["--public-share", 0.2] if named != "fedavg" else []
     code, out, err = cli("init", "mine.yaml", *given, "--clients", 2, "--rounds", 1)

@@ -23,8 +23,8 @@ from small_federations import METHODS, Config, aligned, federation_for, pretrain
 KINDS = ("server-only", "no-private", "local", "pooled", "zero-shot")
 
 
-def twin(config: Config, kind: str, *overrides: str) -> Experiment:
-    return Experiment.load(config, [*overrides, f"twin.kind={kind}"])
+def twin(config: Config, variant: str, *overrides: str) -> Experiment:
+    return Experiment.load(config, [*overrides, f"twin.kind={variant}"])
 
 
 def federation(experiment: Experiment, folder: Path) -> Population:
@@ -39,17 +39,17 @@ def creamfl(**algorithm: object) -> Config:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_method_has_its_twins_or_lists_them(method: str, kind: str) -> None:
+@pytest.mark.parametrize("variant", KINDS)
+def test_every_method_has_its_twins_or_lists_them(method: str, variant: str) -> None:
     config = federation_for(method)
     own = Experiment.load(config)
-    if kind not in kinds_of(own):
+    if variant not in kinds_of(own):
         with pytest.raises(ConfigError, match=f"twins of '{config['name']}': {', '.join(kinds_of(own))}$"):
-            twin(config, kind)
+            twin(config, variant)
         return
-    made = twin(config, kind)
+    made = twin(config, variant)
     name = config["name"]
-    assert (made.name, made.twin.of) == (f"{name}-{kind}", name)
+    assert (made.name, made.twin.of) == (f"{name}-{variant}", name)
     # what the run folder has gives the same run, and no twin of the twin
     assert Experiment.load(yaml.safe_load(made.to_yaml())) == made
 
@@ -60,11 +60,11 @@ def kinds_of(experiment: Experiment) -> list[str]:
     has_server = has_public and experiment.server is not None
     there = {"server-only": has_server, "no-private": has_public, "local": experiment.algorithm.asks_clients}
     there |= {"pooled": has_server, "zero-shot": experiment.name == "named"}
-    return [kind for kind, is_there in there.items() if is_there]
+    return [variant for variant, is_there in there.items() if is_there]
 
 
-@pytest.mark.parametrize("kind", ["server-only", "pooled"])
-def test_a_server_alone_asks_no_client_and_keeps_all_else(kind: str) -> None:
+@pytest.mark.parametrize("variant", ["server-only", "pooled"])
+def test_a_server_alone_asks_no_client_and_keeps_all_else(variant: str) -> None:
     config = creamfl(task={"epochs": 2}, distiller={"epochs": 3})
     config["run"] |= {
         "sampling": {"cohort": 2},
@@ -72,29 +72,29 @@ def test_a_server_alone_asks_no_client_and_keeps_all_else(kind: str) -> None:
         "engine": "ray",
         "eval_every": 2,
     }
-    own, made = Experiment.load(config), twin(config, kind)
+    own, made = Experiment.load(config), twin(config, variant)
     assert (made.clients, made.algorithm.component_name(), made.algorithm.server_epochs) == ({}, "server_only", 5)
     assert (made.server, made.data, made.run.rounds, made.run.seed) == (own.server, own.data, 2, own.run.seed)
     assert (made.run.sampling.cohort, made.run.exchange.phases, made.run.evaluate_clients) == (None, {}, False)
     assert (made.run.engine.component_name(), made.run.eval_every) == ("local", 2)
-    assert (made.public == own.public) == (kind == "server-only")
+    assert (made.public == own.public) == (variant == "server-only")
 
 
 NOISE: Config = {"reply": {"weights": 1.0, "noise_multiplier": 1.0}}
 
 
-@pytest.mark.parametrize("kind", ["server-only", "pooled", "local", "no-private"])
+@pytest.mark.parametrize("variant", ["server-only", "pooled", "local", "no-private"])
 @pytest.mark.parametrize(
     "change",
     [{"run": {"pace": {"name": "buffered", "replies": 3, "concurrency": 3}}}, {"privacy": NOISE}],
     ids=["pace", "privacy"],
 )
-def test_twins_are_made_whatever_the_pace_and_the_noise(kind: str, change: Config) -> None:
+def test_twins_are_made_whatever_the_pace_and_the_noise(variant: str, change: Config) -> None:
     config = three_kinds() | {"algorithm": {"name": "fedavg"}}
     config["run"] |= {"evaluate_clients": False}
-    made = twin(merged(config, change), kind)
-    assert (made.privacy is None) == (kind != "no-private" or "privacy" not in change)
-    if kind in ("server-only", "pooled"):
+    made = twin(merged(config, change), variant)
+    assert (made.privacy is None) == (variant != "no-private" or "privacy" not in change)
+    if variant in ("server-only", "pooled"):
         assert made.run.pace.component_name() == "sync"
     elif "run" in change:
         assert made.run.pace.component_name() == "buffered"
@@ -224,7 +224,7 @@ def without(section: str) -> Callable[[Config], object]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "message"),
+    ("variant", "change", "message"),
     [
         ("server-only", without("public"), "it has no public set; twins of 'three-kinds': local$"),
         ("pooled", without("public"), "it has no public set; twins of 'three-kinds': local$"),
@@ -250,11 +250,11 @@ def without(section: str) -> Callable[[Config], object]:
         ("local", lambda c: c.update(algorithm="server_only"), "'server_only' asks no clients; .*server-only, no-priv"),
         *(
             (
-                kind,
+                variant,
                 lambda c: c.update(algorithm=f"{__name__}.Unsaid"),
                 f"'.*Unsaid' does not define how long its {what}",
             )
-            for kind, what in (
+            for variant, what in (
                 ("local", r"clients train \(local_training\); .*: no-private$"),
                 ("server-only", r"server trains \(server_passes\)"),
                 ("pooled", r"server trains \(server_passes\)"),
@@ -265,12 +265,12 @@ def without(section: str) -> Callable[[Config], object]:
     ],
 )
 def test_an_experiment_without_a_twin_lists_the_others(
-    kind: str, change: Callable[[Config], object], message: str
+    variant: str, change: Callable[[Config], object], message: str
 ) -> None:
     config = creamfl()
     change(config)
     with pytest.raises(ConfigError, match=message):
-        twin(config, kind)
+        twin(config, variant)
 
 
 # ---- pretrained encoders as they come

@@ -24,9 +24,9 @@ SPLITS = ("train", "validation", "test")
 
 
 def looked_at(name: str, top: Path, **reported: Any) -> StarterSource:
-    kind, make, file = zoo.FOLDERS[name]
+    purpose, make, file = zoo.FOLDERS[name]
     make(top)
-    return StarterSource.of(kind, top / file, reported)
+    return StarterSource.of(purpose, top / file, reported)
 
 
 @pytest.mark.parametrize("name", zoo.FOLDERS)
@@ -182,17 +182,17 @@ def test_what_cannot_be_read_is_refused_before_anything_is_written(tmp_path: Pat
     for number in range(9):
         (tmp_path / "phone").mkdir(exist_ok=True)
         (tmp_path / "phone" / f"{number}.heic").write_bytes(b"x")
-    for kind, folder, words in (
+    for purpose, folder, words in (
         ("pictures", "images", "1 images cannot be read, first a/bad.png"),
         ("sounds", "sounds", "1 recordings cannot be read, first hum/bad.wav"),
         ("pictures", "phone", "but 9 .heic files, such as '0.heic': "),
     ):
         with pytest.raises(DataError) as refused:
-            StarterSource.of(kind, tmp_path / folder)
+            StarterSource.of(purpose, tmp_path / folder)
         assert words in str(refused.value)
 
 
-def test_marks_of_missing_values_among_classes_are_told(tmp_path: Path) -> None:
+def test_marks_of_missing_values_among_classes_are_warned_of(tmp_path: Path) -> None:
     rows = [f"a text of {number} words,{('yes', 'no', 'k.A.')[number % 3]}" for number in range(60)]
     (tmp_path / "news.csv").write_text("\n".join(["text,label", *rows]))
     warnings = " ".join(StarterSource.of("texts", tmp_path / "news.csv").warnings)

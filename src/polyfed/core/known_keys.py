@@ -16,23 +16,23 @@ SHORT_FORM = "short_form"
 """Class attribute of settings: a key that they take in place of one of their fields."""
 
 
-def require_known_keys(content: Mapping[str, Any], kind: ClassPlace) -> None:
+def require_known_keys(content: Mapping[str, Any], settings_class: ClassPlace) -> None:
     """Check the keys of a configuration, and the names of components; code from elsewhere is not looked at.
 
     Args:
         content: Content of the configuration.
-        kind: the class of settings that reads it.
+        settings_class: the class of settings that reads it.
 
     Raises:
         ConfigError: naming the first unknown one and what would be valid.
     """
-    for problem in _problems(content, kind, ""):
+    for problem in _problems(content, settings_class, ""):
         raise ConfigError(problem)
 
 
 def _problems(value: Any, place: ClassPlace, path: str) -> Iterator[str]:
     above = ancestry(place)
-    family = next((kind for kind in above if kind.texts.get("home")), None)
+    family = next((one for one in above if one.texts.get("home")), None)
     if family is not None:
         name = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
         if name is None or "." in str(name):
@@ -49,13 +49,13 @@ def _problems(value: Any, place: ClassPlace, path: str) -> Iterator[str]:
 
 
 def _below(content: Mapping[Any, Any], above: Sequence[ClassDeclaration], path: str) -> Iterator[str]:
-    fields = {name: (kind, text) for kind in reversed(above) for name, text in kind.fields.items()}
+    fields = {name: (one, text) for one in reversed(above) for name, text in one.fields.items()}
     fields = {name: held for name, held in fields.items() if name[0] != "_" and not held[1].startswith("ClassVar")}
     for key in content:
-        if key not in fields and key not in [kind.texts.get(SHORT_FORM) for kind in above]:
+        if key not in fields and key not in [one.texts.get(SHORT_FORM) for one in above]:
             yield f"{path or 'config'}: {unknown('key', str(key), fields)}"
-    for key, (kind, annotation) in fields.items():
-        value, place = content.get(key), _settings_in(annotation, kind)
+    for key, (declared, annotation) in fields.items():
+        value, place = content.get(key), _settings_in(annotation, declared)
         if place is None:
             continue
         if annotation.startswith(("list[", "tuple[")):
@@ -68,8 +68,8 @@ def _below(content: Mapping[Any, Any], above: Sequence[ClassDeclaration], path: 
             yield from _problems(part, place, f"{path}.{key}{way}".removeprefix("."))
 
 
-def _settings_in(annotation: str, kind: ClassDeclaration) -> ClassPlace | None:
+def _settings_in(annotation: str, declared: ClassDeclaration) -> ClassPlace | None:
     """The class of settings that an annotation names, if it is the only one and nothing else may stand there."""
     names = re.findall(r"\w+", annotation if "|" not in annotation.removesuffix(" | None") else "")
-    places = [place for name in names if ancestry(place := kind.imported.get(name, (kind.module, name)))]
-    return places[0] if len(places) == 1 else None
+    classes = [place for name in names if ancestry(place := declared.imported.get(name, (declared.module, name)))]
+    return classes[0] if len(classes) == 1 else None

@@ -95,7 +95,7 @@ def file_json(text: str | bytes) -> Any:
         raise ValueError("JSON that is nested too deeply") from error
 
 
-def typed(kind: type[_T], content: object) -> _T:
+def typed(expected: type[_T], content: object) -> _T:
     """An instance of a dataclass with values of the types that it declares; it may hold more than the class knows.
 
     Raises:
@@ -104,7 +104,7 @@ def typed(kind: type[_T], content: object) -> _T:
     from pydantic import ValidationError  # takes a tenth of a second
 
     try:
-        made: _T = _adapter(kind).validate_python(content)  # type: ignore[arg-type]
+        made: _T = _adapter(expected).validate_python(content)  # type: ignore[arg-type]
         return made
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
@@ -112,10 +112,10 @@ def typed(kind: type[_T], content: object) -> _T:
 
 
 @cache
-def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
+def _adapter(expected: type[_T]) -> TypeAdapter[_T]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    return TypeAdapter(expected)
 
 
 def yaml_content(text: str) -> Any:

@@ -412,7 +412,7 @@ def _identity(image: Mapping[str, Any]) -> object:
     try:
         stat = Path(image["path"]).stat()
     except OSError:
-        return image["path"]  # it cannot be read, as its encoder says
+        return image["path"]  # unreadable; its encoder raises the error
     return image["path"], stat.st_mtime_ns, stat.st_size
 
 

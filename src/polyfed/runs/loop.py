@@ -216,7 +216,7 @@ class Loop:
         return checkpoint.round
 
     def _problem_of(self, checkpoint: Checkpoint) -> str:
-        """What is unreadable of that round: records, or the state of a client that lives here; empty if nothing is."""
+        """Unreadable part of that round: records, or the state of a client that lives here; empty if nothing is."""
         if lost := self.folder.lost_records(checkpoint.facts["logs"]):
             return f"after round {checkpoint.round} {lost}"
         client = None if self.states is None else self.states.damaged(accepted_in(checkpoint.facts))

@@ -160,7 +160,6 @@ class StarterEncoders:
             ConfigError: a named network is missing, or does not read what it is named for.
         """
         names = _pretrained(weights, language_of(texts)) if weights is not None else {}
-        names = _pretrained(weights, language_of(texts)) if weights is not None else {}
         given = {part: name for part, name in (("image", image), ("text", text)) if name is not None}
         names |= given
         for part, name in names.items():

@@ -156,20 +156,19 @@ def _purpose_of(place: _Place, table: SplitTable, label: str | None) -> starter.
     """
     apart = place.options.get("together", ())
     roles = ColumnRoles.of(starter.typed_columns(table, apart), label)
+    purposes = list[starter.DataKind]()
     if roles.mask or roles.audio:
-        purposes: list[starter.DataKind] = ["masks" if roles.mask else "sounds"]
+        purposes = ["masks" if roles.mask else "sounds"]
     elif roles.image:
         # a column of classes that the user names decides
-        purposes = [*(["pairs"] if roles.text and label is None else []), *(["pictures"] if roles.label else [])]
+        purposes += ["pairs"] if roles.text and label is None else []
+        purposes += ["pictures"] if roles.label else []
     else:
         cells, _ = starter.cells_of(table, label, apart)
         text = roles.text
         is_free = text is not None and (holds_texts(text) or 2 * len(table.read(text).unique()) > table.count())
-        has_numbers = any(not cell.names for cell in cells.values())
-        purposes = [
-            *(["texts"] if is_free and roles.label else []),
-            *([] if is_free and not has_numbers else ["table"]),
-        ]
+        purposes += ["texts"] if is_free and roles.label else []
+        purposes += ["table"] if not is_free or any(not cell.names for cell in cells.values()) else []
     if len(purposes) == 1:
         return purposes[0]
     names = ", ".join(table.schema.names)

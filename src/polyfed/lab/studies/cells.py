@@ -533,7 +533,7 @@ class StudyPlan:
             def accepts(choice: Choice) -> bool:
                 return tried.accepts(choice) and all(self._tunable_at(row, one).accepts(choice) for one in points)
 
-            pattern = PatternSearch(kinds, tuning.candidates, accepts, once=True)
+            pattern = PatternSearch(kinds, tuning.candidates, accepts)
             assert tuning.column is not None
             self._searches[*place, seed] = RowSearch(pattern, tuning.column.lower, place, tried, self._score)
         search = self._searches[*place, seed]

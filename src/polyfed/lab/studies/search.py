@@ -51,23 +51,21 @@ class Kind:
 
 @dataclass
 class PatternSearch:
-    """The next candidates of a search, which depend on the figures known so far alone.
+    """Next candidates of a search, which depend on known figures alone; each kind is searched once.
 
     Starts from the settings as given. Kind by kind it tries the neighbours of the best candidate, and goes on beyond
     the best one while that improves. Of equal candidates the nearest to the given settings is the best.
 
     Attributes:
         kinds: Settings to search, in this order.
-        most: Most candidates; with ``once`` of each kind, the one that the kind starts from included.
-        accepts: Whether a choice can be tried, as settings have bounds of their own.
-        once: Each kind is searched once; otherwise again and again, until every neighbour of the best is tried.
+        most: Most candidates of each kind, including the one that the kind starts from.
+        accepts: True for a choice within the bounds of its settings.
         scores: Candidates in the order in which they were tried, each with its figure; NaN: it has none.
     """
 
     kinds: Mapping[str, Kind]
     most: int
     accepts: Callable[[Choice], bool] = lambda choice: True
-    once: bool = False
     scores: list[tuple[Choice, float]] = field(default_factory=list)
     _turns: list[str] = field(default_factory=list)  # the kind for which each candidate was tried
     _turn: str = ""
@@ -86,9 +84,8 @@ class PatternSearch:
         if not self.scores:
             return [dict.fromkeys(self.kinds, 1.0)]
         names = list(self.kinds)
-        place = names.index(self._turn) if self._turn else 0
-        for name in names[place:] + ([] if self.once else names[:place]):
-            room = self.most - (1 + self._turns.count(name) if self.once else len(self.scores))
+        for name in names[names.index(self._turn) if self._turn else 0 :]:
+            room = self.most - 1 - self._turns.count(name)
             if due := self._untried(name)[: max(0, room)]:
                 self._turn = name
                 return due
@@ -104,11 +101,6 @@ class PatternSearch:
         if all(math.isnan(figure) for _, figure in self.scores):
             raise LookupError("no candidate has a figure; nothing is chosen")
         return self._best
-
-    @property
-    def is_surrounded(self) -> bool:
-        """True if more candidates would change nothing."""
-        return not any(map(self._untried, self.kinds))
 
     @property
     def ends(self) -> list[str]:
