@@ -1,4 +1,4 @@
-"""``polyfed downstream``: what the encoders of a run are good for; parses, calls, prints."""
+"""``polyfed downstream``: downstream tests of a run's encoders; parses, calls, prints."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def downstream_command(
     opened = opened_model(places.open(run), which, client)
     folder = ready_folder(out or run.joinpath("downstream", client or ""))  # a client's apart from the server's
     with cpu_threads(opened.threads), interruptible("nothing was written"):
-        findings = run_suite(opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, tell=typer.echo)
+        findings = run_suite(opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, on_task=typer.echo)
     show_result(findings, folder, _stem(Path(suite).stem, which, seed))
 
 
 def _stem(suite: str, which: str | None, seed: int) -> str:
-    """Name of the files without ending: the suite, and what is asked for beyond the defaults."""
+    """Stem of the files: the suite, and options that differ from the defaults."""
     asked = {"model": which, "seed": None if seed == _SEED else seed}
     parts = [suite, *(f"{option}-{value}" for option, value in asked.items() if value is not None)]
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))

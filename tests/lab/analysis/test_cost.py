@@ -1,4 +1,4 @@
-"""What a round costs, against counts by hand and against the ledger of a run."""
+"""Costs of a round, against counts by hand and against the ledger of a run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def weights_alone(epochs: int) -> Config:
     return hashed(content)
 
 
-def by_kind(found: RoundCosts) -> dict[str, int]:
-    return {cost.kind: cost.flops for cost in found.costs}
+def by_kind(result: RoundCosts) -> dict[str, int]:
+    return {cost.kind: cost.flops for cost in result.costs}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_frozen_parameters_are_counted_and_not_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "shown"),
     [
         ((900, 500), (500, 500), True),
         ((900, 500), (510, 500), True),
@@ -90,12 +90,12 @@ def test_frozen_parameters_are_counted_and_not_trained() -> None:
     ],
 )
 def test_a_peak_that_the_system_does_not_reset_is_not_told(
-    before: tuple[int, int], after: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch
+    before: tuple[int, int], after: tuple[int, int], shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = [f"VmHWM:\t{most << 10} kB\nVmRSS:\t{now << 10} kB\n" for most, now in (before, after, (950, 600))]
     monkeypatch.setattr(Path, "write_text", lambda path, text: len(text))
     monkeypatch.setattr(Path, "read_text", lambda path: states.pop(0))
-    assert PeakMemory(torch.device("cpu")).read() == (950 << 20 if told else None)
+    assert PeakMemory(torch.device("cpu")).read() == (950 << 20 if shown else None)
 
 
 def test_a_client_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def due(plan: StudyPlan, row: str, store: Path, seed: int = 0) -> list[Cell]:
 
 
 def answered(plan: StudyPlan, row: str, store: Path, *values: float | str, seed: int = 0) -> list[str]:
-    """What is due, after each in turn is completed with one of the values."""
+    """Due candidates, after each in turn is completed with one of the values."""
     assert plan.tuning is not None and plan.tuning.column is not None  # noqa: PT018
     for value in values:
         complete(due(plan, row, store, seed)[0], store, {plan.tuning.column.digest: value})
@@ -85,7 +85,7 @@ def test_what_was_chosen_before_needs_no_search(loaded: Load, tmp_path: Path) ->
         plan.cell("a", (), 1)
 
 
-def test_lower_is_better_where_the_column_says_so(loaded: Load, tmp_path: Path) -> None:
+def test_lower_is_better_for_such_a_column(loaded: Load, tmp_path: Path) -> None:
     column = RATES["column"] | {"lower": True}  # type: ignore[operator]
     plan = tuned(loaded, tmp_path, tuning={"column": column, "candidates": 3})
     answered(plan, "a", tmp_path, 5.0, 9.0, 4.0)
@@ -160,7 +160,7 @@ def test_a_setting_that_no_row_has_is_refused(loaded: Load, tmp_path: Path, path
 
 
 def other_table(folder: Path, main: dict[str, Any], rows: dict[str, Any], **tuning: Any) -> Study:
-    """A table beside the main one of its paper."""
+    """A table next to the main one of its paper."""
     (folder / "main.yaml").write_text(yaml.safe_dump(tiny_study(tuning=RATES, rows=main)))
     other = tiny_study(tuning={"table": "main", **tuning}, rows=rows, set={"run.rounds": 2})
     (folder / "other.yaml").write_text(yaml.safe_dump(other))
