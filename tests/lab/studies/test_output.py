@@ -101,7 +101,7 @@ def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     assert again.to_json() == own.to_json()
     assert markdown_text(again) == markdown_text(own)
     replace(own, study=loaded(seeds=2)).save(tmp_path)
-    with pytest.raises(RunError, match=r"figures of seeds \[2\], which its study has not"):
+    with pytest.raises(RunError, match=r"figures of seeds \[2\], which its study lacks"):
         Results.load(tmp_path)
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(RunError, match="is damaged"):

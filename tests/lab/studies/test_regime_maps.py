@@ -95,7 +95,7 @@ def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load) -
         ({"map": "prox > tiny on r2"}, r"figures.0.map: .*unknown 'r2'"),
         ({"map": "ours > tiny on r1"}, r"figures.0.map: .*unknown 'ours'"),
         ({"map": "prox > tiny on r1 at 250, 1"}, r"names a point; a map shows a claim at all points"),
-        ({"y": None}, r"figures.0: a map shows all axes of a study, which are two at most; name 'epochs'"),
+        ({"y": None}, r"figures.0: a map shows all axes of a study, at most two; name 'epochs'"),
     ],
 )
 def test_a_wrong_map_is_named(loaded: Load, wrong: dict[str, Any], message: str) -> None:

@@ -155,7 +155,7 @@ def test_a_kind_is_of_the_rows_that_it_names_and_that_have_it(loaded: Load, tmp_
 def test_a_setting_that_no_row_has_is_refused(loaded: Load, tmp_path: Path, path: str) -> None:
     settings = {"rate": {"paths": ["clients.*.training.optimizer.lr", path]}}
     plan = tuned(loaded, tmp_path, tuning={"settings": settings})
-    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no row that is tuned has a number at '"):
+    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no tuned row has a number at '"):
         plan.check_tuning(plan.row_points())
 
 

@@ -56,8 +56,8 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
         ({"tuning": TUNING | {"grid": {"rate": [0.1]}}}, "tuning: unknown key 'grid'"),
         ({"tuning": TUNING | {"set": {"run.rounds": 2}}}, "candidates have the rounds of the table"),
-        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 4]}}}}, "must ascend and have a 1"),
-        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 1]}}}}, "must ascend and have a 1"),
+        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 4]}}}}, "must ascend and contain 1"),
+        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 1]}}}}, "must ascend and contain 1"),
         ({"rows": {"a": {"tune": "b"}}, "tuning": TUNING}, "rows.a.tune: 'b' names a row of a main table"),
         (
             {"tuning": TUNING | {"settings": {"rate": RATE | {"rows": ["b"]}}}},
