@@ -53,7 +53,7 @@ class Retrainable(Simulated):
         """Model by name: the server's (else the only global model), a client's own, or the global one of a type.
 
         Raises:
-            ConfigError: There is no such model.
+            ConfigError: The model is unknown.
             RunError: The model is missing or damaged.
         """
         types = self.run.global_weights
@@ -157,7 +157,7 @@ class Depths:
                 named: half of them, at least one.
 
         Raises:
-            ConfigError: an encoder has fewer layers, or there is no such modality.
+            ConfigError: an encoder has fewer layers, or the modality is unknown.
         """
         wanted = dict.fromkeys(self.counts, depth) if isinstance(depth, int) else dict(depth or {})
         for name in wanted.keys() - self.counts.keys():

@@ -50,7 +50,7 @@ class Landscape(Analysis):
     def answer(self, run: Run) -> AnalysisResult:
         server = server_model(run, self.model)
         cfg, model = server.run.experiment, server.model
-        assert cfg.server is not None  # there is no saved model without
+        assert cfg.server is not None  # a saved model requires it
         axis = grid_axis(self.grid, self.extent)
         size = cfg.server.training.batch_size
         with cpu_threads(cfg.run.threads):

@@ -75,7 +75,7 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, split: str = 
         split: ``test`` or ``validation``.
 
     Raises:
-        ConfigError: No participant of any run has the metric, or there is no such split.
+        ConfigError: No participant of any run has the metric, or the split is unknown.
     """
     _require_known(runs, metric, split)
     alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}

@@ -125,7 +125,7 @@ def write_gallery(
         per_group: Clients of each group.
 
     Raises:
-        RunError: There are no test data, or no model is kept.
+        RunError: The run has neither test data nor models.
         ConfigError, DataError: Models or data of the run cannot be opened.
     """
     split = _test_split(run)

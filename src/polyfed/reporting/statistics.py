@@ -64,7 +64,7 @@ class PairedSample:
     Attributes:
         by_seed: Seed -> finite difference; at least one.
         figures: Seed -> the two figures, whose gaps show their step; empty to use the gaps of the differences.
-        is_exact: True if no seed can change the figures, as a count of operations: then there is no test.
+        is_exact: True if no seed can change the figures, as a count of operations: then no test is needed.
     """
 
     by_seed: Mapping[int, float]

@@ -122,7 +122,7 @@ def analysis_class(name: str) -> type[Analysis]:
     """The analysis of that name, or the class in a file, ``FILE.py:Class``.
 
     Raises:
-        ConfigError: There is no such analysis.
+        ConfigError: The analysis is unknown.
     """
     if is_file_class(name):
         with _importing_from_above(Path(name).resolve()):
@@ -180,7 +180,7 @@ def json_value(content: Any, path: str) -> float:
     """The number at a dotted path in the figures of an analysis.
 
     Raises:
-        ConfigError: There is no number.
+        ConfigError: The path does not lead to a number.
     """
     for key in path.split("."):
         known = {str(at): item for at, item in enumerate(content)} if isinstance(content, list | tuple) else content

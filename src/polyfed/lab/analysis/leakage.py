@@ -293,7 +293,7 @@ class Finding:
 
     Attributes:
         on: Target of the attack.
-        verdict: Verdict, or the reason why there was no attack.
+        verdict: Verdict, or the reason for no attack.
         figures: Figures of the attack; None if there was none.
     """
 

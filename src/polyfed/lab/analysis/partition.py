@@ -53,7 +53,7 @@ def held_items(records: RunRecords) -> AnalysisResult:
     """Items of every client by class and column, without their numbers.
 
     Raises:
-        RunError: There are no holdings.
+        RunError: The run has no holdings.
     """
     if not records.holdings:
         raise RunError(f"'{records.folder}' has no partition.json; give the folder of a run")

@@ -155,7 +155,7 @@ def computed(
     """``function`` of every distinct input of a modality, repeated as the samples repeat it; fp32, on the CPU.
 
     Raises:
-        DataError: A value is not finite, or there are no samples.
+        DataError: A value is not finite, or samples are missing.
     """
     if not len(samples):
         raise DataError(f"{what} has no samples")
@@ -196,8 +196,8 @@ class Bench:
         """A split of a source, opened once.
 
         Raises:
-            ConfigError: There is no such source.
-            DataError: There is no such split.
+            ConfigError: The source is unknown.
+            DataError: The split is unknown.
         """
         if source not in self.data.sources:
             raise ConfigError(f"no source '{source}' in the suite or the run; {nearest(source, self.data.sources)}")
@@ -212,8 +212,8 @@ class Bench:
         """Check that splits exist, with columns for the modalities, and the target if one is named.
 
         Raises:
-            ConfigError: There is no such source, or it lacks a column or the target.
-            DataError: There is no such split.
+            ConfigError: The source is unknown, or lacks a column or the target.
+            DataError: The split is unknown.
         """
         for split in [self.split(source, name) for name in splits]:
             for modality in modalities:

@@ -246,7 +246,7 @@ class RetrievalProbe(Probe):
         return self
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """Reason: the model does not encode both modalities, or there are no clients to search."""
+        """Reason: the model does not encode both modalities, or clients to search are missing."""
         if self.source is None and bench.subject.clients is None:
             return f"{bench.subject.name} has no clients; give a run, or a source to search"
         return bench.subject.lacks(self.between)

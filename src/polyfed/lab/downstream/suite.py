@@ -38,7 +38,7 @@ class Suite(Settings):
         """A suite of polyfed by name, or from a YAML file.
 
         Raises:
-            ConfigError: There is no such suite, or a setting is wrong; the message names the key.
+            ConfigError: The suite is unknown, or a setting is wrong; the message names the key.
         """
         if name in (own := suites()):
             with resources.as_file(resources.files("polyfed.presets") / "downstream" / f"{name}.yaml") as path:
@@ -51,7 +51,7 @@ class Suite(Settings):
         """The suite with one task.
 
         Raises:
-            ConfigError: There is no such task.
+            ConfigError: The task is unknown.
         """
         if task not in self.tasks:
             raise ConfigError(f"task: the suite has no task '{task}'; {nearest(task, self.tasks)}")
@@ -133,7 +133,7 @@ def opened_model(run: Run, which: str | None = None, client: str | None = None) 
         client: Id of a client to test its own model instead.
 
     Raises:
-        ConfigError: Options contradict each other, or there is no such client.
+        ConfigError: Options contradict each other, or the client is unknown.
         RunError: The run has no model.
     """
     if client is None:

@@ -351,7 +351,7 @@ def validation_curve(plan: StudyPlan, row: str, point: Point, seeds: Sequence[in
         column = column.changed({"round": "final"}, "round")  # of each round, not the best so far
     searches = [search for seed in seeds if not plan.main and (search := plan.row_search(row, point, seed))]
     for cells in (final, [search.cell(search.chosen.factors) for search in searches]):
-        with suppress(ConfigError, IndexError):  # there is no validation, or not as in tuning
+        with suppress(ConfigError, IndexError):  # without validation, or not as in tuning
             column.require(cells[0].experiment)
             folders = [cell.folder(plan.store) for cell in cells]
             curves = [_by_round(column, folder) for folder in folders if (folder / FIGURES).is_file()]

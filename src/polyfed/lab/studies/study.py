@@ -446,7 +446,7 @@ class Study(Settings):
         """A study from its file, at a scale.
 
         Raises:
-            ConfigError: There is no such file or scale, or a setting is unknown, wrong or inconsistent.
+            ConfigError: The file or scale is unknown, or a setting is unknown, wrong or inconsistent.
         """
         content = study_content(source)
         scales = {SMALL: {}, **(content.pop("scales", None) or {})}

@@ -32,7 +32,7 @@ class AnalysisColumn(ColumnSettings):
         """The analysis with its settings.
 
         Raises:
-            ConfigError: There is no such analysis, or a setting is wrong.
+            ConfigError: The analysis is unknown, or a setting is wrong.
         """
         analysis = analysis_class(self.analysis)
         try:
