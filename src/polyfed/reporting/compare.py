@@ -149,8 +149,12 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     names = [name for name in metrics if name not in of_clients]
     ordered = _ordered(comparisons)
     rows: list[dict[str, Cell]] = [
-        {"run": item.label, "seeds": len(item.runs), "round": ", ".join(map(str, item.rounds)) or None}
-        | {name: str(item.metrics[name]) for name in names}
+        {
+            "run": item.label,
+            "seeds": len(item.runs),
+            "round": ", ".join(map(str, item.rounds)) or None,
+            **{name: str(item.metrics[name]) for name in names},
+        }
         for item in ordered
     ]
     measured = [number for item in ordered for run in item.runs for number in run.last_rounds(run.clients)]

@@ -133,7 +133,7 @@ class RoundCosts:
             }
             for cost in self.costs
         ]
-        sizes = [{"": cost.participant} | asdict(cost.size) for cost in self.costs if cost.size is not None]
+        sizes = [{"": cost.participant, **asdict(cost.size)} for cost in self.costs if cost.size is not None]
         notes = [
             "GFLOP: matrix products, convolutions and attention, forward and backward; a multiplication and an "
             "addition are two.",

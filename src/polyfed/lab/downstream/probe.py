@@ -77,9 +77,11 @@ class Outcome:
         """One row per condition."""
         metrics = dict.fromkeys(chain.from_iterable(row.values for row in self.rows))
         rows: list[dict[str, Cell]] = [
-            {"": row.on}
-            | {name.replace("_", " "): str(row.spreads[name]) if name in row.values else None for name in metrics}
-            | {name.replace("_", " "): count(value) for name, value in row.facts.items()}
+            {
+                "": row.on,
+                **{name.replace("_", " "): str(row.spreads[name]) if name in row.values else None for name in metrics},
+                **{name.replace("_", " "): count(value) for name, value in row.facts.items()},
+            }
             for row in self.rows
         ]
         return TextTable.of(title, rows, tuple(self.notes))
