@@ -482,7 +482,7 @@ def run_retraining(opened: Retrainable, of: str, on: str, plan: Plan) -> Analysi
 def _models(opened: Retrainable, of: str) -> Iterator[TrainedModel]:
     if of == EACH and not opened.keepers:
         raise ConfigError(f"of each: clients of '{opened.run.folder}' keep no models; give of server")
-    return map(opened.kept, opened.keepers) if of == EACH else iter([opened.trained(of)])
+    return map(opened.trained, opened.keepers) if of == EACH else iter([opened.trained(of)])
 
 
 def _sets(

@@ -53,7 +53,7 @@ def test_other_forms_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("claims", "more", "message"),
     [
-        ({"secondary": ["tiny > prox on r1"]}, {}, "claims: method, part, setting: there is none"),
+        ({"secondary": ["tiny > prox on r1"]}, {}, "claims: method, part, setting: all are empty"),
         ({"method": ["tiny > prox on r1"] * 2, "part": ["tiny > prox on r1"] * 2}, {}, "4 are judged"),
         ({"method": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),
         ({"method": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': unknown 'proxy'; did you mean 'prox'"),

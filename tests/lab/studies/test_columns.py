@@ -171,12 +171,12 @@ def test_costs_until_validation_is_reached(finished: Run) -> None:
 
 def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> None:
     column, other = (
-        AnalysisColumn(analysis="centres", figure="x", options=options) for options in ({}, {"samples": 99})
+        AnalysisColumn(analysis="leakage", figure="x", options=options) for options in ({}, {"samples": 99})
     )
     assert column.needs_models
     assert not column.is_at_hand(tmp_path)
     (tmp_path / "analysis").mkdir()
-    (tmp_path / "analysis" / "centres.json").write_text('{"options": "{}"}')
+    (tmp_path / "analysis" / "leakage.json").write_text('{"options": "{}"}')
     assert column.is_at_hand(tmp_path)
     assert not other.is_at_hand(tmp_path)
 
@@ -184,8 +184,8 @@ def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"analysis": "centers"}, "no analysis 'centers'; did you mean 'centres'.*FILE.py:Class"),
-        ({"analysis": "centres", "options": {"sample": 3}}, "options: unknown key 'sample'; did you mean 'samples'"),
+        ({"analysis": "leakages"}, "no analysis 'leakages'; did you mean 'leakage'.*FILE.py:Class"),
+        ({"analysis": "leakage", "options": {"sample": 3}}, "options: unknown key 'sample'; did you mean 'samples'"),
     ],
 )
 def test_analyses_that_cannot_be_are_refused_before_a_run(settings: dict[str, Any], message: str) -> None:

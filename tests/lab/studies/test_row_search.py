@@ -128,7 +128,7 @@ def test_what_an_axis_sets_is_not_tuned(loaded: Load, tmp_path: Path) -> None:
     settings = RATES["settings"] | {"server": SERVER}  # type: ignore[operator]
     plan = tuned(loaded, tmp_path, {"a": CREAMFL}, axes=axis, tuning={"settings": settings})
     assert answered(plan, "a", tmp_path, 1.0) == ["server x 2", "server x 0.5"]
-    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no row .* a number at 'clients\.\*"):
+    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no tuned row has a number at 'clients\.\*"):
         plan.check_tuning(plan.row_points())
 
 
