@@ -44,13 +44,13 @@ def test_every_item_has_a_file() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_study_names_its_item(name: str, load: Callable[..., Study]) -> None:
     paper, _, item = name.partition("/")
-    kind = {"t": "Table", "f": "Figure"}.get(item[0] if item[1:].isdigit() else "", "")
+    form = {"t": "Table", "f": "Figure"}.get(item[0] if item[1:].isdigit() else "", "")
     for scale in SCALES:
         study = load(name, scale)
         assert study.source is not None
         assert study.source.paper.lower() == paper
         assert study.title.startswith(f"{study.source.paper}, ")
-        assert study.source.item == f"{kind} {item[1:]}" or not kind
+        assert study.source.item == f"{form} {item[1:]}" or not form
         assert study.description.endswith(".")
     # a study of one run has nothing to claim, but what it prints or draws
     small = load(name)

@@ -208,9 +208,9 @@ def test_server_curves_show_the_recorded_values_and_chance(records):
     first, second, total = axes_of(records, "server")
     assert first.get_title(loc="left") == "image to text, gallery 500"
     assert second.get_title(loc="left") == "text to image, gallery 100"
-    for kind in ("test", "validation"):
-        assert tuple(records.series("server", "image_to_text_r@5", kind).values()) in drawn_lines(first)
-        assert tuple(records.series("server", "r1_sum", kind).values()) in drawn_lines(total)
+    for split in ("test", "validation"):
+        assert tuple(records.series("server", "image_to_text_r@5", split).values()) in drawn_lines(first)
+        assert tuple(records.series("server", "r1_sum", split).values()) in drawn_lines(total)
     assert (5.0,) * 12 in {tuple(np.round(values, 9)) for values in drawn_lines(second)}
     assert total.get_xlabel() == "round"
     legend = first.get_legend()

@@ -122,8 +122,8 @@ def run_with(
     clients = more.pop("clients", {})
     series = {"test": test, "validation": validation}
     lines = [
-        {"round": number, "participant": "server", "kind": kind, "metrics": {"r1_sum": value}}
-        for kind, values in series.items()
+        {"round": number, "participant": "server", "kind": split, "metrics": {"r1_sum": value}}
+        for split, values in series.items()
         for number, value in enumerate(values)
     ]
     lines += [

@@ -101,8 +101,8 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps({"device": HOSTILE, "versions": {HOSTILE: HOSTILE}}))
     names = HOSTILE, f"{HOSTILE}_to_b_r@1", "accuracy"
     lines = [
-        {"round": number, "participant": participant, "kind": kind, "metrics": dict.fromkeys(names, 1.0 * number)}
-        for number, participant, kind in product((1, 2, 3), ("server", HOSTILE), ("test", "train"))
+        {"round": number, "participant": participant, "kind": source, "metrics": dict.fromkeys(names, 1.0 * number)}
+        for number, participant, source in product((1, 2, 3), ("server", HOSTILE), ("test", "train"))
     ]
     event = {"round": 1, "participant": HOSTILE, "kind": "event", "event": HOSTILE, "reason": HOSTILE}
     write_lines(tmp_path / "metrics.jsonl", [*lines, *[event] * 9, event | {"event": "client_excluded"}])
@@ -237,9 +237,9 @@ def test_cards_carry_value_chance_and_round(records, page):
 
 
 def test_curves_hold_the_recorded_values(records, page):
-    for kind in ("test", "validation"):
-        series = records.series("server", "r1_sum", kind)
-        assert page.series[f"r1_sum {kind}"] == pytest.approx(list(series.values()), abs=0.006)
+    for split in ("test", "validation"):
+        series = records.series("server", "r1_sum", split)
+        assert page.series[f"r1_sum {split}"] == pytest.approx(list(series.values()), abs=0.006)
     sent = [each / 2**20 for each in records.bytes_per_round("up").values()]
     assert page.series["clients to server"] == pytest.approx(sent, rel=1e-3)
 

@@ -221,9 +221,9 @@ def console(*, terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
     return Console(file=stream, force_terminal=terminal, width=width, color_system=None), stream
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveProgress), (False, PlainProgress)])
-def test_the_console_decides(terminal, kind):
-    assert type(progress_for(console(terminal=terminal)[0])) is kind
+@pytest.mark.parametrize(("terminal", "display_class"), [(True, LiveProgress), (False, PlainProgress)])
+def test_the_console_decides(terminal, display_class):
+    assert type(progress_for(console(terminal=terminal)[0])) is display_class
 
 
 # ---- lines

@@ -51,8 +51,8 @@ def test_operations_of_a_client_of_texts_by_hand(fedavg: RoundCosts) -> None:
 
 def test_twice_the_epochs_are_twice_the_operations(fedavg: RoundCosts) -> None:
     twice = by_kind(round_costs(Experiment.parse(weights_alone(2))))
-    assert twice == {kind: 2 * flops for kind, flops in by_kind(fedavg).items()}
-    assert min(twice[kind] for kind in ("image", "text", "paired")) > 0
+    assert twice == {group: 2 * flops for group, flops in by_kind(fedavg).items()}
+    assert min(twice[group] for group in ("image", "text", "paired")) > 0
 
 
 def test_one_client_of_each_kind_takes_part_and_the_server_only_averages(fedavg: RoundCosts) -> None:

@@ -83,10 +83,10 @@ SETTINGS: list[tuple[type[Probe], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings", "message"), SETTINGS)
-def test_settings_that_cannot_be(kind: type[Probe], settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("probe_class", "settings", "message"), SETTINGS)
+def test_settings_that_cannot_be(probe_class: type[Probe], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        kind(**settings)
+        probe_class(**settings)
 
 
 @pytest.mark.parametrize(
