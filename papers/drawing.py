@@ -1,4 +1,4 @@
-"""What analyses draw: matrices as heat maps and points on planes, in panels of one figure."""
+"""Drawings of analyses: matrices as heat maps and points on planes, in panels of one figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MARKERS = "os^Dv<>P"
-_DIVERGING = "PuOr"  # orange and violet, which colour-blind readers tell apart too
+_DIVERGING = "PuOr"  # orange and violet, which colour-blind readers distinguish too
 _MOST_WRITTEN = 12  # columns of a heat map up to which the cells have their figures in them
 _LEGEND = 2  # names side by side below a map
 _MOST_NAMED = 14  # groups of points up to which a map has a legend

@@ -28,7 +28,7 @@ def project(x: Float[Tensor, "n d"], method: Method) -> Float[Tensor, "n 2"]:
     """Coordinates by ``tsne`` or ``pca``, in float64.
 
     Raises:
-        DataError: There are no points, or values are not finite.
+        DataError: Points are missing, or values are not finite.
     """
     return pca(x) if method == "pca" else tsne(x)
 
@@ -37,7 +37,7 @@ def pca(x: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
     """The first two principal components; axes that the points do not span are 0.
 
     Raises:
-        DataError: There are no points, or values are not finite.
+        DataError: Points are missing, or values are not finite.
     """
     with brought_by("lab"):
         from sklearn.decomposition import PCA

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from polyfed.reporting.progress import RunState, run_picture
+from polyfed.reporting.progress import RunState, run_display
 from polyfed.runs.events import PROGRESS, follow
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "progress.svg"
@@ -33,7 +33,7 @@ def main(run: Path) -> None:
         part.write_text("".join(json.dumps(event | {"at": event["at"] + since}) + "\n" for event in events))
         follow(part, state, run, finished=lambda: True)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(run_picture(state))
+    console.print(run_display(state))
     console.save_svg(str(OUT), title="polyfed run scenes-demo")
     print(f"written: {OUT}")
 

@@ -119,7 +119,7 @@ class Represented:
 
 @dataclass(frozen=True)
 class PairMeans:
-    """Means over pairs of participants; NaN where there is no pair."""
+    """Means over pairs of participants; NaN without pairs."""
 
     pairs: int
     distance: float
@@ -132,7 +132,7 @@ class ModalityDrift:
 
     Attributes:
         modality: its name.
-        names: of the p participants.
+        names: Names of the p participants.
         groups: of the participants; None: the server.
         rounds: after which their models were kept.
         distances: mean over the samples of the distance of two participants' representations, 0 to 2; NaN between
@@ -251,7 +251,7 @@ def _public_index(run: Run, samples: int) -> Int64[Tensor, " n"]:
     """The same for everybody: public samples have one order."""
     if run.experiment.public is None:
         raise ConfigError(
-            f"run '{run.folder}' has no public set, so there are no samples that all may see; "
+            f"run '{run.folder}' has no public set, and so no common samples; "
             "give a run whose configuration has a 'public' section"
         )
     public = run.federation.public_samples({})

@@ -173,7 +173,7 @@ class SeenFeatures(NamedTuple):
 
 
 def features_by_kind(run: Run, client: str | None, most: int | None) -> SeenFeatures:
-    """What the client, the server's encoders that it keeps, and their fusion see in its test samples.
+    """Features of a client's test samples by its own encoders, the server's that it keeps, and their fusion.
 
     Raises:
         ConfigError: the method fuses nothing; no such client, or one that does not classify, has no test samples, has
@@ -206,7 +206,7 @@ def features_by_kind(run: Run, client: str | None, most: int | None) -> SeenFeat
 
 def _classifier(run: Run, client: str | None) -> str:
     if client is not None:
-        run.client(client)  # refuses a name that nobody has
+        run.client(client)  # refuses an unknown name
     classifying = [name for name in run.clients if _classifies(run.client(name))]
     chosen = client or next(iter(classifying), "")
     if chosen not in classifying:
@@ -245,7 +245,7 @@ def _tables(run: Run, fusion: GuidedFusion, member: Member, most: int | None) ->
         if fusion.inputs == "representations":  # then unit vectors enter the fusion
             values["local"], values["global"] = F.normalize(values["local"]), F.normalize(values["global"])
         for origin, embeddings in values.items():
-            table = torch.zeros(len(inputs), embeddings.shape[1])  # rows that nobody asks for stay empty
+            table = torch.zeros(len(inputs), embeddings.shape[1])  # unused rows stay empty
             tables[origin][modality] = table.index_copy_(0, rows, embeddings.cpu())
     return {origin: Tabled(by_modality) for origin, by_modality in tables.items()}, numbered
 

@@ -26,16 +26,16 @@ class Weights(Analysis):
     """Draw the weights of clients in the aggregation, by public sample, and compare kinds of clients."""
 
     round: int | None = Field(default=None, description="which round; by default the last")
-    samples: int = Field(default=7, ge=1, description="samples in the picture, at random")
+    samples: int = Field(default=7, ge=1, description="samples in the drawing, at random")
 
     def answer(self, run: Run) -> AnalysisResult:
         return weights_result(run.name, channels_of(run, self.round, self.samples))
 
 
 WeightShare = dict[str, float]
-"""What some clients weigh together: their number (``clients``), the weight of one of them, mean over the samples
-(``mean``), that by what it would be with equal weights (``relative``), the weight of all of them (``total``), and the
-share of the samples on which one of them weighs most (``leading``)."""
+"""Weight of some clients: their number (``clients``), the weight of one of them, mean over the samples (``mean``),
+that over an equal weight (``relative``), the weight of all of them (``total``), and the share of the samples on which
+one of them weighs most (``leading``)."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class ChannelWeights:
         channel: its name.
         round: the round.
         clients: ids, one a row.
-        kinds: of the clients, ``uni-modal`` or ``multi-modal``, or their group where the configuration does not say.
-        values: [clients, samples], columns of sum 1; 0 where nobody contributed.
+        kinds: of the clients, ``uni-modal`` or ``multi-modal``, or their group where the configuration has no models.
+        values: [clients, samples], columns of sum 1; 0 without a contribution.
         chosen: columns to be drawn one by one.
     """
 
@@ -60,7 +60,7 @@ class ChannelWeights:
 
     @property
     def counted(self) -> NDArray[np.float64]:
-        """Columns of samples to which somebody contributed."""
+        """Columns of samples with a contribution."""
         kept: NDArray[np.float64] = self.values[:, self.values.sum(0) > 0]
         return kept
 
@@ -100,7 +100,7 @@ class ChannelWeights:
 
 
 def weights_result(run: str, channels: Sequence[ChannelWeights]) -> AnalysisResult:
-    """One table a channel: kinds of clients, then each client."""
+    """One table per channel: kinds of clients, then each client."""
     tables = []
     for each in channels:
         shares = {f"{kind} ({share['clients']})": share for kind, share in each.shares().items()} | each.by_client()
@@ -139,7 +139,7 @@ def channels_of(run: Run, number: int | None = None, samples: int = 7) -> list[C
     if not arrays:
         method = experiment.algorithm.component_name()
         raise RunError(
-            f"run '{run.folder}' has no aggregation weights: '{method}' does not weigh what clients say of public "
+            f"run '{run.folder}' has no aggregation weights: '{method}' does not weigh outputs of clients for public "
             "samples, or no round is complete; give a run of a method that does, such as creamfl or fedafd"
         )
     recorded = sorted(set(chain.from_iterable(arrays.values())))
@@ -152,7 +152,7 @@ def channels_of(run: Run, number: int | None = None, samples: int = 7) -> list[C
             channel, array = name.removeprefix(_PREFIX), rounds[number]
             chosen = tuple(drawn(array.values.shape[1], samples, "weights", channel).tolist())
             of_clients = tuple(kinds.get(client, "clients") for client in array.clients)
-            # NaN: nobody contributed to the sample
+            # NaN: the sample has no contribution
             values = np.nan_to_num(array.values, nan=0.0)
             channels.append(ChannelWeights(channel, number, array.clients, of_clients, values, chosen))
     return channels
@@ -161,5 +161,5 @@ def channels_of(run: Run, number: int | None = None, samples: int = 7) -> list[C
 def _kinds(run: Run) -> dict[str, str]:
     most = {name: max(len(m.encoders) for m in group.models) for name, group in run.experiment.clients.items()}
     kinds = {group: "uni-modal" if number == 1 else "multi-modal" for group, number in most.items()}
-    # groups of a deployment are of sites, of which the configuration says no models
+    # groups of a deployment are sites, without models in the configuration
     return {client: kinds.get(group, group) for group, clients in run.records.groups.items() for client in clients}

@@ -48,7 +48,7 @@ def local_contrast(
 ) -> Float[Tensor, ""]:
     """Cross-entropy of ``scale`` x ``word_region_scores`` in both directions: the paper's local contrastive loss.
 
-    A pair without a valid region or word counts as 0, and is nobody's negative.
+    A pair without a valid region or word counts as 0, and is not a negative.
 
     Args:
         regions: features of the first side by position.
@@ -82,7 +82,7 @@ def local_contrast(
     for mask in (region_mask, word_mask):
         hollow = hollow if mask is None else hollow | ~mask.any(1)
     if region_mask is not None or word_mask is not None:
-        # hollow pairs see and are seen by nobody but themselves: a cross-entropy of 0, without gradient
+        # hollow pairs are compared with themselves alone: a cross-entropy of 0, without gradient
         logits = logits.masked_fill(hollow[:, None] | hollow, -torch.inf)
         logits = torch.where(torch.diag(hollow), 0, logits)
     return pair_cross_entropy(logits, items, reduction=reduction)
@@ -100,14 +100,14 @@ def word_region_scores(
     aggregate: Aggregate = "sum",
     chunk: int | None = None,
 ) -> Float[Tensor, "b c"]:
-    """How well each picture's regions explain each text's words: log sum_w exp(5 cos(context_w, word_w)).
+    """Match of each image's regions with each text's words: log sum_w exp(5 cos(context_w, word_w)).
 
     Dot products of regions and words go through a softmax over the words of the text; the result, times
     ``attention_scale``, through one over the regions. With these weights the regions add up to the context of a word.
     Features are taken as they are; only the cosine brings them to unit norm.
 
     Args:
-        regions: features of pictures by position.
+        regions: Features of images by position.
         words: features of texts by position, or the other way round for any two modalities.
         region_mask: which regions are valid; None: all.
         word_mask: which words are valid; None: all.
@@ -163,7 +163,7 @@ def _scores(
 def _attention(
     regions: Tensor, region_mask: Tensor | None, words: Tensor, word_mask: Tensor | None, scale: float
 ) -> Float[Tensor, "b c l t"]:
-    """Of each word to the regions; adds up to one over the regions."""
+    """Weights of each word on the regions; they sum to one over the regions."""
     similarity = torch.einsum("bld,ctd->bclt", regions, words)
     if word_mask is not None:
         similarity = similarity.masked_fill(~word_mask[:, None], _HIDDEN)
@@ -193,9 +193,9 @@ def token_alignment(
     brought to unit norm.
 
     Args:
-        tokens: of one modality, of any norm.
-        others: of the other modality of the same samples.
-        weights: of the tokens, see ``token_weights``; 0 where not valid.
+        tokens: Tokens of one modality, of any norm.
+        others: Tokens of the other modality of the same samples.
+        weights: Weights of the tokens, see ``token_weights``; 0 where not valid.
         mask: which tokens are valid; None: all.
         other_mask: which of the others are valid; None: all. A sample without any counts as 0.
         tau: temperature of attention and contrast; a higher one softens both.
@@ -208,7 +208,7 @@ def token_alignment(
     attention = _masked(tokens @ others.mT / tau, other_mask).softmax(-1)
     logits = tokens @ F.normalize(attention @ others, dim=-1).mT / tau
     own = logits.diagonal(dim1=1, dim2=2)
-    # both directions see valid tokens only: padding is nobody's negative
+    # both directions see valid tokens only: padding is not a negative
     row, column = (_masked(part, mask).logsumexp(-1) for part in (logits, logits.mT))
     losses = weights * ((row + column) / 2 - own)
     if mask is not None:
@@ -265,7 +265,7 @@ def prototype_alignment(
         u: representations of one modality, unit L2 norm.
         v: representations of the other, in the same order.
         prototypes: C; brought to unit norm here, so their gradient is tangential.
-        temperature: of the prediction; a higher one softens it.
+        temperature: Temperature of the prediction; a higher one softens it.
         epsilon: see ``sinkhorn``.
         iterations: see ``sinkhorn``.
 
@@ -316,10 +316,10 @@ def _masked(scores: Float[Tensor, "b n m"], mask: Bool[Tensor, "b m"] | None) ->
 class GLoRIA(PairTask):
     """global_weight L_global + local_weight L_local, both summed over the two directions, as in the released code.
 
-    L_global is InfoNCE on the embeddings. L_local contrasts texts and pictures by how well the words of a text fit the
+    L_global is InfoNCE on the embeddings. L_local contrasts texts and images by how well the words of a text fit the
     regions that they attend to (``word_region_scores``). Regions are the positions of the first modality, words
     those of the second; a model must give both. Words here are tokens: the paper adds up the pieces of a word, which is
-    left out. Metrics, which are of the embeddings alone, as ``PairTask`` says.
+    left out. Metrics, which are of the embeddings alone, as in ``PairTask``.
     """
 
     shapes_head: ClassVar[tuple[str, ...] | None] = ()
@@ -344,7 +344,7 @@ class GLoRIA(PairTask):
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
         if not (self.global_weight or self.local_weight):
-            raise ValueError("global_weight and local_weight are both 0, so there is nothing to learn; raise one")
+            raise ValueError("global_weight and local_weight are both 0, so nothing is trained; raise one")
         return self
 
     @property
@@ -352,7 +352,7 @@ class GLoRIA(PairTask):
         return "sum"
 
     def head(self, dim: int, samples: Samples) -> None:
-        """None: nothing is learnt besides the encoders.
+        """None: only the encoders are trained.
 
         Raises:
             ConfigError: the samples lack one of the two modalities.
@@ -422,7 +422,7 @@ class PrototypeAlignment(Settings):
 
 
 class MGCA(PairTask):
-    """Weighted sum of three alignments; metrics, which are of the embeddings alone, as ``PairTask`` says.
+    """Weighted sum of three alignments; metrics, which are of the embeddings alone, as in ``PairTask``.
 
     Written after the paper and its released code, of which the default is kept: tokens attend without weights of their
     own (the option of learnt attention layers is left out). Padding never counts as a negative, pieces of a word are
@@ -444,7 +444,7 @@ class MGCA(PairTask):
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
         if not (self.instances or self.tokens or self.assignments):
-            raise ValueError("instances, tokens and assignments are all null, so there is nothing to learn; set one")
+            raise ValueError("instances, tokens and assignments are all null, so nothing is trained; set one")
         if self.assignments is None:
             require_default(self, "with assignments: null", "prototypes", "freeze_prototypes_steps")
         return self
@@ -508,7 +508,7 @@ class MGCA(PairTask):
 
 def _no_attention(modality: str) -> ConfigError:
     return ConfigError(
-        f"task.tokens.weights is attention, but the encoder of '{modality}' does not say how its summary attends to "
+        f"task.tokens.weights is attention, but the encoder of '{modality}' does not report how its summary attends to "
         "positions; set model.aligner with local, or tokens: {weights: uniform}"
     )
 
@@ -518,7 +518,7 @@ class PrototypeLayer(nn.Module):
 
     ``steps`` counts the calls in training mode with gradients. It is a buffer, and so part of a model's weights: it is
     sent, kept and averaged with them, and the mean of the clients' counts is the number of steps that the averaged
-    prototypes stand for. A method that computes the loss several times a step counts each.
+    prototypes stand for. A method that computes the loss several times per step counts each.
     """
 
     steps: Tensor

@@ -1,4 +1,4 @@
-"""What training a model further on private data does to it at every client.
+"""Effect of further training on private data on a model at every client.
 
 ``Retrain``: some layers, on one client's data or all (FedAID, Appendix A). ``Distortion``: how a round's local training
 distorts the alignment of modalities (tables 6, 9 and 11).
@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, groupby
 from statistics import fmean
 from typing import Annotated, Any, TypeVar
@@ -45,6 +45,47 @@ LearningRate = Annotated[
 Seed = Annotated[int | None, Field(ge=0, description="of batches and dropout; by default the run's")]
 
 
+@dataclass(frozen=True)
+class Retrainable(Simulated):
+    """A simulated run whose models are trained further."""
+
+    def trained(self, name: str) -> TrainedModel:
+        """Model by name: the server's (else the only global model), a client's own, or the global one of a type.
+
+        Raises:
+            ConfigError: The model is unknown.
+            RunError: The model is missing or damaged.
+        """
+        types = self.run.global_weights
+        if name == SERVER and self.experiment.server is not None:
+            return self._server()
+        if name in self.keepers:
+            member = self.federation.members[name]
+            return self._of_member(name, self.keepers[name], member, self.run.client_model(name))
+        if name in types or (name == SERVER and len(types) == 1):
+            return self._global(name if name in types else next(iter(types)), name)
+        valid = [*([] if name == SERVER else [SERVER]), *self.keepers, *types]
+        lacks = f"no server model and {len(types)} global models" if name == SERVER else "no model of that name"
+        raise ConfigError(f"of {name}: run '{self.run.folder}' has {lacks}; {nearest(name, valid)}")
+
+    @cached_property
+    def keepers(self) -> dict[str, int]:
+        """Client that keeps a model -> its round."""
+        if not self.run.has_client_models:
+            return {}
+        return {client: version[0] for client, version in self.run.clients.items()}
+
+    def require_judges(self, trained: TrainedModel) -> dict[str, Member]:
+        """Clients that can evaluate the model; raises ConfigError if there are none."""
+        members = self.judges(trained)
+        if not members:
+            raise ConfigError(
+                f"no client of '{self.run.folder}' has test samples of the task, modalities and classes of "
+                f"'{trained.name}'; choose another model"
+            )
+        return members
+
+
 class Retrain(Analysis):
     """Re-train some layers of a model on clients' data, and see what becomes of it at every client. Simulations.
 
@@ -66,7 +107,7 @@ class Retrain(Analysis):
     def answer(self, run: Run) -> AnalysisResult:
         depth = None if self.depth is None else depth_in(str(self.depth))
         plan = Plan(self.layers, depth, steps=self.steps, lr=self.lr, seed=self.seed)
-        return run_retraining(Simulated(run, self.model), self.of, self.on, plan)
+        return run_retraining(Retrainable(run, self.model), self.of, self.on, plan)
 
 
 class Distortion(Analysis):
@@ -85,7 +126,7 @@ class Distortion(Analysis):
 
     def answer(self, run: Run) -> AnalysisResult:
         plan = Plan(steps=self.steps, lr=self.lr, seed=self.seed)
-        return run_distortion(Simulated(run, self.model), self.of, plan)
+        return run_distortion(Retrainable(run, self.model), self.of, plan)
 
 
 _T = TypeVar("_T")
@@ -116,7 +157,7 @@ class Depths:
                 named: half of them, at least one.
 
         Raises:
-            ConfigError: an encoder has fewer layers, or there is no such modality.
+            ConfigError: an encoder has fewer layers, or the modality is unknown.
         """
         wanted = dict.fromkeys(self.counts, depth) if isinstance(depth, int) else dict(depth or {})
         for name in wanted.keys() - self.counts.keys():
@@ -185,7 +226,7 @@ def depth_in(text: str) -> int | dict[str, int]:
         return int(text)
     pairs = [entry.strip().partition("=") for entry in text.split(",")]
     if wrong := ["".join(pair) for pair in pairs if not (pair[0] and pair[2].isdecimal())]:
-        raise ConfigError(f"depth {text}: '{wrong[0]}' says not how many layers; give such as 4, or image=2,text=4")
+        raise ConfigError(f"depth {text}: '{wrong[0]}' has no number of layers; give such as 4, or image=2,text=4")
     return {name: int(number) for name, _, number in pairs}
 
 
@@ -199,8 +240,8 @@ def _stack(modality: str, encoder: nn.Module) -> tuple[str, str, int]:
         if isinstance(module, nn.ModuleList) and len({type(member) for member in module}) == 1:
             return prefix, f"{prefix}{name}", len(module)
     raise ConfigError(
-        f"the encoder of '{modality}' ({type(encoder).__name__}) has no layers to tell shallow from deep; take "
-        "layers all, or an encoder with layers: blocks, vit, bert or resnet"
+        f"the encoder of '{modality}' ({type(encoder).__name__}) has no layers to separate shallow from deep; use "
+        "layers all, or an encoder with layers: blocks, vit, bert, transformer or resnet"
     )
 
 
@@ -214,7 +255,7 @@ SHOWN_FIGURES = 2
 def figures_of(metrics: Mapping[str, float], primary: str) -> dict[str, float]:
     """``R@K``, mean over directions, for each protocol and K, then galleries; without recalls the main metric.
 
-    Protocols are told apart as in the metrics: ``R@1``, ``R@1_full``, ``R@1_batch64``; ``gallery`` likewise.
+    Protocols differ as in the metrics: ``R@1``, ``R@1_full``, ``R@1_batch64``; ``gallery`` likewise.
     """
     recalls: dict[str, list[float]] = {}
     galleries: dict[str, list[float]] = {}
@@ -257,7 +298,7 @@ def client_matrix(run: str, name: str, models: Sequence[tuple[str, Figures]], no
 
 
 def trainer_of(
-    opened: Simulated, trained: TrainedModel, name: str, training: TrainingSettings, seed: int | None = None
+    opened: Retrainable, trained: TrainedModel, name: str, training: TrainingSettings, seed: int | None = None
 ) -> Participant:
     """The model at work: with a fresh optimiser, at the learning rate and the random draws of the next round."""
     run, number = opened.experiment.run, trained.round + 1
@@ -272,7 +313,7 @@ def trainer_of(
 
 
 def figures_at_clients(
-    opened: Simulated, trained: TrainedModel, members: Mapping[str, Member]
+    opened: Retrainable, trained: TrainedModel, members: Mapping[str, Member]
 ) -> dict[str, dict[str, float]]:
     """Client -> figures of the model as it is on that client's test samples."""
     primary = trained.task.primary
@@ -280,7 +321,7 @@ def figures_at_clients(
 
 
 def measured(
-    opened: Simulated,
+    opened: Retrainable,
     trained: TrainedModel,
     members: Mapping[str, Member],
     measure: Callable[[Participant, Samples], _T],
@@ -309,7 +350,7 @@ def training_alone(model: Model, names: frozenset[str]) -> Iterator[None]:
             restore.callback(trainable[name].requires_grad_(False).requires_grad_, True)
         for prefix, module in norms:
             if not any(name.startswith(f"{prefix}.") for name in names):
-                # before every forward pass, as whoever trains calls model.train()
+                # before every forward pass, as training calls model.train()
                 restore.callback(module.register_forward_pre_hook(_evaluates).remove)
         yield
 
@@ -366,7 +407,7 @@ class Retrainer:
         ConfigError: nothing would be trained.
     """
 
-    def __init__(self, opened: Simulated, trained: TrainedModel, plan: Plan) -> None:
+    def __init__(self, opened: Retrainable, trained: TrainedModel, plan: Plan) -> None:
         model = trained.model
         self._opened, self._trained, self._plan = opened, trained, plan
         self.names = chosen_tensors(model, plan.layers, plan.depth)
@@ -381,7 +422,7 @@ class Retrainer:
         """Within the block the model is re-trained on the samples of ``name``; gives the steps that were done.
 
         Raises:
-            DataError: there is no batch to train on.
+            DataError: The samples do not fill a batch.
         """
         plan, model = self._plan, self._trained.model
         participant = trainer_of(self._opened, self._trained, name, plan.training(training), plan.seed)
@@ -418,7 +459,7 @@ class Retrainer:
             yield Retrained(trained.name, trained.round, name, steps, before, after)
 
 
-def run_retraining(opened: Simulated, of: str, on: str, plan: Plan) -> AnalysisResult:
+def run_retraining(opened: Retrainable, of: str, on: str, plan: Plan) -> AnalysisResult:
     """Re-train a part of a model with the clients' own task, the rest frozen, and judge it at every client.
 
     Batches are drawn, and learning rates are, as in the round after the model's last. The optimiser is new.
@@ -438,14 +479,14 @@ def run_retraining(opened: Simulated, of: str, on: str, plan: Plan) -> AnalysisR
     return matrices_result(name, content, _matrices(name, plan.layers, retrainer.parameters, rows))
 
 
-def _models(opened: Simulated, of: str) -> Iterator[TrainedModel]:
+def _models(opened: Retrainable, of: str) -> Iterator[TrainedModel]:
     if of == EACH and not opened.keepers:
         raise ConfigError(f"of each: clients of '{opened.run.folder}' keep no models; give of server")
-    return map(opened.kept, opened.keepers) if of == EACH else iter([opened.trained(of)])
+    return map(opened.trained, opened.keepers) if of == EACH else iter([opened.trained(of)])
 
 
 def _sets(
-    opened: Simulated, trained: TrainedModel, members: Mapping[str, Member], on: str
+    opened: Retrainable, trained: TrainedModel, members: Mapping[str, Member], on: str
 ) -> Iterator[tuple[str, Samples, TrainingSettings]]:
     if on == UNION:
         together = union([opened.train(trained, member) for member in members.values()])
@@ -455,7 +496,7 @@ def _sets(
         yield name, opened.train(trained, members[name]), members[name].settings.training
 
 
-def _judges(opened: Simulated, of: str, on: str) -> dict[str, Member]:
+def _judges(opened: Retrainable, of: str, on: str) -> dict[str, Member]:
     """The clients that all models are judged at."""
     judges = {trained.name: opened.require_judges(trained) for trained in _models(opened, of)}
     first, members = next(iter(judges.items()))
@@ -493,11 +534,11 @@ def _matrices(run: str, layers: str, parameters: int, rows: Sequence[Retrained])
 _SIMILARITY = "similarity"
 
 
-def run_distortion(opened: Simulated, of: str = SERVER, plan: Plan | None = None) -> AnalysisResult:
+def run_distortion(opened: Retrainable, of: str = SERVER, plan: Plan | None = None) -> AnalysisResult:
     """Let every client train a model on its task alone, and compare what becomes of it at every client.
 
     Raises:
-        ConfigError: the model has one modality, or the run's method does not say how long clients train.
+        ConfigError: the model has one modality, or the run's method has no length of local training.
         RunError: a model is missing or damaged.
     """
     algorithm, plan = opened.experiment.algorithm, plan or Plan(steps=None)
@@ -505,7 +546,7 @@ def run_distortion(opened: Simulated, of: str = SERVER, plan: Plan | None = None
         training = algorithm.local_training
         if training is None:
             name = algorithm.component_name()
-            raise ConfigError(f"algorithm '{name}' does not say how long clients train; set steps")
+            raise ConfigError(f"algorithm '{name}' has no length of local training; set steps")
         # a method that counts a round in steps does as many, in however many passes
         plan = replace(plan, steps=training.steps, epochs=training.epochs)
     with cpu_threads(opened.experiment.run.threads):

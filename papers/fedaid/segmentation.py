@@ -32,13 +32,13 @@ _Outputs = dict[str, Float[Tensor, "b c h w"]]
 
 @dataclass(frozen=True)
 class MapReader:
-    """Reads maps off a trunk.
+    """Reader of a trunk's feature maps.
 
     Attributes:
-        trunk: input -> ``LocalFeatures``, in evaluation mode.
-        modules: names of the modules whose outputs are the maps, the coarsest first; none: the grid of positions.
-        channels: of the maps.
-        sides: their heights.
+        trunk: Input -> ``LocalFeatures``, in evaluation mode.
+        modules: Names of the modules whose outputs are the maps, the coarsest first; empty for a grid of positions.
+        channels: Channels of the maps.
+        sides: Heights of the maps.
     """
 
     trunk: nn.Module
@@ -48,14 +48,14 @@ class MapReader:
 
     @classmethod
     def of(cls, trunk: nn.Module, example: Tensor, what: str) -> MapReader:
-        """How to read a trunk, found out on one batch.
+        """Reader of a trunk, from one batch.
 
-        A convolutional trunk's positions are those of its last map: then every resolution gives a map, that of the
-        last module which has it. Positions of anything else are a square grid of tokens, with or without a summary
-        before them (frozen features of a transformer begin with one).
+        A convolutional trunk's positions are those of its last map: then every resolution has a map, that of its last
+        module. Other positions are a square grid of tokens, with or without a summary before them (frozen features of
+        a transformer begin with one).
 
         Raises:
-            ConfigError: the trunk's positions are no square grid, or those of no map although there are finer ones.
+            ConfigError: The positions are not a square grid, or not those of a map although there are finer ones.
         """
         outputs, local = _watched(trunk, example)
         maps = _by_resolution(outputs, local)
@@ -81,12 +81,12 @@ class MapReader:
 
 @torch.no_grad()
 def _watched(trunk: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> tuple[_Outputs, LocalFeatures]:
-    """Outputs [b, c, h, w] of modules, in the order in which these end, and what the trunk gives."""
+    """Outputs [b, c, h, w] of modules, in the order in which these end, and of the trunk."""
     outputs: _Outputs = {}
 
     def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.dim() == 4 and output.is_floating_point():
-            outputs.pop(name, None)  # of a module that runs twice, its place is that of the last time
+            outputs.pop(name, None)  # a module that runs twice counts at its last time
             outputs[name] = output
 
     watched = {name: module for name, module in trunk.named_modules() if names is None or name in names}
@@ -100,9 +100,9 @@ def _watched(trunk: nn.Module, x: Tensor, names: Sequence[str] | None = None) ->
 
 
 def _by_resolution(outputs: _Outputs, local: LocalFeatures) -> _Outputs:
-    """The last map that is the trunk's positions, then that of every finer resolution; none if no map is those.
+    """The last map of the trunk's positions, then the last of every finer resolution; empty without such a map.
 
-    What is coarser, as what a pooling module gives of that map, is left out.
+    Coarser maps, such as pooled ones, are left out.
     """
     coarsest = next((name for name, value in reversed(outputs.items()) if _is_last_map(local, value)), None)
     if coarsest is None:
@@ -125,7 +125,9 @@ def _grid_side(trunk: nn.Module, outputs: _Outputs, local: LocalFeatures, what: 
         )
     side = grid_side(local.local, local.mask)
     if side is None:
-        raise ConfigError(f"{what}: {count} positions are no square grid, so there is no map to segment; give pictures")
+        raise ConfigError(
+            f"{what}: {count} positions are not a square grid, so there are no maps to segment; give images"
+        )
     return side
 
 
@@ -138,16 +140,16 @@ def _is_last_map(local: LocalFeatures, last: Float[Tensor, "b c h w"]) -> bool:
     return flat.shape == local.local.shape and torch.equal(flat, local.local)
 
 
-class MappedPictures:
-    """Pictures of one or more splits, their masks and maps; maps are kept if they take no more than ``memory``.
+class MappedImages:
+    """Images of one or more splits, their masks and maps; maps are kept if they need at most ``memory``.
 
     Args:
-        parts: samples of each split.
-        modality: of the pictures.
-        masks: of all, in that order [n, h, w].
-        reader: of the maps.
-        device: where maps and masks are wanted.
-        memory: bytes of maps to hold at most; beyond that the encoder runs for every batch anew.
+        parts: Samples of each split.
+        modality: Modality of the images.
+        masks: Masks of all parts, in order [n, h, w].
+        reader: Reader of the maps.
+        device: Device of maps and masks.
+        memory: Bytes of maps to hold at most; otherwise the encoder runs again for every batch.
     """
 
     def __init__(
@@ -173,10 +175,10 @@ class MappedPictures:
         return len(self.masks)
 
     def maps(self, index: Int64[Tensor, " b"]) -> list[Float[Tensor, "b c h w"]]:
-        """Feature maps of some pictures, on the device.
+        """Feature maps of some images, on the device.
 
         Raises:
-            DataError: the encoder gives NaN or infinity.
+            DataError: The encoder returns NaN or infinity.
         """
         maps = self._computed(index) if self._held is None else [held[index].to(self.device) for held in self._held]
         return [values.contiguous(memory_format=torch.channels_last) for values in maps]
@@ -185,17 +187,17 @@ class MappedPictures:
         return self.masks[index].to(self.device)
 
     def _computed(self, index: Int64[Tensor, " b"]) -> list[Tensor]:
-        inputs, places, start = [], [], 0
+        inputs, positions, start = [], [], 0
         for samples in self._parts:
             mine = ((index >= start) & (index < start + len(samples))).nonzero().squeeze(1)
             if len(mine):
                 samples.require_all(self._modality, "feature maps")
                 rows = samples.rows[self._modality][index[mine] - start]
                 inputs.append(samples.inputs[self._modality](rows))
-                places.append(mine)
+                positions.append(mine)
             start += len(samples)
-        pictures = torch.cat(inputs)[torch.cat(places).argsort()].to(self.device)
-        maps = [value.float() for value in self._reader(pictures)]
+        images = torch.cat(inputs)[torch.cat(positions).argsort()].to(self.device)
+        maps = [value.float() for value in self._reader(images)]
         if not all(bool(value.isfinite().all()) for value in maps):
             raise DataError(f"feature maps of '{self._modality}' hold NaN or infinity: the model has diverged")
         return maps
@@ -204,16 +206,16 @@ class MappedPictures:
 class DecoderFit(Settings):
     """How a decoder is trained: AdamW, mini-batches, stopped early where there are validation data."""
 
-    lr: float = Field(default=2e-4, gt=0, description="of AdamW")
-    weight_decay: float = Field(default=0.05, ge=0, description="of AdamW")
-    epochs: int = Field(default=50, ge=1, description="at most")
+    lr: float = Field(default=2e-4, gt=0, description="learning rate of AdamW")
+    weight_decay: float = Field(default=0.05, ge=0, description="weight decay of AdamW")
+    epochs: int = Field(default=50, ge=1, description="most epochs")
     patience: int = Field(default=10, ge=1, description="epochs without a lower validation loss")
-    batch_size: int = Field(default=8, ge=2, description="pictures a step")
+    batch_size: int = Field(default=8, ge=2, description="images per step")
 
 
 def fit_decoder(
     decoder: nn.Module,
-    pictures: MappedPictures,
+    images: MappedImages,
     train: Int64[Tensor, " n"],
     validation: Callable[[], float] | None,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -223,14 +225,14 @@ def fit_decoder(
     """Train a decoder (maps -> logits) in place; with validation it ends as it was at its lowest validation loss.
 
     Args:
-        decoder: what is trained.
-        pictures: what it is trained on.
-        train: which of them, shuffled by ``generator``.
+        decoder: Decoder to train.
+        images: Images to train on.
+        train: Positions of the training images, shuffled by ``generator``.
         validation: gives the validation loss of the decoder as it is; training ends when it has not fallen for
             ``fit.patience`` epochs, of which NaN is one. None: all epochs.
-        loss: of logits and masks.
+        loss: Loss of logits and masks.
         fit: optimiser and length.
-        generator: of the order of the pictures.
+        generator: Generator of the order of the images.
     """
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=fit.lr, weight_decay=fit.weight_decay)
     best: dict[str, Tensor] = {}
@@ -239,9 +241,9 @@ def fit_decoder(
         decoder.train()
         parts = torch.split(train[torch.randperm(len(train), generator=generator)], fit.batch_size)
         for index in parts:
-            if len(index) > 1 or len(parts) == 1:  # batch norms need more than one picture
+            if len(index) > 1 or len(parts) == 1:  # batch norms need more than one image
                 optimizer.zero_grad()
-                loss(decoder(pictures.maps(index)).squeeze(1), pictures.truth(index)).backward()  # type: ignore[no-untyped-call]
+                loss(decoder(images.maps(index)).squeeze(1), images.truth(index)).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         if validation is None:
             continue
@@ -258,11 +260,11 @@ def fit_decoder(
 
 @torch.no_grad()
 def logits_of(
-    decoder: nn.Module, pictures: MappedPictures, index: Int64[Tensor, " n"], batch: int = 64
+    decoder: nn.Module, images: MappedImages, index: Int64[Tensor, " n"], batch: int = 64
 ) -> Float[Tensor, "n h w"]:
-    """Logits of some pictures in evaluation mode, on the CPU."""
+    """Logits of some images in evaluation mode, on the CPU."""
     decoder.eval()
-    return torch.cat([decoder(pictures.maps(part)).squeeze(1).float().cpu() for part in torch.split(index, batch)])
+    return torch.cat([decoder(images.maps(part)).squeeze(1).float().cpu() for part in torch.split(index, batch)])
 
 
 _Side = Annotated[int, *Masks.model_fields["size"].metadata]  # bounds as those of the view
@@ -274,30 +276,30 @@ class SegmentationProbe(Probe):
     A convolutional encoder gets a U-Net decoder with skip connections from all its resolutions, a transformer one
     that upsamples the grid of its patch tokens. Loss: ``focal_weight`` focal - ``dice_weight`` log(soft Dice).
 
-    Metrics in percent: ``dice`` at a chance of 0.5, by picture, then the mean; an empty mask scores 1 if nothing is
-    predicted, else 0. ``mean_mask`` is the Dice of predicting what is 1 in most of the masks trained on, for every
-    picture: what a decoder must beat.
+    Metrics in percent: ``dice`` at a chance of 0.5, by image, then the mean; an empty mask scores 1 if nothing is
+    predicted, else 0. ``mean_mask`` is the Dice of predicting, for every image, the pixels that are 1 in most of the
+    training masks: the baseline of a decoder.
     """
 
     source: str = Field(description="name of a source")
-    mask: str = Field(description="column of the masks: pictures, foreground bright")
-    modality: str = Field(default="image", description="modality of the pictures")
+    mask: str = Field(description="column of the masks: images, foreground bright")
+    modality: str = Field(default="image", description="modality of the images")
     train: str = Field(default="train", description="split that shares are drawn from")
     validation: str | Share | None = Field(
         default="validation",
-        description="for early stopping: a split, or a share of the training pictures held out; None: all epochs",
+        description="for early stopping: a split, or a share of the training images held out; None: all epochs",
     )
     test: tuple[str, ...] = Field(default=("test",), min_length=1, description="splits that metrics are of, joined")
-    shares: tuple[Share, ...] = Field(default=(0.1, 1.0), min_length=1, description="shares of the training pictures")
+    shares: tuple[Share, ...] = Field(default=(0.1, 1.0), min_length=1, description="shares of the training images")
     draws: int = Field(default=5, ge=1, description="draws of each share, with seeds 42, 43, ...")
     decoder: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(512, 256, 128, 64), min_length=1, description="widths of the decoder's stages"
     )
-    size: _Side | None = Field(default=None, description="side of the masks; None: of the encoder's pictures")
+    size: _Side | None = Field(default=None, description="side of the masks; None: of the encoder's images")
     focal_weight: float = Field(default=10.0, ge=0, description="weight of the focal loss")
     dice_weight: float = Field(default=1.0, ge=0, description="weight of -log(soft Dice)")
-    gamma: float = Field(default=2.0, ge=0, description="of the focal loss")
-    fit: DecoderFit = Field(default=DecoderFit(), description="of the decoder")
+    gamma: float = Field(default=2.0, ge=0, description="gamma of the focal loss")
+    fit: DecoderFit = Field(default=DecoderFit(), description="training of the decoder")
     memory: int = Field(default=1 << 30, ge=0, description="bytes of feature maps held; more are computed every epoch")
 
     @model_validator(mode="after")
@@ -309,7 +311,7 @@ class SegmentationProbe(Probe):
         return self
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The model does not encode the modality, or not by position."""
+        """Reason: the model does not encode the modality, or not by position."""
         missing = bench.subject.lacks([self.modality])
         if missing is None and bench.subject.trunk(self.modality) is None:
             encoder = type(bench.subject.model.encoders[self.modality]).__name__
@@ -326,9 +328,9 @@ class SegmentationProbe(Probe):
     def run(self, bench: Bench, task: str) -> Outcome:
         reader, validation = self.feature_reader(bench, task), self.validation
         sets = _Sets(
-            self.split_pictures(bench, task, [self.train], reader),
-            self.split_pictures(bench, task, [validation], reader) if isinstance(validation, str) else None,
-            self.split_pictures(bench, task, self.test, reader),
+            self.split_images(bench, task, [self.train], reader),
+            self.split_images(bench, task, [validation], reader) if isinstance(validation, str) else None,
+            self.split_images(bench, task, self.test, reader),
         )
         if not bool(sets.train.masks.any()):
             raise DataError(f"tasks.{task}: all masks '{self.mask}' of '{self.source}' {self.train} are empty")
@@ -347,7 +349,9 @@ class SegmentationProbe(Probe):
         subject = bench.subject
         shape = subject.views[self.modality].spec(self.modality, subject.context).shape
         if self.size is None and len(shape) != 3:
-            raise ConfigError(f"tasks.{task}.size: '{self.modality}' is no picture of known size; give the masks' side")
+            raise ConfigError(
+                f"tasks.{task}.size: '{self.modality}' is not an image of known size; give the masks' side"
+            )
         return self.size or shape[1]
 
     def feature_reader(self, bench: Bench, task: str) -> MapReader:
@@ -357,36 +361,36 @@ class SegmentationProbe(Probe):
         example = samples.inputs[self.modality](samples.rows[self.modality][:1]).to(bench.subject.device)
         return MapReader.of(trunk, example, f"tasks.{task}, '{self.modality}'")
 
-    def split_pictures(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> MappedPictures:
+    def split_images(self, bench: Bench, task: str, splits: Sequence[str], reader: MapReader) -> MappedImages:
         view = {self.mask: self._view(bench, task)}
         parts = [bench.samples(self.source, name, self.modality, lazy=view) for name in splits]
         masks = [part.lazy[self.mask](part.rows[self.mask]) for part in parts]
-        return MappedPictures(parts, self.modality, torch.cat(masks), reader, bench.subject.device, self.memory)
+        return MappedImages(parts, self.modality, torch.cat(masks), reader, bench.subject.device, self.memory)
 
     def _view(self, bench: Bench, task: str) -> Masks:
-        # masks are resized or cropped as the pictures are
+        # masks are resized or cropped as the images are
         view = bench.subject.views[self.modality].resolved(self.modality, bench.subject.context)
         fit = cast(ImageFit, getattr(view, "fit", "squash"))
         return Masks(size=self._size(bench, task), fit=fit)
 
     def _require_masks(self, bench: Bench, task: str, split: str) -> None:
-        """Raise ConfigError if the column holds no pictures, DataError if one of them cannot be read."""
+        """Raise ConfigError if the column does not hold images, DataError if one of them is unreadable."""
         column = bench.split(self.source, split).read(self.mask)
         if column.nested:
             raise DataError(f"tasks.{task}.mask: '{self.source}' {split}, '{self.mask}' holds lists; one mask an item")
         try:
             self._view(bench, task).open(column, self.mask, bench.subject.context)
         except DataError as error:
-            kind = column.values.type
-            if not (is_binary(kind) or is_large_binary(kind) or is_struct(kind)):
-                reason = f"'{self.mask}' of '{self.source}' {split} holds {kind}, no pictures; name a column of masks"
+            form = column.values.type
+            if not (is_binary(form) or is_large_binary(form) or is_struct(form)):
+                reason = f"'{self.mask}' of '{self.source}' {split} holds {form}, not images; name a column of masks"
                 raise ConfigError(f"tasks.{task}.mask: {reason}") from error
             raise DataError(f"tasks.{task}.mask: {error}") from error
 
     def _draw(self, bench: Bench, task: str, share: float, draw: int, reader: MapReader, sets: _Sets) -> _Score:
         order = torch.randperm(len(sets.train), generator=bench.stream(task, draw, f"share {share:g}"))
         few = order[: max(2, round(share * len(order)))]
-        # two are trained on at least; what else the share says is held out for early stopping
+        # at least two are trained on; the share of the others is held out for early stopping
         count = min(round(self.validation * len(few)), len(few) - 2) if isinstance(self.validation, float) else 0
         held, few = few[:count], few[count:]
         watched, rows = (sets.train, held) if sets.validation is None else (sets.validation, sets.validation.all)
@@ -408,9 +412,9 @@ class SegmentationProbe(Probe):
 
 
 class _Sets(NamedTuple):
-    train: MappedPictures
-    validation: MappedPictures | None
-    test: MappedPictures
+    train: MappedImages
+    validation: MappedImages | None
+    test: MappedImages
 
 
 class _Score(NamedTuple):

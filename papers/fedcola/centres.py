@@ -1,7 +1,7 @@
-"""Centres of data sets in a model's representations, their distances, and a 2-d picture.
+"""Centres of data sets in a model's representations, their distances, and a map.
 
-FedCola, appendix B.7: the distances between the centres of uni-modal and multi-modal data sets say how far apart the
-model keeps them; figure 8c shows the representations by linear discriminant analysis.
+FedCola, appendix B.7: the distances between the centres of uni-modal and multi-modal data sets measure how far apart
+the model keeps them; figure 8c shows the representations by linear discriminant analysis.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Centres(Analysis):
     model: ModelName = "last"
 
     def answer(self, run: Run) -> AnalysisResult:
-        found = run_centres(server_model(run, self.model), self.data, split=self.split, most=self.samples)
-        picture = partial(draw_panels, "Representations, projected by LDA", [found.map], 1)
-        return AnalysisResult(found.to_json(), [found.table()], picture)
+        centres = run_centres(server_model(run, self.model), self.data, split=self.split, most=self.samples)
+        draw = partial(draw_panels, "Representations, projected by LDA", [centres.map], 1)
+        return AnalysisResult(centres.to_json(), [centres.table()], draw)
 
 
 def centre_distances(centres: Float[Tensor, "c d"]) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
@@ -61,7 +61,7 @@ class RunCentres:
         run, round: whose model, and after which round it was saved.
         split: split of the data sets.
         names: of the groups: ``<modality>: <data set>``.
-        modalities: of each group.
+        modalities: Modality of each group.
         counts: representations in each group [c].
         values: the centres [c, d].
         map: all representations, by linear discriminant analysis.
@@ -96,7 +96,7 @@ class RunCentres:
         rows = [
             (
                 f"{self.names[i]} - {self.names[j]}",
-                *(format_number(float(kind[i, j]), 4) for kind in (euclidean, cosine)),
+                *(format_number(float(distances[i, j]), 4) for distances in (euclidean, cosine)),
             )
             for i, j in pairs
         ]
@@ -112,7 +112,7 @@ def run_centres(
     Args:
         server: the model.
         sources: data sets; by default all of the run.
-        split: of the data sets.
+        split: Split of the data sets.
         most: at most so many samples of a data set and modality, drawn at random; None: all.
 
     Raises:
@@ -138,9 +138,9 @@ def run_centres(
 
 
 def discriminants(groups: Mapping[str, Float[Tensor, "_ d"]]) -> dict[str, Float[Tensor, "_ 2"]]:
-    """Points of each group along the axes that tell groups apart best, by scikit-learn; two groups have one axis.
+    """Points of each group along the axes that separate groups best, by scikit-learn; two groups have one axis.
 
-    Groups without any width are told apart by principal components.
+    Groups without any width are separated by principal components.
     """
     with brought_by("lab"):
         from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -148,12 +148,12 @@ def discriminants(groups: Mapping[str, Float[Tensor, "_ d"]]) -> dict[str, Float
     x = torch.cat(list(groups.values())).double()
     sizes = [len(rows) for rows in groups.values()]
     if all(bool((rows == rows[0]).all()) for rows in groups.values()):
-        places = pca(x)
+        points = pca(x)
     else:
         codes = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
         axes = torch.from_numpy(LinearDiscriminantAnalysis().fit_transform(x.numpy(), codes.numpy()))[:, :2]
-        places = F.pad(axes, (0, 2 - axes.shape[1]))
-    return dict(zip(groups, torch.split(places, sizes), strict=True))
+        points = F.pad(axes, (0, 2 - axes.shape[1]))
+    return dict(zip(groups, torch.split(points, sizes), strict=True))
 
 
 def _split(server: ServerModel, source: str, name: str) -> Split:
@@ -178,7 +178,7 @@ def _require_groups(server: ServerModel, splits: Sequence[Split]) -> None:
 
 
 def representations(server: ServerModel, samples: Samples, modality: str, rows: Int64[Tensor, " n"]) -> Tensor:
-    """Of unit norm [n, d], on the CPU.
+    """Representations of unit norm [n, d], on the CPU.
 
     Raises:
         DataError: one is not finite.
@@ -195,5 +195,5 @@ def representations(server: ServerModel, samples: Samples, modality: str, rows: 
 def _group(server: ServerModel, split: Split, modality: str, most: int | None) -> Float[Tensor, "n d"]:
     """Representations of a data set in a modality."""
     samples = assemble(split, {modality: server.views[modality]}, server.context).having(modality)
-    rows = torch.unique(samples.rows[modality])  # siblings share a picture, which counts once
+    rows = torch.unique(samples.rows[modality])  # siblings share an image, which counts once
     return representations(server, samples, modality, rows[drawn(len(rows), most, "centres", split.source, modality)])

@@ -50,7 +50,7 @@ class Landscape(Analysis):
     def answer(self, run: Run) -> AnalysisResult:
         server = server_model(run, self.model)
         cfg, model = server.run.experiment, server.model
-        assert cfg.server is not None  # there is no saved model without
+        assert cfg.server is not None  # a saved model requires it
         axis = grid_axis(self.grid, self.extent)
         size = cfg.server.training.batch_size
         with cpu_threads(cfg.run.threads):
@@ -151,7 +151,7 @@ def top_eigenvectors(
         k: number of pairs.
         steps: Hessian-vector products at most.
         tolerance: stop when every residual is below this share of the largest eigenvalue.
-        generator: of the start vector, on the CPU; by default seeded with 0.
+        generator: Generator of the start vector, on the CPU; by default seeded with 0.
 
     Raises:
         ConfigError: k or steps do not suit the number of parameters, or the loss cannot be differentiated twice.
@@ -192,7 +192,7 @@ def _krylov(product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], k: 
     try:
         # a tolerance of 1 takes what one space holds; by default ARPACK gives nothing where that is not enough
         values, columns = eigsh(operator, k, v0=start.cpu().numpy(), ncv=space, maxiter=1, tol=1.0)
-    except ArpackError:  # no curvature along the start, hence no space; the residuals tell if there is any elsewhere
+    except ArpackError:  # no curvature along the start, hence no space; the residuals show any elsewhere
         values, columns = np.zeros(k), np.eye(len(start), k, dtype=operator.dtype)
     order = np.argsort(-abs(values))
     values, vectors = values[order], np.ascontiguousarray(columns[:, order].T)
@@ -310,7 +310,7 @@ def _table(facts: dict[str, Any]) -> TextTable:
 
 
 def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, list[Batch]]:
-    """What the samples are, and the samples; a last batch of one, without a contrast, is left out."""
+    """Description of the samples, and the samples; a last batch of one, without a contrast, is left out."""
     cfg, federation = server.run.experiment, server.run.federation
     assert cfg.server is not None
     public = federation.public_samples(sample_views(server.settings, server.task))
@@ -319,7 +319,7 @@ def _shuffled_batches(server: ServerModel, most: int, size: int) -> tuple[str, l
     else:
         data = f"{cfg.server.source}, {cfg.server.test_split}"
         samples = federation.server_samples(cfg.server.test_split)
-    # siblings (captions of one picture) in one batch would be each other's negatives
+    # siblings (captions of one image) in one batch would be each other's negatives
     order = torch.randperm(len(samples), generator=generator(cfg.run.seed, "landscape"))
     batches = samples.subset(order[:most]).batches(size)
     return data, [batch.to(server.model.device) for batch in batches if len(batch) > 1]

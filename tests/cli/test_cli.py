@@ -99,7 +99,7 @@ def test_evaluation_shows_recalls_with_their_galleries(cli: Cli, tiny_run: Path)
     assert (code, err) == (0, "")
     assert "scenes, test: 12 items, 60 samples; last model of round 1" in out
     row = next(line for line in out.splitlines() if "image to text R@10" in line)
-    assert row.split()[-2:] == ["60", "5"]
+    assert row.split()[-3::2] == ["60", "5"]
     assert "r1_sum" in out
     content = json.loads(cli("evaluate", tiny_run, "--data", "scenes", "--split", "validation", "--json")[1])
     assert (content["data"], content["split"], content["items"]) == ("scenes", "validation", 12)
@@ -342,7 +342,7 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["evaluate", "RUN"], "Missing option '--data'"),
         (["export", "RUN", "--out", "RUN"], "exists and is not empty"),
         (["compare", "RUN", "."], "'.' is not a run folder"),
-        (["compare", "RUN", "--metric", "r1_sm"], "nobody has it in these runs; did you mean 'r1_sum'?"),
+        (["compare", "RUN", "--metric", "r1_sm"], "no participant has it in these runs; did you mean 'r1_sum'?"),
         (["compare", "RUN", "--against", "x"], "--against x: no such run here; valid: "),
         (["compare", "RUN", "--kind", "tset"], "--kind tset: did you mean 'test'?"),
         (["resume", "."], "is not a run folder"),

@@ -191,7 +191,7 @@ def test_a_recording_of_an_unheard_rate_is_refused_before_it_is_resampled(tmp_pa
 def test_a_recording_that_would_be_of_days_is_refused() -> None:
     with pytest.raises(ValueError, match=r"800,000,000 samples at 8,000 a second, the limit is 268,435,456"):
         waveform(recording(1, 100_000), 8_000)
-    assert gallery_entry(recording(1_000_000)).picture
+    assert gallery_entry(recording(1_000_000)).image
 
 
 @pytest.mark.parametrize("kind", [Parquet, Arrow])

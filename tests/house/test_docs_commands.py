@@ -35,7 +35,6 @@ ELSEWHERE = {
     "demo": "half a minute: test_wheel.py; on less: test_cli.py",
     "run runs/": "a twin or another seed of a run that is there: test_cli.py, test_twins.py",
     "run .*--(engine|device)": "Ray, Flower or a GPU; loaded below",
-    "analyse centres runs/fedcola": "the three data sets of a run of FedCola",
     "analyse .*(NAME|Drift)": "a name of one's own; an analysis of a paper: tests/papers",
     "export .*huggingface": "encoders of transformers, or ten seconds: tests/export",
     "study (run|show|export)": "hours; that their files are there is tested below",

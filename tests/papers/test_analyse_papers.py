@@ -1,4 +1,4 @@
-"""``polyfed analyse FILE.py:Class``: the papers' own analyses, as anybody's, and columns of studies that name them."""
+"""``polyfed analyse FILE.py:Class``: the papers' own analyses, as any others, and columns of studies that name them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RETRAIN, DISTORTION = "fedaid/retraining.py:Retrain", "fedaid/retraining.py:Dist
 
 @pytest.fixture
 def analyse(cli: Cli, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Runs ``polyfed analyse`` of a paper's file and a fixture's run; pictures are drawn, but empty ones written."""
+    """Runs ``polyfed analyse`` of a paper's file and a fixture's run; drawings are made, but empty files written."""
     monkeypatch.setattr(
         "polyfed.reporting.figures.save", lambda drawing, path: (path.write_bytes(b"") and path) or path
     )
@@ -85,7 +85,7 @@ def test_a_file_of_a_paper_is_an_analysis(analyse: Cli, name: str, run: str, set
         (FEATURES, EXCHANGE, ["client=paired-1"], "not client 'paired-1' of"),
         (FEATURES, EXCHANGE, ["client=images"], "no client 'images' took part"),
         (FEATURES, EXCHANGE, ["method=umap"], "Input should be 'tsne' or 'pca'"),
-        (RETRAIN, LAYERS, ["depth=image=x"], "depth image=x: 'image=x' says not how many layers"),
+        (RETRAIN, LAYERS, ["depth=image=x"], "depth image=x: 'image=x' has no number of layers"),
         (RETRAIN, LAYERS, ["layers=top"], "layers top; "),
         (RETRAIN, LAYERS, ["on=paired-2"], "did you mean 'paired-"),
         (RETRAIN, LAYERS, ["on=image"], "on image: no client of the task of 'server'"),
@@ -110,10 +110,10 @@ def column(analysis: str | Path, figure: str = "samples", **options: Any) -> Ana
     return AnalysisColumn(analysis=str(analysis), figure=figure, options=options)
 
 
-def test_a_column_names_a_file_beside_the_study(fedafd_run: Path, tmp_path: Path) -> None:
+def test_a_column_names_a_file_next_to_the_study(fedafd_run: Path, tmp_path: Path) -> None:
     """Its figure is known by class and code, wherever the file lies, and what was saved by other code is not taken."""
-    places = [tmp_path / "here" / "drift.py", tmp_path / "there" / "drift.py"]
-    for place in places:
+    positions = [tmp_path / "here" / "drift.py", tmp_path / "there" / "drift.py"]
+    for place in positions:
         place.parent.mkdir()
         shutil.copy(PAPERS / "creamfl" / "drift.py", place)
     content = {"title": "t", "base": "x", "rows": {"a": {}}}
@@ -122,16 +122,16 @@ def test_a_column_names_a_file_beside_the_study(fedafd_run: Path, tmp_path: Path
     study = Study.load(tmp_path / "here" / "study.yaml")
     named = study.columns["seen"]
     assert isinstance(named, AnalysisColumn)
-    assert named.analysis == f"{places[0]}:Drift"
-    other = column(f"{places[1]}:Drift")
-    assert named.digest == other.digest != column(f"{places[1]}:Drift", samples=9).digest
+    assert named.analysis == f"{positions[0]}:Drift"
+    other = column(f"{positions[1]}:Drift")
+    assert named.digest == other.digest != column(f"{positions[1]}:Drift", samples=9).digest
     run = open_run(Path(shutil.copytree(fedafd_run, tmp_path / "run")))
-    few = column(f"{places[0]}:Drift", samples=9, method="pca")
+    few = column(f"{positions[0]}:Drift", samples=9, method="pca")
     assert not few.is_at_hand(run.folder)
     assert few.measure(run) == 9
     assert few.is_at_hand(run.folder)
-    places[1].write_text(places[1].read_text() + "# edited\n")
-    assert not column(f"{places[1]}:Drift", samples=9, method="pca").is_at_hand(run.folder)
+    positions[1].write_text(positions[1].read_text() + "# edited\n")
+    assert not column(f"{positions[1]}:Drift", samples=9, method="pca").is_at_hand(run.folder)
 
 
 def test_results_are_read_where_the_file_is_not(tmp_path: Path) -> None:

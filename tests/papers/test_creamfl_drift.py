@@ -28,36 +28,36 @@ def test_distances_by_hand_and_by_loop() -> None:
     a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0, 0.0], [0.0, 1.0]])
     assert drift.mean_distances([a, b]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
     sets = [unit(9, 4, seed=k) for k in range(3)]
-    found = drift.mean_distances(sets)
+    result = drift.mean_distances(sets)
     for i in range(3):
         for j in range(3):
             gaps = [math.dist(p.tolist(), q.tolist()) for p, q in zip(sets[i], sets[j], strict=True)]
-            assert float(found[i, j]) == pytest.approx(sum(gaps) / 9)
+            assert float(result[i, j]) == pytest.approx(sum(gaps) / 9)
     order = torch.tensor([8, 0, 3, 1, 2, 7, 6, 5, 4])
-    torch.testing.assert_close(drift.mean_distances([each[order] for each in sets]), found)
+    torch.testing.assert_close(drift.mean_distances([each[order] for each in sets]), result)
 
 
 def test_means_over_pairs() -> None:
     same, other = unit(20, 5), unit(20, 5, seed=1)
     shown = {"a-0": ("a", same), "a-1": ("a", same), "b": ("b", -same), "server": (None, other)}
-    found = drift.modality_drift("sound", [participant(name, *own) for name, own in shown.items()])
-    assert (found.clients, found.server) == ((0, 1, 2), 3)
-    to_server = float(found.distances[:3, 3].mean())
+    result = drift.modality_drift("sound", [participant(name, *own) for name, own in shown.items()])
+    assert (result.clients, result.server) == ((0, 1, 2), 3)
+    to_server = float(result.distances[:3, 3].mean())
     between = {"same": (1, 0), "different": (2, 2), "all": (3, 4 / 3), "server": (3, to_server)}
     for kind, (pairs, distance) in between.items():
-        assert (found.between(kind).pairs, found.between(kind).distance) == (pairs, pytest.approx(distance))
+        assert (result.between(kind).pairs, result.between(kind).distance) == (pairs, pytest.approx(distance))
     # opposite, and yet aligned
-    assert found.between("same").cka == pytest.approx(1) == found.between("different").cka
-    assert found.of_client(2).distance == pytest.approx(2)
-    assert found.points.shape == (4, 20, 2)
-    torch.testing.assert_close(found.points[0], found.points[1])
+    assert result.between("same").cka == pytest.approx(1) == result.between("different").cka
+    assert result.of_client(2).distance == pytest.approx(2)
+    assert result.points.shape == (4, 20, 2)
+    torch.testing.assert_close(result.points[0], result.points[1])
 
 
 def test_one_client_and_the_server_or_no_server() -> None:
     one, other = unit(9, 3), unit(9, 3, seed=1)
-    found = drift.modality_drift("sound", [participant("a", "a", one), participant("server", None, other)])
-    assert (found.between("all").pairs, found.between("server").pairs) == (0, 1)
-    assert math.isnan(found.between("all").distance)
+    result = drift.modality_drift("sound", [participant("a", "a", one), participant("server", None, other)])
+    assert (result.between("all").pairs, result.between("server").pairs) == (0, 1)
+    assert math.isnan(result.between("all").distance)
     alone = drift.modality_drift("sound", [participant("a", "a", one), participant("b", "b", other)])
     assert alone.server is None
     assert math.isnan(alone.between("server").cka)
@@ -65,12 +65,12 @@ def test_one_client_and_the_server_or_no_server() -> None:
 
 def test_widths_may_differ() -> None:
     sets = [unit(12, 3), unit(12, 5, seed=1), unit(12, 3, seed=2)]
-    found = drift.modality_drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
-    assert found.distances[1].isnan().tolist() == [True, False, True]
-    assert found.alignment.isfinite().all()
-    assert found.mapped == (0, 2)
-    assert found.points.shape == (2, 12, 2)
-    assert found.between("all").distance == pytest.approx(float(found.distances[0, 2]))
+    result = drift.modality_drift("sound", [participant(str(k), "a", values) for k, values in enumerate(sets)])
+    assert result.distances[1].isnan().tolist() == [True, False, True]
+    assert result.alignment.isfinite().all()
+    assert result.mapped == (0, 2)
+    assert result.points.shape == (2, 12, 2)
+    assert result.between("all").distance == pytest.approx(float(result.distances[0, 2]))
 
 
 def test_drift_of_a_run(fedafd_run: Path) -> None:
@@ -81,7 +81,7 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
     assert text.names == ("paired-0", "paired-1", "server")
     assert image.groups == ("paired", "paired", "image", None)
     assert image.rounds == (1, 1, 1, 1)
-    # another way to the same figure: both models on the whole public set, one picture an item
+    # another way to the same figure: both models on the whole public set, one image per item
     server = open_run(fedafd_run).server_model("last")
     every = drift.drifts_of(opened, "last", 250, "pca")[1][0]
     views = {name: each.view for name, each in server.settings.encoders.items()}
@@ -95,13 +95,13 @@ def test_drift_of_a_run(fedafd_run: Path) -> None:
 
 def test_it_is_the_same_each_time_and_is_drawn(fedafd_run: Path) -> None:
     opened = open_run(fedafd_run)
-    found, again = (drift.Drift(samples=6, method="pca").answer(opened) for _ in range(2))
-    assert str(found.figures) == str(again.figures)
-    assert found.picture is not None
-    (left, right, *_) = found.picture().axes
+    result, again = (drift.Drift(samples=6, method="pca").answer(opened) for _ in range(2))
+    assert str(result.figures) == str(again.figures)
+    assert result.draw is not None
+    (left, right, *_) = result.draw().axes
     assert [len(dots.get_offsets()) for dots in left.collections] == [6] * 4
     assert right.images[0].get_array().shape == (4, 4)
-    assert [row[0] for row in found.tables[0].rows][:4] == ["paired-0", "paired-1", "image", "mean, all pairs (3)"]
+    assert [row[0] for row in result.tables[0].rows][:4] == ["paired-0", "paired-1", "image", "mean, all pairs (3)"]
 
 
 def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_clients_that_had_their_turn_without_a_server_model(tiny: dict[str, Any]
     opened = open_run(run(Experiment.load(tiny), tmp_path / "run").folder)
     assert len(opened.clients) == 2
     alone = with_settings(opened, server=None)
-    found, beside = (drift.drifts_of(each, "last", 250, "pca")[1][0] for each in (alone, opened))
-    assert (found.names, found.server) == (tuple(opened.clients), None)
-    assert beside.names == (*found.names, "server")
-    assert found.between("all") == beside.between("all")
+    result, beside = (drift.drifts_of(each, "last", 250, "pca")[1][0] for each in (alone, opened))
+    assert (result.names, result.server) == (tuple(opened.clients), None)
+    assert beside.names == (*result.names, "server")
+    assert result.between("all") == beside.between("all")
 
 
 def test_what_cannot_be(fedafd_run: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_be(fedafd_run: Path) -> None:
     with pytest.raises(ConfigError, match="3 public samples are too few to compare; it takes 4"):
         drift.drifts_of(opened, "last", 3, "pca")
     private = with_settings(opened, public=None)
-    with pytest.raises(ConfigError, match="has no public set, so there are no samples that all may see"):
+    with pytest.raises(ConfigError, match="has no public set, and so no common samples"):
         drift.Drift().answer(private)
 
 
@@ -163,8 +163,8 @@ def test_it_is_as_defined(n: int) -> None:
     x, y = drawn(n, 3) + 2, drawn(n, 5, seed=1)
     y[:, 0] += x[:, 0]
     expected = naive_hsic(x, y) / (naive_hsic(x, x) * naive_hsic(y, y)) ** 0.5
-    found = drift.linear_cka([x, y])
-    torch.testing.assert_close(found, torch.tensor([[1, expected], [expected, 1]], dtype=torch.float64))
+    result = drift.linear_cka([x, y])
+    torch.testing.assert_close(result, torch.tensor([[1, expected], [expected, 1]], dtype=torch.float64))
 
 
 def test_more_samples_than_a_block_of_rows() -> None:
@@ -178,17 +178,17 @@ def test_a_turn_a_shift_and_a_scale_change_nothing() -> None:
     x = drawn(30, 6)
     turn = torch.linalg.qr(drawn(6, 6, seed=2))[0]
     other = drawn(30, 4, seed=3) + x[:, :4]
-    found = drift.linear_cka([x, 7 * x @ turn + 100, other])
-    assert float(found[0, 1]) == pytest.approx(1)
-    assert float(found[0, 2]) == pytest.approx(float(found[1, 2]))
+    result = drift.linear_cka([x, 7 * x @ turn + 100, other])
+    assert float(result[0, 1]) == pytest.approx(1)
+    assert float(result[0, 2]) == pytest.approx(float(result[1, 2]))
     order = torch.randperm(30, generator=torch.Generator().manual_seed(4))
-    torch.testing.assert_close(drift.linear_cka([x[order], 7 * x[order] @ turn + 100, other[order]]), found)
-    torch.testing.assert_close(drift.linear_cka([x.float(), other.float()])[0, 1], found[0, 2], atol=1e-6, rtol=0)
+    torch.testing.assert_close(drift.linear_cka([x[order], 7 * x[order] @ turn + 100, other[order]]), result)
+    torch.testing.assert_close(drift.linear_cka([x.float(), other.float()])[0, 1], result[0, 2], atol=1e-6, rtol=0)
 
 
 def test_vectors_that_are_all_equal_have_none() -> None:
-    found = drift.linear_cka([drawn(10, 3), torch.full((10, 3), 0.1), drawn(10, 2, seed=1)])
-    assert found.isnan().tolist() == [[False, True, False], [True] * 3, [False, True, False]]
+    result = drift.linear_cka([drawn(10, 3), torch.full((10, 3), 0.1), drawn(10, 2, seed=1)])
+    assert result.isnan().tolist() == [[False, True, False], [True] * 3, [False, True, False]]
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ def channel(values: list[list[float]], kinds: tuple[str, ...] = ("uni-modal", "m
 
 
 def test_shares_by_hand() -> None:
-    found = channel([[0.8, 0.5], [0.1, 0.5], [0.1, 0.0]], ("uni-modal", "multi-modal", "multi-modal"))
-    uni, multi = found.shares()["uni-modal"], found.shares()["multi-modal"]
+    result = channel([[0.8, 0.5], [0.1, 0.5], [0.1, 0.0]], ("uni-modal", "multi-modal", "multi-modal"))
+    uni, multi = result.shares()["uni-modal"], result.shares()["multi-modal"]
     assert (uni["clients"], multi["clients"]) == (1, 2)
     assert (uni["mean"], multi["mean"]) == pytest.approx((0.65, 0.175))
     assert (uni["relative"], multi["relative"]) == pytest.approx((1.95, 0.525))
     assert (uni["total"], multi["total"]) == pytest.approx((0.65, 0.35))
     assert uni["leading"] + multi["leading"] == pytest.approx(1)
-    assert found.effective == pytest.approx((1 / 0.66 + 2) / 2)
+    assert result.effective == pytest.approx((1 / 0.66 + 2) / 2)
 
 
 def test_the_effective_number_goes_from_one_to_all() -> None:
@@ -37,16 +37,16 @@ def test_the_effective_number_goes_from_one_to_all() -> None:
     assert (one.effective, one.shares()["uni-modal"]["relative"]) == (1.0, 1.0)
 
 
-def test_samples_without_anybody_do_not_count() -> None:
-    found, without = channel([[0.7, 0.0], [0.3, 0.0]]), channel([[0.7], [0.3]])
-    assert (found.effective, found.shares()) == (without.effective, without.shares())
+def test_samples_without_a_contribution_do_not_count() -> None:
+    result, without = channel([[0.7, 0.0], [0.3, 0.0]]), channel([[0.7], [0.3]])
+    assert (result.effective, result.shares()) == (without.effective, without.shares())
     nothing = channel([[0.0], [0.0]])
     assert math.isnan(nothing.effective)
     assert math.isnan(nothing.shares()["uni-modal"]["mean"])
 
 
 def test_weights_of_a_run(fedafd_run: Path) -> None:
-    found = Weights().answer(open_run(fedafd_run))
+    result = Weights().answer(open_run(fedafd_run))
     image, text = channels_of(open_run(fedafd_run))
     assert (image.channel, image.round, image.clients) == ("image", 1, ("paired-0", "paired-1", "image"))
     assert image.kinds == ("multi-modal", "multi-modal", "uni-modal")
@@ -56,20 +56,20 @@ def test_weights_of_a_run(fedafd_run: Path) -> None:
     assert len(image.chosen) == 7
     assert channels_of(open_run(fedafd_run))[0].chosen == image.chosen
     assert image.to_json()["values"] == image.values[:, image.chosen].tolist()
-    json.dumps(found.figures, allow_nan=False)
+    json.dumps(result.figures, allow_nan=False)
 
 
-def test_a_picture_and_a_table(fedafd_run: Path) -> None:
-    found = Weights(samples=3).answer(open_run(fedafd_run))
-    assert found.picture is not None
-    map_axes = found.picture().axes[0]
+def test_a_drawing_and_a_table(fedafd_run: Path) -> None:
+    result = Weights(samples=3).answer(open_run(fedafd_run))
+    assert result.draw is not None
+    map_axes = result.draw().axes[0]
     shown = map_axes.images[0].get_array()
-    np.testing.assert_array_equal(shown, np.array(found.figures["channels"]["image"]["values"]))
+    np.testing.assert_array_equal(shown, np.array(result.figures["channels"]["image"]["values"]))
     assert len(map_axes.texts) == 9
     many = Weights(samples=50).answer(open_run(fedafd_run))
-    assert many.picture is not None
-    assert len(many.picture().axes[0].texts) == 0
-    names = [row[0] for row in found.tables[0].rows]
+    assert many.draw is not None
+    assert len(many.draw().axes[0].texts) == 0
+    names = [row[0] for row in result.tables[0].rows]
     assert names == ["multi-modal (2)", "uni-modal (1)", "paired-0", "paired-1", "image"]
 
 

@@ -13,7 +13,7 @@ SETTINGS = {"attention_scale": 3.0, "word_scale": 2.0}
 
 
 def score(regions, words, attention_scale, word_scale, aggregate="sum"):
-    """Of the valid regions of one picture and the valid words of one text, as lists of vectors."""
+    """Score of the valid regions of one image and the valid words of one text, as lists of vectors."""
     over_words = [softmax([dot(region, word) for word in words]) for region in regions]
     total = 0.0
     for t, word in enumerate(words):
@@ -32,13 +32,13 @@ def valid(features, mask):
 
 
 def by_loops(regions, words, region_mask, word_mask, items=None, scale=10.0):
-    """Mean of both directions over the batch; a pair without a region or word is 0 and nobody's negative."""
+    """Mean of both directions over the batch; a pair without a region or word is 0 and not a negative."""
     pictures, texts = valid(regions, region_mask), valid(words, word_mask)
-    whole = [i for i in range(len(pictures)) if pictures[i] and texts[i]]
-    matrix = {(i, j): scale * score(pictures[i], texts[j], **SETTINGS) for i in whole for j in whole}
+    complete = [i for i in range(len(pictures)) if pictures[i] and texts[i]]
+    matrix = {(i, j): scale * score(pictures[i], texts[j], **SETTINGS) for i in complete for j in complete}
     total = 0.0
-    for i in whole:
-        seen = [j for j in whole if j == i or items is None or items[i] != items[j]]
+    for i in complete:
+        seen = [j for j in complete if j == i or items is None or items[i] != items[j]]
         for line in ([matrix[i, j] for j in seen], [matrix[j, i] for j in seen]):
             total += math.log(sum(math.exp(x) for x in line)) - matrix[i, i]
     return total / (2 * len(pictures))
@@ -64,14 +64,14 @@ def masks():
 def test_scores_equal_loops_with_any_number_of_texts(sides, masks, aggregate):
     pictures, texts = valid(sides[0], masks[0]), valid(sides[1], masks[1])
     expected = [[score(picture, text, **SETTINGS, aggregate=aggregate) for text in texts[:3]] for picture in pictures]
-    found = word_region_scores(sides[0], sides[1][:3], masks[0], masks[1][:3], **SETTINGS, aggregate=aggregate)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    result = word_region_scores(sides[0], sides[1][:3], masks[0], masks[1][:3], **SETTINGS, aggregate=aggregate)
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("items", [None, [0, 0, 1, 2, 2], [7] * 5])
 def test_loss_equals_loops(sides, masks, items):
-    found = local_contrast(*sides, *masks, None if items is None else torch.tensor(items), **SETTINGS)
-    assert float(found) == pytest.approx(by_loops(*sides, *masks, items), abs=1e-9)
+    result = local_contrast(*sides, *masks, None if items is None else torch.tensor(items), **SETTINGS)
+    assert float(result) == pytest.approx(by_loops(*sides, *masks, items), abs=1e-9)
 
 
 def test_sum_of_the_directions_is_twice_the_mean(sides):
@@ -94,9 +94,9 @@ def test_hollow_pairs_count_as_nothing_and_harm_no_gradient(sides, masks):
     masks[0][1] = False
     masks[1][3] = False
     live = [side.clone().requires_grad_() for side in sides]
-    found = local_contrast(*live, *masks, **SETTINGS)
-    assert float(found.detach()) == pytest.approx(by_loops(*sides, *masks), abs=1e-9)
-    found.backward()
+    result = local_contrast(*live, *masks, **SETTINGS)
+    assert float(result.detach()) == pytest.approx(by_loops(*sides, *masks), abs=1e-9)
+    result.backward()
     for side in live:
         assert torch.isfinite(side.grad).all()
         assert not side.grad[[1, 3]].any()
@@ -126,5 +126,5 @@ def test_blocks_give_the_same_values_and_gradients(sides, masks, chunk, masked):
         loss.backward()
         return loss.detach(), *(side.grad for side in live)
 
-    for whole, part in zip(run(None), run(chunk), strict=True):
-        torch.testing.assert_close(part, whole)
+    for complete, part in zip(run(None), run(chunk), strict=True):
+        torch.testing.assert_close(part, complete)

@@ -22,10 +22,10 @@ def tokens_by_loops(tokens, others, weights, mask, other_mask, tau):
             shares = softmax([dot(token, o) / tau for o in other])
             attended.append(unit_vector([dot(shares, column) for column in zip(*other, strict=True)]))
         for i, weight in enumerate(weights[b][mask[b]].tolist()):
-            found = dot(own[i], attended[i]) / tau
+            actual = dot(own[i], attended[i]) / tau
             row = math.log(sum(math.exp(dot(own[i], a) / tau) for a in attended))
             column = math.log(sum(math.exp(dot(token, attended[i]) / tau) for token in own))
-            total += weight * ((row - found) + (column - found)) / 2
+            total += weight * ((row - actual) + (column - actual)) / 2
     return total / len(tokens)
 
 
@@ -80,15 +80,15 @@ def test_weights_are_clipped_to_quantiles_of_valid_tokens():
     attention[0, 4] = 5.0
     mask = torch.ones(3, 9, dtype=torch.bool)
     mask[1, 5:] = mask[2] = False
-    found = token_weights(attention, mask)
-    for row, marks, result in zip(attention[:2].tolist(), mask.tolist(), found.tolist(), strict=False):
+    actual = token_weights(attention, mask)
+    for row, marks, result in zip(attention[:2].tolist(), mask.tolist(), actual.tolist(), strict=False):
         kept = [x for x, mark in zip(row, marks, strict=True) if mark]
         low, high = quantile(kept, 0.1), quantile(kept, 0.9)
         clipped = [min(max(x, low), high) if mark else 0.0 for x, mark in zip(row, marks, strict=True)]
         assert result == pytest.approx([x / sum(clipped) for x in clipped])
-    assert not found[2].any()
-    torch.testing.assert_close(token_weights(attention[1:2, :5]), found[1:2, :5])
-    torch.testing.assert_close(token_weights(7 * attention, mask), found)
+    assert not actual[2].any()
+    torch.testing.assert_close(token_weights(attention[1:2, :5]), actual[1:2, :5])
+    torch.testing.assert_close(token_weights(7 * attention, mask), actual)
 
 
 def test_uniform_weights():
@@ -118,8 +118,8 @@ def test_prototypes_equal_loops(pairs):
         for q, row in zip(code, score, strict=True):
             foretold = softmax([x / 0.3 for x in row])
             total -= sum(a * math.log(p) for a, p in zip(q, foretold, strict=True))
-    found = prototype_alignment(u, v, prototypes, temperature=0.3, epsilon=0.1, iterations=4)
-    assert float(found) == pytest.approx(total / (2 * 6), abs=1e-9)
+    actual = prototype_alignment(u, v, prototypes, temperature=0.3, epsilon=0.1, iterations=4)
+    assert float(actual) == pytest.approx(total / (2 * 6), abs=1e-9)
 
 
 def test_prototypes_count_by_direction_only_and_have_a_tangential_gradient(pairs):
@@ -154,21 +154,23 @@ def scores():
 @pytest.mark.parametrize("iterations", [0, 1, 3, 20])
 @pytest.mark.parametrize("epsilon", [0.05, 0.7])
 def test_sinkhorn_equals_loops(scores, epsilon, iterations):
-    found = sinkhorn(scores, epsilon, iterations)
-    torch.testing.assert_close(found, torch.tensor(sinkhorn_by_loops(scores, epsilon, iterations), dtype=torch.float64))
+    actual = sinkhorn(scores, epsilon, iterations)
+    torch.testing.assert_close(
+        actual, torch.tensor(sinkhorn_by_loops(scores, epsilon, iterations), dtype=torch.float64)
+    )
 
 
 def test_both_marginals_in_the_limit(scores):
-    found = sinkhorn(scores, 0.2, 500)
-    torch.testing.assert_close(found.sum(1), torch.ones(6, dtype=torch.float64))
-    torch.testing.assert_close(found.sum(0), torch.full((4,), 6 / 4, dtype=torch.float64))
+    actual = sinkhorn(scores, 0.2, 500)
+    torch.testing.assert_close(actual.sum(1), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(actual.sum(0), torch.full((4,), 6 / 4, dtype=torch.float64))
     assert not torch.allclose(sinkhorn(scores, 0.2, 1).sum(0), torch.full((4,), 1.5, dtype=torch.float64), atol=1e-3)
 
 
 def test_scores_whose_exponential_overflows(scores):
-    found = sinkhorn((1000 * scores).float(), 0.05, 3)
-    assert torch.isfinite(found).all()
-    torch.testing.assert_close(found, sinkhorn(1000 * scores, 0.05, 3).float(), atol=1e-4, rtol=1e-3)
+    actual = sinkhorn((1000 * scores).float(), 0.05, 3)
+    assert torch.isfinite(actual).all()
+    torch.testing.assert_close(actual, sinkhorn(1000 * scores, 0.05, 3).float(), atol=1e-4, rtol=1e-3)
 
 
 def test_one_sample_belongs_to_all_alike(scores):

@@ -10,6 +10,7 @@ import torch
 import yaml
 from papers.fedaid.retraining import (
     Plan,
+    Retrainable,
     Retrained,
     Retrainer,
     chosen_tensors,
@@ -32,7 +33,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import union
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.membership import Member
-from polyfed.lab.analysis.simulated import Simulated, TrainedModel
+from polyfed.lab.analysis.simulated import TrainedModel
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.encoders.from_config import Bert, ViT
@@ -46,7 +47,7 @@ from polyfed.runs.opened import open_run
 
 @pytest.mark.slow
 def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, local_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
+    opened = Retrainable(open_run(fedavg_run))
     assert [subject.name for subject in opened.globals()] == ["server", "image"]  # the server shows that of paired
     server, paired = opened.trained("server"), opened.trained("paired")
     assert (server.round, paired.round, paired.head) == (1, 1, "retrieval")
@@ -54,7 +55,7 @@ def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, l
     assert not opened.is_server_untrained
     assert list(opened.require_judges(server)) == ["paired-0", "paired-1"]
     assert list(opened.require_judges(opened.trained("image"))) == ["image"]
-    local = Simulated(open_run(local_run))
+    local = Retrainable(open_run(local_run))
     assert dict(local.keepers) == {"paired-0": 1, "paired-1": 1, "image": 1}
     assert [subject.name for subject in local.globals()] == ["server"]
     assert local.is_server_untrained
@@ -62,10 +63,10 @@ def test_models_are_the_server_s_the_types_and_the_kept_ones(fedavg_run: Path, l
 
 
 def test_a_run_without_a_server_model(fedavg_run: Path, local_run: Path) -> None:
-    def alone(folder: Path, groups: tuple[str, ...]) -> Simulated:
-        opened = Simulated(open_run(folder))
+    def alone(folder: Path, groups: tuple[str, ...]) -> Retrainable:
+        opened = Retrainable(open_run(folder))
         clients = {name: opened.experiment.clients[name] for name in groups}
-        alone = Simulated(with_settings(opened.run, server=None, clients=clients))
+        alone = Retrainable(with_settings(opened.run, server=None, clients=clients))
         alone.federation.groups = clients
         return alone
 
@@ -79,7 +80,7 @@ def test_a_run_without_a_server_model(fedavg_run: Path, local_run: Path) -> None
 
 
 def test_models_that_are_not_there(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
+    opened = Retrainable(open_run(fedavg_run))
     with pytest.raises(ConfigError, match=r"of imge: .* did you mean 'image'\? valid: image, paired, server"):
         opened.trained("imge")
     image = opened.trained("image")
@@ -92,9 +93,9 @@ def test_models_that_are_not_there(fedavg_run: Path) -> None:
 # ---- training
 
 
-def trainable(run_folder: Path) -> tuple[Simulated, TrainedModel, Member, dict[str, Tensor]]:
+def trainable(run_folder: Path) -> tuple[Retrainable, TrainedModel, Member, dict[str, Tensor]]:
     """A run, its server's model, a client that may train it, and its tensors as they are."""
-    opened = Simulated(open_run(run_folder))
+    opened = Retrainable(open_run(run_folder))
     subject = opened.trained("server")
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
     return opened, subject, opened.require_judges(subject)["paired-0"], before
@@ -151,64 +152,64 @@ def test_it_is_what_the_next_round_would_have_done(tiny_run: Path, tmp_path: Pat
     content = yaml.safe_load((tiny_run / "config.yaml").read_text())
     content["clients"] = {"paired": content["clients"]["paired"] | {"count": 1}}
     content["run"] |= {"evaluate_clients": False, "rounds": 1}
-    one = Simulated(run(Experiment.load(content), tmp_path / "one"))
+    one = Retrainable(run(Experiment.load(content), tmp_path / "one"))
     content["run"]["rounds"] = 2
-    two = Simulated(run(Experiment.load(content), tmp_path / "two")).trained("server").model.state_dict()
+    two = Retrainable(run(Experiment.load(content), tmp_path / "two")).trained("server").model.state_dict()
     subject = one.trained("server")
     (member,) = one.require_judges(subject).values()
     work = Retrainer(one, subject, Plan(steps=None, epochs=1))
     with work.retrained("paired", one.train(subject, member), member.settings.training):
         assert all(torch.equal(value, two[name]) for name, value in subject.model.state_dict().items())
-    found = run_distortion(one)
-    assert list(found.figures["steps"].values()) == [10]  # 32 scenes with five captions each, in batches of 16
+    result = run_distortion(one)
+    assert list(result.figures["steps"].values()) == [10]  # 32 scenes with five captions each, in batches of 16
 
 
 def test_the_union_is_that_of_the_private_samples(local_run: Path) -> None:
-    opened = Simulated(open_run(local_run))
+    opened = Retrainable(open_run(local_run))
     subject = opened.trained("paired-0")
     members = opened.require_judges(subject)
     parts = [opened.federation.train(each) for each in opened.federation.members.values() if each.group == "paired"]
     plan = Plan(steps=3)
-    found = run_retraining(opened, "paired-0", "union", plan)
+    result = run_retraining(opened, "paired-0", "union", plan)
     work, training = Retrainer(opened, subject, plan), members["paired-0"].settings.training
     with work.retrained("union", union(parts), training):
-        assert found.figures["rows"][0]["after"] == figures_at_clients(opened, subject, members)
+        assert result.figures["rows"][0]["after"] == figures_at_clients(opened, subject, members)
 
 
 def test_each_kept_model_on_the_union(local_run: Path) -> None:
-    opened = Simulated(open_run(local_run))
+    opened = Retrainable(open_run(local_run))
     with pytest.raises(ConfigError, match="of each: 'paired-0' and 'image' differ in task"):
         run_retraining(opened, "each", "union", Plan(steps=1))
     opened.keepers  # noqa: B018  known from here on
     del opened.keepers["image"]  # type: ignore[attr-defined]
-    found = run_retraining(opened, "each", "union", Plan("shallow", {"image": 1, "text": 1}, steps=2, lr=1e-3))
-    of = [(row["of"], row["on"], row["steps"]) for row in found.figures["rows"]]
+    result = run_retraining(opened, "each", "union", Plan("shallow", {"image": 1, "text": 1}, steps=2, lr=1e-3))
+    of = [(row["of"], row["on"], row["steps"]) for row in result.figures["rows"]]
     assert of == [("paired-0", "union", 2), ("paired-1", "union", 2)]
-    assert list(found.figures["rows"][0]["after"]["paired-0"]) == ["R@1", "R@5", "R@10", "gallery"]
+    assert list(result.figures["rows"][0]["after"]["paired-0"]) == ["R@1", "R@5", "R@10", "gallery"]
 
 
 @pytest.mark.slow
 def test_rows_columns_and_differences(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
-    found = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05))
-    one, row = found.figures["rows"]
+    opened = Retrainable(open_run(fedavg_run))
+    result = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05))
+    one, row = result.figures["rows"]
     assert (one["on"], row["on"]) == tuple(row["after"]) == ("paired-0", "paired-1")
     assert one["before"] == row["before"] != one["after"]
     assert row["mean"]["after"]["R@5"] == pytest.approx(sum(at["R@5"] for at in row["after"].values()) / 2)
-    (first, _) = found.tables
+    (first, _) = result.tables
     assert first.columns == ("model", "paired-0", "paired-1", "average")
     on = [f"server, on paired-{k}, 4 steps" for k in range(2)]
     assert [line[0] for line in first.rows] == ["server, round 1", *on]
-    assert found.picture is not None
-    assert len(found.picture().axes) == 4
-    again = run_retraining(Simulated(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
-    assert again.figures == found.figures
+    assert result.draw is not None
+    assert len(result.draw().axes) == 4
+    again = run_retraining(Retrainable(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
+    assert again.figures == result.figures
     other = run_retraining(opened, "server", "each", Plan("deep", steps=4, lr=0.05, seed=1))
-    assert other.figures["rows"] != found.figures["rows"]
+    assert other.figures["rows"] != result.figures["rows"]
 
 
 def test_layers_that_hold_nothing_to_train(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
+    opened = Retrainable(open_run(fedavg_run))
     server = opened.trained("server")
     server.model.requires_grad_(False)
     with pytest.raises(ConfigError, match="layers all: 'server' has no parameters to train in them"):
@@ -239,21 +240,21 @@ def model(aligner: AlignerSettings | None = None, **encoders: Any) -> Model:
     ],
 )  # fmt: skip
 def test_layers_of_every_encoder(encoder: Any, count: int, before: str, first: str, last: str, behind: str) -> None:
-    found = depth_of(model(sound=encoder))
-    assert found.counts == {"sound": count}
+    result = depth_of(model(sound=encoder))
+    assert result.counts == {"sound": count}
     for part, number in ((before, 0), (first, 1), (last, count), (behind, count + 1)):
-        layers = {layer for name, layer in found.layer.items() if name.startswith(f"encoders.sound.{part}")}
+        layers = {layer for name, layer in result.layer.items() if name.startswith(f"encoders.sound.{part}")}
         assert number in layers
-    assert {layer for name, layer in found.layer.items() if name.startswith("encoders.sound.")} == {*range(count + 2)}
-    assert all(layer == count + 1 for name, layer in found.layer.items() if not name.startswith("encoders."))
-    assert any(name.startswith("heads.labels.") for name in found.layer)
+    assert {layer for name, layer in result.layer.items() if name.startswith("encoders.sound.")} == {*range(count + 2)}
+    assert all(layer == count + 1 for name, layer in result.layer.items() if not name.startswith("encoders."))
+    assert any(name.startswith("heads.labels.") for name in result.layer)
 
 
 @pytest.mark.parametrize("encoder", [SMALL, Blocks(depth=3)])
 def test_an_aligner_is_deep(encoder: Any) -> None:
-    found = depth_of(model(AlignerSettings(layers=2, hidden=8), sound=encoder))
-    assert found.counts == {"sound": 3}
-    assert {layer for name, layer in found.layer.items() if ".aligner." in name} == {4}
+    result = depth_of(model(AlignerSettings(layers=2, hidden=8), sound=encoder))
+    assert result.counts == {"sound": 3}
+    assert {layer for name, layer in result.layer.items() if ".aligner." in name} == {4}
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,9 @@ def test_shallow_is_up_to_a_depth_half_by_default_and_deep_the_rest(depth: Any, 
 
 @pytest.mark.parametrize("encoder", [Bag(width=8), GRU(width=8)])
 def test_encoders_without_layers(encoder: Any) -> None:
-    with pytest.raises(ConfigError, match=r"the encoder of 'words' \(_\w+\) has no layers to tell shallow from deep"):
+    with pytest.raises(
+        ConfigError, match=r"the encoder of 'words' \(_\w+\) has no layers to separate shallow from deep"
+    ):
         chosen_tensors(model(words=encoder), "deep")
     assert chosen_tensors(model(words=encoder), "all")
 
@@ -291,7 +294,7 @@ def test_what_cannot_be(part: str, depth: Any, message: str) -> None:
 
 
 def test_similarity_by_loop(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
+    opened = Retrainable(open_run(fedavg_run))
     subject = opened.trained("server")
     member = opened.require_judges(subject)["paired-1"]
     test = opened.test(subject, member)
@@ -316,18 +319,18 @@ def test_similarity_of_three_modalities_is_the_mean_over_pairs() -> None:
     assert similarity(Seeing(), None) == pytest.approx(sum(expected) / 3)  # type: ignore[arg-type]
 
 
-def test_without_training_there_is_no_distortion(fedavg_run: Path) -> None:
-    found = run_distortion(Simulated(open_run(fedavg_run)), plan=Plan(steps=0)).figures
-    assert found["steps"] == {"paired-0": 0, "paired-1": 0}
-    assert all(after == found["before"] for after in found["after"].values())
-    assert {fall for by_client in found["decrease"].values() for fall in by_client.values()} == {0}
+def test_without_training_the_distortion_is_0(fedavg_run: Path) -> None:
+    result = run_distortion(Retrainable(open_run(fedavg_run)), plan=Plan(steps=0)).figures
+    assert result["steps"] == {"paired-0": 0, "paired-1": 0}
+    assert all(after == result["before"] for after in result["after"].values())
+    assert {fall for by_client in result["decrease"].values() for fall in by_client.values()} == {0}
 
 
 @pytest.mark.slow
 def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
-    found = run_distortion(opened)
-    content = found.figures
+    opened = Retrainable(open_run(fedavg_run))
+    result = run_distortion(opened)
+    content = result.figures
     members = opened.require_judges(opened.trained("server"))
     passes = {name: divmod(len(opened.federation.train(member)), 16) for name, member in members.items()}
     assert content["steps"] == {name: batches + (left > 1) for name, (batches, left) in passes.items()}
@@ -335,12 +338,12 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     assert content["decrease"]["paired-1"]["paired-0"] == before["paired-0"] - after["paired-0"] != 0
     assert content["overall_decrease"] == pytest.approx(sum(content["mean_decrease"].values()) / 2)
     assert "similarity" not in content["before"]["figures"]["paired-0"]
-    assert content == run_distortion(Simulated(open_run(fedavg_run))).figures
-    table, first, _ = found.tables
+    assert content == run_distortion(Retrainable(open_run(fedavg_run))).figures
+    table, first, _ = result.tables
     assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
-    assert found.picture is not None
-    assert len(found.picture().axes) == 6  # two figures beside the decrease, each with its colours
+    assert result.draw is not None
+    assert len(result.draw().axes) == 6  # two figures and the decrease, each with its colours
 
 
 def test_means_over_who_trained() -> None:
@@ -349,15 +352,18 @@ def test_means_over_who_trained() -> None:
         name: {"a": {"similarity": low, "R@1": 10 * low}, "b": {"similarity": high, "R@1": 10 * high}}
         for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))
     }
-    found = distortion_result("run", [Retrained("server", 3, name, 2, before, after[name]) for name in "ab"])
-    assert found.figures["mean_decrease"]["a"] == pytest.approx((0.5 + 0.1) / 2)
-    assert found.figures["mean_decrease"]["b"] == pytest.approx((0.0 + 0.1) / 2)
-    assert found.tables[1].rows[-1][:2] == ("average of re-trained", "3.00")
+    result = distortion_result("run", [Retrained("server", 3, name, 2, before, after[name]) for name in "ab"])
+    assert result.figures["mean_decrease"]["a"] == pytest.approx((0.5 + 0.1) / 2)
+    assert result.figures["mean_decrease"]["b"] == pytest.approx((0.0 + 0.1) / 2)
+    assert result.tables[1].rows[-1][:2] == ("average of re-trained", "3.00")
 
 
 def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
-    opened = Simulated(open_run(fedavg_run))
+    opened = Retrainable(open_run(fedavg_run))
     bare = with_settings(opened.run, algorithm=ServerOnly())
-    with pytest.raises(ConfigError, match="'server_only' does not say how long clients train; set steps"):
-        run_distortion(Simulated(bare))
-    assert list(run_distortion(Simulated(open_run(fedafd_run)), plan=Plan(steps=1)).figures["steps"].values()) == [1, 1]
+    with pytest.raises(ConfigError, match="'server_only' has no length of local training; set steps"):
+        run_distortion(Retrainable(bare))
+    assert list(run_distortion(Retrainable(open_run(fedafd_run)), plan=Plan(steps=1)).figures["steps"].values()) == [
+        1,
+        1,
+    ]

@@ -97,13 +97,13 @@ def test_stopping_keeps_the_lowest_and_waits_its_patience(values: list[float], e
 def test_segmentation_freezes_the_encoder(make_bench: Any, encoder: str) -> None:
     bench = make_bench({"image": VIT} if encoder == "vit" else None)
     before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
-    found = outcome(SegmentationProbe(**CUT | {"draws": 1}), bench)
+    result = outcome(SegmentationProbe(**CUT | {"draws": 1}), bench)
     after = bench.subject.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert not any(value.requires_grad for value in bench.subject.model.parameters())
-    assert [row.facts["n"] for row in found.rows] == [8, 40]
-    assert found.notes[0].startswith("Decoder: grid 4." if encoder == "vit" else "Decoder: skips at 4, 8")
-    for row in values_of(found):
+    assert [row.facts["n"] for row in result.rows] == [8, 40]
+    assert result.notes[0].startswith("Decoder: grid 4." if encoder == "vit" else "Decoder: skips at 4, 8")
+    for row in values_of(result):
         assert all(0 <= value <= 100 for each in row.values() for value in each)
 
 
@@ -120,16 +120,16 @@ def test_segmentation_is_deterministic_whether_maps_are_held_or_not(make_bench: 
 
 def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None:
     bench = make_bench()
-    found = outcome(SegmentationProbe(**CUT | {"shares": [1.0], "draws": 1}), bench)
+    result = outcome(SegmentationProbe(**CUT | {"shares": [1.0], "draws": 1}), bench)
     probe = SegmentationProbe(**CUT)
     reader = probe.feature_reader(bench, "task")
-    train, test = (probe.split_pictures(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
+    train, test = (probe.split_images(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
     guess = (train.mean(0) > 0.5).double()
     scores = [
         100 * (2 * (guess * mask).sum() / (guess.sum() + mask.sum())).item() if (guess + mask).sum() else 100.0
         for mask in test
     ]
-    assert values_of(found)[0]["mean_mask"] == [pytest.approx(sum(scores) / len(scores))]
+    assert values_of(result)[0]["mean_mask"] == [pytest.approx(sum(scores) / len(scores))]
 
 
 def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
@@ -142,11 +142,11 @@ def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
 
 
 def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tmp_path: Path) -> None:
-    """A column of bytes, two of which are a picture and one is none."""
+    """A column of bytes, two of which are an image and one is not."""
     buffer = io.BytesIO()
     Image.new("L", (16, 16), 255).save(buffer, "PNG")
     pictures = [{"bytes": buffer.getvalue(), "path": None}] * 3
-    good, damaged = pa.array([buffer.getvalue()] * 3), pa.array([buffer.getvalue()] * 2 + [b"no picture"])
+    good, damaged = pa.array([buffer.getvalue()] * 3), pa.array([buffer.getvalue()] * 2 + [b"no image"])
     for name, masks in (("train", good), ("test", damaged)):
         table = pa.table({"image": pictures, "mask": masks})
         pq.write_table(table, tmp_path / f"{name}.parquet")
@@ -165,14 +165,14 @@ def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
     )
 
 
-def test_words_are_no_grid(make_bench: Any) -> None:
+def test_words_are_not_a_grid(make_bench: Any) -> None:
     class Words(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> LocalFeatures:
             return LocalFeatures(x.mean((2, 3)), x[:, :, 0, :6].transpose(1, 2))
 
     bench = make_bench()
     bench.subject._trunks["image"] = Words()
-    with pytest.raises(ConfigError, match="6 positions are no square grid"):
+    with pytest.raises(ConfigError, match="6 positions are not a square grid"):
         SegmentationProbe(**CUT).check(bench, "task")
 
 

@@ -1,4 +1,4 @@
-"""The suite that claims a paper's downstream protocol has its values, and its description names the differences."""
+"""The suite that claims a paper's downstream protocol has its values, and its description lists the differences."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from polyfed.lab.downstream.probe import Probe
 from polyfed.lab.downstream.suite import Suite
+from polyfed.runs.experiment import Experiment
 
 SUITES = Path(__file__).parents[2] / "papers" / "fedaid"
 SEGMENTATION = "papers.fedaid.segmentation.SegmentationProbe"
@@ -77,3 +78,23 @@ def test_at_the_papers_size_shares_decoder_and_the_rest_are_the_papers() -> None
     assert "galleries are of the pre-training batch" in " ".join(suite.description.split())
     small = Suite.load(str(SUITES / "medical.yaml"))
     assert set(suite.tasks) <= set(small.tasks)  # studies name the same tasks at both scales
+
+
+# ---- other objectives
+
+TASK = "{{name: {name}, mask_siblings: true, in_batch: 64}}"
+LOCAL = ("server.model.aligner.local=true", "clients.hospital.model.aligner.local=true")
+
+
+@pytest.mark.parametrize("objective", ["convirt", "papers.fedaid.objectives.GLoRIA", "papers.fedaid.objectives.MGCA"])
+@pytest.mark.parametrize(("preset", "changes"), [("fedaid-cxr", ()), ("fedaid-medpix", ()), ("fedaid-mimic", LOCAL)])
+def test_the_objective_is_an_override_of_both_tasks(preset: str, changes: tuple[str, ...], objective: str) -> None:
+    task = TASK.format(name=objective)
+    experiment = Experiment.load(preset, [*changes, f"server.task={task}", f"clients.hospital.task={task}"])
+    hospital = experiment.clients["hospital"]
+    assert experiment.server is not None
+    assert experiment.server.task == hospital.task
+    assert hospital.task.component_name() == objective
+    for model in (experiment.server.model, hospital.models[0]):
+        assert model.aligner is not None
+        assert model.aligner.local  # features by position, and attention to them

@@ -40,21 +40,21 @@ def test_distances_are_symmetric_and_do_not_change_with_a_turn() -> None:
 
 def test_centres_of_data_sets_are_means_of_representations(tiny_run: Path) -> None:
     opened = open_run(tiny_run).server_model("last")
-    found = run_centres(opened)
-    assert found.names == ("image: scenes", "image: private", "text: scenes", "text: private")
-    assert found.counts.tolist() == [12, 8, 60, 40]
+    result = run_centres(opened)
+    assert result.names == ("image: scenes", "image: private", "text: scenes", "text: private")
+    assert result.counts.tolist() == [12, 8, 60, 40]
     values = representations(opened, samples_of(opened, "private", "text"), "text", torch.arange(40))
     torch.testing.assert_close(values.norm(dim=1), torch.ones(40))
-    torch.testing.assert_close(found.values[3], values.double().mean(0))
-    assert found.map.title == f"run, round {opened.round}"
-    assert [len(points) for points in found.map.groups.values()] == found.counts.tolist()
+    torch.testing.assert_close(result.values[3], values.double().mean(0))
+    assert result.map.title == f"run, round {opened.round}"
+    assert [len(points) for points in result.map.groups.values()] == result.counts.tolist()
 
 
 def test_few_samples_are_drawn_at_random_and_the_same_each_time(tiny_run: Path) -> None:
     opened = open_run(tiny_run).server_model("last")
-    found, again = (run_centres(opened, ["scenes", "private"], most=5) for _ in range(2))
-    assert found.counts.tolist() == [5, 5, 5, 5]
-    assert torch.equal(found.values, again.values)
+    result, again = (run_centres(opened, ["scenes", "private"], most=5) for _ in range(2))
+    assert result.counts.tolist() == [5, 5, 5, 5]
+    assert torch.equal(result.values, again.values)
 
 
 def test_data_that_the_model_cannot_encode(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_discriminant_axes_separate_more_than_any_other() -> None:
     labels = torch.arange(4).repeat_interleave(30)
     stream = torch.Generator().manual_seed(0)
     x = 3 * torch.randn(4, 6, generator=stream)[labels] + torch.randn(120, 6, generator=stream)
-    places = torch.cat(list(discriminants({str(k): x[labels == k] for k in range(4)}).values()))
-    assert places.shape == (120, 2)
-    best = Separation.of(places[:, :1], labels).ratio
-    assert best > Separation.of(places[:, 1:], labels).ratio
+    positions = torch.cat(list(discriminants({str(k): x[labels == k] for k in range(4)}).values()))
+    assert positions.shape == (120, 2)
+    best = Separation.of(positions[:, :1], labels).ratio
+    assert best > Separation.of(positions[:, 1:], labels).ratio
     assert all(best > Separation.of(x @ torch.randn(6, 1, generator=stream), labels).ratio for _ in range(20))
     first, second = discriminants({"a": torch.zeros(2, 2), "b": torch.tensor([[3.0, 4.0]] * 2)}).values()
     torch.testing.assert_close((first - second)[0].abs(), torch.tensor([5.0, 0.0], dtype=torch.float64))

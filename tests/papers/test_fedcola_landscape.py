@@ -134,9 +134,9 @@ def test_a_quadratic_bowl_has_the_values_of_its_formula() -> None:
     x, y = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
     losses = [lambda: (x**2).sum() + 3 * (y**2).sum(), lambda: (x**2).sum() + 5 * (y**2).sum()]
     directions = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    found = landscape.loss_surface(losses, [x, y], directions, grid=5, extent=2.0)
+    result = landscape.loss_surface(losses, [x, y], directions, grid=5, extent=2.0)
     a = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0], dtype=torch.float64)
-    torch.testing.assert_close(found, a[:, None] ** 2 + 4 * a**2)
+    torch.testing.assert_close(result, a[:, None] ** 2 + 4 * a**2)
 
 
 def test_weights_are_as_before_bit_for_bit_even_when_the_loss_fails() -> None:
@@ -166,22 +166,26 @@ def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
     opened = open_run(tiny_run)
     model = opened.server_model("last").model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = landscape.Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(opened)
-    assert tuple(found.figures[name] for name in ("data", "samples", "batch")) == ("public set (scenes, train)", 20, 16)
-    assert [len(row) for row in found.figures["losses"]] == [3, 3, 3]
+    result = landscape.Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(opened)
+    assert tuple(result.figures[name] for name in ("data", "samples", "batch")) == (
+        "public set (scenes, train)",
+        20,
+        16,
+    )
+    assert [len(row) for row in result.figures["losses"]] == [3, 3, 3]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     again = landscape.Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(open_run(tiny_run))
-    assert again.figures == found.figures
-    assert found.figures["greatest_loss"] >= found.figures["loss"] == found.figures["losses"][1][1]
+    assert again.figures == result.figures
+    assert result.figures["greatest_loss"] >= result.figures["loss"] == result.figures["losses"][1][1]
     # a last batch of one is left out
     assert landscape.Landscape(samples=17, grid=3, steps=6).answer(open_run(tiny_run)).figures["samples"] == 16
 
 
 def test_curvature_along_an_eigenvector_is_its_eigenvalue(classifier_run: Path) -> None:
-    found = landscape.Landscape(samples=8, grid=3, extent=0.01, steps=60).answer(open_run(classifier_run))
-    assert found.figures["data"] == "private, test"  # without a public set
-    low, middle, high = (row[1] for row in found.figures["losses"])
-    assert (high - 2 * middle + low) / 0.01**2 == pytest.approx(found.figures["eigenvalues"][0], rel=0.1)
+    result = landscape.Landscape(samples=8, grid=3, extent=0.01, steps=60).answer(open_run(classifier_run))
+    assert result.figures["data"] == "private, test"  # without a public set
+    low, middle, high = (row[1] for row in result.figures["losses"])
+    assert (high - 2 * middle + low) / 0.01**2 == pytest.approx(result.figures["eigenvalues"][0], rel=0.1)
 
 
 def test_a_task_without_its_labels_in_the_public_set_uses_the_test_split(tiny: dict[str, Any], tmp_path: Path) -> None:

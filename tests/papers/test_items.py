@@ -42,22 +42,22 @@ def test_every_item_has_a_file() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_study_says_what_it_is_of(name: str, load: Callable[..., Study]) -> None:
+def test_a_study_names_its_item(name: str, load: Callable[..., Study]) -> None:
     paper, _, item = name.partition("/")
-    kind = {"t": "Table", "f": "Figure"}.get(item[0] if item[1:].isdigit() else "", "")
+    form = {"t": "Table", "f": "Figure"}.get(item[0] if item[1:].isdigit() else "", "")
     for scale in SCALES:
         study = load(name, scale)
         assert study.source is not None
         assert study.source.paper.lower() == paper
         assert study.title.startswith(f"{study.source.paper}, ")
-        assert study.source.item == f"{kind} {item[1:]}" or not kind
+        assert study.source.item == f"{form} {item[1:]}" or not form
         assert study.description.endswith(".")
     # a study of one run has nothing to claim, but what it prints or draws
     small = load(name)
     runs = {row.model_copy(update={"columns": {}}).model_dump_json() for row in small.rows.values()}
     assert small.claims.to_judge or (small.printed and len(runs) == 1) or name == "fedafd/t2"
     by_row = ((c.left[0].row, c.right[0].row) for c in small.claims.to_judge if c.kind == "method")
-    assert all(left != right for left, right in by_row)  # one row at two points is no method above another
+    assert all(left != right for left, right in by_row)  # one row at two points does not compare methods
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,8 +124,8 @@ def test_printed_parts_add_up(name: str, load: Callable[..., Study]) -> None:
         if {*parts, total} <= set(values)
     ]
     assert len(checked) >= 4
-    for row, label, found, expected in checked:
-        assert found == pytest.approx(expected, abs=tolerance), (row, label)
+    for row, label, result, expected in checked:
+        assert result == pytest.approx(expected, abs=tolerance), (row, label)
 
 
 SLIPS = {("fedaid/t10", "centralised", 1), ("fedaid/t15", "shallow, C4", 1)}
@@ -169,6 +169,6 @@ def test_rows_that_two_studies_share_are_the_same_cells(load: Callable[..., Stud
         (("fedafd/t9", "sed"), ("fedafd/f3", "multi-modal")),
         (("fedcola/t5", "1"), ("fedcola/shapley", "both")),
     )
-    for places in pairs:
-        plans = [(plan(load(name).model_copy(update={"tuning": None}), tmp_path), row) for name, row in places]
+    for positions in pairs:
+        plans = [(plan(load(name).model_copy(update={"tuning": None}), tmp_path), row) for name, row in positions]
         assert len({own.cell(row, (), 0).digest for own, row in plans}) == 1

@@ -33,7 +33,7 @@ def test_every_row_resolves(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_no_study_of_ours_keeps_models(name: str) -> None:
-    """Hundreds of cells with models would fill a disk; who wants them says so in a file of his own."""
+    """Hundreds of cells with models would fill a disk; a file of your own may keep them."""
     assert study_content(STUDIES[name]).get("keep", "records") == "records"
 
 
@@ -52,7 +52,7 @@ def test_the_damped_server_steps_by_the_paired_clients_share_of_samples() -> Non
 
 @pytest.mark.slow
 def test_fewer_clients_of_other_types_leave_fedavgs_paired_model_as_it_is(tmp_path: Path) -> None:
-    found = []
+    result = []
     for cohort in ({"image": 2, "text": 4, "paired": 3}, {"image": 1, "text": 1, "paired": 3}):
         content = transformers()
         for group, count in (("image", 2), ("text", 4), ("paired", 6)):
@@ -60,7 +60,7 @@ def test_fewer_clients_of_other_types_leave_fedavgs_paired_model_as_it_is(tmp_pa
         content["run"]["sampling"] = {"kind": "stratified", "cohort": cohort}
         content["run"] |= {"rounds": 2, "output": {"plots": False}, "eval_every": 2, "evaluate_clients": False}
         out = tmp_path / str(sum(cohort.values()))
-        found.append(
+        result.append(
             polyfed.run(Experiment.load(content, ["algorithm={name: fedavg, local_steps: 1}"]), out, quiet=True)
         )
-    assert found[0].records.last("server") == found[1].records.last("server")
+    assert result[0].records.last("server") == result[1].records.last("server")

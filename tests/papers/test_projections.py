@@ -28,10 +28,10 @@ def test_principal_components_keep_the_widest_plane() -> None:
 def test_tsne_keeps_neighbours_and_is_the_same_each_time() -> None:
     labels = torch.arange(8).repeat_interleave(15)
     x = 2 * drawn(8, 20, seed=1)[labels] + drawn(120, 20)
-    places = tsne(x)
-    assert Separation.of(places, labels).silhouette > 0.7 > 0.5 > Separation.of(pca(x), labels).silhouette
-    assert torch.equal(places, tsne(x))
-    close = torch.cdist(places, places).fill_diagonal_(math.inf).argmin(1)
+    positions = tsne(x)
+    assert Separation.of(positions, labels).silhouette > 0.7 > 0.5 > Separation.of(pca(x), labels).silhouette
+    assert torch.equal(positions, tsne(x))
+    close = torch.cdist(positions, positions).fill_diagonal_(math.inf).argmin(1)
     assert torch.equal(labels[close], labels)
 
 
@@ -43,9 +43,9 @@ def test_few_and_equal_points_have_places() -> None:
         torch.ones(6, 3),
         torch.cat([torch.zeros(5, 3), torch.ones(5, 3)]),
     ):
-        places = project(x, "tsne")
-        assert places.shape == (len(x), 2)
-        assert places.isfinite().all()
+        positions = project(x, "tsne")
+        assert positions.shape == (len(x), 2)
+        assert positions.isfinite().all()
 
 
 @pytest.mark.parametrize(

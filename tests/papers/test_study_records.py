@@ -1,4 +1,4 @@
-"""What pages say of records: claims that hold, what was run of a paper, and how much."""
+"""Records on pages: claims that hold, and the runs of a paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def record(item: str = "Table 1", runs: int = 20, digests: str = "", **more: Any
     )
 
 
-def test_what_a_page_says_of_a_record() -> None:
+def test_a_record_on_a_page() -> None:
     own = record()
     assert own.heading == "Table 1: tiny"
     assert [line.partition(" (")[0] for line in own.claims] == [
@@ -100,7 +100,10 @@ def test_how_much_was_run() -> None:
 
 
 def test_claims_on_methods_and_parts_count_once_where_items_share_runs() -> None:
-    same = {"part": ["tiny < prox on r1 at 1"], "setting": ["tiny at 5 > tiny at 1 on r1"]}  # the first says it as well
+    same = {
+        "part": ["tiny < prox on r1 at 1"],
+        "setting": ["tiny at 5 > tiny at 1 on r1"],
+    }  # the first shows it as well
     asked = record(source=None, claims={"setting": ["prox < tiny on r1 at 5"]})
     others = record("Table 2", claims=same), record("Table 3", digests="of other runs ", claims=same), asked
     counts = pages.counted([record(), *others])

@@ -43,7 +43,7 @@ class Page(HTMLParser):
             self.within.append(self.stack[-1] if self.stack else "")
 
     def of(self, name: str) -> list[dict[str, str | None]]:
-        return [attributes for found, attributes in self.elements if found == name]
+        return [attributes for result, attributes in self.elements if result == name]
 
     @property
     def parts(self) -> list[str | None]:
@@ -55,18 +55,18 @@ class Page(HTMLParser):
 
     @property
     def titles(self) -> list[str]:
-        """What the drawings show on hovering."""
+        """Texts of the drawings on hovering."""
         return [text for text, within in zip(self.texts, self.within, strict=True) if within == "title"][1:]
 
     @property
     def series(self) -> dict[str, list[float]]:
         """Label -> its values by round, as the charts show them on hovering."""
-        found: dict[str, list[float]] = {}
+        result: dict[str, list[float]] = {}
         for title in self.titles:
             for line in title.split("\n")[1:] if title.startswith("round ") else ():
                 label, _, value = line.rpartition(": ")
-                found.setdefault(label, []).append(float(value.replace(",", "")))
-        return found
+                result.setdefault(label, []).append(float(value.replace(",", "")))
+        return result
 
 
 def page_of(folder: Path) -> Page:
@@ -79,14 +79,14 @@ def rendered(template: str, **content: object) -> Page:
 
 
 def titles_of(svg: str) -> list[str]:
-    """What a drawing shows on hovering."""
+    """Texts of a drawing on hovering."""
     from xml.etree import ElementTree
 
     return [title.text or "" for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
 
 
 def complete(folder: Path) -> Path:
-    """The run folder, with all that a page tells of a run."""
+    """The run folder, with all content of a page."""
     environment = {"python": "3.11.7", "device": "cpu", "versions": {"polyfed": "0.1.0", "torch": "2.13.0"}}
     (folder / "environment.json").write_text(json.dumps(environment))
     settings = {"name": "my run", "description": "What it is for.", "algorithm": {"name": "creamfl"}}

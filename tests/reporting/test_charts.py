@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from html_pages import rendered, titles_of
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 
 from polyfed.reporting.charts import (
     BarPart,
@@ -24,8 +26,9 @@ from polyfed.reporting.charts import (
 )
 from polyfed.reporting.figures import COLOURS, GREY, INK, VARIABLES
 from polyfed.reporting.markup import markdown_templates, resource
-from polyfed.reporting.run_figures import spread_chart
+from polyfed.reporting.run_figures import run_figures, spread_chart
 from polyfed.reporting.tables import byte_size
+from polyfed.runs.records import RunRecords
 
 
 def line_chart(*series: dict[int, float]) -> RoundChart:
@@ -33,7 +36,7 @@ def line_chart(*series: dict[int, float]) -> RoundChart:
 
 
 def hovering(chart: Chart) -> list[str]:
-    """What a browser shows under the pointer, in the order of drawing."""
+    """Texts under the pointer, in the order of drawing."""
     return titles_of(FigureSheet("figure", [[chart]]).svg)
 
 
@@ -61,8 +64,8 @@ def test_lines_leave_out_what_is_not_finite():
 def test_stacked_bars_stand_on_each_other():
     chart = stacked_chart("t", "u", {"a": {1: 2.0, 2: 4.0}, "b": {1: 1.0, 3: 3.0}})
     (axes,) = FigureSheet("figure", [[chart]]).draw().axes
-    places = [(bar.get_y(), bar.get_height()) for bar in axes.patches if bar.get_alpha() != 0]
-    assert places == [(0, 2), (0, 4), (2, 1), (0, 3)]
+    positions = [(bar.get_y(), bar.get_height()) for bar in axes.patches if bar.get_alpha() != 0]
+    assert positions == [(0, 2), (0, 4), (2, 1), (0, 3)]
     assert hovering(chart) == ["round 1\na: 2.00\nb: 1.00", "round 2\na: 4.00", "round 3\nb: 3.00"]
 
 
@@ -154,7 +157,7 @@ def test_sizes(number, text):
 
 
 def contrast(*colours: str) -> float:
-    """Of two colours, after WCAG 2."""
+    """Contrast of two colours, after WCAG 2."""
     luminances = []
     for colour in colours:
         parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
@@ -179,3 +182,38 @@ def test_colours_have_the_contrast_that_readers_need(scheme):
     drawn = re.findall(r"(?:fill|stroke): ([^;\"]*)", FigureSheet("t", [[chart]]).svg)
     assert set(VARIABLES) & {*drawn} == set()
     assert {f"var(--{VARIABLES[INK]}, {INK})", "var(--surface, #ffffff)"} <= {*drawn}
+
+
+# ---- figures of a run
+
+
+@pytest.fixture(scope="module")
+def records(made_up_run: Path) -> RunRecords:
+    return RunRecords.load(made_up_run)
+
+
+def axes_of(records: RunRecords, name: str) -> list[Axes]:
+    return run_figures(records)[name].draw().axes
+
+
+def drawn_lines(axes: Axes) -> set[tuple[float, ...]]:
+    return {tuple(np.asarray(line.get_ydata()).tolist()) for line in axes.lines if len(line.get_xdata())}
+
+
+def test_an_empty_run_has_no_plots(tmp_path):
+    assert run_figures(RunRecords.load(tmp_path)) == {}
+
+
+def test_server_curves_show_the_recorded_values_and_chance(records):
+    first, second, total = axes_of(records, "server")
+    assert first.get_title(loc="left") == "image to text, gallery 500"
+    assert second.get_title(loc="left") == "text to image, gallery 100"
+    for split in ("test", "validation"):
+        assert tuple(records.series("server", "image_to_text_r@5", split).values()) in drawn_lines(first)
+        assert tuple(records.series("server", "r1_sum", split).values()) in drawn_lines(total)
+    assert (5.0,) * 12 in {tuple(np.round(values, 9)) for values in drawn_lines(second)}
+    assert total.get_xlabel() == "round"
+    legend = first.get_legend()
+    lines = zip(legend.get_texts(), legend.get_lines(), strict=True)
+    styles = {text.get_text(): line.get_linestyle() for text, line in lines}
+    assert styles == {"test": "-", "validation": "--", "chance": ":"} | dict.fromkeys(("R@1", "R@5", "R@10"), "-")

@@ -68,7 +68,7 @@ def test_runs_that_differ_by_seed_are_taken_together(runs):
     ],
     ids=["other seeds and nested names keep runs apart", "names and descriptions do not"],
 )
-def test_configurations_are_told_apart(tmp_path, settings, configurations):
+def test_configurations_differ_by_settings_not_by_labels(tmp_path, settings, configurations):
     folders = [write_run(tmp_path / str(k), rounds=1, **changes) for k, changes in enumerate(settings)]
     assert len(compare([RunRecords.load(folder) for folder in folders])) == configurations
 
@@ -122,8 +122,8 @@ def run_with(
     clients = more.pop("clients", {})
     series = {"test": test, "validation": validation}
     lines = [
-        {"round": number, "participant": "server", "kind": kind, "metrics": {"r1_sum": value}}
-        for kind, values in series.items()
+        {"round": number, "participant": "server", "kind": split, "metrics": {"r1_sum": value}}
+        for split, values in series.items()
         for number, value in enumerate(values)
     ]
     lines += [
@@ -165,9 +165,9 @@ def test_only_common_seeds_count_and_the_reference_can_be_chosen(tmp_path: Path)
         paired_differences(comparisons, against="cream-9")
 
 
-def test_of_runs_with_one_name_the_folder_says_which_is_the_reference(tmp_path: Path) -> None:
+def test_of_runs_with_one_name_the_folder_selects_the_reference(tmp_path: Path) -> None:
     runs = [run_with(tmp_path / name / "run", 0, [value], algorithm=name) for name, value in (("a", 1.0), ("b", 4.0))]
-    with pytest.raises(ConfigError, match="--against run: 2 configurations have a run called so; give its folder"):
+    with pytest.raises(ConfigError, match="--against run: 2 configurations have a run of that name; give its folder"):
         paired_differences(compare(runs), against="run")
     (item,) = paired_differences(compare(runs), against=str(tmp_path / "b" / "run"))
     assert item.by_seed == {0: -3.0}
@@ -187,14 +187,14 @@ def test_each_run_is_compared_by_its_own_model(tmp_path: Path) -> None:
     assert "(the last, without validation: c)" in table.notes[1]
 
 
-def test_one_configuration_is_told_what_to_be_compared_with(tmp_path: Path) -> None:
+def test_one_configuration_gets_the_command_of_its_twin(tmp_path: Path) -> None:
     server = {"source": "shop", "validation_split": "validation"}
     folder = write_run(
         tmp_path / "mine", rounds=2, algorithm={"name": "creamfl"}, public={"source": "shop"}, server=server
     )
     notes = comparison_table(compare([RunRecords.load(folder)])).notes
     command = f"polyfed run {folder}/config.yaml --twin server-only --out {folder}-server-only"
-    assert notes[-1] == f"One configuration has nothing to be compared with; its server alone: {command}."
+    assert notes[-1] == f"A single configuration has no counterpart; its server alone: {command}."
 
 
 def test_groups_are_compared_by_the_mean_of_their_clients(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_groups_are_compared_by_the_mean_of_their_clients(tmp_path: Path) -> Non
     assert (item.metric, item.by_seed) == ("clients accuracy", {0: 35.5 - 15.0})
 
 
-def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) -> None:
+def test_one_common_seed_has_no_interval_and_few_prove_nothing(tmp_path: Path) -> None:
     comparisons = compare(two(tmp_path / "1", {0: 3.0, 5: 1.0}, {0: 1.0}))
     (item,) = differences = paired_differences(comparisons)
     assert math.isnan(item.std) and all(map(math.isnan, item.interval))  # noqa: PT018
@@ -214,7 +214,7 @@ def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) ->
     assert table.rows == [("cream-5: server r1_sum", "1", "+2.00", "-", "-", "+2.00")]
     assert table.notes[1:] == (
         "One common seed has no spread and no interval: at least two are needed.",
-        "Differences over fewer than 5 seeds are no claim.",
+        "Differences over fewer than 5 seeds prove nothing.",
     )
     assert item.to_json() == {
         "figure": "server r1_sum",
@@ -228,11 +228,11 @@ def test_one_common_seed_has_no_interval_and_few_are_no_claim(tmp_path: Path) ->
     comparisons = compare(two(tmp_path / "2", {0: 3.0, 1: 3.0}, {0: 1.0, 1: 1.0}))
     (item,) = differences = paired_differences(comparisons)
     low, high = item.interval
-    assert low < 2.0 < high  # equal differences are no reason for nan, and no proof
-    assert paired_table(differences, comparisons).notes[1:] == ("Differences over fewer than 5 seeds are no claim.",)
+    assert low < 2.0 < high  # equal differences give neither nan nor a proof
+    assert paired_table(differences, comparisons).notes[1:] == ("Differences over fewer than 5 seeds prove nothing.",)
 
 
-def test_what_has_nothing_in_common_is_named_and_without_pairs_there_is_no_table(tmp_path: Path) -> None:
+def test_runs_without_common_seeds_are_named_and_without_pairs_tables_are_empty(tmp_path: Path) -> None:
     runs = two(tmp_path, CREAM, ALONE)
     other = run_with(tmp_path / "other", 9, [1.0], algorithm="other")
     comparisons = compare([*runs, other])

@@ -27,8 +27,8 @@ def page(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_gallery(open_run(tiny_run), out, queries=2, k=3).read_text()
 
 
-def test_it_shows_pictures_and_captions_before_and_after(page: str) -> None:
-    # texts asked of server and a paired client; pictures of these and of the client that has only pictures
+def test_it_shows_images_and_captions_before_and_after(page: str) -> None:
+    # texts asked of server and a paired client; images of these and of the image client
     for when in ("before", "after"):
         rows = hits(page, when)
         assert len(rows) == 2 * 2 + 2 * 3
@@ -44,7 +44,7 @@ def test_texts_run_in_their_own_direction_and_badges_stay_within_their_cards(pag
     assert re.search(r"\.hit \.pill \{ white-space: normal;.* max-width: 100%", page)
 
 
-def test_it_says_that_it_is_local_and_loads_nothing(page: str) -> None:
+def test_it_is_marked_as_local_and_loads_nothing(page: str) -> None:
     assert "not to\nleave the place where these data may be" in page
     assert set(re.findall(r'(?:src|href)="([^"#][^:"]*):', page)) == {"data"}
     assert "default-src &#39;none&#39;" in page
@@ -71,20 +71,20 @@ def test_what_is_shown_is_what_the_models_give(tiny_run: Path) -> None:
     viewer, after = Viewer.of(opened, "server"), opened.model
     retrieval = Retrieval(viewer, shelves, 4)
     for when, model in (("before", viewer.before), ("after", after)):
-        found = retrieval.retrieved(when, "text", "image", 5)
+        result = retrieval.retrieved(when, "text", "image", 5)
         expected = model.search(captions[5], pictures, k=4)
-        assert [entry.picture for entry in found[:4]] == [thumbnail(pictures[hit.position]) for hit in expected]
-        assert [entry.right for entry in found[:4]] == [items[5] == hit.position for hit in expected]
+        assert [entry.image for entry in result[:4]] == [thumbnail(pictures[hit.position]) for hit in expected]
+        assert [entry.right for entry in result[:4]] == [items[5] == hit.position for hit in expected]
         for query, text in enumerate(captions):
-            places = {hit.position: rank for rank, hit in enumerate(model.search(text, pictures, k=12), 1)}
+            positions = {hit.position: rank for rank, hit in enumerate(model.search(text, pictures, k=12), 1)}
             late = [entry.late for entry in retrieval.retrieved(when, "text", "image", query) if entry.late]
-            assert late == ([places[int(items[query])]] if places[int(items[query])] > 4 else [])
+            assert late == ([positions[int(items[query])]] if positions[int(items[query])] > 4 else [])
     scores = after.similarity(pictures, captions).T
     first = np.argsort(-scores, axis=1, kind="stable")[:, :4]
     share = 100 * np.mean([(first[row] == items[row]).any() for row in range(len(captions))])
-    name, direction, _, shown = next(retrieval.summary())
-    assert (name, direction) == ("server", "text to image")
-    assert float(shown) == pytest.approx(share, abs=0.06)
+    row = next(retrieval.summary())
+    assert (row["participant"], row["direction"]) == ("server", "text to image")
+    assert row["after"] == pytest.approx(share, abs=0.06)
 
 
 def test_before_is_before_any_training(tiny: Config, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_before_is_before_any_training(tiny: Config, tmp_path: Path) -> None:
     assert np.abs(opened.model_of("server", "last").encode(texts=texts) - kept).max() > 1e-4
 
 
-def test_texts_of_the_data_are_no_markup(tiny: Config, tmp_path: Path, monkeypatch: Any) -> None:
+def test_texts_of_the_data_are_not_markup(tiny: Config, tmp_path: Path, monkeypatch: Any) -> None:
     opened = run(Experiment.load(tiny), tmp_path / "run")
     entry = Shelf.entry
     monkeypatch.setattr(
@@ -112,19 +112,19 @@ def test_texts_of_the_data_are_no_markup(tiny: Config, tmp_path: Path, monkeypat
 
 
 def test_the_command_and_what_it_refuses(tiny_run: Path, tmp_path: Path, cli: Any, tiny: Config) -> None:
-    code, said, _ = cli("gallery", tiny_run, "--out", tmp_path / "g.html", "--queries", 1)
-    assert (code, said.startswith(f"written: {tmp_path / 'g.html'} (pictures")) == (0, True)
+    code, message, _ = cli("gallery", tiny_run, "--out", tmp_path / "g.html", "--queries", 1)
+    assert (code, message.startswith(f"written: {tmp_path / 'g.html'} (pictures")) == (0, True)
     for group in tiny["clients"].values():
         group["test_split"] = None
     tiny["algorithm"]["name"], tiny["server"] = "local", None
     del tiny["clients"]["paired"]
     tiny["public"] = None
     opened = run(Experiment.load(tiny), tmp_path / "run")
-    with pytest.raises(RunError, match=r"nobody in .* has test data"):
+    with pytest.raises(RunError, match=r"no participant of .* has test data"):
         write_gallery(opened)
 
 
-def test_samples_on_the_page_are_no_markup_and_are_those_of_masks_and_sounds_alone(tiny_run: Path) -> None:
+def test_samples_on_the_page_are_not_markup_and_are_those_of_masks_and_sounds_alone(tiny_run: Path) -> None:
     opened = open_run(tiny_run)
     assert judged_samples(opened) == []
     page = html_report(opened.records, figures={}, samples=[[GalleryEntry("data:,", "<b>truth", None)]])

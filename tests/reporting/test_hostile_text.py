@@ -1,4 +1,4 @@
-"""What clients, sites and data sets say has no effect wherever it is shown."""
+"""Text of clients, sites and data sets has no effect wherever it is shown."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count("\n") == 1
 
 
-def test_names_in_plots_are_no_formulas(tmp_path: Path) -> None:
+def test_names_in_plots_are_not_formulas(tmp_path: Path) -> None:
     name = r"$\frac{"  # would be an error as a formula
 
     @styled

@@ -1,4 +1,4 @@
-"""The HTML report: its parts and what they say, with data missing, damaged, hostile or many."""
+"""The HTML report: its parts and their content, with data missing, damaged, hostile or many."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&am
 
 @pytest.fixture(scope="module")
 def records(made_up_run: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """Of a run with all that a page tells; not to be changed."""
+    """Records of a run with all content of a page; not to be changed."""
     folder = tmp_path_factory.mktemp("complete") / "run"
     return RunRecords.load(complete(Path(shutil.copytree(made_up_run, folder))))
 
@@ -101,8 +101,8 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps({"device": HOSTILE, "versions": {HOSTILE: HOSTILE}}))
     names = HOSTILE, f"{HOSTILE}_to_b_r@1", "accuracy"
     lines = [
-        {"round": number, "participant": participant, "kind": kind, "metrics": dict.fromkeys(names, 1.0 * number)}
-        for number, participant, kind in product((1, 2, 3), ("server", HOSTILE), ("test", "train"))
+        {"round": number, "participant": participant, "kind": source, "metrics": dict.fromkeys(names, 1.0 * number)}
+        for number, participant, source in product((1, 2, 3), ("server", HOSTILE), ("test", "train"))
     ]
     event = {"round": 1, "participant": HOSTILE, "kind": "event", "event": HOSTILE, "reason": HOSTILE}
     write_lines(tmp_path / "metrics.jsonl", [*lines, *[event] * 9, event | {"event": "client_excluded"}])
@@ -118,7 +118,7 @@ def test_text_of_the_run_is_escaped_everywhere(tmp_path):
 # ---- what is missing or damaged
 
 
-def test_a_run_that_was_killed_says_so(folder):
+def test_a_killed_run_is_marked(folder):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"run": {"rounds": 40}}))
     (folder / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[:-20])
@@ -223,7 +223,7 @@ def test_a_thousand_clients_fit(tmp_path):
     assert "the last 2,000 of" in page.text
 
 
-# ---- what it says
+# ---- content
 
 
 def test_cards_carry_value_chance_and_round(records, page):
@@ -237,9 +237,9 @@ def test_cards_carry_value_chance_and_round(records, page):
 
 
 def test_curves_hold_the_recorded_values(records, page):
-    for kind in ("test", "validation"):
-        series = records.series("server", "r1_sum", kind)
-        assert page.series[f"r1_sum {kind}"] == pytest.approx(list(series.values()), abs=0.006)
+    for split in ("test", "validation"):
+        series = records.series("server", "r1_sum", split)
+        assert page.series[f"r1_sum {split}"] == pytest.approx(list(series.values()), abs=0.006)
     sent = [each / 2**20 for each in records.bytes_per_round("up").values()]
     assert page.series["clients to server"] == pytest.approx(sent, rel=1e-3)
 
@@ -258,7 +258,7 @@ def test_the_table_of_clients(records, text):
     assert cells["image-0"]["rounds"] == "12"
 
 
-def test_what_is_one_figure_in_all_rounds_or_of_two_rounds_is_no_chart(tmp_path):
+def test_constant_values_and_two_rounds_have_no_chart(tmp_path):
     write_measured(
         tmp_path, {"server": {"teacher.gallery": 0.0, "teacher.norm": 3.0, "digest.items": 9.0}}, 1, 2, kind="train"
     )
@@ -273,7 +273,7 @@ def test_what_is_one_figure_in_all_rounds_or_of_two_rounds_is_no_chart(tmp_path)
     assert "recorded" in run_figures(RunRecords.load(tmp_path))
 
 
-def test_cards_of_a_sum_say_its_scale_and_those_of_one_client_no_disparity(tmp_path):
+def test_cards_of_a_sum_have_its_scale_and_those_of_one_client_no_disparity(tmp_path):
     recalls = {"a_to_b_r@1": 10.0, "b_to_a_r@1": 12.0, "r1_sum": 22.0}
     recalls |= {f"gallery_{side}": 20.0 for side in "ab"} | {
         f"{d}_positives_per_query": 1.0 for d in ("a_to_b", "b_to_a")
@@ -305,7 +305,7 @@ def test_kinds_of_clients_come_from_the_configuration(tmp_path):
     }
 
 
-def test_without_figures_the_tables_stay_and_the_page_says_so(records, page):
+def test_without_figures_the_tables_stay_with_a_note(records, page):
     plain = Page(html_report(records, figures={}))
     assert plain.of("svg") == []
     assert "since run.output.plots is false" in plain.text

@@ -28,7 +28,7 @@ SLACK = 1.0  # pixels by which rounding may let boxes touch
 
 
 def covered(figure: Figure) -> Iterator[str]:
-    """What a legend lies on."""
+    """Parts under a legend."""
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None] + list(figure.legends)
@@ -62,17 +62,17 @@ def overlap(one: Bbox, other: Bbox) -> bool:
 
 
 def drawn(result: AnalysisResult) -> Figure:
-    assert result.picture is not None
-    return result.picture()
+    assert result.draw is not None
+    return result.draw()
 
 
 def drift() -> Figure:
     names = (*(f"paired-{k:02d}" for k in range(23)), "server")
-    found = ModalityDrift(
+    actual = ModalityDrift(
         "image", names, ("paired",) * 23 + (None,), (1,) * 24, torch.rand(24, 24), torch.rand(24, 24),
         tuple(range(24)), torch.rand(24, 5, 2),
     )  # fmt: skip
-    return drawn(drift_result("run", 5, "pca", [found, replace(found, modality="text")]))
+    return drawn(drift_result("run", 5, "pca", [actual, replace(actual, modality="text")]))
 
 
 def test_analyses_have_free_legends() -> None:

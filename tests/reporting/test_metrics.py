@@ -1,4 +1,4 @@
-"""What a metric depends on and is judged against."""
+"""Metrics with their conditions and chance."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def evaluate(task, labels=None):
 @pytest.mark.parametrize("folds", [(1,), (2,), (2, 1)])
 def test_every_recall_of_the_retrieval_task_is_found_with_its_context(folds):
     metrics = evaluate(PairRetrieval(between=("image", "my_text"), folds=folds, cutoffs=(1, 3)))
-    found = find_recalls(metrics)
-    assert [recall.name for recall in found] == [name for name in metrics if "_r@" in name]
-    assert len(found) == 4 * len(folds)
-    for recall in found:
+    result = find_recalls(metrics)
+    assert [recall.name for recall in result] == [name for name in metrics if "_r@" in name]
+    assert len(result) == 4 * len(folds)
+    for recall in result:
         assert recall.folds == {"": folds[0], "full": 1, "2fold": 2}[recall.protocol]
         gallery, positives = {"image to my_text": (8, 2), "my_text to image": (4, 1)}[recall.direction]
         assert (recall.gallery, recall.positives) == (gallery / recall.folds, positives)
         assert recall.times_chance == pytest.approx(recall.value / recall.chance)
-    assert {name for name in metrics if not is_context(name)} == {"r1_sum", *(recall.name for recall in found)}
+    assert {name for name in metrics if not is_context(name)} == {"r1_sum", *(recall.name for recall in result)}
 
 
 def test_context_of_classification():
@@ -82,9 +82,9 @@ def test_recall_without_context_has_no_chance():
 
 def test_recalls_in_batches_are_found_with_their_own_gallery():
     metrics = evaluate(PairRetrieval(between=("image", "my_text"), cutoffs=(1,), in_batch=4))
-    found = {recall.name: recall for recall in find_recalls(metrics)}
-    assert set(found) == {name for name in metrics if "_r@" in name}
-    inside = found["image_to_my_text_r@1_batch4"]
+    result = {recall.name: recall for recall in find_recalls(metrics)}
+    assert set(result) == {name for name in metrics if "_r@" in name}
+    inside = result["image_to_my_text_r@1_batch4"]
     assert (inside.protocol, inside.gallery) == ("batch4", 4.0)
     assert inside.positives == metrics["image_to_my_text_positives_per_query_batch4"]
 

@@ -34,7 +34,7 @@ NAMES = st.sampled_from(["r1", "\ud800", "<b>&\"'", "$x_", "", "a" * 300, "\u202
 
 
 def drawn(chart: Any) -> None:
-    """As SVG and as a PNG file; a chart without a value is false and drawn by nobody."""
+    """Draw as SVG and as a PNG file; a chart without a value is false and is not drawn."""
     if isinstance(chart, RoundChart) and not chart:
         return
     sheet = sheet_of("figure", [chart])

@@ -1,4 +1,4 @@
-"""What shows and exports a run with modalities that are neither pictures nor texts."""
+"""Pages and exports of a run with modalities that are neither images nor texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_recalls_of_several_tasks_have_the_galleries_of_their_own() -> None:
 def test_a_value_is_shown_by_what_it_is() -> None:
     tone = np.sin(np.arange(800) / 3).astype(np.float32)
     heard = gallery_entry(wav(tone, 8000), playable=True)
-    assert heard.picture.startswith("data:image/png")
+    assert heard.image.startswith("data:image/png")
     assert heard.sound.startswith("data:audio/wav")
     assert not gallery_entry({"array": tone, "sampling_rate": 8000}).sound
     assert (
@@ -71,9 +71,9 @@ def test_the_gallery_has_sounds_and_rows(finished: Run) -> None:
 @pytest.mark.slow
 def test_the_report_and_its_headline_know_the_galleries(finished: Run) -> None:
     polyfed.report(finished)
-    found = RunSummary(finished.records).headline
-    assert found is not None
-    assert not math.isnan(found.chance)
+    result = RunSummary(finished.records).headline
+    assert result is not None
+    assert not math.isnan(result.chance)
 
 
 @pytest.mark.slow

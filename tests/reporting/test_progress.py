@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: lines for log files, a picture on a terminal."""
+"""Progress of a run: lines for log files, a live display on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from polyfed.reporting.progress import LiveProgress, PlainProgress, RunState, brief_metrics, progress_for, run_picture
+from polyfed.reporting.progress import LiveProgress, PlainProgress, RunState, brief_metrics, progress_for, run_display
 from polyfed.runs.events import (
     Callback,
     ClientDone,
@@ -79,11 +79,11 @@ def mid_round(count: int = 6) -> RunState:
 
 
 def screen(state: RunState, width: int = 100, *, ascii_only: bool = False) -> str:
-    """What is shown of a state, on a stream that takes ASCII alone if wanted."""
+    """Display of a state, on a stream for ASCII alone if requested."""
     stream = io.TextIOWrapper(io.BytesIO(), "ascii" if ascii_only else "utf-8", errors="strict")
     console = Console(file=stream, width=width, force_terminal=True, color_system=None, legacy_windows=False)
     with console.capture() as captured:
-        console.print(run_picture(state))
+        console.print(run_display(state))
     text = captured.get()
     stream.write(text)
     stream.flush()
@@ -106,7 +106,7 @@ def test_metrics_are_the_last_means_over_clients_and_their_changes():
     assert [figures for names, *figures in state.latest() if names[2] == "accuracy"] == [[7.0, 3.0]]
 
 
-def test_told_twice_is_as_told_once():
+def test_a_repeated_event_changes_nothing():
     once, twice = RunState(), RunState()
     for state, times in ((once, 1), (twice, 2)):
         for _ in range(times):
@@ -129,7 +129,7 @@ def test_a_resumed_run_forgets_what_is_done_again():
     assert list(state.latest()) == []  # of the two latest rounds, which are done again
 
 
-def test_a_step_that_nobody_announced_begins_with_its_first_client():
+def test_an_unannounced_step_begins_with_its_first_client():
     state = RunState()
     state.handle(RunStarted("run", 2, 3))
     state.handle(RoundStarted(1, ["a", "b", "c"]))
@@ -169,7 +169,7 @@ def test_in_the_middle_of_a_round() -> None:
     assert "scenes-demo: round 5 of 30, 22 s elapsed, about 1:02 left" in text
     assert "\n2/6 clients done, 1 working, 1 excluded (distil)\n" in text
     assert "text-000: distil, 12 s" in text
-    assert "4.00 MiB up, 8.00 MiB down (last round 1.00, 2.00); 4.00 s a round" in text
+    assert "4.00 MiB up, 8.00 MiB down (last round 1.00, 2.00); 4.00 s per round" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["server", "test", "r1_sum", "40.00", "+10.00"] in lines
     assert ["clients", "test", "accuracy", "2.50", "+0.00"] in lines
@@ -207,7 +207,7 @@ def play(progress: Callback, *, done: int = 0) -> None:
                 progress.handle(ClientDone(client, step, 1.5))
         if number == 2:
             progress.handle(Incident(number, "b", "client_excluded", "loss [nan]"))
-            progress.handle(ClientDone("b", "assess", 1.0))  # it is back to be measured, which is no reply to average
+            progress.handle(ClientDone("b", "assess", 1.0))  # it is back for evaluation, without a reply to average
         progress.handle(Measured(number, "server", "test", {"r1_sum": 10.0 * number, "gallery_image": 50.0}))
         progress.handle(Measured(number, "a", "test", {"accuracy": 20.0}))
         progress.handle(Measured(number, "b", "test", {"accuracy": 30.0}))
@@ -221,9 +221,9 @@ def console(*, terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
     return Console(file=stream, force_terminal=terminal, width=width, color_system=None), stream
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveProgress), (False, PlainProgress)])
-def test_the_console_decides(terminal, kind):
-    assert type(progress_for(console(terminal=terminal)[0])) is kind
+@pytest.mark.parametrize(("terminal", "display_class"), [(True, LiveProgress), (False, PlainProgress)])
+def test_the_console_decides(terminal, display_class):
+    assert type(progress_for(console(terminal=terminal)[0])) is display_class
 
 
 # ---- lines
@@ -243,29 +243,29 @@ def test_plain_progress_is_one_line_a_round_and_event():
     ]
 
 
-def test_the_picture_has_chance_beside_each_metric():
+def test_the_display_has_the_chance_of_each_metric():
     state, (target, stream) = RunState(), console(terminal=False)
     for one, value in (("a", 20.0), ("b", 30.0)):
         state.handle(Measured(1, one, "test", {"accuracy": value, "accuracy_of_constant": value / 2}))
-    target.print(run_picture(state))
+    target.print(run_display(state))
     assert stream.getvalue().splitlines()[-1].split() == ["clients", "test", "accuracy", "25.00", "12.50"]
 
 
-def lines_by_second(*told: tuple[int, Event], until: int) -> list[tuple[int, str]]:
+def lines_by_second(*lines_told: tuple[int, Event], until: int) -> list[tuple[int, str]]:
     """Lines of a log, with the second at which each was printed; events at some seconds."""
     (target, stream), clock, lines = console(terminal=False), [0.0], list[tuple[int, str]]()
     progress = PlainProgress(target, now=lambda: clock[0])
     progress.close()  # this clock is looked at by hand
     for second in range(until + 1):
         clock[0] = float(second)
-        for event in [event for when, event in told if when == second]:
+        for event in [event for when, event in lines_told if when == second]:
             progress.handle(event)
         progress.look()
         lines += [(second, line) for line in stream.getvalue().splitlines()[len(lines) :]]
     return lines
 
 
-def test_a_log_tells_of_a_long_preparation_soon_and_then_every_ten_seconds():
+def test_a_log_has_a_long_preparation_soon_and_then_every_ten_seconds():
     decoding = [(second, Preparing("decoding images", 100 * second, 2000)) for second in range(1, 20)]
     waiting = Preparing("waiting for another process, which holds the lock 'a.lock'")
     assert lines_by_second((0, Preparing("reading a")), *decoding, (20, waiting), until=35) == [
@@ -278,9 +278,9 @@ def test_a_log_tells_of_a_long_preparation_soon_and_then_every_ten_seconds():
 
 def test_a_log_is_silent_for_ten_seconds_at_most_while_a_round_goes_on():
     training = [(second, Working("image-0", "fit", second, 30)) for second in range(2, 12)]
-    evaluation = (12, Working("server", "test", 0, 0))  # of which no more is told
-    told = (0, RunStarted("run", 2, 1)), (1, RoundStarted(1, ["image-0"])), *training, evaluation
-    assert lines_by_second(*told, (25, RoundComplete(1, 24.0)), until=30) == [
+    evaluation = (12, Working("server", "test", 0, 0))  # without further events
+    lines_told = (0, RunStarted("run", 2, 1)), (1, RoundStarted(1, ["image-0"])), *training, evaluation
+    assert lines_by_second(*lines_told, (25, RoundComplete(1, 24.0)), until=30) == [
         (0, "run: 2 rounds, 1 clients"),
         (10, "round 1/2: image-0: fit: 10 of 30 ... 8.00 s"),
         (20, "round 1/2: server: test ... 8.00 s"),
@@ -288,7 +288,7 @@ def test_a_log_is_silent_for_ten_seconds_at_most_while_a_round_goes_on():
     ]
 
 
-def test_the_clock_of_a_log_is_looked_at_while_nothing_is_told():
+def test_the_clock_of_a_log_is_read_between_events():
     (target, stream), clock = console(terminal=False), [0.0]
     progress = PlainProgress(target, now=lambda: clock[0])
     progress.handle(Preparing("building the model of the server"))
@@ -313,27 +313,27 @@ def test_the_clock_of_a_log_is_looked_at_while_nothing_is_told():
         ),
     ],
 )
-def test_means_are_over_the_clients_that_have_a_metric_and_say_over_how_many(of_clients, expected):
+def test_means_are_over_the_clients_that_have_a_metric_with_their_number(of_clients, expected):
     assert brief_metrics({(client, "test"): metrics for client, metrics in of_clients.items()}) == expected
 
 
 @pytest.mark.parametrize(
-    ("begun", "clients", "replies", "said"),
+    ("begun", "clients", "replies", "message"),
     [
         (RunStarted("run", 2, 5, done=1), ["a"], 1, "run: 2 rounds, 5 clients, resumed after round 1\nround 2/2"),
         (RunStarted("run", 2, 5), [], 0, "no client is asked"),
         (RunStarted("run", 2, 5), [*"abcde"], 1, "1/5 clients"),  # the others are still at work
     ],
 )
-def test_a_line_says_how_many_were_asked_and_answered(begun, clients, replies, said):
+def test_a_line_has_the_numbers_of_requests_and_replies(begun, clients, replies, message):
     target, stream = console(terminal=False)
     progress, number = PlainProgress(target), begun.done + 1
     for event in (begun, RoundStarted(number, clients), RoundComplete(number, 2.0, replies=replies)):
         progress.handle(event)
-    assert said in stream.getvalue()
+    assert message in stream.getvalue()
 
 
-# ---- the picture
+# ---- the live display
 
 
 def test_the_participant_at_work_is_named() -> None:
@@ -358,7 +358,7 @@ def live(width: int = 80, height: int = 24) -> tuple[LiveProgress, io.StringIO]:
     return LiveProgress(target), stream
 
 
-def test_the_result_takes_the_place_of_the_picture():
+def test_the_result_replaces_the_display():
     progress, stream = live()
     progress.handle(RunStarted("demo", 12, 7))
     progress.handle(Incident(1, "text-1", "client_excluded", "loss [nan]"))
@@ -370,12 +370,12 @@ def test_the_result_takes_the_place_of_the_picture():
     for part in ("demo: 12 rounds, 7 clients\n", "round 1: client excluded: text-1: loss [nan]\n"):
         assert part in text
     assert text.rstrip().endswith("the result")
-    assert "\x1b[2K" in text[text.rindex("r1_sum") :]  # the picture is wiped
+    assert "\x1b[2K" in text[text.rindex("r1_sum") :]  # the display is wiped
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is hidden, and seen again
 
 
 def await_text(stream: io.StringIO, text: str) -> None:
-    """The picture is drawn anew four times a second."""
+    """Wait for a text, as the display is redrawn now and then."""
     end = time.monotonic() + 30
     while text not in stream.getvalue():
         assert time.monotonic() < end, stream.getvalue()

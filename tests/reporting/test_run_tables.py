@@ -113,7 +113,7 @@ def test_traffic_and_exclusions(by_title):
     assert by_title["Excluded clients"].rows == [("text-1", "2", "5", "no answer in 60 s")]
 
 
-def test_exclusions_are_grouped_by_cause_where_the_run_told_it(tmp_path):
+def test_exclusions_are_grouped_by_recorded_cause(tmp_path):
     event = {"kind": "event", "event": "client_excluded"}
     causes = [("b", "late"), ("a", "failed"), ("b", "late"), ("b", "lost"), ("a", "")]
     lines = [
@@ -135,7 +135,7 @@ def test_exclusions_are_grouped_by_cause_where_the_run_told_it(tmp_path):
 # ---- files
 
 
-def test_the_files_say_all_that_the_tables_say(run_folder):
+def test_the_files_contain_all_tables(run_folder):
     records = RunRecords.load(run_folder)
     path = write_report(records)
     assert path == run_folder / "report.md"
@@ -175,7 +175,7 @@ UNSURE = "set public.gallery"
 
 
 @pytest.mark.parametrize(
-    ("ensemble", "server", "held_out", "norm", "said"),
+    ("ensemble", "server", "held_out", "norm", "message"),
     [
         (12.0, 10.0, 200.0, 0.9, [BETTER, "12.00 against 10.00 on 200 held-out samples"]),
         (9.0, 10.0, 200.0, 0.9, [WORSE]),
@@ -184,7 +184,7 @@ UNSURE = "set public.gallery"
     ],
 )
 def test_instruments_are_read(
-    tmp_path: Path, ensemble: float, server: float, held_out: float, norm: float, said: list[str]
+    tmp_path: Path, ensemble: float, server: float, held_out: float, norm: float, message: list[str]
 ) -> None:
     folder = write_run(tmp_path / "run")
     metrics = {"teacher.r1_sum": ensemble, "student.r1_sum": server, "teacher.gallery": held_out}
@@ -192,7 +192,7 @@ def test_instruments_are_read(
     write_measured(folder, {"server": metrics}, 1, 2, kind="train")
     table = run_tables.teacher_table(open_run(folder).records)
     notes = " ".join(table.notes)
-    assert all(part in notes for part in said)
+    assert all(part in notes for part in message)
     assert ("not aligned" in notes) == (norm < 0.5)
     rows = {row[0]: row[2] for row in table.rows}
     assert rows["ensemble: r1_sum"] == f"{ensemble:.2f}"
@@ -200,7 +200,7 @@ def test_instruments_are_read(
     assert "teacher.gallery" not in rows
 
 
-def test_a_run_without_instruments_says_nothing(run_folder: Path) -> None:
+def test_a_run_without_instruments_has_no_rows_of_an_ensemble(run_folder: Path) -> None:
     assert not [row for row in run_tables.teacher_table(open_run(run_folder).records).rows if "ensemble" in row[0]]
 
 
@@ -217,8 +217,8 @@ def ill(edema: int, effusion: int, both: int, none: int, **more: object) -> Part
         "mention_edema": {"0": none + effusion, "1": edema + both},
         "mention_effusion": {"0": none + edema, "1": effusion + both},
     }
-    found = {name: count for name, count in labels.items() if count}
-    return PartitionEntry("reports", "notes", "train", items, items, found, columns=columns, **more)
+    result = {name: count for name, count in labels.items() if count}
+    return PartitionEntry("reports", "notes", "train", items, items, result, columns=columns, **more)
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path
     assert "edema+effusion" in page
 
 
-def test_what_is_held_in_addition_is_said():
+def test_items_held_in_addition_have_a_note():
     also = {"public": True, "source": "coco", "split": "train", "items": 2, "samples": 4, "labels": None, "index": []}
     held = {name: PartitionEntry("pairs", "flickr", "train", 5, 19, also=also) for name in ("a", "b")}
     (sizes,) = run_tables.partition_tables(held)

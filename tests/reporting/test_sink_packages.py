@@ -122,10 +122,10 @@ def wandb_rounds(folder: Path) -> list[int]:
     return sorted(file.read_bytes().count(b"image_to_text_r@1") // 2 for file in files)
 
 
-def begun_and_resumed(kind: type[Sink], folder: Path) -> None:
+def begun_and_resumed(sink_class: type[Sink], folder: Path) -> None:
     """A round of a run, and one after it was resumed."""
     for done in (0, 1):
-        with Trackers([kind()], sink_run(folder)) as trackers:
+        with Trackers([sink_class()], sink_run(folder)) as trackers:
             trackers.handle(RunStarted("demo", 2, 3, done))
             complete(trackers, done + 1)
 

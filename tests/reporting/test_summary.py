@@ -1,4 +1,4 @@
-"""What came out of a run, in sentences and tables."""
+"""Summary of a run in sentences and tables."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
             | {"image_to_text_positives_per_query": 1.0},
             "to 100.0, no better than chance (95.00 %)",
         ),
-        # captions of one picture are no trials of their own
+        # captions of one image are not separate trials
         (
             {"text_to_image_r@10": 42.0, "text_to_image_positives_per_query": 1.0}
             | {"gallery_image": 30.0, "gallery_text": 150.0},
@@ -121,10 +121,10 @@ def test_without_a_server_the_clients_are_judged(tmp_path: Path, values: dict[st
     assert RunSummary(records(folder)).verdict.startswith(f"{judged} chance (25.00 %), after")
 
 
-def test_a_run_in_which_nobody_was_measured_says_so(tmp_path: Path) -> None:
+def test_a_run_without_metrics(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "metrics.jsonl").unlink()
-    assert "nobody was measured" in RunSummary(records(folder)).verdict
+    assert "it has no metrics" in RunSummary(records(folder)).verdict
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_run_in_which_nobody_was_measured_says_so(tmp_path: Path) -> None:
         ("local", {"clients": {"text": {}}}),
     ],
 )
-def test_a_run_of_another_federation_seed_or_length_is_no_twin(
+def test_a_run_of_another_federation_seed_or_length_is_not_a_twin(
     tmp_path: Path, algorithm: str, changes: dict[str, object]
 ) -> None:
     run_of(tmp_path / "alone", algorithm, **changes)
@@ -159,9 +159,9 @@ def test_the_baseline_that_is_advised_is_a_twin_that_there_is(
     assert RunSummary(mine).baseline(folder) == (words, command)
     assert RunSummary(mine).baseline() == (words, command.replace(f"{folder.parent}/", ""))
     (folder / ".start").write_text("../..")
-    assert RunSummary(mine).baseline() == (words, said := command.replace(f"{tmp_path}/work/", ""))
-    assert f"compared with {words}:\n\n    {said}\n" in write_report(mine).read_text()
-    assert escape(said) in html_report(mine, figures={})
+    assert RunSummary(mine).baseline() == (words, message := command.replace(f"{tmp_path}/work/", ""))
+    assert f"compared with {words}:\n\n    {message}\n" in write_report(mine).read_text()
+    assert escape(message) in html_report(mine, figures={})
 
 
 ENCODERS = {
@@ -183,13 +183,13 @@ def zero_shot(folder: Path, gain: float, **changes: object) -> RunRecords:
 
 
 @pytest.mark.parametrize("gain", [4.0, 40.0])
-def test_the_gain_over_untouched_encoders_is_told(tmp_path: Path, gain: float) -> None:
+def test_the_gain_over_untouched_encoders_is_a_sentence(tmp_path: Path, gain: float) -> None:
     twin, mine = zero_shot(tmp_path / "untouched", gain), of_towers(tmp_path / "mine", 15.0)
     own, value = (run.metrics("server")["r1_sum"] for run in (mine, twin))
-    (told,) = RunSummary(mine).gains
+    (lines_told,) = RunSummary(mine).gains
     gain = f"Gain over the untouched encoders ({value:.2f}, round {twin.chosen.number}): {own - value:+.2f}"
-    assert told.startswith(f"{gain}, 95 % interval")
-    # the twin is no server that trained alone, and is itself beside nothing
+    assert lines_told.startswith(f"{gain}, 95 % interval")
+    # the twin is not a server that trained alone, and has no twin itself
     assert finished_twin(mine, "server_only") is None
     summary = RunSummary(twin)
     assert [*summary.gains] == []
@@ -204,8 +204,10 @@ def test_the_gain_over_training_alone_has_an_interval_from_both(tmp_path: Path) 
         write_measured(one.folder, more | {f"image-{k}": measured for k in range(2)})
         subject = "Its clients' accuracy, 50.00: gain" if more else "Gain"
         if one is mine:  # 39.8 to 60.2 less 12.7 to 29.2
-            (told,) = RunSummary(records(mine.folder)).gains
-            assert told == f"{subject} over training alone (20.00): +30.00, 95 % interval +16.3 to +42.5, one seed."
+            (lines_told,) = RunSummary(records(mine.folder)).gains
+            assert (
+                lines_told == f"{subject} over training alone (20.00): +30.00, 95 % interval +16.3 to +42.5, one seed."
+            )
     assert [*RunSummary(records(twin.folder)).gains] == []
 
 
@@ -223,7 +225,7 @@ def of_sites(folder: Path, algorithm: str, values: dict[str, float], **metrics: 
     return records(folder)
 
 
-def test_each_site_is_told_what_it_gains_by_taking_part(tmp_path: Path) -> None:
+def test_each_site_gets_its_gain_by_taking_part(tmp_path: Path) -> None:
     mine = of_sites(tmp_path / "mine", "fedavg", FEDERATED)
     command = "polyfed run mine/config.yaml --twin local --out mine-local"
     assert RunSummary(mine).baseline() == ("each site alone", command)
@@ -255,7 +257,7 @@ RECALLS |= {"a_to_b_positives_per_query": 5.0, "b_to_a_positives_per_query": 1.0
     ("metrics", "label", "shown"),
     [
         (RECALLS, "sum of R@1 (of 200)", ("60.00", "+0.0 (-38.0 to 38.0)", "4.00", "50")),  # the smaller gallery
-        # pixels of all pictures together are no items; what a task of one's own has may be no share of anything
+        # pixels of all images together are not items; a metric of an own task may not be a share
         ({"dice": 60.0, "dice_of_constant": 9.0, "n": 50.0}, "dice", ("60.00", "+0.0", "9.00", "50")),
         ({"answers": 7.0, "n": 50.0}, "answers", ("7.00", "+0.0", "-", "50")),
     ],
@@ -269,9 +271,7 @@ def test_the_interval_of_a_sites_gain_is_that_of_its_metric_and_items(
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"data": {"sources": {"shop": {}}}}])
-def test_untouched_encoders_of_another_seed_or_data_stand_beside_nothing(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_untouched_encoders_of_another_seed_or_data_are_not_a_twin(tmp_path: Path, changes: dict[str, object]) -> None:
     zero_shot(tmp_path / "untouched", 40.0, **changes)
     mine = of_towers(tmp_path / "mine", 40.0)
     assert finished_zero_shot(mine) is None
@@ -311,7 +311,7 @@ def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path:
     assert rows[-1][0] == "... more in the report"
 
 
-def test_clients_have_the_rounds_of_their_own_last_evaluations_beside_the_servers(tmp_path: Path) -> None:
+def test_clients_have_the_rounds_of_their_own_last_evaluations_next_to_the_servers(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     line = {"kind": "test", "metrics": {"accuracy": 60.0}}
     measured = [("server", 0), ("server", 4), ("image-0", 3), ("image-1", 2), ("image-1", 5), ("text-0", 4)]
@@ -361,7 +361,7 @@ def teaching(ensemble: float, held_out: float = 50.0) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ([measured_line(FEW)], "100 test items cannot tell 54.00 % from chance, about 597 could"),
+        ([measured_line(FEW)], "100 test items cannot separate 54.00 % from chance, about 597 could"),
         ([measured_line(MANY)], ""),
         ([measured_line(FEW | {"accuracy": 50.0 + 1e-13})], "nothing was learnt in"),
         ([measured_line(FEW | {"accuracy": 49.0})], "nothing was learnt in"),
@@ -377,9 +377,9 @@ def teaching(ensemble: float, held_out: float = 50.0) -> dict[str, Any]:
         ([measured_line(FOLDS) | {"intervals": {"image_to_text_r@1_5fold": [0.0, 5.0]}}], ""),
     ],
 )
-def test_the_first_condition_that_holds_speaks(tmp_path: Path, lines: list[dict[str, Any]], expected: str) -> None:
+def test_the_first_condition_that_holds_decides(tmp_path: Path, lines: list[dict[str, Any]], expected: str) -> None:
     folder = write_run(tmp_path / "run")
     write_lines(folder / "metrics.jsonl", lines)
-    said = RunSummary(RunRecords.load(folder)).advice
-    assert expected in said
-    assert bool(said) == bool(expected)
+    message = RunSummary(RunRecords.load(folder)).advice
+    assert expected in message
+    assert bool(message) == bool(expected)

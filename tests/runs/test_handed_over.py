@@ -26,6 +26,7 @@ from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.gallery import write_gallery
 
+PAPERS = Path(__file__).parents[2] / "papers"
 MODULE = """\
 from pathlib import Path
 from polyfed.algorithms.fedavg import FedAvg
@@ -119,8 +120,8 @@ COMMANDS = {
     "downstream": "downstream RUN --suite scenes --out OUT",
     "export": "export RUN --out OUT/export",
     "hugging face": "export RUN --out OUT/hf --format huggingface",
-    "centres": "analyse centres RUN --out OUT",
-    "weights": "analyse weights RUN --out OUT",
+    "centres": f"analyse {PAPERS}/fedcola/centres.py:Centres RUN --out OUT",
+    "weights": f"analyse {PAPERS}/fedafd/weights.py:Weights RUN --out OUT",
     "leakage": "analyse leakage RUN --out OUT",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+PAPERS = Path(__file__).parents[2] / "papers"
 _NUMBER = re.compile(r"(?<=: )-?\d+(\.\d+)?(e-?\d+)?")
 _TEXT = re.compile(r'(?<=: )"[^"]*"')
 DAMAGES: dict[str, Callable[[str], str | bytes]] = {
@@ -48,11 +49,11 @@ OF_MODELS = ("models/*/config.json", "models/*/vocabulary/*.json", "vocabulary/*
 RECORDS = (
     "report RUN --out OUT/report.html",
     "compare RUN OTHER",
-    "analyse weights RUN --out OUT",
+    f"analyse {PAPERS}/fedafd/weights.py:Weights RUN --out OUT",
     "analyse partition RUN --out OUT",
     "watch RUN",
 )
-BOTH = ("resume RUN", "analyse centres RUN --out OUT")
+BOTH = ("resume RUN", f"analyse {PAPERS}/fedcola/centres.py:Centres RUN --out OUT")
 MODELS = ("evaluate RUN --data scenes", "gallery RUN --out OUT/gallery.html", "export RUN --out OUT/export")
 
 

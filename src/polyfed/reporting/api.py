@@ -1,4 +1,4 @@
-"""``polyfed.run``, ``resume``, ``plot`` and ``report``: runs with their reports, and runs as figures and pages."""
+"""``polyfed.run``, ``resume``, ``plot`` and ``report``: runs with their reports, figures and pages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] = (), *, quiet: bool = False) -> Run:
-    """Run an experiment into a new folder, which holds its report at the end; a notebook shows how it goes.
+    """Run an experiment in a new folder, with a report at the end and progress in a notebook.
 
     Args:
-        experiment: what is run.
-        out: run folder.
-        callbacks: follow the run; the caller closes them.
-        quiet: without reports at the end, and without progress in a notebook.
+        experiment: The experiment.
+        out: Run folder.
+        callbacks: Callbacks that follow the run; the caller closes them.
+        quiet: True for no reports at the end, and no progress in a notebook.
 
     Raises:
-        PolyfedError: something does not fit; nothing is left at ``out`` unless the run had begun.
+        PolyfedError: Settings are inconsistent; ``out`` stays empty unless the run had begun.
     """
     with _followed(callbacks, quiet) as following:
         return begin_run(experiment, Path(out), following)
@@ -42,14 +42,14 @@ def resume(
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
     Args:
-        folder: of the run.
-        callbacks: follow the run; the caller closes them.
-        allow_code: import what the run names by import path, such as a method of one's own, see ``polyfed.open_run``.
-        quiet: as for ``run``.
+        folder: Run folder.
+        callbacks: Callbacks that follow the run; the caller closes them.
+        allow_code: True to import components that the run names by import path, see ``polyfed.open_run``.
+        quiet: See ``run``.
 
     Raises:
-        ConfigError: it names code, which ``allow_code`` does not allow.
-        RunError: not a run folder, its configuration was edited, or no checkpoint is readable.
+        ConfigError: The run names code, and ``allow_code`` is False.
+        RunError: It is not a run folder, its configuration was edited, or no checkpoint is readable.
     """
     with _followed(callbacks, quiet) as following:
         opened = open_run(folder, allow_code=allow_code)
@@ -59,7 +59,7 @@ def resume(
 
 @contextlib.contextmanager
 def _followed(callbacks: Iterable[Callback], quiet: bool) -> Iterator[list[Callback]]:
-    """What follows a run: the caller's callbacks and, unless ``quiet``, its reports and in a notebook its progress."""
+    """Callbacks of a run: the caller's and, unless ``quiet``, its reports and in a notebook its progress."""
     if quiet:
         yield [*callbacks]
         return
@@ -73,11 +73,11 @@ def _followed(callbacks: Iterable[Callback], quiet: bool) -> Iterator[list[Callb
 
 
 class Reports(Callback):
-    """Writes both reports when a run is complete, and its figures as ``run.output.plots`` says."""
+    """Writes both reports when a run is complete, and its figures unless ``run.output.plots`` is false."""
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RunComplete):
-            run = open_run(event.folder, allow_code=True)  # which has just run here
+            run = open_run(event.folder, allow_code=True)  # code that has just run here
             records = run.records
             plots = records.section("run").get("output", {}).get("plots", True)
             figures, samples = (run_figures(records), _samples(run)) if plots else ({}, ())
@@ -88,12 +88,12 @@ class Reports(Callback):
 
 
 def _samples(run: Run) -> Samples:
-    """Test samples for the page; of a deployment none, whose page goes to all sites."""
+    """Test samples for the page; empty for a deployment, whose page goes to all sites."""
     from polyfed.reporting.gallery import judged_samples
 
     try:
         return () if run.experiment.run.engine.is_deployed else judged_samples(run)
-    except PolyfedError as error:  # the run is complete all the same
+    except PolyfedError as error:  # the run is complete nevertheless
         log.warning("no test samples on the page: %s", error)
         return ()
 
@@ -102,13 +102,12 @@ def plot(run: Run, *names: str) -> FigureSheet:
     """Figures of a run, with values on hovering in a notebook; ``save`` writes them as PNG.
 
     Args:
-        run: as ``open_run`` gives it.
-        names: metrics, such as ``r1_sum``, each of the server and of the groups of clients that have it; or one of
-            the figures that the run folder has (``server``, ``clients``, ``partition``, ``traffic``, ...). Without
-            names it is the first of these.
+        run: Result of ``open_run``.
+        names: Metrics, such as ``r1_sum``, each of the server and of the groups of clients that have it; or one
+            figure of the run folder (``server``, ``clients``, ``partition``, ``traffic``, ...), by default the first.
 
     Raises:
-        ConfigError: the run recorded nothing of that name, or nothing at all.
+        ConfigError: The run has no records of that name, or none at all.
     """
     records = run.records
     figures = run_figures(records)

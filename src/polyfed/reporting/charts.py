@@ -212,7 +212,7 @@ class ChartBand(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundChart(Chart):
-    """Lines and bands by round, or stacked bars; false if there is nothing to draw.
+    """Lines and bands by round, or stacked bars; false without any value.
 
     Attributes:
         unit: Unit of the values.

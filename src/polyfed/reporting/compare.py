@@ -16,7 +16,7 @@ from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, 
 from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of, values_by_round
 from polyfed.reporting.summary import RunSummary
-from polyfed.reporting.tables import MIB, TextTable, format_number, span_of
+from polyfed.reporting.tables import MIB, Cell, TextTable, format_number, span_of
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Over the finite ones among ``values``."""
+        """Spread of the finite values."""
         finite = [value for value in values if math.isfinite(value)]
         return cls(finite_mean(finite) if finite else math.nan, spread_of(finite))
 
@@ -49,33 +49,39 @@ _Curve = Mapping[int, Spread]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that differ only by their seed, taken together."""
+    """Runs that differ only by their seed.
 
-    label: str  # name of the first of the runs
+    Attributes:
+        label: Name of the first run.
+        runs: Records of the runs.
+        metrics: Compared figure -> its spread over the runs; NaN where no run has it.
+    """
+
+    label: str
     runs: tuple[RunRecords, ...]
-    metrics: Mapping[str, Spread]  # what is compared -> its value over the runs; NaN where no run has it
+    metrics: Mapping[str, Spread]
 
     @property
     def rounds(self) -> list[int]:
-        """Maps each run whose server was judged to the round of its model."""
-        return [run.chosen.number for run in self.runs if any(run.metric_names(SERVER, kind) for kind in EVALUATIONS)]
+        """Round of the server's model in each run whose server was evaluated."""
+        return [run.chosen.number for run in self.runs if any(run.metric_names(SERVER, split) for split in EVALUATIONS)]
 
 
-def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "test") -> list[Comparison]:
-    """One entry a configuration, in order of appearance.
+def compare(runs: Sequence[RunRecords], metric: str | None = None, split: str = "test") -> list[Comparison]:
+    """One entry per configuration, in order of appearance.
 
     Args:
-        runs: records of the runs.
-        metric: metric of the server and the clients; by default ``r1_sum`` or ``accuracy``, what each has.
-        kind: ``test`` or ``validation``.
+        runs: Records of the runs.
+        metric: Metric of the server and the clients; by default the main metric of each.
+        split: ``test`` or ``validation``.
 
     Raises:
-        ConfigError: nobody in any of the runs has the metric, or no such kind.
+        ConfigError: No participant of any run has the metric, or the split is unknown.
     """
-    _require_known(runs, metric, kind)
+    _require_known(runs, metric, split)
     alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}
     for run in runs:
-        alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, kind)))
+        alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, split)))
     names = dict.fromkeys(name for seeds in alike.values() for _, values in seeds for name in values)
     return [
         Comparison(
@@ -87,16 +93,16 @@ def compare(runs: Sequence[RunRecords], metric: str | None = None, kind: str = "
     ]
 
 
-def _require_known(runs: Sequence[RunRecords], metric: str | None, kind: str) -> None:
-    if kind not in EVALUATIONS:
-        raise ConfigError(f"--kind {kind}: {nearest(kind, EVALUATIONS)}")
-    names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, kind)]
+def _require_known(runs: Sequence[RunRecords], metric: str | None, split: str) -> None:
+    if split not in EVALUATIONS:
+        raise ConfigError(f"--kind {split}: {nearest(split, EVALUATIONS)}")
+    names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, split)]
     if metric is not None and metric not in names:
-        raise ConfigError(f"--metric {metric}: nobody has it in these runs; {nearest(metric, set(names))}")
+        raise ConfigError(f"--metric {metric}: no participant has it in these runs; {nearest(metric, set(names))}")
 
 
 def _configuration(run: RunRecords) -> str:
-    """Equal for runs whose configurations differ only by seed and label; unique for a run without one."""
+    """Key that is equal for runs whose configurations differ only by seed and label; unique without a configuration."""
     config = copy.deepcopy(dict(run.config))
     for *sections, key in _LABELS:
         section: Any = config
@@ -107,27 +113,27 @@ def _configuration(run: RunRecords) -> str:
     return json.dumps(config, sort_keys=True, default=str) if run.config else str(run.folder.resolve())
 
 
-def _compared(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
-    groups = judged_by(run, metric, kind)[1].items()
+def _compared(run: RunRecords, metric: str | None, split: str) -> dict[str, float]:
+    groups = judged_by(run, metric, split)[1].items()
     several = [(f"{group} {spread.metric}", spread) for group, spread in groups if spread.clients > 1]
-    metrics = _judged(run, metric, kind)
+    metrics = _judged(run, metric, split)
     metrics |= {f"{name} {extra}": getattr(spread, extra) for name, spread in several for extra in _OF_CLIENTS}
     metrics |= {"MiB": run.total_bytes() / MIB, "seconds": sum(run.seconds.values())}
     return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
-def _judged(run: RunRecords, metric: str | None, kind: str) -> dict[str, float]:
-    """The metric of the server's model, and the mean of each group's clients after their last evaluation."""
-    server, groups = judged_by(run, metric, kind)
+def _judged(run: RunRecords, metric: str | None, split: str) -> dict[str, float]:
+    """Metric of the server's model, and mean of each group's clients after their last evaluation."""
+    server, groups = judged_by(run, metric, split)
     means = {f"{group} {spread.metric}": spread.mean for group, spread in groups.items()}
-    return {f"server {server}": run.metrics(SERVER, kind).get(server, math.nan), **means}
+    return {f"server {server}": run.metrics(SERVER, split).get(server, math.nan), **means}
 
 
 # ---- tables
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Plain rows, for JSON or a data frame: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
+    """Plain rows for JSON or a data frame: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
     the server's models."""
     return [
         {"run": item.label, "seeds": len(item.runs), "rounds": item.rounds}
@@ -143,10 +149,15 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
     names = [name for name in metrics if name not in of_clients]
     ordered = _ordered(comparisons)
-    body = []
-    for item in ordered:
-        rounds = ", ".join(map(str, item.rounds)) or "-"
-        body.append((item.label, str(len(item.runs)), rounds, *(str(item.metrics[name]) for name in names)))
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": item.label,
+            "seeds": len(item.runs),
+            "round": ", ".join(map(str, item.rounds)) or None,
+            **{name: str(item.metrics[name]) for name in names},
+        }
+        for item in ordered
+    ]
     measured = [number for item in ordered for run in item.runs for number in run.last_rounds(run.clients)]
     last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
     notes = [
@@ -157,20 +168,21 @@ def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
     if len(comparisons) == 1:
         run = comparisons[0].runs[0]
         twin = RunSummary(run).baseline(run.folder) or ("give another run", "its twin, or another seed")
-        notes.append(f"One configuration has nothing to be compared with; {': '.join(twin)}.")
-    return TextTable("Comparison", ("run", "seeds", "round", *names), body, notes)
+        notes.append(f"A single configuration has no counterpart; {': '.join(twin)}.")
+    return TextTable.of("Comparison", rows, notes)
 
 
 def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
-    """Mean, worst client and disparity of each group of several clients, one row a run and group."""
-    body = [
-        (f"{item.label}: {name}", str(item.metrics[name]), *(str(item.metrics[f"{name} {x}"]) for x in _OF_CLIENTS))
+    """Mean, worst client and disparity of each group of several clients, one row per run and group."""
+    rows = [
+        {"run: group": f"{item.label}: {name}", "mean": str(item.metrics[name])}
+        | {extra: str(item.metrics[f"{name} {extra}"]) for extra in _OF_CLIENTS}
         for item in _ordered(comparisons)
         for name in item.metrics
         if f"{name} {_OF_CLIENTS[0]}" in item.metrics
     ]
     notes = ("Over the clients of a group: mean, worst client, and highest minus lowest value (disparity).",)
-    return TextTable("Clients", ("run: group", "mean", *_OF_CLIENTS), body, notes)
+    return TextTable.of("Clients", rows, notes)
 
 
 def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -186,18 +198,18 @@ def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 @styled
 def draw_comparison(
-    comparisons: Sequence[Comparison], path: Path, metric: str | None = None, kind: str = "test"
+    comparisons: Sequence[Comparison], path: Path, metric: str | None = None, split: str = "test"
 ) -> Path:
     """Draw the metric by round and by MiB sent as a PNG, a row for the server and each group of clients.
 
-    Lines are means over seeds, bands one standard deviation, a group's value the mean of its clients.
+    Lines are means over seeds, bands one standard deviation; a group's value is the mean of its clients.
     """
-    rows = _curves(comparisons, metric, kind)
+    rows = _curves(comparisons, metric, split)
     sent = [_seeds(map(_mib_sent, item.runs)) for item in comparisons]
     drawing, axes = figure_grid(max(1, len(rows)), 2)
     for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
         _draw_row(left, right, [item.label for item in comparisons], curves, sent)
-        ylabel = f"{participant} {kind} {name}"
+        ylabel = f"{participant} {split} {name}"
         left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
         right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
         whole_rounds(left)
@@ -205,14 +217,14 @@ def draw_comparison(
     return save(drawing, path)
 
 
-def _curves(comparisons: Sequence[Comparison], metric: str | None, kind: str) -> dict[str, tuple[str, list[_Curve]]]:
-    """The server and each group that was measured -> its metric, and the curve of every entry."""
+def _curves(comparisons: Sequence[Comparison], metric: str | None, split: str) -> dict[str, tuple[str, list[_Curve]]]:
+    """The server and each measured group -> its metric, and the curve of every entry."""
     runs = [run for item in comparisons for run in item.runs]
     rows = {}
     for participant in dict.fromkeys([SERVER, *chain.from_iterable(run.groups for run in runs)]):
-        of_runs = (main_metric(run, {SERVER: (SERVER,), **run.groups}.get(participant, ()), kind) for run in runs)
+        of_runs = (main_metric(run, {SERVER: (SERVER,), **run.groups}.get(participant, ()), split) for run in runs)
         name = metric or next(filter(None, of_runs), "")
-        curves = [_seeds(_curve(run, participant, name, kind) for run in item.runs) for item in comparisons]
+        curves = [_seeds(_curve(run, participant, name, split) for run in item.runs) for item in comparisons]
         if any(map(len, curves)):
             rows[participant] = name, curves
     return rows
@@ -229,9 +241,9 @@ def _draw_row(left: Axes, right: Axes, labels: Sequence[str], curves: Sequence[_
             axes.fill_between(list(points), low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _curve(run: RunRecords, participant: str, metric: str, kind: str) -> dict[int, float]:
+def _curve(run: RunRecords, participant: str, metric: str, split: str) -> dict[int, float]:
     members = {SERVER: (SERVER,), **run.groups}.get(participant, ())
-    series = [run.series(member, metric, kind) for member in members]
+    series = [run.series(member, metric, split) for member in members]
     # not every client is measured in every round
     return {number: finite_mean(values) for number, values in values_by_round(series, carry=True).items()}
 
@@ -246,17 +258,17 @@ def _seeds(curves: Iterable[Mapping[int, float]]) -> _Curve:
     return {number: Spread.of(values) for number, values in values_by_round(curves, carry=False).items()}
 
 
-# ---- paired differences over the seeds that both were run with
+# ---- paired differences over common seeds
 
 
 @dataclass(frozen=True)
 class PairedDifference(PairedSample):
-    """One metric of a configuration minus that of the reference, of the seeds that both have a finite value for.
+    """One metric of a configuration minus that of the reference, for seeds with finite values of both.
 
     Attributes:
-        comparison: the configuration.
-        reference: what it is compared with.
-        metric: what is compared.
+        comparison: The configuration.
+        reference: The reference.
+        metric: Name of the metric.
     """
 
     comparison: Comparison
@@ -264,7 +276,7 @@ class PairedDifference(PairedSample):
     metric: str
 
     def to_json(self) -> dict[str, Any]:
-        """What a single seed does not have is null."""
+        """Figures for JSON; null where a single seed has none."""
         known = not math.isnan(self.std)
         return {
             "figure": self.metric,
@@ -278,7 +290,7 @@ class PairedDifference(PairedSample):
 
 
 def paired_differences(
-    comparisons: Sequence[Comparison], metric: str | None = None, kind: str = "test", against: str | None = None
+    comparisons: Sequence[Comparison], metric: str | None = None, split: str = "test", against: str | None = None
 ) -> list[PairedDifference]:
     """Each configuration against a reference, for the server and each group of clients, where they share seeds.
 
@@ -286,13 +298,13 @@ def paired_differences(
     values. Of two runs with one seed the later given counts.
 
     Args:
-        comparisons: configurations, as ``compare`` gives them.
-        metric: as there.
-        kind: as there.
-        against: name of the reference or of one of its runs; None: the first configuration.
+        comparisons: Result of ``compare``.
+        metric: See ``compare``.
+        split: See ``compare``.
+        against: Name of the reference or of one of its runs; None for the first configuration.
 
     Raises:
-        ConfigError: no configuration has this name.
+        ConfigError: No configuration has this name.
     """
     if not comparisons:
         return []
@@ -300,7 +312,7 @@ def paired_differences(
 
     def by_seed(item: Comparison) -> dict[int, dict[str, float]]:
         seeds = [(run, run.number("seed")) for run in item.runs]
-        return {seed: _judged(run, metric, kind) for run, seed in seeds if seed is not None}
+        return {seed: _judged(run, metric, split) for run, seed in seeds if seed is not None}
 
     others, paired = by_seed(reference), list[PairedDifference]()
     for item in (item for item in comparisons if item is not reference):
@@ -321,21 +333,25 @@ def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
         names = [run.name for item in comparisons for run in item.runs]
         raise ConfigError(f"--against {name}: no such run here; {nearest(name, names)}")
     if len(named) > 1:
-        raise ConfigError(f"--against {name}: {len(named)} configurations have a run called so; give its folder")
+        raise ConfigError(f"--against {name}: {len(named)} configurations have a run of that name; give its folder")
     return named[0]
 
 
 def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> TextTable:
-    """The differences as a table, one row a configuration and metric."""
+    """The differences as a table, one row per configuration and metric."""
     against = differences[0].reference.label if differences else ""
-    body = []
-    for item in differences:
-        low, high = item.interval
-        interval = "-" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
-        ends = f"{item.mean:+.2f}", format_number(item.std), interval, f"{item.smallest:+.2f}"
-        body.append((f"{item.comparison.label}: {item.metric}", str(len(item.by_seed)), *ends))
-    columns = ("run: metric", "seeds", "mean", "std", "95 % interval", "smallest")
-    return TextTable(f"Paired differences against {against}", columns, body, tuple(_notes(differences, comparisons)))
+    rows: list[dict[str, Cell]] = [
+        {
+            "run: metric": f"{item.comparison.label}: {item.metric}",
+            "seeds": len(item.by_seed),
+            "mean": f"{item.mean:+.2f}",
+            "std": item.std,
+            "95 % interval": None if math.isnan(item.std) else "{:+.2f} to {:+.2f}".format(*item.interval),
+            "smallest": f"{item.smallest:+.2f}",
+        }
+        for item in differences
+    ]
+    return TextTable.of(f"Paired differences against {against}", rows, tuple(_notes(differences, comparisons)))
 
 
 def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> Iterator[str]:
@@ -347,4 +363,4 @@ def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Compar
     if fewest < 2:
         yield "One common seed has no spread and no interval: at least two are needed."
     if fewest < FEWEST_SEEDS:
-        yield f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim."
+        yield f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing."

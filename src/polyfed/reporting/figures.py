@@ -1,4 +1,4 @@
-"""Figures without a display: style, colours that colour-blind readers can tell apart, PNG, and SVG for pages."""
+"""Figures without a display: style, colours that colour-blind readers distinguish, PNG, and SVG for pages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ R = TypeVar("R")
 INK, GREY, PAPER, GRID = "#16202c", "#566273", "#ffffff", "#d9dee5"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 ROLES = {"own": COLOURS[1], "rival": COLOURS[0], "control": GREY, "ceiling": COLOURS[2]}
-"""What a method is in a comparison -> its colour, in every figure."""
+"""Role of a method in a comparison -> its colour in every figure."""
 ROLES_IN_WORDS = "orange: the method, blue: rivals, grey: controls, green: ceilings"
 VARIABLES = {INK: "ink", GREY: "muted", PAPER: "surface", GRID: "edge", COLOURS[0].lower(): "blue"}  # of style.css
 SEQUENTIAL = "cividis"
-_BELOW = "below"  # marks legends that are put below their axes
-_MOST_PIXELS = 60_000  # of a side; Agg draws 65,535
+_BELOW = "below"  # id of legends that are placed below their axes
+_MOST_PIXELS = 60_000  # per side; Agg draws 65,535
 _HOVER = "hover:"  # begins the ids of artists whose text a browser shows under the pointer
 
 _STYLE: Any = {
@@ -54,9 +54,9 @@ _STYLE: Any = {
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Run a drawing function in this package's style, and leave matplotlib's settings as they were.
+    """Run a drawing function in this package's style, without changing matplotlib's settings.
 
-    All parts of the figure that it returns are put in their places, when all labels are known.
+    All parts of the figure that it returns are laid out, as all labels are known then.
     """
 
     @functools.wraps(draw)
@@ -74,7 +74,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def empty_figure(width: float, height: float, title: str = "") -> Figure:
-    """A figure of so many inches, without axes and without any global state."""
+    """A figure of a size in inches, without axes and without any global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -96,7 +96,7 @@ def figure_grid(
 
 @styled
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as the content of a PNG file."""
+    """Content of a PNG file of the figure."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
@@ -113,7 +113,7 @@ def png_bytes(figure: Figure) -> bytes:
 
 @styled
 def svg_text(figure: Figure, label: str) -> str:
-    """The figure as an SVG element for a page, which may stand beside others; ``label`` is read out instead of it."""
+    """The figure as an SVG element for a page, next to any others; ``label`` is its text for screen readers."""
     from html import escape
 
     import matplotlib as mpl
@@ -127,7 +127,7 @@ def svg_text(figure: Figure, label: str) -> str:
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has fonts of its own
         canvas.print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     element = buffer.getvalue().partition("<svg")[2]
-    # ids of groups would be those of other figures on the page; texts are escaped, so that none can look like a group
+    # ids of groups would repeat those of other figures on the page; texts are escaped, so none looks like a group
     element = re.sub(r'<g id="([^"]*)">', lambda group: f"<g>{_hover_title(group[1])}", element)
     for colour, variable in VARIABLES.items():  # in dark mode a page has others
         element = re.sub(f'(?<=[le]: ){colour}(?=[;"])', f"var(--{variable}, {colour})", element)
@@ -135,14 +135,14 @@ def svg_text(figure: Figure, label: str) -> str:
 
 
 def hover_id(text: str) -> str:
-    """Id of an artist, a ``gid`` in matplotlib, whose text a browser shows under the pointer."""
+    """Id of an artist (``gid`` in matplotlib) whose text a browser shows under the pointer."""
     return f"{_HOVER}{text}"
 
 
 def show_on_hovering(
     axes: Axes, box: tuple[float, float, float, float], text: str, transform: Transform | None = None
 ) -> None:
-    """What a browser shows under the pointer in a box: left, lower end, width, height; of data by default."""
+    """Show a text under the pointer in a box (left, lower end, width, height), by default in data coordinates."""
     from matplotlib.patches import Rectangle
 
     left, low, width, height = box
@@ -165,13 +165,13 @@ def save(figure: Figure, path: Path) -> Path:
 def legend_below(axes: Axes, columns: int, **how: Any) -> None:
     """A legend below the axes and their labels, which covers neither data nor text; ``how`` as for ``Axes.legend``.
 
-    Its place is found when the figure is complete, since labels of ticks may come later.
+    ``settle`` places it, since labels of ticks may be added later.
     """
     axes.legend(loc="upper left", ncols=columns, columnspacing=1.2, handlelength=1.6, **how).set_gid(_BELOW)
 
 
 def settle(figure: Figure) -> None:
-    """Put legends, axes and all else in their places, once and for all."""
+    """Lay out legends, axes and all other parts for the last time."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.transforms import Bbox
 
@@ -189,7 +189,7 @@ def settle(figure: Figure) -> None:
 
 
 def _settle_legends(figure: Figure) -> None:
-    """Below the ticks and the label of the x axis that they belong to, however long these are."""
+    """Place legends below the ticks and the label of their x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.transforms import ScaledTranslation
 

@@ -1,5 +1,5 @@
-"""A page of queries with what server and clients retrieve before and after the federation, and test samples beside
-what is predicted of them; both show local data."""
+"""A page of queries with the retrievals of server and clients before and after the federation, and test samples with
+their predictions; both show local data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from polyfed.federation.settings import ServerSettings
 from polyfed.models.model import ModelSettings
 from polyfed.reporting.markup import GalleryEntry
 from polyfed.reporting.page import rendered_page
-from polyfed.reporting.tables import TextTable, format_number
+from polyfed.reporting.tables import Cell, TextTable
 from polyfed.runs.loaded import LoadedModel, Vectors, loaded_model
 from polyfed.runs.opened import Run
 from polyfed.tasks import evaluating
@@ -42,21 +42,21 @@ from polyfed.tasks.metrics import dice, overlaps
 from polyfed.tasks.segmentation import Segmentation
 
 _SIDE = 112  # pixels of a thumbnail
-_RATE = 8000  # samples a second of what can be heard
-_SECONDS = 5  # of it
-_BATCH = 256  # values that a model encodes at a time
+_RATE = 8000  # samples per second of playable sound
+_SECONDS = 5  # longest playable sound
+_BATCH = 256  # values encoded at a time
 _ITSELF = -2.0  # similarity of a value to itself, below all others
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """Values of one modality that are retrieved.
+    """Values of one modality to retrieve from.
 
     Attributes:
-        modality: of the values.
-        values: texts, encoded pictures, recordings, or rows of a table.
-        items: of each value the item that it is of.
-        open: gives the values as a view presents them; what training has decoded or computed comes from the cache.
+        modality: Modality of the values.
+        values: Texts, encoded images, recordings, or rows of a table.
+        items: Item of each value.
+        open: Returns the values through a view; decoded and computed values come from the cache.
     """
 
     modality: str
@@ -75,13 +75,13 @@ class Shelf:
     def entry(
         self, index: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
     ) -> GalleryEntry:
-        """One value as it is shown; a recording as its envelope, and to be heard if it is ``playable``."""
+        """One value for the page; a recording as its envelope, with sound if it is ``playable``."""
         return gallery_entry(self.values[index], playable=playable)._replace(similarity=similarity, right=right)
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """A participant: its model before and after the federation, and what it retrieves of which modality for which."""
+    """A participant with its model before and after the federation."""
 
     name: str
     before: LoadedModel
@@ -89,7 +89,7 @@ class Viewer:
 
     @classmethod
     def of(cls, run: Run, name: str) -> Viewer:
-        """Initial weights depend on seed and participant alone, so that no run has to keep them."""
+        """Viewer of a run; initial weights depend on seed and participant alone, so that no run keeps them."""
         federation = run.federation
         settings: ModelSettings
         if name == SERVER:
@@ -104,7 +104,7 @@ class Viewer:
 
     @cached_property
     def directions(self) -> tuple[tuple[str, str], ...]:
-        """Modality of the query and of what is retrieved: of several each by each other, else within the one."""
+        """Modalities of query and gallery: all pairs of several modalities, else within the one."""
         own = tuple(reversed(tuple(self.after.encoders)))
         return tuple(itertools.permutations(own, 2)) if len(own) > 1 else ((own[0], own[0]),)
 
@@ -112,21 +112,21 @@ class Viewer:
 def write_gallery(
     run: Run, out: Path | None = None, *, queries: int = 6, k: int = 5, most: int = 500, per_group: int = 1
 ) -> Path:
-    """Write the page, with values of the test data in it: it must stay where these data may be.
+    """Write the page, which contains values of the test data: it must stay where these data may be.
 
-    Before is the model with its initial weights; after is the server's of the run, and what the clients have last.
+    Before is the model with its initial weights; after is the run's server model, and the last models of clients.
 
     Args:
-        run: with its data at hand.
-        out: the file, by default ``gallery.html`` in the run folder.
-        queries: of each modality, spread over the test data.
-        k: how many are shown for each query.
-        most: test items at most, the first ones.
-        per_group: clients shown of each group.
+        run: The run, with its data available.
+        out: The file, by default ``gallery.html`` in the run folder.
+        queries: Queries of each modality, spread over the test data.
+        k: Entries shown for each query.
+        most: Largest number of test items; the first ones are used.
+        per_group: Clients of each group.
 
     Raises:
-        RunError: nobody has test data, or no model is kept.
-        ConfigError, DataError: as for the run's models and data.
+        RunError: The run has neither test data nor models.
+        ConfigError, DataError: Models or data of the run cannot be opened.
     """
     split = _test_split(run)
     viewers, left_out = _viewers(run, per_group)
@@ -139,9 +139,8 @@ def write_gallery(
         "size": ", ".join(f"{len(shelf.values):,} {modality}s" for modality, shelf in shelves.items()),
         "k": k,
         "queries": [query for modality in shelves for query in _queries(shown, shelves, modality, queries)],
-        "table": TextTable(
-            f"Queries whose right answer is among the first {k}, per cent of all",
-            ["participant", "direction", "before", "after"],
+        "table": TextTable.of(
+            f"Queries whose right answer is among the first {k}, in percent",
             [row for each in shown for row in each.summary()],
         ),
         "left_out": left_out,
@@ -152,12 +151,12 @@ def write_gallery(
 
 
 class Retrieval:
-    """What a participant retrieves for every value of a shelf, before and after.
+    """Retrievals of a participant for every value of a shelf, before and after.
 
     Args:
-        viewer: the participant.
-        shelves: by modality.
-        k: how many are shown for each query.
+        viewer: The participant.
+        shelves: Shelves by modality.
+        k: Entries shown for each query.
     """
 
     def __init__(self, viewer: Viewer, shelves: Mapping[str, Shelf], k: int) -> None:
@@ -170,7 +169,7 @@ class Retrieval:
         }
 
     def retrieved(self, when: str, asked: str, given: str, index: int) -> list[GalleryEntry]:
-        """The first k of a modality for the value at an index of another, and the first right one."""
+        """The first k entries of a modality for a value of another, and the first right one."""
         scores, shelf = self._scores[when, asked, given][index], self.shelves[given]
         order = np.argsort(-scores, kind="stable")
         right = (shelf.items[order] == self.shelves[asked].items[index]) & (scores[order] > _ITSELF)
@@ -183,17 +182,17 @@ class Retrieval:
         ]
 
     def rows(self, asked: str, index: int) -> Iterator[dict[str, object]]:
-        """What is retrieved for a value, of each modality by itself."""
+        """Retrievals for a value, one row per modality."""
         modalities = [given for when, modality, given in self._scores if (when, modality) == ("after", asked)]
         for given in modalities:
             name = self.viewer.name if len(modalities) == 1 else f"{self.viewer.name}: {given}"
             yield {"name": name} | {when: self.retrieved(when, asked, given, index) for when in ("before", "after")}
 
-    def summary(self) -> Iterator[list[str]]:
-        # within a modality only some queries have a right answer: the other captions of a picture
+    def summary(self) -> Iterator[dict[str, Cell]]:
+        # within a modality only some queries have a right answer: the other captions of an image
         for asked, given in dict.fromkeys(key[1:] for key in self._scores if key[1] != key[2]):
-            shares = [format_number(100 * float(self._hits(when, asked, given).mean())) for when in ("before", "after")]
-            yield [self.viewer.name, f"{asked} to {given}", *shares]
+            shares = {when: 100 * float(self._hits(when, asked, given).mean()) for when in ("before", "after")}
+            yield {"participant": self.viewer.name, "direction": f"{asked} to {given}", **shares}
 
     def _hits(self, when: str, asked: str, given: str) -> Bool[np.ndarray, " n"]:
         scores = self._scores[when, asked, given]
@@ -205,12 +204,12 @@ class Retrieval:
         vectors = {modality: self.shelves[modality].encoded(model) for modality in {asked, given}}
         scores: Float[np.ndarray, "n m"] = vectors[asked] @ vectors[given].T
         if asked == given:
-            np.fill_diagonal(scores, _ITSELF)  # nobody asks for what is at hand
+            np.fill_diagonal(scores, _ITSELF)  # the query itself is not an answer
         return scores
 
 
 def thumbnail(data: bytes) -> str:
-    """A small JPEG of an encoded picture as a data URI."""
+    """A small JPEG of an encoded image as a data URI."""
     with opened_image(data) as image:
         image.draft("RGB", (2 * _SIDE, 2 * _SIDE))
         small = ImageOps.exif_transpose(image).convert("RGB")
@@ -221,7 +220,7 @@ def thumbnail(data: bytes) -> str:
 
 
 def gallery_entry(value: Any, *, playable: bool = False) -> GalleryEntry:
-    """A value by what it is: a text, a recording (WAV, or decoded), a picture, or a row of a table."""
+    """Entry of a text, a recording (WAV, or decoded), an image, or a row of a table."""
     if isinstance(value, str):
         return GalleryEntry("", value)
     if isinstance(value, bytes) and (value[:4], value[8:12]) != (b"RIFF", b"WAVE"):
@@ -233,18 +232,18 @@ def gallery_entry(value: Any, *, playable: bool = False) -> GalleryEntry:
 
 
 def judged_samples(run: Run, most: int = 6) -> list[list[GalleryEntry]]:
-    """Some of the server's test samples, if they are pictures with masks or recordings, each with truth and prediction.
+    """Some of the server's test samples with truth and prediction, if they are images with masks, or recordings.
 
     Args:
-        run: with its data at hand.
-        most: how many, spread over the test data.
+        run: The run, with its data available.
+        most: Number of samples, spread over the test data.
 
     Returns:
-        Of each what stands side by side; nothing where the server has another task.
+        A row of entries per sample; empty where the server has another task.
 
     Raises:
-        RunError: no model is kept.
-        ConfigError, DataError: as for the run's models and data.
+        RunError: No model is kept.
+        ConfigError, DataError: Models or data of the run cannot be opened.
     """
     server = run.experiment.server
     task, modality = _judged(server) if server is not None else (None, "")
@@ -273,7 +272,7 @@ def judged_samples(run: Run, most: int = 6) -> list[list[GalleryEntry]]:
 
 
 def _judged(server: ServerSettings) -> tuple[Segmentation | Classification | None, str]:
-    """The task and its modality, if it judges pictures by masks, or recordings; else None."""
+    """The task and its modality, if it is segmentation or classification of recordings; else None."""
     task = server.task
     if isinstance(task, Segmentation):
         return task, task.modality
@@ -284,8 +283,8 @@ def _judged(server: ServerSettings) -> tuple[Segmentation | Classification | Non
 def _masks(
     entry: GalleryEntry, true: Int64[Tensor, "h w"], predicted: Int64[Tensor, "h w"], classes: int
 ) -> Iterator[GalleryEntry]:
-    """Both masks as pictures, of the size of the entry's own."""
-    size = Image.open(io.BytesIO(base64.b64decode(entry.picture.partition(",")[2]))).size
+    """Images of both masks, of the size of the entry's image."""
+    size = Image.open(io.BytesIO(base64.b64decode(entry.image.partition(",")[2]))).size
     own = dice(overlaps(predicted[None], true[None], classes)[0])[1:].nanmean().nan_to_num(1.0)
     colours = [round(255 * part) for k in range(256) for part in hsv_to_rgb(0.618 * k % 1, 0.75, k > 0)]
     for mask, words in ((true, "truth"), (predicted, f"predicted, Dice {100 * float(own):.0f} %")):
@@ -305,7 +304,7 @@ def _row(value: Any) -> str:
 
 
 def envelope(samples: Float[np.ndarray, " n"]) -> str:
-    """A small picture of a recording's loudness over time as a data URI."""
+    """A small image of a recording's loudness over time as a data URI."""
     parts = np.array_split(np.abs(samples), _SIDE)
     heights = np.array([part.max() if part.size else 0.0 for part in parts])
     rows = np.abs(np.linspace(-1, 1, _SIDE // 2))[:, None]
@@ -324,19 +323,19 @@ def _uri(mime: str, data: bytes) -> str:
 
 
 def _test_split(run: Run) -> Split:
-    """Test data that show most: the server's, else those of the first group, one with pictures and texts before."""
+    """Test data of the server, else of the group with most modalities."""
     federation, experiment = run.federation, run.experiment
     if experiment.server is not None:
         return federation.data.split(experiment.server.source, experiment.server.test_split)
     groups = [group for group in experiment.clients.values() if group.test_split is not None]
     if not groups:
-        raise RunError(f"nobody in '{run.folder}' has test data to retrieve; set test_split of a group")
+        raise RunError(f"no participant of '{run.folder}' has test data to retrieve; set test_split of a group")
     chosen = max(groups, key=lambda group: len(group.models[0].encoders))
     return federation.data.split(chosen.source, str(chosen.test_split))
 
 
 def _shelves(split: Split, viewers: Sequence[Viewer], most: int, context: DataContext) -> dict[str, Shelf]:
-    """Kind of values that somebody encodes -> those of the split."""
+    """Modality that a viewer encodes -> its values in the split."""
     encoded = {modality for viewer in viewers for modality in viewer.after.encoders}
     return {modality: shelf_of(split, modality, most, context) for modality in split.columns if modality in encoded}
 
@@ -354,7 +353,7 @@ def shelf_of(split: Split, modality: str, most: int, context: DataContext) -> Sh
 
 
 def _readable(column: Column, row: int, value: Any, pixels: int) -> Any:
-    """A value, of a file its bytes."""
+    """A value; the bytes of a file."""
     if not isinstance(value, dict) or "bytes" not in value:
         return value
     try:
@@ -364,7 +363,7 @@ def _readable(column: Column, row: int, value: Any, pixels: int) -> Any:
 
 
 def _viewers(run: Run, per_group: int) -> tuple[list[Viewer], dict[str, str]]:
-    """Server and clients with models for what there is, and of others why they are not shown."""
+    """Server and clients with models, and participants that are left out with reasons."""
     names: dict[str, list[str]] = {}
     for member in run.federation.members.values():
         names.setdefault(member.group, []).append(member.id)
@@ -376,14 +375,15 @@ def _viewers(run: Run, per_group: int) -> tuple[list[Viewer], dict[str, str]]:
         except (ConfigError, RunError) as error:
             left_out[name] = str(error)
     if not viewers:
-        raise RunError(f"run '{run.folder}' has no model to show; {next(iter(left_out.values()), 'it has nobody')}")
+        reason = next(iter(left_out.values()), "it has no participants")
+        raise RunError(f"run '{run.folder}' has no model to show; {reason}")
     return viewers, left_out
 
 
 def _queries(
     shown: Sequence[Retrieval], shelves: Mapping[str, Shelf], modality: str, count: int
 ) -> Iterator[dict[str, object]]:
-    """Queries of a modality, spread over the shelf, with what each participant retrieves."""
+    """Queries of a modality, spread over the shelf, with the retrievals of each participant."""
     shelf = shelves[modality]
     indices = np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)
     for index in map(int, indices):

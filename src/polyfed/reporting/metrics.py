@@ -1,4 +1,4 @@
-"""What a metric depends on and is judged against: recalls with their chance, main metrics, and spreads over clients."""
+"""Metrics in context: recalls with their chance, main metrics, and spreads over clients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from polyfed.runs.records import SERVER, RunRecords
 
 _NAME = re.compile(r"(?P<source>.+)_to_(?P<target>.+)_r@(?P<cutoff>\d+)(?P<protocol>|_full|_\d+fold|_batch\d+)")
 _GALLERY = re.compile(r"(?P<task>|.+_)gallery_.+")
-# counts and gallery sizes come with the metrics of a task and are told apart by name alone
+# counts and gallery sizes are among the metrics of a task and differ by name alone
 _CONTEXT = re.compile(
     r"(.+_)?gallery_.+|(.+_)?folds(_.+)?|.+_positives_per_query(_.+)?|.+_of_constant|n|items|samples|classes"
 )
 _CONSTANT = "_of_constant"
 
 EVALUATIONS = ("test", "validation")
-"""Kinds of measurements that say how good a model is."""
+"""Splits of evaluations."""
 PREFERRED = ("r1_sum", "accuracy", "dice")
-"""Metrics that say most, the first first."""
+"""Main metrics, in order of preference."""
 _EVERYBODY = "all clients"
 
 
@@ -32,15 +32,15 @@ class Recall:
     """One recall: percent of the queries with a positive among the first ``cutoff`` of the gallery.
 
     Attributes:
-        name: name of the metric.
-        direction: such as ``image to text``.
+        name: Name of the metric.
+        direction: Direction, ``image to text``.
         cutoff: K of R@K.
-        protocol: empty, or ``full`` or ``5fold`` where a run reports several.
-        value: percent.
-        gallery: entries that a query is compared with (mean over folds).
-        positives: positives a query (mean).
-        folds: number of folds that the value is a mean of.
-        task: what names of metrics begin with where there are several tasks.
+        protocol: Empty, or ``full`` or ``5fold`` where a run reports several.
+        value: Percent.
+        gallery: Entries that a query is compared with (mean over folds).
+        positives: Positives per query (mean).
+        folds: Number of folds that the value is a mean of.
+        task: Prefix of the names of metrics where there are several tasks.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Recall:
 
     @property
     def label(self) -> str:
-        """Such as ``image to text R@5 (5fold)``."""
+        """``image to text R@5 (5fold)``."""
         return f"{self.direction} R@{self.cutoff}{f' ({self.protocol})' if self.protocol else ''}"
 
     @property
     def is_shown(self) -> bool:
-        """Whether it is among the few that a summary has."""
+        """True for the few recalls of a summary."""
         return self.cutoff in (1, 10) and not self.protocol
 
     @property
@@ -69,7 +69,7 @@ class Recall:
 
     @property
     def times_chance(self) -> float:
-        """How often the value contains chance; 1 is no better than a random order."""
+        """Value over chance; 1 equals a random order."""
         return self.value / self.chance if self.chance else math.nan
 
 
@@ -81,16 +81,16 @@ def chance_recall(gallery: float, positives: float, cutoff: int) -> float:
     """
     if math.isnan(gallery) or math.isnan(positives):
         return math.nan
-    # fewer negatives than places: one of the first must be a positive, and the product below would be negative
+    # with fewer negatives than ranks one of the first is a positive, and the product below would be negative
     if cutoff > gallery - positives:
         return 100.0
     return 100.0 * (1.0 - math.prod((gallery - positives - i) / (gallery - i) for i in range(cutoff)))
 
 
 def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
-    """What guessing reaches, in percent; NaN where that is not known.
+    """Value of guessing, in percent; NaN if it is unknown.
 
-    For a recall and the sum of the recalls at 1 a random order of the gallery; for all else the best constant
+    For a recall and the sum of the recalls at 1 a random order of the gallery; for other metrics the best constant
     prediction on the same test items, as the task reports it.
     """
     if f"{metric}{_CONSTANT}" in metrics:
@@ -102,12 +102,12 @@ def chance_of(metric: str, metrics: Mapping[str, float]) -> float:
 
 
 def scale_of(metric: str, metrics: Mapping[str, float]) -> float:
-    """The most that a metric in percent can be: 100, or of a sum of recalls at 1 as many times 100 as it sums."""
+    """Maximum of a metric in percent: 100, or for a sum of recalls at 1 as many times 100 as it sums."""
     return 100.0 * (len(_summed(metric, metrics)) or 1)
 
 
 def _summed(metric: str, metrics: Mapping[str, float]) -> list[Recall]:
-    """The recalls at 1 that a metric called ``r1_sum`` is the sum of; of others none."""
+    """Recalls at 1 in a metric called ``r1_sum``; empty for other metrics."""
     task = metric.removesuffix("r1_sum")
     firsts = (recall for recall in find_recalls(metrics) if recall.cutoff == 1 and recall.task == task)
     return list(firsts) if metric.endswith("r1_sum") else []
@@ -140,31 +140,31 @@ def find_recalls(metrics: Mapping[str, float]) -> list[Recall]:
 
 
 def recalls_and_others(metrics: Mapping[str, float]) -> tuple[list[Recall], list[str]]:
-    """All recalls, and the names of the other metrics that say how good a model is."""
+    """All recalls, and the names of the other metrics of quality."""
     recalls = find_recalls(metrics)
     names = {recall.name for recall in recalls}
     return recalls, [name for name in metrics if not is_context(name) and name not in names]
 
 
 def is_context(name: str) -> bool:
-    """Whether a metric says what others depend on (a gallery's size, a count), not how good a model is."""
+    """True for a condition of other metrics (a gallery's size, a count) rather than a metric of quality."""
     return _CONTEXT.fullmatch(name) is not None
 
 
 def common_chance(metric: str, measured: Sequence[Mapping[str, float]]) -> float:
-    """What guessing reaches, mean over those that were measured; NaN where it is not known of all."""
+    """Value of guessing, mean over the measured participants; NaN unless it is known for all."""
     return finite_mean(chance_of(metric, metrics) for metrics in measured) if measured else math.nan
 
 
 def teaching(metrics: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
-    """Metrics that instruments of a run give of the clients' ensemble and of the server: name, and both values."""
+    """Metrics recorded for both the clients' ensemble and the server: name, and both values."""
     for name, server in metrics.items():
         ensemble = metrics.get(name.replace("student.", "teacher.", 1))
         if name.startswith("student.") and ensemble is not None:
             yield name.partition(".")[2], ensemble, server
 
 
-# ---- what runs are judged by
+# ---- metrics of comparison
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ class ClientSpread:
     """One metric over the clients of a group that have a finite value of it; figures are NaN if none has.
 
     Attributes:
-        group: of the clients.
-        metric: name of the metric.
-        values: client -> its value, finite ones only, in client order.
-        clients: how many the group has.
+        group: Group of the clients.
+        metric: Name of the metric.
+        values: Client -> its finite value, in client order.
+        clients: Number of clients in the group.
     """
 
     group: str
@@ -189,7 +189,7 @@ class ClientSpread:
 
     @property
     def worst_client(self) -> str:
-        """The client with the worst value, the first of several; empty if none has one."""
+        """The client with the worst value, the first of several; empty without values."""
         worst_of = max if lower_is_better(self.metric) else min
         return worst_of(self.values, key=self.values.__getitem__, default="")
 
@@ -217,28 +217,28 @@ class ClientSpread:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric is a loss, of which the highest value is the worst."""
+    """True for a loss, whose highest value is the worst."""
     return "loss" in metric.split("_")
 
 
 def spread_over(records: RunRecords) -> dict[str, tuple[str, ...]]:
-    """Over whom metrics are summed up: each group; where every client is a group of its own, as sites are, all too."""
+    """Groups over which metrics are summarised; all clients too where every client is a group, as sites are."""
     groups = records.groups
-    # sites of a deployment: a spread over one client each would say nothing
+    # sites of a deployment: a spread over one client each would be empty
     alone = len(groups) > 1 and all(len(members) == 1 for members in groups.values())
     return groups | ({_EVERYBODY: records.clients} if alone and _EVERYBODY not in groups else {})
 
 
-def client_spread(records: RunRecords, group: str, metric: str, kind: str = "test") -> ClientSpread:
+def client_spread(records: RunRecords, group: str, metric: str, split: str = "test") -> ClientSpread:
     members = spread_over(records)[group]
-    last = {client: records.last(client, kind).get(metric, math.nan) for client in members}
+    last = {client: records.last(client, split).get(metric, math.nan) for client in members}
     return ClientSpread(group, metric, finite_values(last), len(members))
 
 
-def client_spreads(records: RunRecords, kind: str = "test") -> Iterator[ClientSpread]:
+def client_spreads(records: RunRecords, split: str = "test") -> Iterator[ClientSpread]:
     for group, members in spread_over(records).items():
-        for metric in quality_names([records.last(client, kind) for client in members]):
-            yield client_spread(records, group, metric, kind)
+        for metric in quality_names([records.last(client, split) for client in members]):
+            yield client_spread(records, group, metric, split)
 
 
 def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
@@ -246,17 +246,17 @@ def quality_names(measured: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def spreads_json(records: RunRecords) -> dict[str, Any]:
-    """Kind -> group -> metric -> its spread, for the kinds that clients were measured in."""
+    """Split -> group -> metric -> its spread, for the splits that clients were measured on."""
     spreads: dict[str, Any] = {}
-    for kind in EVALUATIONS:
-        for spread in client_spreads(records, kind):
-            spreads.setdefault(kind, {}).setdefault(spread.group, {})[spread.metric] = spread.to_json()
+    for split in EVALUATIONS:
+        for spread in client_spreads(records, split):
+            spreads.setdefault(split, {}).setdefault(spread.group, {})[spread.metric] = spread.to_json()
     return spreads
 
 
-def main_metric(records: RunRecords, participants: Collection[str], kind: str = "test") -> str:
-    """The metric that says most of some participants, of the server what chose its model; empty if they have none."""
-    names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, kind))
+def main_metric(records: RunRecords, participants: Collection[str], split: str = "test") -> str:
+    """The main metric of some participants, of the server the one that selected its model; empty without metrics."""
+    names = dict.fromkeys(name for participant in participants for name in records.metric_names(participant, split))
     # dictionaries instead of sets keep the order of the run, so that equal records give equal pages
     quality = [name for name in names if not is_context(name) and name != "loss"]
     preferred = (records.chosen.metric, *PREFERRED) if SERVER in participants else PREFERRED
@@ -264,11 +264,11 @@ def main_metric(records: RunRecords, participants: Collection[str], kind: str = 
 
 
 def judged_by(
-    records: RunRecords, metric: str | None = None, kind: str = "test"
+    records: RunRecords, metric: str | None = None, split: str = "test"
 ) -> tuple[str, dict[str, ClientSpread]]:
-    """The server's metric, empty if it has none, and the spread of each group of clients; of ``metric`` if given."""
+    """Main metric of the server, empty without metrics, and spread of each group of clients; of ``metric`` if given."""
     groups = {
-        group: client_spread(records, group, metric or main_metric(records, clients, kind), kind)
+        group: client_spread(records, group, metric or main_metric(records, clients, split), split)
         for group, clients in records.groups.items()
     }
-    return metric or main_metric(records, [SERVER], kind), groups
+    return metric or main_metric(records, [SERVER], split), groups

@@ -174,7 +174,7 @@ def _sections(records: RunRecords, figures: Mapping[str, FigureSheet], samples: 
     def drawn(*names: str) -> list[FigureSheet]:
         return [figures[name] for name in names if name in figures]
 
-    servers = [table for kind in EVALUATIONS for table in server_tables(records, kind)]
+    servers = [table for split in EVALUATIONS for table in server_tables(records, split)]
     of_server = {"Tables: the model, the last round, chance": _filled(*servers)}
     inner: dict[str, Sequence[FigureSheet | TextTable]] = {
         "What the clients teach the server": _filled(teacher_table(records)),

@@ -1,4 +1,4 @@
-"""The progress of a run: a picture of it on a terminal, one line for each round and event elsewhere."""
+"""The progress of a run: a live display on a terminal, one line per round and event elsewhere."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from polyfed.runs.events import Callback, Event, Incident, Metrics, Working
 from polyfed.runs.opened import open_run
 from polyfed.runs.records import SERVER
 
-_WINDOW = 5  # rounds that the estimate of the remaining time looks back
+_WINDOW = 5  # rounds behind the estimate of the remaining time
 _KINDS = ("test", "validation", "train")
-_MOST_METRICS, _MOST_INCIDENTS = 8, 4  # of the picture
-_LONG_PREPARATION = 3.0  # seconds; a log file is told of no shorter one
+_MOST_METRICS, _MOST_INCIDENTS = 8, 4  # in the live display
+_LONG_PREPARATION = 3.0  # seconds; shorter ones are not logged
 _SILENCE = 10.0  # seconds without a line, at most
-_LOOK = 0.2  # seconds between two looks at the clock
+_LOOK = 0.2  # seconds between two readings of the clock
 _Metric = tuple[str, str, str]  # ``server`` or ``clients``, kind, name
 
 
 def progress_for(console: Console) -> Callback:
-    """A picture on a terminal, and in a notebook that has ipywidgets; lines elsewhere."""
+    """A live display on a terminal, and in a notebook with ipywidgets; lines elsewhere."""
     is_live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
     return LiveProgress(console) if is_live else PlainProgress(console)
 
 
-# ---- what is known of a run while it goes on
+# ---- state of a run in progress
 
 
 @dataclass
 class RunState(Callback):
-    """Fills itself from events; the same event twice is the same as once."""
+    """State of a run from its events; a repeated event changes nothing."""
 
     name: str = ""
     rounds: int = 0  # T, 0 if not known yet
@@ -58,11 +58,11 @@ class RunState(Callback):
     running: bool = False  # a round has begun and is not complete
     finished: bool = False  # the run has ended
     step: str = ""  # that the clients perform
-    clients: dict[str, str] = field(default_factory=dict)  # of this step -> waiting, working, done or excluded
-    work: Working | None = None  # the latest report of somebody's work; that of preparing data names nobody
+    clients: dict[str, str] = field(default_factory=dict)  # in this step -> waiting, working, done or excluded
+    work: Working | None = None  # the latest report of work; without a participant while data are prepared
     # of the latest two rounds, by participant
     metrics: dict[_Metric, dict[int, dict[str, float]]] = field(default_factory=dict)
-    chances: dict[_Metric, dict[str, float]] = field(default_factory=dict)  # what guessing reaches, by participant
+    chances: dict[_Metric, dict[str, float]] = field(default_factory=dict)  # value of guessing, by participant
     complete: dict[int, events.RoundComplete] = field(default_factory=dict)
     incidents: dict[Incident, None] = field(default_factory=dict)  # in order
     clock: Callable[[], float] = time.time
@@ -111,7 +111,7 @@ class RunState(Callback):
                 self._report(Working("", what, done, total))
 
     def _enter(self, step: str) -> None:
-        """Begin a step that nobody announced: all who are not excluded wait."""
+        """Begin a step without an announcement: all clients that are not excluded wait."""
         if step != self.step:
             self.handle(events.StepStarted(step, list(self.clients)))
 
@@ -131,7 +131,7 @@ class RunState(Callback):
                 del by_round[number]
 
     def _forget_after(self, done: int) -> None:
-        """A resumed run does again what came after its last complete round."""
+        """Forget rounds after the last complete one, which a resumed run repeats."""
         self.complete = {number: event for number, event in self.complete.items() if number <= done}
         self.incidents = {incident: None for incident in self.incidents if incident.round <= done}
         for metric, by_round in self.metrics.items():
@@ -145,7 +145,7 @@ class RunState(Callback):
 
     @property
     def elapsed(self) -> float:
-        """Seconds of all complete rounds and of the one that goes on; pauses between processes do not count."""
+        """Seconds of all complete rounds and of the current one, without pauses between processes."""
         return sum(event.seconds or 0.0 for event in self.complete.values()) + self._spent
 
     @property
@@ -154,7 +154,7 @@ class RunState(Callback):
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left if the remaining rounds are like the latest; None before the first is complete."""
+        """Remaining seconds if the remaining rounds are like the latest; None before the first is complete."""
         if not self.complete or not self.rounds:
             return None
         latest = [self.complete[number].seconds or 0.0 for number in sorted(self.complete)[-_WINDOW:]]
@@ -163,12 +163,12 @@ class RunState(Callback):
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Up and down."""
+        """Bytes up and down."""
         return sum(event.up for event in self.complete.values()), sum(event.down for event in self.complete.values())
 
     @property
     def step_in_words(self) -> str:
-        """How far the clients are with their step."""
+        """Progress of the clients in their step."""
         counts = Counter(self.clients.values())
         parts = [f"{counts['done']}/{len(self.clients)} clients done"] if self.clients else ["no client is asked"]
         parts += [f"{counts[status]} {status}" for status in ("working", "excluded") if counts[status]]
@@ -176,7 +176,7 @@ class RunState(Callback):
 
     @property
     def work_in_words(self) -> str:
-        """Who is at work on what, how far and for how long; empty if nobody reports."""
+        """Current work with its participant, progress and time; empty without a report."""
         work = self.work
         if work is None:
             return ""
@@ -186,12 +186,12 @@ class RunState(Callback):
     def latest(self) -> Iterator[tuple[_Metric, float, float]]:
         """Metrics with their last values, of clients the mean, and the change since the round before, if any.
 
-        Tests stand first, then the server, then the main metrics of tasks.
+        Order: test before other kinds, the server before clients, main metrics before others.
         """
 
         def rank(metric: _Metric) -> tuple[int, bool, bool]:
-            group, kind, name = metric
-            return _KINDS.index(kind) if kind in _KINDS else len(_KINDS), group != SERVER, name not in PREFERRED
+            group, source, name = metric
+            return _KINDS.index(source) if source in _KINDS else len(_KINDS), group != SERVER, name not in PREFERRED
 
         for metric in sorted(self.metrics, key=rank):
             by_round = self.metrics[metric]
@@ -202,8 +202,8 @@ class RunState(Callback):
 
 
 @group()
-def run_picture(state: RunState) -> Iterator[RenderableType]:
-    """The state as it is now; what others named is text without markup."""
+def run_display(state: RunState) -> Iterator[RenderableType]:
+    """The current state; foreign names are text without markup."""
     moment = "finished" if state.finished else "not begun"
     if state.rounds and not state.finished:
         left = "" if state.left is None else f", about {duration(state.left)} left"
@@ -218,7 +218,7 @@ def run_picture(state: RunState) -> Iterator[RenderableType]:
     if state.complete:
         up, down = map(mib, state.bytes)
         last = state.complete[max(state.complete)]
-        of_last = f"(last round {mib(last.up)}, {mib(last.down)}); {duration(last.seconds or 0.0)} a round"
+        of_last = f"(last round {mib(last.up)}, {mib(last.down)}); {duration(last.seconds or 0.0)} per round"
         yield _line(f"{up} MiB up, {down} MiB down {of_last}")
     numbers = (Column(name, justify="right", overflow="crop") for name in ("value", "change", "chance"))
     metrics = Table(Column("last", overflow="crop"), *numbers, box=None, pad_edge=False)
@@ -234,29 +234,29 @@ def run_picture(state: RunState) -> Iterator[RenderableType]:
 
 
 def _line(text: str, style: str = "") -> Text:
-    # neither an ellipsis nor a picture of a control character is ASCII, which may be all that a terminal takes
+    # neither an ellipsis nor a symbol for a control character is ASCII, and a terminal may support nothing else
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     return Text(" ".join(shown.split()), style=style, no_wrap=True, overflow="crop")
 
 
 class LiveProgress(Callback):
-    """A picture of the run below its events, redrawn four times a second; how the run came out takes its place.
+    """A live display of the run below its events, replaced by the result at the end.
 
     Args:
-        console: a terminal, or that of a notebook.
+        console: A terminal, or the console of a notebook.
     """
 
     def __init__(self, console: Console) -> None:
         self._console, self._state = console, RunState()
         self._lock = RLock()  # the display's own thread reads, the run's thread writes
-        self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=4, vertical_overflow="crop")
+        self._live = Live(console=console, get_renderable=self._display, refresh_per_second=4, vertical_overflow="crop")
 
     def show(self) -> None:
-        """Begin to draw; nothing happens if it is drawn already."""
+        """Begin to draw, unless it is drawn already."""
         self._live.start(refresh=True)
 
     def handle(self, event: Event) -> None:
-        """Enter the event; print what stays above the picture."""
+        """Update the state; print lines above the display."""
         with self._lock:
             self._state.handle(event)
         match event:
@@ -278,13 +278,13 @@ class LiveProgress(Callback):
     def close(self) -> None:
         self._live.stop()
 
-    def _picture(self) -> Group:
+    def _display(self) -> Group:
         with self._lock:  # all is text when it is returned, so the state may change while it is printed
-            return run_picture(self._state)
+            return run_display(self._state)
 
 
 class WithoutSummary(Callback):
-    """What shows a run, but for how it came out."""
+    """A progress display without the result at the end."""
 
     def __init__(self, display: Callback) -> None:
         self._display = display
@@ -298,15 +298,14 @@ class WithoutSummary(Callback):
 
 
 class PlainProgress(Callback):
-    """Prints one line for each round and event, and what goes on where none was printed for ten seconds; for log files
-    and pipes."""
+    """Prints one line per round and event, and the current work after ten silent seconds; for log files and pipes."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console, self._now, self._state = console, now, RunState()
         self._metrics: dict[tuple[str, str], Metrics] = {}  # of the round
         self._cohort = 0
         self._part, self._far, self._began, self._due = "", "", now(), math.inf
-        self._lock, self._closed = RLock(), Flag()  # what takes long may report nothing: a thread of its own looks
+        self._lock, self._closed = RLock(), Flag()  # long work may be silent: a separate thread reads the clock
         self._watch: Thread | None = None
 
     def handle(self, event: Event) -> None:
@@ -328,7 +327,7 @@ class PlainProgress(Callback):
                     self.look()
 
     def look(self) -> None:
-        """Print what goes on if that is due: which part, how far, and for how long."""
+        """Print the current work, its progress and its time, if that is due."""
         with self._lock:
             if self._part and self._now() >= self._due:
                 number = f"round {self._state.round}/{self._state.rounds}: " if self._state.rounds else ""
@@ -377,11 +376,11 @@ class PlainProgress(Callback):
 
 
 class FolderLine(Callback):
-    """Prints the run folder when the run begins, and so has passed all checks.
+    """Prints the run folder when the run begins, after all checks.
 
     Args:
-        folder: of the run.
-        console: that the run is shown on; anything else would print into its picture.
+        folder: The run folder.
+        console: The console of the display; others would print into it.
     """
 
     def __init__(self, folder: Path, console: Console) -> None:
@@ -395,19 +394,19 @@ class FolderLine(Callback):
 def brief_metrics(latest: Mapping[tuple[str, str], Metrics]) -> dict[str, str]:
     """Main metrics of the server and of all clients together, with their chance; tests, or else validations.
 
-    A mean over clients tells over how many if not all of those measured have the metric.
+    A mean over clients includes their number if not all measured clients have the metric.
 
     Args:
         latest: (participant, kind) -> its latest metrics.
     """
     texts: dict[str, str] = {}
-    for whose, kind in product((SERVER, "clients"), EVALUATIONS):
-        of_kind = {name: metrics for (name, of), metrics in latest.items() if of == kind}
-        known = [metrics for name, metrics in of_kind.items() if (name == SERVER) == (whose == SERVER)]
+    for whose, split in product((SERVER, "clients"), EVALUATIONS):
+        on_split = {name: metrics for (name, on), metrics in latest.items() if on == split}
+        known = [metrics for name, metrics in on_split.items() if (name == SERVER) == (whose == SERVER)]
         if known and f"{whose} test" not in texts:
             names = quality_names(known)
             main = [name for name in names if name in PREFERRED] or names[:1]
-            texts[f"{whose} {kind}"] = ", ".join(_brief(name, known) for name in main)
+            texts[f"{whose} {split}"] = ", ".join(_brief(name, known) for name in main)
     return texts
 
 
@@ -427,7 +426,7 @@ def run_line(event: events.RunStarted) -> str:
 
 
 def incident_line(incident: Incident) -> str:
-    """What befell whom."""
+    """Incident as a line of a log."""
     return f"round {incident.round}: {incident.title}: {incident.participant}: {incident.reason}"
 
 

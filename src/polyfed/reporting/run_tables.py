@@ -86,13 +86,14 @@ def _metric_tables(
     """Table of recalls and table of other metrics, with the values of the last round where they are given."""
     recalls, others = recalls_and_others(metrics)
 
-    def last_of(name: str) -> dict[str, float]:
+    def last_of(name: str) -> dict[str, Cell]:
         return {} if last is None else {"last": last.get(name, math.nan)}
 
-    of_recalls = [
-        {"recall": recall.label, "value": recall.value}
-        | last_of(recall.name)
-        | {
+    of_recalls: list[dict[str, Cell]] = [
+        {
+            "recall": recall.label,
+            "value": recall.value,
+            **last_of(recall.name),
             "chance": format_number(recall.chance, 3),
             "value / chance": format_number(recall.times_chance, 1),
             "gallery": count(recall.gallery),
@@ -101,9 +102,8 @@ def _metric_tables(
         }
         for recall in recalls
     ]
-    of_others = [
-        {"metric": name, "value": metrics[name]} | last_of(name) | {"chance": chance_of(name, metrics)}
-        for name in others
+    of_others: list[dict[str, Cell]] = [
+        {"metric": name, "value": metrics[name], **last_of(name), "chance": chance_of(name, metrics)} for name in others
     ]
     gallery = f"Percent. Gallery: entries that a query is compared with (mean over folds). {_TIES} "
     gallery += "Chance: a random order of that gallery."
@@ -160,7 +160,7 @@ def teacher_table(records: RunRecords) -> TextTable:
     Quality of the ensemble and of the server, norms of the raw mean, and distances.
     """
     series = {name: records.series(SERVER, name, "train") for name in records.metric_names(SERVER, "train")}
-    rows = [
+    rows: list[dict[str, Cell]] = [
         {"": _measure(name), "first": values[min(values)], "last": values[max(values)]}
         for name, values in sorted(series.items())
         if name.startswith(_TEACHING) and name.rpartition(".")[2] not in records.clients and name != "teacher.gallery"
@@ -207,7 +207,7 @@ def traffic_table(records: RunRecords) -> TextTable:
     rounds = max(1, len({transfer.round for transfer in records.transfers}))
     totals = {label: records.total_bytes(direction) for direction, label in BYTE_DIRECTIONS.items()}
     sent, full = sum(totals.values()), records.full_bytes()
-    rows = [
+    rows: list[dict[str, Cell]] = [
         {"direction": label, "bytes": total, "MiB": mib(total), "MiB per round": mib(total / rounds)}
         for label, total in {**totals, "both": sent}.items()
         if total
@@ -258,7 +258,7 @@ def _by_client(title: str, events: Sequence[Incident]) -> TextTable:
     # events are ordered by round, so the last of a client stays
     latest = {(event.cause, event.participant): event for event in events}
     times = Counter((event.cause, event.participant) for event in events)
-    rows = [
+    rows: list[dict[str, Cell]] = [
         {
             "client": event.participant,
             "cause": event.cause or None,
@@ -402,13 +402,13 @@ def _group_tables(group: str, held: Holdings) -> Iterator[TextTable]:
 def _matrix(title: str, held: Holdings, counts: Mapping[str, Mapping[str, int]]) -> TextTable:
     """Counts with clients as columns, or as rows where they are many, and sums over clients or names."""
     names = short_names(list(next(iter(counts.values()))), held)
+    # explicit columns, as a client or a class may have any name
+    by_client = [(client, *(f"{n:,}" for n in (*row.values(), sum(row.values())))) for client, row in counts.items()]
     if len(counts) > _WIDEST:
-        by_client = ((client, dict(zip(names, row.values(), strict=True))) for client, row in counts.items())
-        return TextTable.of(title, [{"client": client} | row | {"all": sum(row.values())} for client, row in by_client])
-    by_name = zip(names, *(row.values() for row in counts.values()), strict=True)
-    return TextTable.of(
-        title, [{"": name} | dict(zip(counts, row, strict=True)) | {"all": sum(row)} for name, *row in by_name]
-    )
+        return TextTable(title, ["client", *names, "all"], by_client)
+    of_all = [f"{sum(column):,}" for column in zip(*(row.values() for row in counts.values()), strict=True)]
+    columns = [row[1:-1] for row in by_client]
+    return TextTable(title, ["", *counts, "all"], list(zip(names, *columns, of_all, strict=True)))
 
 
 def column_counts(held: Holdings) -> dict[str, dict[str, int]]:

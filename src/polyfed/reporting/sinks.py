@@ -51,7 +51,7 @@ class _BoardWriter(SinkWriter):
 
 
 def _verbatim(text: str) -> str:
-    """As a block of code in Markdown, which is what text is shown as."""
+    """A block of code in Markdown, as text is rendered as Markdown."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
@@ -90,7 +90,7 @@ class WandB(Sink):
         return ("wandb",)
 
     def require(self) -> None:
-        """Check that wandb is there; its error reports are off unless the environment says otherwise."""
+        """Check that wandb is there; its error reports are off unless the environment enables them."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
         super().require()
 

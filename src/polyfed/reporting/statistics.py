@@ -12,22 +12,22 @@ from typing import Literal, TypeVar
 from polyfed.core.distributions import LEVEL, student_beyond, student_reach
 
 FEWEST_SEEDS = 5
-"""Below these a difference is no claim."""
+"""Fewer seeds prove nothing."""
 
 MOST_DRAWN = 1e100
-"""Magnitude beyond which values are drawn no more than infinite ones are: sums and squares of them must be finite."""
+"""Magnitude beyond which values are treated as infinite: sums and squares must stay finite."""
 
 _Key = TypeVar("_Key")
 _NOISE = 1e-9  # of the largest difference: closer ones differ by rounding of floats
 
 
 def finite_values(values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """The values that can be drawn: no NaN, and none beyond ``MOST_DRAWN``."""
+    """Values that can be drawn: neither NaN nor beyond ``MOST_DRAWN``."""
     return {key: value for key, value in values.items() if abs(value) <= MOST_DRAWN}
 
 
 def finite_mean(values: Iterable[float]) -> float:
-    """The mean of one or more finite values; NaN where their sum is beyond what a float holds."""
+    """Mean of one or more finite values; NaN if their sum overflows."""
     try:
         return fmean(values)
     except OverflowError:
@@ -35,7 +35,7 @@ def finite_mean(values: Iterable[float]) -> float:
 
 
 def spread_of(values: Iterable[float], *, sample: bool = True) -> float:
-    """Standard deviation of finite values, of a sample or of all there are; NaN of too few, or beyond a float."""
+    """Standard deviation of finite values, of a sample or of a population; NaN for too few, or if it overflows."""
     known = list(values)
     if len(known) < 1 + sample:
         return math.nan
@@ -46,7 +46,7 @@ def spread_of(values: Iterable[float], *, sample: bool = True) -> float:
 
 
 def values_by_round(series: Iterable[Mapping[int, float]], *, carry: bool) -> dict[int, list[float]]:
-    """Round -> the values of those series that have one, ascending; with ``carry`` the latest that they had."""
+    """Round -> values of the series that have one, ascending; with ``carry`` their latest values."""
     finite = [finite_values(values) for values in series]
     by_round: dict[int, list[float]] = {}
     latest: dict[int, float] = {}
@@ -59,12 +59,12 @@ def values_by_round(series: Iterable[Mapping[int, float]], *, carry: bool) -> di
 
 @dataclass(frozen=True)
 class PairedSample:
-    """Differences between two configurations, one a seed.
+    """Differences between two configurations, one per seed.
 
     Attributes:
-        by_seed: seed -> finite difference; at least one.
-        figures: seed -> the two figures, whose gaps tell the steps they move in; empty: the differences tell.
-        is_exact: whether no seed can change the figures, as a count of operations: nothing is left to be tested then.
+        by_seed: Seed -> finite difference; at least one.
+        figures: Seed -> the two figures, whose gaps show their step; empty to use the gaps of the differences.
+        is_exact: True if no seed can change the figures, as a count of operations: then no test is needed.
     """
 
     by_seed: Mapping[int, float]
@@ -73,7 +73,7 @@ class PairedSample:
 
     @classmethod
     def between(cls, left: Mapping[int, float], right: Mapping[int, float]) -> PairedSample | None:
-        """Left minus right, of the seeds that both have; None where they share none."""
+        """Left minus right for common seeds; None without common seeds."""
         figures = {seed: (left[seed], right[seed]) for seed in left if seed in right}
         return cls({seed: own - other for seed, (own, other) in figures.items()}, figures=figures) if figures else None
 
@@ -91,14 +91,14 @@ class PairedSample:
 
     @property
     def std(self) -> float:
-        """Sample standard deviation; NaN of a single one."""
+        """Sample standard deviation; NaN for a single difference."""
         return spread_of(self.values)
 
     @property
     def spread(self) -> float:
-        """Standard deviation that tests and intervals go by; NaN of a single difference.
+        """Standard deviation of tests and intervals; NaN for a single difference.
 
-        Figures of n test items move in steps of 100 / n, so that equal differences have a spread that they do not show.
+        Figures of n test items move in steps of 100 / n, so that equal differences have a hidden spread.
         A figure that is rounded to a step h has a variance of h^2 / 12 (Sheppard 1898), a difference of two of them
         h^2 / 6, which the variance is at least.
         """
@@ -106,7 +106,7 @@ class PairedSample:
 
     @property
     def step(self) -> float:
-        """That the figures move in: the smallest gap among them, or among the differences and 0."""
+        """Step of the figures: the smallest gap among them, or among the differences and 0."""
         return _step(chain(*self.figures.values()) if self.figures else [0.0, *self.values])
 
     @property
@@ -126,9 +126,9 @@ class PairedSample:
 
     @property
     def p(self) -> float:
-        """P-value of Student's two-sided test that the mean is 0; 1 without any spread, NaN of a single difference.
+        """P-value of Student's two-sided test that the mean is 0; 1 without any spread, NaN for a single difference.
 
-        Of exact figures 0, unless they are equal.
+        For exact figures 0, unless they are equal.
         """
         if self.is_exact:
             return float(not self.mean)
@@ -137,7 +137,7 @@ class PairedSample:
         return student_beyond(abs(self.mean) * math.sqrt(len(self.values)) / self.spread, len(self.values) - 1)
 
     def within(self, seeds: Iterable[int]) -> PairedSample:
-        """The differences of these seeds alone."""
+        """Differences of some seeds."""
         own = [seed for seed in self.by_seed if seed in {*seeds}]
         figures = {seed: self.figures[seed] for seed in own if seed in self.figures}
         return replace(self, by_seed={seed: self.by_seed[seed] for seed in own}, figures=figures)
@@ -167,7 +167,7 @@ class Comparison:
         verdict: above or below if the interval excludes no difference; no difference if it lies within the smallest
             effect on either side; else undecided.
         needed: Seeds with which the test would decide in nine of ten tables if estimate and spread stay as they are;
-            None where it decides already, or cannot be said.
+            None where it decides already, or the number is unknown.
     """
 
     estimate: float
@@ -185,7 +185,7 @@ def compared(sample: PairedSample, effect: float, tests: int = 1) -> Comparison:
 
     Args:
         sample: Left minus right, by seed.
-        effect: Smallest difference that matters, in the unit of the figures; less is no difference.
+        effect: Smallest difference that matters, in the unit of the figures; less does not matter.
         tests: Number of tests that share the level: claims of a table times looks at it.
     """
     level = (1 - LEVEL) / tests
@@ -201,7 +201,7 @@ def compared(sample: PairedSample, effect: float, tests: int = 1) -> Comparison:
 
 
 def _needed(sample: PairedSample, effect: float, level: float) -> int | None:
-    """Seeds for which half the interval, and what a mean may be off, leave 0 or the smallest effect outside."""
+    """Seeds for which half the interval plus the error of the mean excludes 0 or the smallest effect."""
     room = max(abs(sample.mean), effect - abs(sample.mean))
     if math.isnan(sample.spread) or room <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What came out of a run: what was reached, against chance and twins, what it took, and what to do next."""
+"""Summary of a run: metrics against chance and twins, costs, and next steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polyfed.reporting.metrics import (
     teaching,
 )
 from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.tables import TextTable, byte_size, count, duration, format_number, mib, span_of
+from polyfed.reporting.tables import Cell, TextTable, byte_size, count, duration, format_number, mib, span_of
 from polyfed.runs.config_files import start_of
 from polyfed.runs.events import Metrics
 from polyfed.runs.folder import chosen_model, saved_models
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 SHARES = ("accuracy", "dice")  # in percent, of items or of pixels
 MAIN = (*SHARES, "r1_sum")
-_NORMAL = 1.96  # 95 % of a normal distribution lie within so many deviations
-_MOST_ROWS = 8  # of the table, below its headings
-_MOST_NAMED = 6  # sites in a sentence, of those that gain, lose, or neither
-_MOST_ITEMS = 1_000_000  # of a test; a figure that not even these could tell from chance is at chance
+_NORMAL = 1.96  # deviations within which 95 % of a normal distribution lie
+_MOST_ROWS = 8  # of the table
+_MOST_NAMED = 6  # sites in a sentence, separately for those that gain, lose, or neither
+_MOST_ITEMS = 1_000_000  # test items; a figure within the interval of chance over so many is at chance
 _TWINS = {SERVER: "server_only", "clients": "local"}
 _SHARED = {
     "server_only": ("data", "public", "server"),
     "local": ("data", "public", "clients"),
-}  # what a run has in common with its twin
+}  # sections that a run shares with its twin
 
 
 class Card(NamedTuple):
-    """One metric, what it is, and what it must be compared with."""
+    """One metric with its context."""
 
     label: str
     value: str
     chance: str = "-"
-    round: str = "-"  # of the server's model; of the clients' last evaluations, "2 to 5" where they differ
+    round: str = "-"  # round of the server's model, or of the clients' last evaluations ("2 to 5")
     more: str = ""
 
     @property
@@ -65,7 +65,7 @@ class Card(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Whether a run is complete: a word or two, its mood (``good``, ``bad`` or ``odd``), and an explanation."""
+    """Completion of a run: a few words, the mood (``good``, ``bad`` or ``odd``), and an explanation."""
 
     shown: str
     mood: str
@@ -74,23 +74,34 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class Headline:
-    """The one metric that a run is judged by."""
+    """The main metric of a run.
 
-    participant: str  # ``server`` or ``clients``
+    Attributes:
+        participant: ``server`` or ``clients``.
+        metric: Name of the metric.
+        value: Value of the run's model, or the mean over clients with the metric.
+        chance: Value of guessing, NaN if unknown.
+        meaning: Clause with ``{}`` for the value.
+        trials: Test items, never their captions, that the value is a share of, NaN if unknown; for a mean over
+            clients the number of items with the same deviation.
+        kept: Interval over test items from the evaluation; None without one.
+        scale: Maximum of the value, for a sum of recalls as many times 100 as it sums; NaN if unknown.
+        example: Sentence on one recall of a sum.
+    """
+
+    participant: str
     metric: str
-    value: float  # of the run's model; of clients the mean over those that have it
-    chance: float  # what guessing reaches, NaN where that is not known
-    meaning: str  # a clause with a place for the value
-    # test items, never their captions, that the value is a share of, NaN where that is not known; of a mean over
-    # clients as many as would deviate as far
+    value: float
+    chance: float
+    meaning: str
     trials: float = math.nan
-    kept: tuple[float, float] | None = None  # interval over test items that the evaluation kept
-    scale: float = 100.0  # what the value can reach, of a sum of recalls as many times 100 as it sums; NaN: not known
-    example: str = ""  # of a sum of recalls a sentence on one of them
+    kept: tuple[float, float] | None = None
+    scale: float = 100.0
+    example: str = ""
 
     @property
     def label(self) -> str:
-        """The metric, with what it is out of if that is more than 100."""
+        """The metric, with its maximum if that exceeds 100."""
         return _label(self.metric) + (f" (of {count(self.scale)})" if self.scale > 100 else "")
 
     @property
@@ -99,17 +110,17 @@ class Headline:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % over test items: what was kept, else that of as many independent trials; None on unknown many."""
-        # Dice counts the pixels of all pictures together, and is a share of none of them
+        """95 % interval over test items: the evaluation's, else that of independent trials; None without trials."""
+        # Dice counts the pixels of all images together, so images are not its trials
         is_share = self.trials > 0 and 0 <= self.value <= self.scale and not self.metric.endswith("dice")
         if self.kept or not is_share:
             return self.kept
-        whole = self.scale / 100
-        low, high = share_interval(self.value / whole, self.trials)
-        return whole * low, whole * high
+        unit = self.scale / 100
+        low, high = share_interval(self.value / unit, self.trials)
+        return unit * low, unit * high
 
     def gain_interval(self, other: Headline) -> tuple[float, float] | None:
-        """95 % of the gain over another, from both intervals (Zou and Donner 2008): wider than one of paired items."""
+        """95 % interval of the gain over another, from both intervals (Zou and Donner 2008): wider than if paired."""
         if self.interval is None or other.interval is None:
             return None
         (low, high), (least, most), gain = self.interval, other.interval, self.value - other.value
@@ -118,12 +129,12 @@ class Headline:
 
     @property
     def is_above_chance(self) -> bool:
-        """Whether all of the interval is above chance; without one, whether the value is."""
+        """True if the interval, or the value without one, is above chance."""
         return (self.interval[0] if self.interval else self.value) > self.chance
 
 
 class SiteResult(NamedTuple):
-    """A metric of a site, or of the server, alone and in the federation; ``known`` is the latter where there is one."""
+    """A metric of a site, or of the server, alone and in the federation; ``known`` is the latter if it exists."""
 
     site: str
     known: Headline
@@ -132,12 +143,12 @@ class SiteResult(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % of the gain."""
+        """95 % interval of the gain."""
         return self.federated.gain_interval(self.alone) if self.alone and self.federated else None
 
     @property
     def gain(self) -> str:
-        """Points with their interval, as far as they are known."""
+        """Gain in points with its interval, as far as known."""
         if not (self.alone and self.federated):
             return "-"
         interval = " ({:.1f} to {:.1f})".format(*self.interval) if self.interval else ""
@@ -146,26 +157,26 @@ class SiteResult(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What the terminal at the end of a run, ``report.md`` and the page say of it.
+    """Summary of a run for the terminal, ``report.md`` and the page.
 
     Attributes:
-        records: of the run, finished or not.
+        records: Records of the run, finished or not.
     """
 
     records: RunRecords
 
-    # ---- what it is judged by
+    # ---- main metric
 
     @cached_property
     def headline(self) -> Headline | None:
-        """The server's main metric, which chose its model; else the clients'. None if nothing was measured."""
+        """The server's main metric, which selected its model; else the clients'. None without any metric."""
         records, metrics = self.records, self.records.metrics(SERVER)
         metric = main_metric(records, [SERVER])
         if metric not in metrics:
             return self.clients_headline
         recall, is_sum, example = _recall_of(metric, metrics), metric.endswith("r1_sum"), ""
-        whole, items = _whole(metric, metrics), _items(metric, metrics)
-        unit = f" of {count(whole)}" if is_sum else " %" if whole == 100 else ""
+        most, items = _maximum(metric, metrics), _items(metric, metrics)
+        unit = f" of {count(most)}" if is_sum else " %" if most == 100 else ""
         meaning = f"The server's {_label(metric)} is {{}}{unit}"
         if recall is not None:
             source, _, target = recall.direction.partition(" to ")
@@ -174,33 +185,33 @@ class RunSummary:
             example = f" {words}.".replace("{}", format_number(recall.value)) if is_sum else ""
             meaning = meaning if is_sum else words
         value, kept = metrics[metric], records.interval(SERVER, metric)
-        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, whole, example)
+        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, most, example)
 
     @cached_property
     def clients_headline(self) -> Headline | None:
         return next(filter(None, (self._headline_of(self.records.clients, metric) for metric in MAIN)), None)
 
     def _headline_of(self, clients: Sequence[str], metric: str) -> Headline | None:
-        """A metric of the last evaluations of clients, or of one; None where nobody has it."""
+        """A metric of the last evaluations of one or more clients; None if none has it."""
         if not (measured := self._measured(clients, metric)):
             return None
-        several, whole = len(measured) > 1, _whole(metric, measured[0])
-        unit = " %" if whole == 100 else f" of {count(whole)} %"
+        several, most = len(measured) > 1, _maximum(metric, measured[0])
+        unit = " %" if most == 100 else f" of {count(most)} %"
         whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
         meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
         value, chance = finite_mean(metrics[metric] for metrics in measured), common_chance(metric, measured)
         trials = self._common_trials({*clients}, metric)
-        return Headline("clients", metric, value, chance, meaning, trials, scale=whole)
+        return Headline("clients", metric, value, chance, meaning, trials, scale=most)
 
     def _measured(self, participants: Sequence[str], metric: str) -> list[Metrics]:
-        """Last metrics of those that have a finite value of one."""
+        """Last metrics of the participants with a finite value of one."""
         last = map(self.records.last, participants)
         return [metrics for metrics in last if math.isfinite(metrics.get(metric, math.nan))]
 
     def _common_trials(self, among: Set[str], metric: str) -> float:
-        """Items of one client whose share would deviate as far as the mean of the clients' shares does.
+        """Items of one client whose share deviates as much as the mean of the clients' shares.
 
-        Clients of a source's split that is not dealt out are tested on the same items, which are no further trials.
+        Clients of a source's split that is not dealt out share their test items, which count once.
         """
         tested: dict[str, list[float]] = {}
         for group, clients in self.records.groups.items():
@@ -219,8 +230,8 @@ class RunSummary:
 
     @cached_property
     def sites(self) -> Sequence[SiteResult]:
-        """Each client alone and in the federation after its own last evaluation, then the server; empty where the
-        clients are no named sites."""
+        """Each client alone and in the federation after its own last evaluation, then the server; empty unless the
+        clients are named sites."""
         records, best, results = self.records, self.headline, list[SiteResult]()
         for site in records.clients if records.site_names else ():
             metric = main_metric(records, [site])
@@ -234,21 +245,28 @@ class RunSummary:
 
     @property
     def site_table(self) -> TextTable:
-        """What each site and the server gain, one metric of all above them; without rows where no sites are named."""
-        rows, labels = [], {one.known.label for one in self.sites}
-        for one in self.sites:
-            values = [format_number(figure.value) if figure else "-" for figure in (one.alone, one.federated)]
-            more = one.gain, format_number(one.known.chance), count(round(one.known.trials, 6))
-            rows.append((f"{one.site}: {one.known.label}" if len(labels) > 1 else one.site, *values, *more))
-        first = "site: metric" if len(labels) > 1 else "".join(labels)
-        columns = (first, "alone", "federated", "gain (95 %)", "chance", "tested")
+        """Gain of each site and of the server; a common metric is the heading. Without named sites it has no rows."""
+        labels = {one.known.label for one in self.sites}
+        is_mixed = len(labels) > 1
+        rows: list[dict[str, Cell]] = [
+            {
+                "site: metric" if is_mixed else "".join(labels): f"{one.site}: {one.known.label}" * is_mixed
+                or one.site,
+                "alone": one.alone and one.alone.value,
+                "federated": one.federated and one.federated.value,
+                "gain (95 %)": one.gain,
+                "chance": one.known.chance,
+                "tested": count(round(one.known.trials, 6)),
+            }
+            for one in self.sites
+        ]
         rounds = dict.fromkeys(span_of(each.records.last_rounds(self.records.clients)) for each in self._pair if each)
         note = f"Percent, after each site's last evaluation (round {' and '.join(rounds)})."
-        return TextTable("Each site alone and in the federation", columns, rows, (note,))
+        return TextTable.of("Each site alone and in the federation", rows, (note,))
 
     @cached_property
     def _pair(self) -> Sequence[RunSummary | None]:
-        """Every client alone, and the federation; one of them is this run, None if the other is not finished."""
+        """Training alone, and the federation: one is this run, the other its finished twin or None."""
         pair = [self._twin("clients"), self]
         return pair[::-1] if _algorithm(self.records) == _TWINS["clients"] else pair
 
@@ -256,21 +274,21 @@ class RunSummary:
         twin = finished_twin(self.records, _TWINS[whose])
         return RunSummary(twin) if twin else None
 
-    # ---- the sentences
+    # ---- sentences
 
     @property
     def sentences(self) -> Sequence[str]:
-        """What came out: of sites first what each gains, then the verdict, and the gains over all that was alone."""
+        """Result in sentences: gains of sites, the verdict, and gains over training alone."""
         return [*_gains_in_words(self.sites), self.verdict, *self.gains]
 
     @property
     def verdict(self) -> str:
-        """What came out, against chance, untouched encoders and training alone, where twins of these are finished."""
+        """Main metric against chance, with the effort."""
         records, best = self.records, self.headline
         seconds = sum(records.seconds.values())
         took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
         if best is None:
-            return f"{records.name} is finished ({took}); nobody was measured."
+            return f"{records.name} is finished ({took}); it has no metrics."
         clauses = [best.meaning.replace("{}", format_number(best.value)), *_interval_in_words(best.interval)]
         chance = f"chance ({format_number(best.chance)}{best.unit})"
         if best.chance > 0 and not best.is_above_chance:
@@ -283,7 +301,7 @@ class RunSummary:
 
     @property
     def gains(self) -> Iterator[str]:
-        """A sentence for each twin that is finished, of sites but for that of each alone: the gain over it."""
+        """Gain over each finished twin, one sentence each; the sites' twin has its own sentence."""
         best, records, clients = self.headline, self.records, self.clients_headline
         if best is None:
             return
@@ -302,17 +320,17 @@ class RunSummary:
                 yield f"{subject} over {words} ({format_number(other.value)}{of_round}): {', '.join(gain)}, one seed."
 
     def baseline(self, folder: Path | None = None) -> tuple[str, str] | None:
-        """Twin that this run is to be compared with, in words, and the command that runs it; None where it is finished.
+        """Missing twin for comparison, in words, and the command that runs it; None if the twin is finished.
 
         Args:
-            folder: the run's as the command is to name it; None: as it is named where the run was begun.
+            folder: Run folder for the command; None for its name where the run was begun.
         """
         records = self.records
         has_server_only = records.config.get("public") and records.section("server").get("validation_split")
         by_site = bool(self.sites) and self._pair[0] is None
         twin = _TWINS[SERVER if has_server_only and not by_site else "clients"]
         is_alone = _algorithm(records) in _TWINS.values() or records.section("twin")
-        is_out_of_reach = twin == _TWINS["clients"] and not records.section("clients")  # of a deployment, at the sites
+        is_out_of_reach = twin == _TWINS["clients"] and not records.section("clients")  # at the sites of a deployment
         if not records.config or is_alone or is_out_of_reach or self.headline is None or finished_twin(records, twin):
             return None
         words = "each site alone" if by_site else f"its {'server' if has_server_only else 'clients'} alone"
@@ -320,22 +338,22 @@ class RunSummary:
 
     @property
     def _named_folder(self) -> Path:
-        """Without what is the business of this machine alone."""
+        """Run folder without the path that only this machine has."""
         folder = self.records.folder.resolve()
         start = start_of(folder)
         return folder.relative_to(start) if start and folder.is_relative_to(start) else Path(folder.name)
 
-    # ---- advice: the first condition that holds speaks
+    # ---- advice: the first condition that holds decides
 
     @property
     def advice(self) -> str:
-        """What to change first, empty where nothing is to be said."""
+        """The first change to try; empty without advice."""
         if (best := self.headline) is None:
             return ""
         return _few_items(best) or self._at_chance(best) or self._still_rising(best) or self._poor_teacher()
 
     def _at_chance(self, best: Headline) -> str:
-        """No better than guessing, as far as a test of a million items could tell."""
+        """Advice if the value equals guessing even for a test of a million items."""
         if best.is_above_chance or not _needed_items(best) > _MOST_ITEMS:
             return ""
         return (
@@ -344,20 +362,20 @@ class RunSummary:
         )
 
     def _still_rising(self, best: Headline) -> str:
-        """The last two evaluations each were the best until then, by validation where there is some."""
+        """Advice if each of the last two evaluations was the best so far, by validation if it exists."""
         records = self.records
         participants = [SERVER] if best.participant == SERVER else list(records.clients)
-        kind = "validation" if records.metric_names(participants[0], "validation") else "test"
-        measured = [series for name in participants if (series := records.series(name, best.metric, kind))]
+        split = "validation" if records.metric_names(participants[0], "validation") else "test"
+        measured = [series for name in participants if (series := records.series(name, best.metric, split))]
         rounds = sorted(set.intersection(*map(set, measured))) if measured else []
         values = [finite_mean(series[number] for series in measured) for number in rounds]
         if len(values) < 4 or not max(values[:-2]) < values[-2] < values[-1]:
             return ""
         rising = f"{format_number(values[-2])}, then {format_number(values[-1])}"
-        return f"{kind} still rises ({rising}): --rounds {2 * records.rounds} may give more."
+        return f"{split} still rises ({rising}): --rounds {2 * records.rounds} may give more."
 
     def _poor_teacher(self) -> str:
-        """The ensemble that a server learns from ranks held-out samples worse than the server does."""
+        """Advice if the clients' ensemble ranks held-out samples worse than the server that learns from it."""
         metrics = self.records.last(SERVER, "train")
         for metric, ensemble, server in teaching(metrics) if metrics.get("teacher.gallery", 0) else ():
             if ensemble < server:
@@ -392,11 +410,12 @@ class RunSummary:
 
     @property
     def table(self) -> TextTable:
-        """Main metrics of the server and of each group of clients, or of each site, in at most ten lines."""
+        """Main metrics of the server and of each group of clients, or of each site, in a few lines."""
         records, table = self.records, self.site_table
         if not table.rows:
-            rows = [(card.label, card.value, card.chance, card.round) for card in self.cards]
-            table = TextTable("", ("", "value", "chance", "round"), rows)
+            cards = self.cards
+            rows = [{"": one.label, "value": one.value, "chance": one.chance, "round": one.round} for one in cards]
+            table = TextTable.of("", rows)
         if len(table.rows) > _MOST_ROWS:
             last = ("... more in the report", *[""] * (len(table.columns) - 1))
             table = replace(table, rows=[*table.rows[: _MOST_ROWS - 1], last])
@@ -407,7 +426,7 @@ class RunSummary:
 
     @property
     def next_steps(self) -> Sequence[tuple[str, str]]:
-        """Commands for what one wants next, and where the report is."""
+        """Commands for next steps, and the path of the report."""
         records = self.records
         folder = shlex.quote(str(records.folder))
         server, twin = records.section("server"), records.section("twin")
@@ -423,14 +442,14 @@ class RunSummary:
             steps.append(("export", f"polyfed export {folder}"))
         return steps
 
-    # ---- for the head of the page
+    # ---- head of the page
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """Versions, device and state of the code; empty if the run has not written them.
+        """Versions, device and state of the code; empty if the run has no such file.
 
         Raises:
-            RunError: the file is damaged.
+            RunError: The file is damaged.
         """
         path = self.records.folder / "environment.json"
         if not path.exists():
@@ -440,7 +459,9 @@ class RunSummary:
         except ValueError as error:
             raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
         if not isinstance(content, dict):
-            raise RunError(f"environment.json holds a {type(content).__name__}, no object; restore or delete {path}")
+            raise RunError(
+                f"environment.json holds a {type(content).__name__}, not an object; restore or delete {path}"
+            )
         return content
 
     @property
@@ -453,7 +474,7 @@ class RunSummary:
 
     @property
     def rounds(self) -> tuple[int, int | None]:
-        """Done, and planned."""
+        """Rounds done, and planned."""
         planned = setting(self.records.config, "run", "rounds")
         # the setting may be of any type: a page is written for an edited or damaged configuration too
         return max(self.records.seconds, default=self.records.rounds), planned if isinstance(planned, int) else None
@@ -479,7 +500,7 @@ class RunSummary:
             "method": component_name(setting(records.config, "algorithm")),
             "seed": "" if seed is None else str(seed),
             "rounds": f"{done} of {planned}" if planned is not None else str(done),
-            "duration": f"{duration(sum(times))} ({duration(fmean(times))} a round)" if times else "",
+            "duration": f"{duration(sum(times))} ({duration(fmean(times))} per round)" if times else "",
             "clients": f"{len(records.clients):,} ({groups})" if groups else "",
             "sent": f"{byte_size(up + down)} (up {byte_size(up)}, down {byte_size(down)})" if up + down else "",
             "replies": records.replies_in_words.removeprefix("replies: "),
@@ -492,9 +513,10 @@ class RunSummary:
     def versions(self) -> TextTable:
         states = {key: self.environment.get(key) for key in ("python", "platform", "threads", "git")}
         versions = self.environment.get("versions")
-        rows = [(name, str(value)) for name, value in states.items() if value is not None]
-        rows += [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, Mapping) else []
-        return TextTable("Environment", ("what", "version or state"), rows)
+        known = {name: value for name, value in states.items() if value is not None}
+        known |= versions if isinstance(versions, Mapping) else {}
+        rows = [{"what": str(name), "version or state": str(value)} for name, value in known.items()]
+        return TextTable.of("Environment", rows)
 
     @property
     def cards(self) -> list[Card]:
@@ -502,20 +524,20 @@ class RunSummary:
         return [*self._server_cards(), *self._group_cards()]
 
     def _server_cards(self) -> Iterator[Card]:
-        """The recalls and the main metric of the server's model, on test data or else on validation data."""
+        """Recalls and main metric of the server's model, on test data or else on validation data."""
         records = self.records
         # a server without test data may still have validation
-        kind = "test" if records.metrics(SERVER) else "validation"
-        metrics, main = records.metrics(SERVER, kind), main_metric(records, [SERVER], kind)
+        split = "test" if records.metrics(SERVER) else "validation"
+        metrics, main = records.metrics(SERVER, split), main_metric(records, [SERVER], split)
         of = {one.name: f" of {count(one.gallery)}" for one in find_recalls(metrics) if one.is_shown}
         for name in [*of, *[main] * (main in metrics and main not in of)]:
             chance, value = format_number(chance_of(name, metrics)), _value(name, metrics[name], metrics)
-            context = _interval_in_words(records.interval(SERVER, name)) if kind == "test" else []
-            label = f"server{'' if kind == 'test' else f', {kind}'}: {_label(name)}{of.get(name, '')}"
+            context = _interval_in_words(records.interval(SERVER, name)) if split == "test" else []
+            label = f"server{'' if split == 'test' else f', {split}'}: {_label(name)}{of.get(name, '')}"
             yield Card(label, value, chance, str(records.chosen.number), *context)
 
     def _group_cards(self) -> Iterator[Card]:
-        """The mean of each group of clients that was measured, and its worst client."""
+        """Mean of each measured group of clients, and its worst client."""
         for group, spread in judged_by(self.records)[1].items():
             if not spread.values:
                 continue
@@ -532,18 +554,18 @@ class RunSummary:
 
 
 def _few_items(best: Headline) -> str:
-    """A value above chance, by less than its items can tell, though a million could."""
+    """Advice if a value above chance would be significant with more test items, up to a million."""
     needed = _needed_items(best)
     if not best.trials > 0 or best.is_above_chance or not needed <= _MOST_ITEMS:
         return ""
     return (
-        f"{count(round(best.trials))} test items cannot tell {format_number(best.value)}{best.unit} from chance, "
-        f"about {count(max(math.ceil(needed), round(best.trials) + 1))} could: give the test more data."
+        f"{count(round(best.trials))} test items cannot separate {format_number(best.value)}{best.unit} from chance, "
+        f"about {count(max(math.ceil(needed), round(best.trials) + 1))} could: test on more data."
     )
 
 
 def _needed_items(best: Headline) -> float:
-    """Test items that could tell a value from chance: infinitely many where it is not above; NaN if it is no share."""
+    """Test items that separate a value from chance: infinite unless it is above, NaN if it is not a share."""
     if best.value <= best.chance:
         return math.inf
     share, distance = best.value / best.scale, (best.value - best.chance) / best.scale
@@ -551,8 +573,7 @@ def _needed_items(best: Headline) -> float:
 
 
 def _items(metric: str, metrics: Metrics) -> float:
-    """Test items that a metric is measured on; of a recall an entry of the smaller gallery is one, such as a picture
-    with its captions."""
+    """Test items of a metric; for a recall entries of the smaller gallery, such as images with their captions."""
     if (recall := _recall_of(metric, metrics)) is None:
         return metrics.get("items", metrics.get("n", math.nan))
     sides = recall.direction.split(" to ")
@@ -560,15 +581,14 @@ def _items(metric: str, metrics: Metrics) -> float:
     return math.nan if recall.protocol else min(galleries)
 
 
-def _whole(metric: str, metrics: Metrics) -> float:
-    """What a metric can reach; what else a task of one's own may have is no percentage, and NaN."""
+def _maximum(metric: str, metrics: Metrics) -> float:
+    """Maximum of a metric; NaN for metrics of other tasks, which may not be percentages."""
     is_known = _recall_of(metric, metrics) is not None or metric.endswith(("r1_sum", *SHARES))
     return scale_of(metric, metrics) if is_known else math.nan
 
 
 def _recall_of(metric: str, metrics: Metrics) -> Recall | None:
-    """The recall that a metric is; of a sum of recalls the widest of its task, of two directions the second: of texts
-    and pictures, a picture for a text."""
+    """The recall of that name; for a sum of recalls the widest of its task in the second direction (text to image)."""
     recalls = [one for one in find_recalls(metrics) if one.name == metric or metric == f"{one.task}r1_sum"]
     plain = [recall for recall in recalls if not recall.protocol] or recalls
     return max(reversed(plain), key=lambda one: one.cutoff, default=None)
@@ -578,30 +598,30 @@ def _interval_in_words(interval: tuple[float, float] | None, form: str = ".1f") 
     return [] if interval is None else [f"95 % interval {interval[0]:{form}} to {interval[1]:{form}}"]
 
 
-def _twin_command(folder: Path, kind: str) -> str:
-    config, out = (shlex.quote(str(path)) for path in (folder / "config.yaml", f"{folder}-{kind}"))
-    return f"polyfed run {config} --twin {kind} --out {out}"
+def _twin_command(folder: Path, twin: str) -> str:
+    config, out = (shlex.quote(str(path)) for path in (folder / "config.yaml", f"{folder}-{twin}"))
+    return f"polyfed run {config} --twin {twin} --out {out}"
 
 
 def _gains_in_words(results: Sequence[SiteResult]) -> list[str]:
-    """A sentence on who gains by taking part, who loses, and of whom neither can be told; none without a twin."""
-    told: dict[str, list[str]] = {}
+    """A sentence on sites that gain by taking part, that lose, and without a clear difference; empty without a twin."""
+    by_outcome: dict[str, list[str]] = {}
     for one in results:
         if one.gain != "-" and one.site != SERVER:
             low, high = one.interval or (-math.inf, math.inf)
             what = "a gain" if low > 0 else "a loss" if high < 0 else "no clear difference"
-            told.setdefault(what, []).append(f"{one.site} {one.gain}")
-    number = sum(map(len, told.values()))
+            by_outcome.setdefault(what, []).append(f"{one.site} {one.gain}")
+    number = sum(map(len, by_outcome.values()))
     parts = [
         f"{what} to {'all' if len(sites) == number else f'{len(sites)} of'} {number} sites: "
         f"{', '.join(sites[:_MOST_NAMED])}{', ...' * (len(sites) > _MOST_NAMED)}"
-        for what, sites in sorted(told.items())
+        for what, sites in sorted(by_outcome.items())
     ]
     return [f"Taking part brings {'; '.join(parts)} (points with 95 % intervals, one seed)."] if parts else []
 
 
 def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
-    """In percent; of a sum of recalls with what it can reach."""
+    """Value in percent; of a sum of recalls with its maximum."""
     scale = scale_of(name, metrics)
     return f"{format_number(value)} {'%' if scale == 100 else f'of {count(scale)}'}"
 
@@ -614,8 +634,8 @@ def _label(name: str) -> str:
 
 
 def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
-    """A finished run beside this one with the same federation, seed and rounds, and this algorithm; of a run that has
-    this algorithm itself one with another."""
+    """A finished run in the same folder with the same federation, seed and rounds, and this algorithm; for a run with
+    this algorithm one with another."""
 
     def conditions(each: RunRecords) -> list[Any]:
         run = each.section("run")
@@ -629,7 +649,7 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
 
 
 def finished_zero_shot(records: RunRecords) -> RunRecords | None:
-    """A finished run beside this one whose server has the same encoders as they come, task, data and seed."""
+    """A finished run in the same folder whose server has the same untouched encoders, task, data and seed."""
     server = _untouched_server(records)
     if not server:
         return None
@@ -642,13 +662,13 @@ def finished_zero_shot(records: RunRecords) -> RunRecords | None:
 
 
 def _finished_beside(records: RunRecords, is_twin: Callable[[RunRecords], bool]) -> RunRecords | None:
-    """The first finished run of some kind in the folder that a run's own lies in."""
+    """The first other finished run in the same folder that is a twin."""
     folder = records.folder.resolve()
     for other in sorted(folder.parent.iterdir()):
         if other != folder and (other / "report.html").is_file():
             try:
                 twin = open_run(other).records
-            except RunError:  # some other run is damaged: no reason to spoil the end of this one
+            except RunError:  # damage of another run must not fail this one
                 continue
             if is_twin(twin):
                 return twin
@@ -656,12 +676,12 @@ def _finished_beside(records: RunRecords, is_twin: Callable[[RunRecords], bool])
 
 
 def _untouched_server(records: RunRecords) -> dict[str, Any] | None:
-    """Settings of the server of a run's twin zero-shot; None if it is such a twin, or has none."""
+    """Settings of the server of a run's zero-shot twin; None if it is such a twin, or has none."""
     try:
         return None if _is_zero_shot(records) else untouched_server(records.section("server"))
     except ConfigError:
         return None
-    except (KeyError, TypeError, AttributeError):  # settings that somebody edited: no reason to spoil the end of a run
+    except (KeyError, TypeError, AttributeError):  # edited settings must not fail the end of a run
         return None
 
 
@@ -673,7 +693,7 @@ def _algorithm(records: RunRecords) -> str:
     return str(records.section("algorithm").get("name", ""))
 
 
-# ---- settings of any form: a run is shown whose configuration was edited or damaged, too
+# ---- settings of any form, as a configuration may have been edited or damaged
 
 
 def setting(config: Any, *path: str) -> Any:
@@ -683,6 +703,6 @@ def setting(config: Any, *path: str) -> Any:
 
 
 def component_name(value: Any) -> str:
-    """Name of a component, which a configuration gives as a name or as a section with one."""
+    """Name of a component, given as a name or as a section with one."""
     name = setting(value, "name") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) else ""

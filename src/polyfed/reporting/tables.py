@@ -14,7 +14,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MOST = 20  # columns of a page
 
 Cell = str | float | None
-"""A text; a whole number; another number, shown with two decimals; None if there is no value."""
+"""A text; a whole number; another number, shown with two decimals; None for a missing value."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The terminal that tables, bars and reports are printed on."""
+"""The terminal for tables, bars and reports."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BETWEEN, _EDGES = 3, 2  # blanks that rich's box has between columns, and at bo
 
 
 class Terminal(Console):
-    """A console on which nothing that is shown has an effect, whoever wrote it; colours and bars are rich's own."""
+    """A console on which shown text cannot act as control codes; colours and bars are rich's own."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments of text and style; control codes are segments of their own, and come from rich alone."""
         for segment in super().render(renderable, options):
-            # line breaks are rich's; all other control characters in a text are somebody else's
+            # line breaks are rich's; other control characters in a text are foreign
             harmless = segment.control or segment.text.isprintable()
             yield segment if harmless else Segment("\n".join(map(plain, segment.text.split("\n"))), segment.style)
 
@@ -65,7 +65,7 @@ def _fitted(table: TextTable, width: int) -> Iterator[Table]:
 
 
 def column_groups(table: TextTable, width: int) -> list[TextTable]:
-    """Groups of columns, each behind the labels; as few as there can be, and at least a column each."""
+    """Groups of columns, each behind the labels: as few as possible, of at least one column each."""
     groups: list[list[int]] = [[]]
     for index in range(1, len(table.columns)):
         if groups[-1] and not _widths(_columns(table, [*groups[-1], index]), width):
@@ -80,7 +80,7 @@ def _columns(table: TextTable, indices: Sequence[int]) -> TextTable:
 
 
 def _widths(table: TextTable, width: int) -> list[int]:
-    """Of the columns; empty where the table does not fit."""
+    """Widths of the columns; empty where the table does not fit."""
     columns = [list(map(plain, column)) for column in zip(table.columns, *table.rows, strict=True)]
     widths = [_narrowest(column, is_label=not index) for index, column in enumerate(columns)]
     widest = [max(map(len, column)) for column in columns]
@@ -95,17 +95,17 @@ def _widths(table: TextTable, width: int) -> list[int]:
 
 
 def _narrowest(column: Sequence[str], *, is_label: bool) -> int:
-    """Letters without which a number or a word is cut."""
+    """Width below which a number or a word would be cut."""
     numbers = [len(cell) for cell in column[1:] if len(cell) <= _LONGEST_NUMBER]
-    if is_label:  # sentences in few letters would be towers
+    if is_label:  # narrow sentences would become towers
         least = _NARROWEST_LABEL if len(numbers) == len(column) - 1 else _LONGEST_NUMBER
         numbers = [min(least, max(map(len, column)))]
     return max(*numbers, *(len(word) for cell in column for word in cell.split()), 0)
 
 
 def _drawn(table: TextTable, widths: Sequence[int]) -> Table:
-    """Where the terminal has too little room for even one column, without ``widths``, rich breaks words."""
-    # names of clients, classes and metrics are others' words: never markup, never more than one line
+    """Table of rich; without ``widths``, where not even one column fits, rich breaks words."""
+    # names of clients, classes and metrics are foreign text: never markup, never more than one line
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
     for head, width, cells in zip_longest(table.columns, widths, zip(*table.rows, strict=True)):
         is_left = not drawn.columns or any(len(cell) > _LONGEST_NUMBER for cell in cells)

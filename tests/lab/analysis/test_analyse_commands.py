@@ -1,4 +1,4 @@
-"""``polyfed analyse``: what it prints and writes, where to, and what it says of bad input."""
+"""``polyfed analyse``: its output, files, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(three_groups: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are drawn, but an empty picture is written: the tests of legends render these."""
+    """Figures are drawn, but an empty image is written: the tests of legends render these."""
 
     def save(drawing: Figure, path: Path) -> Path:
         Image.new("L", (1, 1)).save(path)
@@ -45,7 +45,7 @@ def read(path: Path | str) -> dict[str, Any]:
 
 
 def written(name: str) -> dict[str, Any]:
-    """Content of the JSON file, beside which there is a picture."""
+    """Content of the JSON file, which has an image next to it."""
     path = Path(f"there/{name}.png")
     with Image.open(path) as image:
         assert image.format == "PNG"
@@ -88,7 +88,7 @@ def test_cost(analyse: Cli, config: Path) -> None:
 def test_partition_of_an_experiment_counts_and_draws_without_training(
     analyse: Cli, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("a picture was decoded"))
+    monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("an image was decoded"))
     tiny["clients"]["image"] |= {"count": 3, "test": "dealt"}
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny))
     partition = '{"name": "natural", "of": ["topic", "label"]}'
@@ -110,7 +110,7 @@ def test_partition_of_an_experiment_counts_and_draws_without_training(
 # ---- bad input
 
 REFUSALS = [
-    ("nothing RUN", "no analysis 'nothing'; valid: cost, leakage, partition; those of one paper"),
+    ("nothing RUN", "no analysis 'nothing'; valid: cost, leakage, partition; those of a paper"),
     ("leakage", "analyse leakage: give the folder of a run"),
     ("leakage nothing", "is not a run folder"),
     (f"leakage {RUN} split", "--set split: needs the form KEY=VALUE"),
@@ -135,12 +135,12 @@ def test_bad_input_is_named_before_any_work(
     Path("BEGUN").mkdir()
     Path("BEGUN/config.yaml").write_text("name: begun\n")
     command, *words = arguments.split()
-    places: dict[str, Any] = {name: request.getfixturevalue(name) for name in (RUN, EXCHANGE) if name in words}
-    places |= {"CONFIG": config}
+    positions: dict[str, Any] = {name: request.getfixturevalue(name) for name in (RUN, EXCHANGE) if name in words}
+    positions |= {"CONFIG": config}
     call: list[Any] = []
     for word in words:
         is_setting = "=" in word or (word == "split" and "leakage" in command)
-        call += ["--set", word.replace(":_", ": ")] if is_setting else [places.get(word, word)]
+        call += ["--set", word.replace(":_", ": ")] if is_setting else [positions.get(word, word)]
     out = [] if "--out" in words else ["--out", "there"]
     code, printed, err = analyse(command, *call, *out)
     assert (code, printed) == (2, "")

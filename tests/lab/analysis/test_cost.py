@@ -1,4 +1,4 @@
-"""What a round costs, against counts by hand and against the ledger of a run."""
+"""Costs of a round, against counts by hand and against the ledger of a run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def weights_alone(epochs: int) -> Config:
     return hashed(content)
 
 
-def by_kind(found: RoundCosts) -> dict[str, int]:
-    return {cost.kind: cost.flops for cost in found.costs}
+def by_kind(result: RoundCosts) -> dict[str, int]:
+    return {cost.kind: cost.flops for cost in result.costs}
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def test_operations_of_a_client_of_texts_by_hand(fedavg: RoundCosts) -> None:
 
 def test_twice_the_epochs_are_twice_the_operations(fedavg: RoundCosts) -> None:
     twice = by_kind(round_costs(Experiment.parse(weights_alone(2))))
-    assert twice == {kind: 2 * flops for kind, flops in by_kind(fedavg).items()}
-    assert min(twice[kind] for kind in ("image", "text", "paired")) > 0
+    assert twice == {group: 2 * flops for group, flops in by_kind(fedavg).items()}
+    assert min(twice[group] for group in ("image", "text", "paired")) > 0
 
 
 def test_one_client_of_each_kind_takes_part_and_the_server_only_averages(fedavg: RoundCosts) -> None:
@@ -81,7 +81,7 @@ def test_frozen_parameters_are_counted_and_not_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "shown"),
     [
         ((900, 500), (500, 500), True),
         ((900, 500), (510, 500), True),
@@ -90,12 +90,12 @@ def test_frozen_parameters_are_counted_and_not_trained() -> None:
     ],
 )
 def test_a_peak_that_the_system_does_not_reset_is_not_told(
-    before: tuple[int, int], after: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch
+    before: tuple[int, int], after: tuple[int, int], shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = [f"VmHWM:\t{most << 10} kB\nVmRSS:\t{now << 10} kB\n" for most, now in (before, after, (950, 600))]
     monkeypatch.setattr(Path, "write_text", lambda path, text: len(text))
     monkeypatch.setattr(Path, "read_text", lambda path: states.pop(0))
-    assert PeakMemory(torch.device("cpu")).read() == (950 << 20 if told else None)
+    assert PeakMemory(torch.device("cpu")).read() == (950 << 20 if shown else None)
 
 
 def test_a_client_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

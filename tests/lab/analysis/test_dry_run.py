@@ -1,4 +1,4 @@
-"""What a dry run says, beside the run itself."""
+"""Dry runs compared with the runs themselves."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from polyfed.runs.experiment import Experiment
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def moved(found: DryRun, direction: str) -> float:
-    return sum(found.a_round(direction).values())
+def moved(result: DryRun, direction: str) -> float:
+    return sum(result.a_round(direction).values())
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def test_bytes_and_clients_are_those_of_the_run(
         participant["training"]["batch_size"] = 4  # fewer than the public samples
     tiny["run"] |= {"rounds": 1 + algorithm.get("warmup_rounds", 0), "evaluate_clients": False}
     experiment = Experiment.parse(tiny | {"algorithm": algorithm})
-    found = DryRun.of(experiment)
+    result = DryRun.of(experiment)
     records = run(experiment, tmp_path / "run", quiet=True).records
-    assert {client.id for client in found.clients} == set(records.holdings)
+    assert {client.id for client in result.clients} == set(records.holdings)
     crossed = records.frame("traffic").query(f"round == {experiment.algorithm.rounds_without_clients + 1}")
     crossed = crossed[~crossed.step.str.startswith("evaluate:")]
     for direction in ("down", "up"):
         of_way = crossed[crossed.direction == direction]
-        for kind, total in found.a_round(direction).items():
+        for kind, total in result.a_round(direction).items():
             # messages name their client and count its samples, in as many digits
             crossed_bytes = of_way[of_way.kind == kind].bytes.sum()
             assert total == pytest.approx(crossed_bytes, rel=0.3 if "public" in algorithm else 0.02), (direction, kind)
-        assert moved(found, direction) > 0
+        assert moved(result, direction) > 0
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_bytes_and_clients_are_those_of_the_run(
 )
 def test_one_client_of_a_kind_stands_for_rounds_of_several(change: dict[str, Any], share: float) -> None:
     own = federation(None, 6)
-    waiting, found = DryRun.of(Experiment.parse(own)), DryRun.of(Experiment.parse(merged(own, change)))
+    waiting, result = DryRun.of(Experiment.parse(own)), DryRun.of(Experiment.parse(merged(own, change)))
     for direction in ("down", "up"):
-        assert moved(found, direction) == pytest.approx(share * moved(waiting, direction), rel=0.02)
+        assert moved(result, direction) == pytest.approx(share * moved(waiting, direction), rel=0.02)
 
 
 def test_a_batch_is_trained_however_long_a_round_is(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +104,9 @@ def test_an_authors_mistake_is_shown_with_its_traceback_before_the_line(
     monkeypatch.setattr("polyfed.federation.client.Client.fit", mistaken)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     code, _, err = cli("run", tmp_path / "tiny.yaml", "--dry-run")
-    told, error, line = err.partition("\nerror: round 1: client '")
-    assert (code, told.startswith("Traceback (most recent call last):"), bool(error)) == (2, True, True)
-    assert ("in mistaken" in told, "\x1b" in told, line.count("\n")) == (True, False, 1)
+    shown, error, line = err.partition("\nerror: round 1: client '")
+    assert (code, shown.startswith("Traceback (most recent call last):"), bool(error)) == (2, True, True)
+    assert ("in mistaken" in shown, "\x1b" in shown, line.count("\n")) == (True, False, 1)
 
 
 def test_the_command_writes_nothing(cli: Cli, tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attacks on runs: what is overfitted gives its samples away, what is fresh does not; protections; the command."""
+"""Attacks on runs: overfitted models leak their samples, fresh ones do not; protections; the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ import polyfed
 from polyfed import Experiment, open_run
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.leakage import Discrimination, Leakage, Situation, run_leakage, sample_scores, seen_round
+from polyfed.lab.analysis.leakage import (
+    Discrimination,
+    Leakage,
+    MembershipAttack,
+    run_leakage,
+    sample_scores,
+    seen_round,
+)
 from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics
@@ -61,7 +68,7 @@ def overfitted_run(overfitted_runs: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def leakage(overfitted_run: Path) -> dict[str, Any]:
-    """What is found in that run."""
+    """Findings in that run."""
     return leaked(Simulated(open_run(overfitted_run)), SMALL)
 
 
@@ -78,21 +85,21 @@ def by_name(leakage: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("method", "step", "kind"),
+    ("method", "step", "bundle_kind"),
     [
         ({"config": topics()}, "fit", "weights"),
         ({"config": three_kinds(name="creamfl")}, "fit", "representations"),
     ],
 )
 def test_the_last_round_asked_again_is_that_of_the_run(
-    method: dict[str, Config], step: str, kind: str, tmp_path: Path
+    method: dict[str, Config], step: str, bundle_kind: str, tmp_path: Path
 ) -> None:
     opened = simulated(method["config"], tmp_path / "run")
     with cpu_threads(1), seen_round(opened) as seen:
         assert seen.is_exact
         assert seen.number == opened.experiment.run.rounds
         assert {reply.step for reply in seen.replies} == {step}
-        assert {bundle.kind for reply in seen.replies for bundle in reply.bundles.values()} == {kind}
+        assert {bundle.kind for reply in seen.replies for bundle in reply.content.bundles.values()} == {bundle_kind}
         assert [reply.clients[0] for reply in seen.replies] == list(opened.federation.members)
 
 
@@ -108,31 +115,31 @@ def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(
         (reply,) = seen.replies
         assert seen.is_exact
         assert reply.is_sum
-        assert reply.who == "sum of 3 clients (fit)"
+        assert reply.sender == "sum of 3 clients (fit)"
 
 
 @pytest.mark.slow
-def test_an_overfitted_model_gives_its_samples_away_and_a_fresh_one_does_not(
+def test_an_overfitted_model_leaks_its_samples_and_a_fresh_one_does_not(
     overfitted_run: Path, leakage: dict[str, Any]
 ) -> None:
-    opened, found = Simulated(open_run(overfitted_run)), by_name(leakage)
+    opened, findings = Simulated(open_run(overfitted_run)), by_name(leakage)
     assert leakage["exact"]
     assert leakage["protection"] == "none"
-    one = found["weights of text-0 (fit)", "loss threshold"]
+    one = findings["weights of text-0 (fit)", "loss threshold"]
     assert one["auc"]["low"] > 0.8
     assert one["verdict"] == "much"
-    assert found["final model of text", "loss threshold"]["auc"]["value"] > 0.7
+    assert findings["final model of text", "loss threshold"]["auc"]["value"] > 0.7
     with cpu_threads(1), seen_round(opened) as seen:
-        situation = Situation(opened, seen, SMALL)
-        candidates, member = situation.candidates(("text-0",)), situation.member("text-0")
+        attack = MembershipAttack(opened, seen, SMALL)
+        candidates, member = attack.candidates(("text-0",)), attack.member("text-0")
         assert not isinstance(candidates, str)
-        model = situation.fresh(member)
+        model = attack.fresh(member)
         scores = sample_scores(model, member.settings.task, model.heads[member.head], candidates.samples).numpy()
         inside = candidates.is_member.numpy()
         fresh = Discrimination.of(scores[inside], scores[~inside], 0).auc
         assert fresh.low < 0.5 < fresh.high
         labels = candidates.samples.targets["topic"]
-        # as many of each class on both sides, or classes would be told in place of samples
+        # as many of each class on both sides, or classes would be recognised in place of samples
         assert torch.equal(labels[candidates.is_member].sort().values, labels[~candidates.is_member].sort().values)
         assert not set(candidates.samples.ids[i] for i in candidates.samples.items[: int(inside.sum())]) & set(
             candidates.samples.ids[i] for i in candidates.samples.items[int(inside.sum()) :]
@@ -162,7 +169,7 @@ def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> N
 
 
 @pytest.mark.slow
-def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> None:
+def test_a_target_without_an_attack_has_a_reason_and_no_figure(tmp_path: Path) -> None:
     config = three_kinds(name="creamfl")
     leakage = leaked(simulated(config, tmp_path / "run"), Leakage(clients=3))
     reasons = {one["on"]: one["reason"] for one in leakage["no_attack"]}
@@ -170,12 +177,12 @@ def test_what_cannot_be_attacked_is_said_and_has_no_figure(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_named_tensors_that_are_no_model_are_not_attacked_as_one(tmp_path: Path) -> None:
+def test_named_tensors_that_are_not_a_model_are_not_attacked_as_one(tmp_path: Path) -> None:
     config = overfitted(algorithm={"name": "scaffold"})
     leakage = leaked(simulated(config, tmp_path / "run"), Leakage(clients=1))
-    told = [one["on"] for one in leakage["findings"]]
-    assert "weights of text-0 (controlled_fit)" in told
-    assert not any(on.startswith("controls") for on in told)
+    attacked = [one["on"] for one in leakage["findings"]]
+    assert "weights of text-0 (controlled_fit)" in attacked
+    assert not any(on.startswith("controls") for on in attacked)
     assert "controls of text-0 (controlled_fit)" in [one["on"] for one in leakage["no_attack"]]
 
 
@@ -185,9 +192,9 @@ def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: 
     content = json.loads((overfitted_run / "analysis" / "leakage.json").read_text())
     assert content["exact"] is True
     for page in ("report.md", "report.html"):
-        assert "gave away: was this sample trained on" in (overfitted_run / page).read_text()
+        assert "leaked: was this sample trained on" in (overfitted_run / page).read_text()
     records = open_run(overfitted_run).records
-    assert any("gave away" in table.title for table in tables(records))
+    assert any(" leaked" in table.title for table in tables(records))
     (overfitted_run / "analysis" / "leakage.json").write_text("{")
     with pytest.raises(RunError, match=r"leakage\.json' is damaged"):
         tables(records)

@@ -14,8 +14,8 @@ from polyfed.lab.analysis.leakage import (
     Interval,
     area,
     confidence,
+    first_of_each,
     leak_verdict,
-    one_an_item,
     pair_margin,
     threshold,
 )
@@ -33,10 +33,10 @@ def test_one_in_a_hundred_others_may_be_above_the_threshold() -> None:
     others = np.arange(200.0)
     assert threshold(others) == 197.0  # two of 200 are above
     assert threshold(np.arange(50.0)) == 49.0  # no other may be
-    told = Discrimination.of(np.array([196.5, 197.5, 300.0, 0.0]), others, seed=0)
-    assert told.rate.value == 0.5
-    assert told.rate.low < 0.0676 < 0.9324 < told.rate.high  # those of Clopper and Pearson, at a known threshold
-    assert told.auc.low <= told.auc.value <= told.auc.high
+    result = Discrimination.of(np.array([196.5, 197.5, 300.0, 0.0]), others, seed=0)
+    assert result.rate.value == 0.5
+    assert result.rate.low < 0.0676 < 0.9324 < result.rate.high  # those of Clopper and Pearson, at a known threshold
+    assert result.auc.low <= result.auc.value <= result.auc.high
     assert Discrimination.of(np.array([1.0, 2.0]), others, 0) == Discrimination.of(np.array([1.0, 2.0]), others, 0)
 
 
@@ -44,10 +44,10 @@ def _covered(shift: float, items: int, studies: int, monkeypatch: pytest.MonkeyP
     """Share of simulated attacks whose interval holds the true rate."""
     monkeypatch.setattr("polyfed.lab.analysis.leakage.bootstrapped", lambda *_: (0.0, 1.0))
     draw, true = np.random.default_rng(items), float(norm.sf(norm.isf(0.01) - shift))
-    told = [
+    result = [
         Discrimination.of(draw.normal(shift, 1, items), draw.normal(0, 1, items), seed).rate for seed in range(studies)
     ]
-    return sum(rate.low <= true <= rate.high for rate in told) / studies
+    return sum(rate.low <= true <= rate.high for rate in result) / studies
 
 
 @pytest.mark.parametrize(("shift", "items"), [(0.0, 100), (2.0, 100), (1.0, 250)])
@@ -55,15 +55,15 @@ def test_intervals_of_the_rate_hold_the_true_rate(shift: float, items: int, monk
     assert _covered(shift, items, 60, monkeypatch) >= 0.9
 
 
-def test_candidates_are_of_an_item_each() -> None:
-    """Captions of one picture are members together: five of them are no five trials."""
+def test_each_candidate_is_of_another_item() -> None:
+    """Captions of one image are members together: five of them are not five trials."""
     items = torch.tensor([3, 3, 1, 3, 0, 1])
-    assert one_an_item(items).tolist() == [0, 2, 4]
-    assert one_an_item(torch.arange(4)).tolist() == [0, 1, 2, 3]
+    assert first_of_each(items).tolist() == [0, 2, 4]
+    assert first_of_each(torch.arange(4)).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("interval", "is_protected", "says"),
+    ("interval", "is_protected", "verdict"),
     [
         (Interval(0.9, 0.8, 1.0), True, "much"),
         (Interval(0.65, 0.55, 0.7), True, "some"),
@@ -72,8 +72,8 @@ def test_candidates_are_of_an_item_each() -> None:
         (Interval(0.55, 0.49, 0.6), False, "attack too weak"),
     ],
 )
-def test_verdicts(interval: Interval, is_protected: bool, says: str) -> None:
-    assert leak_verdict(interval, is_protected=is_protected) == says
+def test_verdicts(interval: Interval, is_protected: bool, verdict: str) -> None:
+    assert leak_verdict(interval, is_protected=is_protected) == verdict
 
 
 def test_scores_of_a_sample() -> None:

@@ -52,9 +52,9 @@ def test_the_suite_on_a_run_end_to_end(cli: Cli, tiny_run: Path) -> None:
     assert content["left_out"] == {}
     assert (content["suite"], content["seed"]) == ("scenes", 42)
     assert "best server model (round" in content["subject"]
-    for task, found in content["tasks"].items():
-        assert f"{task} ({found['probe']}, " in out
-        assert found["rows"]
+    for task, result in content["tasks"].items():
+        assert f"{task} ({result['probe']}, " in out
+        assert result["rows"]
     clients = {row["on"]: row["metrics"] for row in content["tasks"]["clients"]["rows"]}
     assert list(clients) == ["paired-0", "paired-1", "mean over clients", "worst client", "disparity"]
     assert [path.name for path in Path("there").iterdir()] == ["scenes.json"]
@@ -81,8 +81,8 @@ def test_files_of_other_options_have_other_names() -> None:
 
 
 def weights(path: Path, prefix: str) -> dict[str, torch.Tensor]:
-    found = safetensors.torch.load_file(path)
-    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+    result = safetensors.torch.load_file(path)
+    return {name.removeprefix(prefix): value for name, value in result.items() if name.startswith(prefix)}
 
 
 def same(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
@@ -92,26 +92,26 @@ def same(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_the_server_model_of_a_run(tiny_run: Path, which: str) -> None:
-    found = opened_model(open_run(tiny_run), which).subject
-    assert same(found.model, dict(open_run(tiny_run).server_model(which).weights))
-    assert f"{which} server model" in found.name
-    assert not found.model.training
-    assert not any(value.requires_grad for value in found.model.parameters())
+    result = opened_model(open_run(tiny_run), which).subject
+    assert same(result.model, dict(open_run(tiny_run).server_model(which).weights))
+    assert f"{which} server model" in result.name
+    assert not result.model.training
+    assert not any(value.requires_grad for value in result.model.parameters())
 
 
 def test_the_kept_model_of_a_client(local_run: Path) -> None:
-    found = opened_model(open_run(local_run), client="paired-0").subject
+    result = opened_model(open_run(local_run), client="paired-0").subject
     (path,) = (local_run / "checkpoints" / "clients" / "paired-0").glob("*.safetensors")
-    assert same(found.model, weights(path, "model/"))
-    assert found.clients is not None
-    assert list(found.clients()) == ["paired-0", "paired-1", "image"]
+    assert same(result.model, weights(path, "model/"))
+    assert result.clients is not None
+    assert list(result.clients()) == ["paired-0", "paired-1", "image"]
 
 
 def test_the_global_model_of_a_clients_type(typed_run: Path) -> None:
-    found = opened_model(open_run(typed_run), client="image").subject
+    result = opened_model(open_run(typed_run), client="image").subject
     newest = max((typed_run / "checkpoints").glob("round-*.safetensors"))
-    assert same(found.model, weights(newest, "weights:image/"))
-    assert "global model of image (round 1)" in found.name
+    assert same(result.model, weights(newest, "weights:image/"))
+    assert "global model of image (round 1)" in result.name
 
 
 # ---- rubbish

@@ -47,11 +47,11 @@ def test_it_learns_and_is_as_sure_as_the_validation_data_allow() -> None:
 def test_scores_do_not_depend_on_the_scale_of_features() -> None:
     train, test = blobs(30), blobs(50, 1)
     large = Labelled(1000 * train.x + 5, train.y)
-    found, scaled = class_scores(train, None, test.x, 3), class_scores(large, None, 1000 * test.x + 5, 3)
-    torch.testing.assert_close(found, scaled, atol=1e-3, rtol=1e-3)
+    result, scaled = class_scores(train, None, test.x, 3), class_scores(large, None, 1000 * test.x + 5, 3)
+    torch.testing.assert_close(result, scaled, atol=1e-3, rtol=1e-3)
 
 
-def test_a_class_that_nobody_had_is_never_predicted() -> None:
+def test_a_class_without_samples_is_never_predicted() -> None:
     few = blobs(20, classes=2)
     scores = class_scores(few, blobs(9), blobs(10, 1).x, 3)
     assert scores.shape == (10, 3)

@@ -21,20 +21,20 @@ FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 2}
 # ---- few-shot
 
 
-def test_few_shot_is_deterministic_and_says_how_many_it_used(make_bench: Any) -> None:
+def test_few_shot_is_deterministic_and_reports_its_numbers_of_samples(make_bench: Any) -> None:
     bench = make_bench()
     before = {name: value.clone() for name, value in bench.subject.model.state_dict().items()}
-    found = outcome(FewShot(**FEW), bench)
+    result = outcome(FewShot(**FEW), bench)
     again = outcome(FewShot(**FEW), make_bench())
-    assert values_of(found) == values_of(again)
+    assert values_of(result) == values_of(again)
     assert all(torch.equal(value, before[name]) for name, value in bench.subject.model.state_dict().items())
-    assert [row.on for row in found.rows] == ["10 %", "100 %"]
+    assert [row.on for row in result.rows] == ["10 %", "100 %"]
     labels = bench.labels("scenes", "train", "image", "topic")
     wanted = sum(max(1, round(0.1 * int(n))) for n in labels.bincount() if n)
-    assert [row.facts["n"] for row in found.rows] == [wanted, 40]
-    assert [row.facts["n_test"] for row in found.rows] == [20, 20]
-    assert all(len(each) == 2 for each in values_of(found)[0].values())
-    assert len(set(values_of(found)[0]["accuracy"] + values_of(found)[0]["auroc"])) > 1  # draws differ
+    assert [row.facts["n"] for row in result.rows] == [wanted, 40]
+    assert [row.facts["n_test"] for row in result.rows] == [20, 20]
+    assert all(len(each) == 2 for each in values_of(result)[0].values())
+    assert len(set(values_of(result)[0]["accuracy"] + values_of(result)[0]["auroc"])) > 1  # draws differ
 
 
 def test_few_shot_computes_features_once(make_bench: Any) -> None:
@@ -48,19 +48,21 @@ def test_few_shot_computes_features_once(make_bench: Any) -> None:
 def test_few_shot_takes_the_trunk_or_where_there_is_none_the_embedding(make_bench: Any) -> None:
     bench = make_bench()
     bench.subject.model.encoders["bare"] = torch.nn.Identity()
-    assert bench.kind("bare") == "embedding"
+    assert bench.level("bare") == "embedding"
     probe = FewShot(**FEW | {"shares": [0.1], "draws": 1, "validation": None})
     assert "Features: trunk, width 12." in outcome(probe, bench).notes[0]
 
 
 def test_few_shot_joins_sources_by_class_name(make_bench: Any) -> None:
     more = Scenes(train=30, validation=5, test=10, size=16, seed=3, targets={"topic": "topic"})
-    found = outcome(FewShot(**FEW | {"source": ["scenes", "more"], "shares": [1.0], "draws": 1}), make_bench(more=more))
-    assert (found.rows[-1].facts["n"], found.rows[-1].facts["n_test"]) == (70, 30)
-    assert found.data == "scenes+more.topic"
+    result = outcome(
+        FewShot(**FEW | {"source": ["scenes", "more"], "shares": [1.0], "draws": 1}), make_bench(more=more)
+    )
+    assert (result.rows[-1].facts["n"], result.rows[-1].facts["n_test"]) == (70, 30)
+    assert result.data == "scenes+more.topic"
 
 
-def test_a_modality_that_the_model_lacks_is_no_error_but_a_reason(make_bench: Any) -> None:
+def test_a_modality_that_the_model_lacks_is_a_reason_not_an_error(make_bench: Any) -> None:
     bench = make_bench({"image": VIT})
     assert FewShot(**FEW | {"modality": "text"}).unsuitable(bench) == "random encodes image, not 'text'"
     assert RetrievalProbe(source="scenes").unsuitable(bench) == "random encodes image, not 'text'"
@@ -81,10 +83,10 @@ SETTINGS: list[tuple[type[Probe], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings", "message"), SETTINGS)
-def test_settings_that_cannot_be(kind: type[Probe], settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("probe_class", "settings", "message"), SETTINGS)
+def test_settings_that_cannot_be(probe_class: type[Probe], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        kind(**settings)
+        probe_class(**settings)
 
 
 @pytest.mark.parametrize(
@@ -144,23 +146,23 @@ def test_block_recalls_are_those_of_a_loop(size: int, items: int | None) -> None
     first, second = pairs(30, items)
     blocks = random_blocks(30, size, torch.Generator().manual_seed(3))
     galleries = [(first.at(index), second.at(index)) for index in blocks]
-    found = recalls_between(galleries, (1, 5))
+    result = recalls_between(galleries, (1, 5))
     for cutoff in (1, 5):
         hits: dict[str, list[bool]] = {"forward": [], "backward": []}
         for a, b in galleries:
             hits["forward"] += naive(a.values, b.values, a.matches.tolist(), cutoff)
             hits["backward"] += naive(b.values, a.values, a.matches.tolist(), cutoff)
         for way, values in hits.items():
-            assert found[way][cutoff] == pytest.approx(100 * sum(values) / len(values))
+            assert result[way][cutoff] == pytest.approx(100 * sum(values) / len(values))
 
 
 def test_blocks_are_a_seeded_division_of_all() -> None:
-    found = random_blocks(30, 8, torch.Generator().manual_seed(0))
-    assert [len(part) for part in found] == [8, 8, 8, 6]
-    assert sorted(torch.cat(found).tolist()) == list(range(30))
+    result = random_blocks(30, 8, torch.Generator().manual_seed(0))
+    assert [len(part) for part in result] == [8, 8, 8, 6]
+    assert sorted(torch.cat(result).tolist()) == list(range(30))
     again, other = (random_blocks(30, 8, torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    assert torch.equal(torch.cat(found), torch.cat(again))
-    assert not torch.equal(torch.cat(found), torch.cat(other))
+    assert torch.equal(torch.cat(result), torch.cat(again))
+    assert not torch.equal(torch.cat(result), torch.cat(other))
 
 
 # ---- probes
@@ -183,28 +185,32 @@ def test_recalls_in_a_batch_of_all_are_those_of_the_retrieval_task(make_bench: A
 
 def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
     bench = make_bench()
-    whole = bench.samples("scenes", "test", "image", "text")
-    tests = {"a": whole.subset(torch.arange(40)), "b": whole.subset(torch.arange(40, 100)), "c": whole.only(["image"])}
+    complete = bench.samples("scenes", "test", "image", "text")
+    tests = {
+        "a": complete.subset(torch.arange(40)),
+        "b": complete.subset(torch.arange(40, 100)),
+        "c": complete.only(["image"]),
+    }
     object.__setattr__(bench.subject, "clients", lambda: tests)
-    found = {row.on: row for row in outcome(RetrievalProbe(batch=16, draws=3), bench).rows}
-    assert list(found) == ["a", "b", "mean over clients", "worst client", "disparity"]
-    for metric in found["a"].values:
-        pairs = list(zip(found["a"].values[metric], found["b"].values[metric], strict=True))
-        assert list(found["mean over clients"].values[metric]) == pytest.approx([(a + b) / 2 for a, b in pairs])
-        assert list(found["worst client"].values[metric]) == [min(pair) for pair in pairs]
-        assert list(found["disparity"].values[metric]) == pytest.approx([abs(a - b) for a, b in pairs])
+    result = {row.on: row for row in outcome(RetrievalProbe(batch=16, draws=3), bench).rows}
+    assert list(result) == ["a", "b", "mean over clients", "worst client", "disparity"]
+    for metric in result["a"].values:
+        pairs = list(zip(result["a"].values[metric], result["b"].values[metric], strict=True))
+        assert list(result["mean over clients"].values[metric]) == pytest.approx([(a + b) / 2 for a, b in pairs])
+        assert list(result["worst client"].values[metric]) == [min(pair) for pair in pairs]
+        assert list(result["disparity"].values[metric]) == pytest.approx([abs(a - b) for a, b in pairs])
 
 
 def test_clients_whose_every_search_would_succeed_are_left_out_and_named(make_bench: Any) -> None:
     """A lone sample, and the five texts of one picture, which are all right answers to each other."""
     bench = make_bench()
-    whole = bench.samples("scenes", "test", "image", "text")
-    lone, siblings, more = (whole.subset(torch.arange(*part)) for part in ((0, 1), (0, 5), (5, 25)))
+    complete = bench.samples("scenes", "test", "image", "text")
+    lone, siblings, more = (complete.subset(torch.arange(*part)) for part in ((0, 1), (0, 5), (5, 25)))
     object.__setattr__(bench.subject, "clients", lambda: {"lone": lone, "one picture": siblings, "more": more})
-    found = outcome(RetrievalProbe(batch=8, draws=2), bench)
-    assert [row.on for row in found.rows] == ["more", "mean over clients", "worst client", "disparity"]
-    assert found.rows[1].facts == {"clients": 1}
-    assert found.notes[-1].endswith("none that do not answer each other: lone, one picture.")
+    result = outcome(RetrievalProbe(batch=8, draws=2), bench)
+    assert [row.on for row in result.rows] == ["more", "mean over clients", "worst client", "disparity"]
+    assert result.rows[1].facts == {"clients": 1}
+    assert result.notes[-1].endswith("none that do not answer each other: lone, one picture.")
     object.__setattr__(bench.subject, "clients", lambda: {"more": more})
     assert "Left out" not in " ".join(outcome(RetrievalProbe(draws=1), bench).notes)
 
@@ -212,8 +218,8 @@ def test_clients_whose_every_search_would_succeed_are_left_out_and_named(make_be
 @pytest.mark.parametrize("clients", [[], [1], [1, 5]])
 def test_no_client_can_be_searched(make_bench: Any, clients: list[int]) -> None:
     bench = make_bench()
-    whole = bench.samples("scenes", "test", "image", "text")
-    tests = {str(count): whole.subset(torch.arange(count)) for count in clients}
+    complete = bench.samples("scenes", "test", "image", "text")
+    tests = {str(count): complete.subset(torch.arange(count)) for count in clients}
     object.__setattr__(bench.subject, "clients", lambda: tests)
     with pytest.raises(DataError, match=r"tasks\.task: no client has two test samples with image and text that do not"):
         RetrievalProbe().check(bench, "task")

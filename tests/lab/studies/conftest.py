@@ -46,7 +46,7 @@ def loaded(study_file: Callable[..., Path]) -> Callable[..., Study]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of the tiny experiment, two rounds, whose clients of pictures are tested on validation data."""
+    """A run of the tiny experiment, two rounds, whose image clients are tested on validation data."""
     changes = ["run.rounds=2", "run.output.plots=false", "clients.image.test_split=validation"]
     folder = tmp_path_factory.mktemp("finished") / "run"
     return open_run(polyfed.run(Experiment.load(tiny_experiment(), changes), folder, quiet=True).folder)

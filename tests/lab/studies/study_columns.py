@@ -1,4 +1,4 @@
-"""Columns, and an engine, of somebody's own: a study names them by import path, and its cells import them."""
+"""Columns and an engine outside polyfed: a study names them by import path, and its cells import them."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ def test_other_forms_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("claims", "more", "message"),
     [
-        ({"secondary": ["tiny > prox on r1"]}, {}, "claims: method, part, setting: there is none"),
+        ({"secondary": ["tiny > prox on r1"]}, {}, "claims: method, part, setting: all are empty"),
         ({"method": ["tiny > prox on r1"] * 2, "part": ["tiny > prox on r1"] * 2}, {}, "4 are judged"),
         ({"method": ["tiny beats prox"]}, {}, "'tiny beats prox' has not the form"),
-        ({"method": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': there is no 'proxy'; did you mean 'prox'"),
-        ({"method": ["tiny on r1 > prox on r2"]}, {}, "there is no 'r2'"),
-        ({"method": ["tiny > prox on r1 at 3"]}, {"axes": AXES}, "there is no '3'"),
+        ({"method": ["tiny > proxy on r1"]}, {}, "'tiny > proxy on r1': unknown 'proxy'; did you mean 'prox'"),
+        ({"method": ["tiny on r1 > prox on r2"]}, {}, "unknown 'r2'"),
+        ({"method": ["tiny > prox on r1 at 3"]}, {"axes": AXES}, "unknown '3'"),
         ({"method": ["tiny > prox on r1"]}, {"axes": AXES}, "names no point; add 'at LABEL', or 'at all'"),
         (
             {"method": ["a > b on r1 at all"]},

@@ -13,8 +13,10 @@ import pytest
 
 import polyfed
 from polyfed.core.errors import ConfigError
+from polyfed.core.settings import parse_settings
 from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.costs import ClientTraffic, CostTo, CpuSeconds, Holdings, RoundCost
+from polyfed.lab.studies.columns.gauges import Gauge, Recorded
 from polyfed.lab.studies.columns.metrics import Chance, Metric, MetricAt, TimeTo, Together
 from polyfed.lab.studies.columns.models import AnalysisColumn
 from polyfed.runs.events import Measured
@@ -43,7 +45,7 @@ def test_holdings_count_what_clients_hold(finished: Run) -> None:
     assert with_classes
 
 
-def test_a_combination_of_columns_that_nobody_holds_counts_zero(finished: Run) -> None:
+def test_a_combination_of_columns_without_items_counts_zero(finished: Run) -> None:
     entry = PartitionEntry(
         group="h", source="s", split="train", items=3, samples=3, labels={"none": 1, "a+b": 2}, index=[0, 1, 2],
         columns={"a": {"1": 2}, "b": {"1": 2}},
@@ -112,7 +114,7 @@ def test_what_a_run_has_not_is_named(finished: Run, ask: Callable[[Run], object]
         ask(finished)
 
 
-def test_what_the_server_told_of_its_steps_is_a_column(tmp_path: Path) -> None:
+def test_values_recorded_by_the_server_are_a_column(tmp_path: Path) -> None:
     changes = ["run.rounds=1", "run.output.plots=false", "algorithm={name: fedmd, local_epochs: 1}"]
     polyfed.run(Experiment.load(tiny_experiment(), changes), tmp_path / "run", quiet=True)
     run = open_run(tmp_path / "run")
@@ -132,7 +134,7 @@ def test_cost_is_that_of_the_first_round(finished: Run) -> None:
     assert RoundCost(figure="memory", of="paired").measure(finished) > 0
     of_clients = sum(cost.flops for kind, cost in costs.items() if kind != "server") / 1e6
     assert RoundCost(figure="flops", of="clients").measure(finished) == pytest.approx(of_clients)
-    with pytest.raises(ConfigError, match="of: nobody in 'pared' took part; did you mean 'paired'"):
+    with pytest.raises(ConfigError, match="of: no client of 'pared' took part; did you mean 'paired'"):
         RoundCost(figure="flops", of="pared").measure(finished)
 
 
@@ -169,12 +171,12 @@ def test_costs_until_validation_is_reached(finished: Run) -> None:
 
 def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> None:
     column, other = (
-        AnalysisColumn(analysis="centres", figure="x", options=options) for options in ({}, {"samples": 99})
+        AnalysisColumn(analysis="leakage", figure="x", options=options) for options in ({}, {"samples": 99})
     )
     assert column.needs_models
     assert not column.is_at_hand(tmp_path)
     (tmp_path / "analysis").mkdir()
-    (tmp_path / "analysis" / "centres.json").write_text('{"options": "{}"}')
+    (tmp_path / "analysis" / "leakage.json").write_text('{"options": "{}"}')
     assert column.is_at_hand(tmp_path)
     assert not other.is_at_hand(tmp_path)
 
@@ -182,8 +184,8 @@ def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"analysis": "centers"}, "no analysis 'centers'; did you mean 'centres'.*FILE.py:Class"),
-        ({"analysis": "centres", "options": {"sample": 3}}, "options: unknown key 'sample'; did you mean 'samples'"),
+        ({"analysis": "leakages"}, "no analysis 'leakages'; did you mean 'leakage'.*FILE.py:Class"),
+        ({"analysis": "leakage", "options": {"sample": 3}}, "options: unknown key 'sample'; did you mean 'samples'"),
     ],
 )
 def test_analyses_that_cannot_be_are_refused_before_a_run(settings: dict[str, Any], message: str) -> None:
@@ -218,3 +220,50 @@ def test_each_kind_of_participant_counts_alike(finished: Run, kind: str) -> None
     column = Together.model_validate({"metrics": METRICS, "kind": kind})
     column.require(finished.experiment)
     assert column.measure(finished) == pytest.approx((server + clients) / 2)
+
+
+# ---- gauges, against figures worked out by hand
+
+RECORDED = [{"loss.a": 1.0, "loss.b": 3.0, "w.a": 0.75, "w.b": 0.25, "t": 12.0, "s": 10.0}, {"loss.a": 2.0, "t": 9.0}]
+
+
+@pytest.fixture
+def shown(finished: Run) -> Run:
+    """A run whose server recorded ``RECORDED`` in two rounds."""
+    run = Run(finished.folder)
+    lines = tuple(Measured(number, "server", "train", metrics) for number, metrics in enumerate(RECORDED, 1))
+    run.__dict__["records"] = RunRecords(finished.folder, measurements=lines)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        ({"metric": "loss.*"}, 2.0),  # (1 + 3) / 2, then 2
+        ({"metric": "loss.*", "over": "spread"}, 25.0),  # 1 of 2, then 0
+        ({"metric": "loss.*", "over": "spread", "round": "first"}, 50.0),
+        ({"metric": "w.*", "over": "departure"}, 50.0),  # 0.75 and 0.25 are half an equal share away
+        ({"metric": "t", "round": "last"}, 9.0),
+    ],
+)
+def test_values_recorded_by_the_server(shown: Run, settings: dict[str, Any], value: float) -> None:
+    assert Recorded(**settings).measure(shown) == pytest.approx(value)
+
+
+def test_a_gauge_is_a_difference_that_words_do_not_identify(shown: Run) -> None:
+    content = {"shows": {"name": "recorded", "metric": "t"}, "minus": {"name": "recorded", "metric": "s"}}
+    gauge = parse_settings(Gauge, {**content, "reads": "points", "below": 0.5, "then": "nothing is taught"})
+    assert gauge.measure(shown) == 10.5 - 10
+    assert gauge.digest == Gauge(**content, reads="other words").digest
+    assert gauge.digest != Gauge(shows=content["shows"], reads="points").digest
+    assert [gauge.is_beyond(value) for value in (0.5, 0.6, math.nan)] == [True, False, False]
+    assert gauge.in_words == "points; from 0.5 down nothing is taught"
+    assert math.isnan(Gauge(shows={"name": "recorded", "metric": "none.*"}, reads="").measure(shown))
+
+
+def test_a_gauge_of_a_metric_is_that_metric(finished: Run) -> None:
+    of_clients = Metric(metric="accuracy", of="image")
+    gauge = Gauge(shows={"metric": "accuracy", "of": "image"}, reads="percent")
+    assert gauge.measure(finished) == of_clients.measure(finished)
+    assert not gauge.is_outcome
+    assert not gauge.needs_models

@@ -103,7 +103,7 @@ def test_the_second_look_is_for_what_the_first_one_left() -> None:
     second = judged([sample(*later, *sure)], FIVE, TEN)[0]
     assert second.sample is not None
     assert (second.verdict, len(second.sample.seeds)) == ("above", 10)
-    begun = judged([sample(*later, *sure[:3])], FIVE, TEN)[0]  # nobody stops where it suits
+    begun = judged([sample(*later, *sure[:3])], FIVE, TEN)[0]  # the number of looks is fixed
     assert begun.sample is not None
     assert (begun.verdict, len(begun.sample.seeds)) == ("undecided", 5)
 
@@ -148,8 +148,37 @@ def replicate(draw: np.random.Generator, mean: float, noise: float) -> float:
 def test_level_and_power_of_the_whole_rule(effect: float, least: float, most: float) -> None:
     """Two looks at one claim, tuning inside each replicate, differences with a standard deviation of about 1.4."""
     draw, studies = np.random.default_rng(4), 400
-    found = 0
+    result = 0
     for _ in range(studies):
         own = sample(*(replicate(draw, effect, 0.9) - replicate(draw, 0.0, 0.9) for _ in TEN))
-        found += judged([own], FIVE, TEN)[0].verdict == "above"
-    assert least <= found / studies <= most + 3 * math.sqrt(0.05 * 0.95 / studies)
+        result += judged([own], FIVE, TEN)[0].verdict == "above"
+    assert least <= result / studies <= most + 3 * math.sqrt(0.05 * 0.95 / studies)
+
+
+# ---- paired samples, against scipy
+
+
+def test_interval_and_p_are_those_of_a_paired_t_test() -> None:
+    draw = np.random.default_rng(0)
+    for count in (2, 3, 5, 10):
+        left, right = draw.normal(1, 2, count), draw.normal(0, 1, count)
+        own = sample(*(left - right))
+        test = stats.ttest_rel(left, right)
+        interval = test.confidence_interval(0.95)
+        assert own.p == pytest.approx(test.pvalue)
+        assert own.interval == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize(
+    ("values", "p"), [((2.0, 2.0, 2.0), 0.0513), ((0.0, 0.0), 1.0), ((1.0,), math.nan)], ids=["same", "none", "one"]
+)
+def test_p_at_the_edges(values: tuple[float, ...], p: float) -> None:
+    assert sample(*values).p == pytest.approx(p, abs=1e-4, nan_ok=True)
+
+
+def test_equal_differences_have_the_spread_of_the_steps_that_figures_move_in() -> None:
+    step = 100 / 30  # of an accuracy over 30 items, whose differences differ in their last bits
+    own = sample(50 + step - 50, 40 + step - 40, step)
+    assert own.std < 1e-12 < own.spread == pytest.approx(step / math.sqrt(6))
+    assert own.p > 0.05
+    assert sample(10.0, 10.0, 11.0).spread == sample(10.0, 10.0, 11.0).std  # more than the step of 1 has

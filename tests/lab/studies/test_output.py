@@ -101,7 +101,7 @@ def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     assert again.to_json() == own.to_json()
     assert markdown_text(again) == markdown_text(own)
     replace(own, study=loaded(seeds=2)).save(tmp_path)
-    with pytest.raises(RunError, match=r"figures of seeds \[2\], which its study has not"):
+    with pytest.raises(RunError, match=r"figures of seeds \[2\], which its study lacks"):
         Results.load(tmp_path)
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(RunError, match="is damaged"):
@@ -158,9 +158,9 @@ def test_a_difference_of_one_seed_has_no_whiskers_and_of_none_no_bar(loaded: Loa
     assert drawn == [([3], [[[3, 0], [3, 0]]]), ([], [])]
 
 
-@pytest.mark.parametrize(("row", "length", "said"), [("pooled", 1.3 * 8, "50.0 (bar cut)"), ("late", 50, "50.0")])
+@pytest.mark.parametrize(("row", "length", "message"), [("pooled", 1.3 * 8, "50.0 (bar cut)"), ("late", 50, "50.0")])
 def test_bars_are_sorted_named_and_coloured_and_a_ceiling_does_not_flatten_them(
-    loaded: Load, row: str, length: float, said: str
+    loaded: Load, row: str, length: float, message: str
 ) -> None:
     study = loaded(rows={"tiny": {}, "prox": {}, row: {}}, claims={"method": ["prox > tiny on r1"]})
     values = {"tiny": 8.0, "prox": 7.0, row: 50.0}
@@ -170,7 +170,7 @@ def test_bars_are_sorted_named_and_coloured_and_a_ceiling_does_not_flatten_them(
     assert [patch.get_width() for patch in axes.patches] == pytest.approx([7, 8, length])
     colours = [ROLES[role] for role in ("own", "rival", "ceiling" if row == "pooled" else "rival")]
     assert [to_hex(patch.get_facecolor()).upper() for patch in axes.patches] == colours
-    assert [text.get_text() for text in axes.texts] == ["7.0", "8.0", said]
+    assert [text.get_text() for text in axes.texts] == ["7.0", "8.0", message]
 
 
 def test_exports(loaded: Load, tmp_path: Path) -> None:

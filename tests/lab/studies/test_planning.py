@@ -20,8 +20,8 @@ RATES = {
 }
 
 
-def planned(study: Study, store: Path, places: Places | None = None) -> StudyPlan:
-    return StudyPlan(study, places or Places(), store)
+def planned(study: Study, store: Path, positions: Places | None = None) -> StudyPlan:
+    return StudyPlan(study, positions or Places(), store)
 
 
 def complete(cell: Cell, store: Path, values: Mapping[str, float | str]) -> None:
@@ -48,7 +48,7 @@ def test_overrides_apply_in_order_and_stars_stand_for_what_is_there(loaded: Load
         ({"set": {"run.round": 3}}, "row 'a': run: unknown key 'round'|row 'a': .*did you mean 'rounds'"),
         (
             {"set": {"clients.paired.*.lr": 3, "data.none.*": 1}},
-            "row 'a': data.none.*: there is nothing at 'data.none'",
+            "row 'a': data.none.*: 'data.none' is empty",
         ),
         ({"groups": ["texts"]}, "row 'a': groups: no group 'texts'"),
         ({"base": "nothing"}, "row 'a': no preset or file 'nothing'"),
@@ -64,14 +64,14 @@ def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, t
     same = {"set": {"description": "x", "run.state_memory": 5}}
     rows = {"one": {}, "same": same, "other": {"set": {"run.rounds": 2}}}
     study = loaded(rows=rows)
-    plans = [planned(study, tmp_path, places) for places in (Places(), Places(data_dir=tmp_path, engine="ray"))]
+    plans = [planned(study, tmp_path, positions) for positions in (Places(), Places(data_dir=tmp_path, engine="ray"))]
     digests = [{row: plan.cell(row, (), 0).digest for row in rows} for plan in plans]
     assert digests[0] == digests[1]
     assert digests[0]["one"] == digests[0]["same"] != digests[0]["other"]
     first, second = (plans[0].cell("one", (), seed) for seed in (0, 1))
     assert first.digest != second.digest
     attacked = planned(study, tmp_path, Places(engine="lab.studies.study_columns.Elsewhere")).cell("one", (), 0)
-    assert attacked.digest != first.digest  # an engine of somebody's own may change figures
+    assert attacked.digest != first.digest  # an engine from outside may change figures
 
 
 def test_a_setting_that_came_later_leaves_cells_of_before_their_names(loaded: Load, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
             {"columns": {"r": {"metric": "r1_sum", "of": "clients"}}, "set": {"run.evaluate_clients": False}},
             "of: 'clients' is not measured, as run.evaluate_clients is false",
         ),
-        ({"rows": {"tiny": {"twin": "local"}}}, "rows.tiny.columns.r1.of: there is no server"),
+        ({"rows": {"tiny": {"twin": "local"}}}, "rows.tiny.columns.r1.of: the experiment has no server"),
     ],
 )
 def test_columns_that_no_run_can_have_are_refused_before_any_runs(

@@ -62,7 +62,7 @@ def test_the_points_of_a_map_share_the_level(loaded: Load) -> None:
     assert own_map(one, above).cells["250", "1"].verdict == "above"
 
 
-def test_a_map_and_a_judged_claim_say_the_same_of_one_point(loaded: Load) -> None:
+def test_a_map_and_a_judged_claim_agree_at_one_point(loaded: Load) -> None:
     axes = {"pairs": {"setting": "run.seed", "values": [250]}}
     claims = {"method": ["prox > tiny on r1 at 250"]}
     own = own_map(loaded(seeds=5, axes=axes, claims=claims, figures=[MAP | {"y": None}]), {("250",): (1, 2, 3, 2, 1)})
@@ -88,16 +88,16 @@ def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load) -
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
-        ({"x": "pears"}, r"figures.0: there is no 'pears'; did you mean 'pairs'"),
+        ({"x": "pears"}, r"figures.0: unknown 'pears'; did you mean 'pairs'"),
         ({"y": "pairs"}, r"figures.0.*y: 'pairs' is x already"),
-        ({"map": "prox > tiny on r2"}, r"figures.0.map: .*there is no 'r2'"),
-        ({"map": "ours > tiny on r1"}, r"figures.0.map: .*there is no 'ours'"),
+        ({"map": "prox > tiny on r2"}, r"figures.0.map: .*unknown 'r2'"),
+        ({"map": "ours > tiny on r1"}, r"figures.0.map: .*unknown 'ours'"),
         ({"map": "prox > tiny on r1 at 250, 1"}, r"names a point; a map shows a claim at all points"),
-        ({"y": None}, r"figures.0: a map shows all axes of a study, which are two at most; name 'epochs'"),
+        ({"y": None}, r"figures.0: a map shows all axes of a study, at most two; name 'epochs'"),
     ],
 )
-def test_a_wrong_map_is_named(loaded: Load, wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_map_is_named(loaded: Load, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         loaded(seeds=5, axes=AXES, figures=[MAP | wrong])

@@ -31,7 +31,7 @@ def due(plan: StudyPlan, row: str, store: Path, seed: int = 0) -> list[Cell]:
 
 
 def answered(plan: StudyPlan, row: str, store: Path, *values: float | str, seed: int = 0) -> list[str]:
-    """What is due, after each in turn is completed with one of the values."""
+    """Due candidates, after each in turn is completed with one of the values."""
     assert plan.tuning is not None and plan.tuning.column is not None  # noqa: PT018
     for value in values:
         complete(due(plan, row, store, seed)[0], store, {plan.tuning.column.digest: value})
@@ -85,7 +85,7 @@ def test_what_was_chosen_before_needs_no_search(loaded: Load, tmp_path: Path) ->
         plan.cell("a", (), 1)
 
 
-def test_lower_is_better_where_the_column_says_so(loaded: Load, tmp_path: Path) -> None:
+def test_lower_is_better_for_such_a_column(loaded: Load, tmp_path: Path) -> None:
     column = RATES["column"] | {"lower": True}  # type: ignore[operator]
     plan = tuned(loaded, tmp_path, tuning={"column": column, "candidates": 3})
     answered(plan, "a", tmp_path, 5.0, 9.0, 4.0)
@@ -128,7 +128,7 @@ def test_what_an_axis_sets_is_not_tuned(loaded: Load, tmp_path: Path) -> None:
     settings = RATES["settings"] | {"server": SERVER}  # type: ignore[operator]
     plan = tuned(loaded, tmp_path, {"a": CREAMFL}, axes=axis, tuning={"settings": settings})
     assert answered(plan, "a", tmp_path, 1.0) == ["server x 2", "server x 0.5"]
-    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no row .* a number at 'clients\.\*"):
+    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no tuned row has a number at 'clients\.\*"):
         plan.check_tuning(plan.row_points())
 
 
@@ -155,12 +155,12 @@ def test_a_kind_is_of_the_rows_that_it_names_and_that_have_it(loaded: Load, tmp_
 def test_a_setting_that_no_row_has_is_refused(loaded: Load, tmp_path: Path, path: str) -> None:
     settings = {"rate": {"paths": ["clients.*.training.optimizer.lr", path]}}
     plan = tuned(loaded, tmp_path, tuning={"settings": settings})
-    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no row that is tuned has a number at '"):
+    with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no tuned row has a number at '"):
         plan.check_tuning(plan.row_points())
 
 
 def other_table(folder: Path, main: dict[str, Any], rows: dict[str, Any], **tuning: Any) -> Study:
-    """A table beside the main one of its paper."""
+    """A table next to the main one of its paper."""
     (folder / "main.yaml").write_text(yaml.safe_dump(tiny_study(tuning=RATES, rows=main)))
     other = tiny_study(tuning={"table": "main", **tuning}, rows=rows, set={"run.rounds": 2})
     (folder / "other.yaml").write_text(yaml.safe_dump(other))

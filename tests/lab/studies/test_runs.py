@@ -84,7 +84,7 @@ def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
     assert "the partition has no 'hue'" in again.results.causes["tiny, seed 0: none"]
 
 
-def test_a_full_disk_ends_the_study_and_says_so(loaded: Load, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_study_with_its_reason(loaded: Load, tmp_path: Path) -> None:
     study = loaded(seeds=4, columns={"r1": "r1_sum", "full": {"name": f"{OWN}.FullDisk"}})
     ended = run_study(study, tmp_path / "out", jobs=1).ended
     assert "no space left on the disk (cell); free some" in ended.stopped
@@ -166,13 +166,13 @@ def test_rows_and_a_twin_are_tuned_alike_by_each_seed(loaded: Load, tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_rows_of_an_undecided_claim_have_a_second_look(loaded: Load, tmp_path: Path) -> None:
-    rows = {"tiny": {}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}, "beside": {}}
-    rows["beside"] = {"set": {"run.rounds": 2}}
+    rows = {"tiny": {}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}, "third": {}}
+    rows["third"] = {"set": {"run.rounds": 2}}
     columns = {"r1": {"metric": "r1_sum", "effect": 0.0}}
     study = loaded(rows=rows, columns=columns, seeds=5, claims={"method": ["prox > tiny on r1"], "more_seeds": 2})
     results = run(study, tmp_path / "out").results
     seeds = {row: sorted(results.at(row, (), "r1")) for row in rows}
-    assert seeds == {"tiny": [*range(7)], "prox": [*range(7)], "beside": [*range(5)]}
+    assert seeds == {"tiny": [*range(7)], "prox": [*range(7)], "third": [*range(5)]}
     (item,) = results.judgements()
     assert item.sample is not None
     assert (item.verdict, len(item.sample.seeds)) == ("undecided", 7)

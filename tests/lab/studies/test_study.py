@@ -1,4 +1,4 @@
-"""Study files: what they say, at which scale, and which are refused."""
+"""Study files: their content by scale, and refusals."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
     [
         ({"seeds": [1, 1]}, r"seeds: \[1, 1\] has a seed twice"),
         ({"rows": {}}, "rows: "),
-        ({"rows": {"a": {"like": "b"}, "b": {}}}, "rows.a.like: there is no 'b'; valid: none"),
-        ({"rows": {"a": {"only": {"beta": [1]}}}}, "rows.a.only: there is no 'beta'"),
-        ({"rows": {"a": {"only": {"alpha": [7]}}}, "axes": ALPHA}, "there is no '7'; .*valid: 0.1, 5"),
+        ({"rows": {"a": {"like": "b"}, "b": {}}}, "rows.a.like: unknown 'b'; valid: none"),
+        ({"rows": {"a": {"only": {"beta": [1]}}}}, "rows.a.only: unknown 'beta'"),
+        ({"rows": {"a": {"only": {"alpha": [7]}}}, "axes": ALPHA}, "unknown '7'; .*valid: 0.1, 5"),
         ({"rows": {"a": {"twin": "alone"}}}, "rows.a.twin.kind: .*'server-only'.*alone"),
         ({"axes": {"x": {"setting": "run.seed"}}}, "axes.x: give 'setting' with 'values', or 'points'"),
         ({"columns": {"x": {"name": "nothing"}}}, "unknown column 'nothing'"),
         ({"columns": {"x": {"name": "metric"}}}, "columns.x.metric: is required"),
-        ({"columns": {"x": {"each": {"k": [1, 2]}}}}, "'x': each.k: several would have this name; write {k} into it"),
+        ({"columns": {"x": {"each": {"k": [1, 2]}}}}, "'x': each.k: the name is not unique; write {k} into it"),
         ({"columns": {"x": HOLDINGS | {"column": "edema"}}}, "column and value: give both, or neither"),
         ({"columns": {"x": HOLDINGS | {"column": "edema", "value": "1", "label": "2"}}}, "give one of them"),
         ({"columns": {"x": {"name": "client_traffic", "groups": []}}}, "groups"),
-        ({"rows": {"a": {"columns": {"r2": {"of": "paired"}}}}}, "rows.a.columns: there is no 'r2'; valid: MiB, r1"),
+        ({"rows": {"a": {"columns": {"r2": {"of": "paired"}}}}}, "rows.a.columns: unknown 'r2'; valid: MiB, r1"),
         ({"rows": {"a": {"columns": {"r1": {"off": "paired"}}}}}, "rows.a.columns.r1: .*key 'off'; did you mean 'of'"),
         ({"rows": {"a": {"columns": {"MiB": {"per": "day"}}}}}, "rows.a.columns.MiB: per"),
-        ({"against": "b"}, "against: there is no 'b'"),
-        ({"printed": {"tiny": {"r2": 1}}}, "printed.tiny: there is no 'r2'; valid: MiB, r1"),
-        ({"printed": {"tiny": {"r1": {"0.3": 1}}}, "axes": ALPHA}, "printed.tiny.r1: there is no '0.3'"),
-        ({"figures": [{"column": "r9"}]}, "figures.0.column: there is no 'r9'"),
-        ({"figures": [{"column": "r1", "over": "beta"}]}, "figures.0.over: there is no 'beta'"),
+        ({"against": "b"}, "against: unknown 'b'"),
+        ({"printed": {"tiny": {"r2": 1}}}, "printed.tiny: unknown 'r2'; valid: MiB, r1"),
+        ({"printed": {"tiny": {"r1": {"0.3": 1}}}, "axes": ALPHA}, "printed.tiny.r1: unknown '0.3'"),
+        ({"figures": [{"column": "r9"}]}, "figures.0.column: unknown 'r9'"),
+        ({"figures": [{"column": "r1", "over": "beta"}]}, "figures.0.over: unknown 'beta'"),
         ({"figures": [{"column": "r1", "over": "round", "minus": True}]}, "figures.0.over: .*'round'; valid: rows"),
         ({"tuning": TUNING | {"seeds": [0]}}, "tuning: unknown key 'seeds'"),
         ({"tuning": TUNING | {"table": "t1"}}, "tuning: give 'settings' with 'column', or 'table'"),
@@ -56,12 +56,12 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
         ({"tuning": TUNING | {"grid": {"rate": [0.1]}}}, "tuning: unknown key 'grid'"),
         ({"tuning": TUNING | {"set": {"run.rounds": 2}}}, "candidates have the rounds of the table"),
-        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 4]}}}}, "must ascend and have a 1"),
-        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 1]}}}}, "must ascend and have a 1"),
+        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 4]}}}}, "must ascend and contain 1"),
+        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 1]}}}}, "must ascend and contain 1"),
         ({"rows": {"a": {"tune": "b"}}, "tuning": TUNING}, "rows.a.tune: 'b' names a row of a main table"),
         (
             {"tuning": TUNING | {"settings": {"rate": RATE | {"rows": ["b"]}}}},
-            "tuning.settings.rate.rows: there is no 'b'; valid: prox, tiny",
+            "tuning.settings.rate.rows: unknown 'b'; valid: prox, tiny",
         ),
     ],
 )

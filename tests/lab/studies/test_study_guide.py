@@ -1,4 +1,4 @@
-"""The page on studies does what it says: its file runs, its rows are what they are called, its Python runs."""
+"""The page on studies is correct: its file runs, its rows are what they are called, its Python runs."""
 
 from __future__ import annotations
 

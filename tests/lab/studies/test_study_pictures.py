@@ -1,4 +1,4 @@
-"""Pictures on pages of searches, of validation by round and of costs, from figures made up by hand."""
+"""Figures on pages of searches, of validation by round and of costs, from figures made up by hand."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_the_front_has_no_ceiling_and_nothing_that_is_dominated(costs: Results) 
     assert picture.sentence == "Not dominated, r1 against MiB: alone; cheap; ours."
     (by_cost,) = picture.draw().axes  # CPU seconds are not known
     containers: Any = by_cost.containers
-    places = [container.lines[0].get_xydata().tolist() for container in containers]
-    assert places == [[[mib, pytest.approx(r1)]] for r1, mib in AT.values()]
+    positions = [container.lines[0].get_xydata().tolist() for container in containers]
+    assert positions == [[[mib, pytest.approx(r1)]] for r1, mib in AT.values()]
     assert [text.get_text() for text in by_cost.texts] == sorted(AT, key=lambda row: -AT[row][0])
     boxes = [text.get_window_extent() for text in by_cost.texts]
     assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)

@@ -1,4 +1,4 @@
-"""What a study shows, and what its cells say, while they run."""
+"""Display of a study and of its cells while they run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from polyfed.core.errors import RunError
 from polyfed.lab.studies.cells import Places, StudyPlan
 from polyfed.lab.studies.runner import Progress, study_display
 from polyfed.lab.studies.study import Study
-from polyfed.lab.studies.workers import Order, Told, execute
+from polyfed.lab.studies.workers import ActivitySender, Order, execute
 from polyfed.runs.events import ClientStarted, Preparing
 
 
-def test_what_is_prepared_is_told_with_its_count_and_that_it_is_over() -> None:
+def test_preparation_is_sent_with_its_count_and_with_its_end() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    told = Told(sender)
+    activity = ActivitySender(sender)
     for event in (
         Preparing("encoding cifar100", 3200, 24000),
-        Preparing("encoding cifar100", 3300, 24000),  # at once after the other: nobody reads so fast
+        Preparing("encoding cifar100", 3300, 24000),  # too soon after the other to be read
         ClientStarted("image-0", "fit"),
         ClientStarted("image-1", "fit"),
     ):
-        told.handle(event)
+        activity.handle(event)
     sender.close()
     assert [receiver.recv()[1], receiver.recv()[1]] == ["encoding cifar100: 3,200 of 24,000", ""]
     assert not receiver.poll() or _is_closed(receiver)
@@ -81,7 +81,7 @@ def test_a_line_whenever_a_cell_is_done() -> None:
     ]
 
 
-def test_what_goes_on_is_told_every_ten_seconds() -> None:
+def test_current_work_is_shown_every_ten_seconds() -> None:
     texts = [f"encoding cifar100: {number},000 of 24,000" for number in range(1, 6)]
     seen = [(4.0 * number, progress(0, text)) for number, text in enumerate(texts)]
     assert shown(*seen, (26, progress(0, texts[-1]))) == [

@@ -1,7 +1,7 @@
-"""Analyses: questions to finished runs and to experiments, each a class of settings that is found by name.
+"""Analyses of finished runs and of experiments, each a class of settings with a name.
 
-``polyfed analyse`` asks them, and so do columns of studies (``{name: analysis, analysis: drift, figure: ...}``). An
-analysis of one's own is a class in a Python file: ``FILE.py:Class`` stands wherever a name does.
+``polyfed analyse`` runs them, and so do columns of studies (``{name: analysis, analysis: cost, figure: ...}``). An
+analysis of your own is a class in a Python file, named as ``FILE.py:Class``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from polyfed.runs.opened import ServerModel
 
 FOLDER = "analysis"
-"""Of a run's folder, where answers and their pictures stay."""
+"""Subfolder of a run for results of analyses."""
 
 _FILE_NAME = re.compile(r"[\w.,=-]{0,120}", re.ASCII)
 
@@ -42,25 +42,25 @@ ModelName = Annotated[str, Field(description="the server's final model (last), i
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What an analysis gives.
+    """Result of an analysis.
 
     Attributes:
-        figures: all of them by name, as JSON has them and columns of studies find them.
-        tables: for the terminal.
-        picture: draws it, once the tables are seen; None: there is none.
+        figures: All figures by name, as in the JSON file and for columns of studies.
+        tables: Tables for the terminal.
+        draw: Draws the result, once the tables are shown; None without a drawing.
     """
 
     figures: dict[str, Any]
     tables: Sequence[TextTable]
-    picture: Callable[[], Figure] | None = None
+    draw: Callable[[], Figure] | None = None
 
     def save(self, folder: Path, name: str, **more: object) -> list[Path]:
-        """Write ``<name>.json`` (with ``more``), and ``<name>.png`` where there is a picture.
+        """Write ``<name>.json`` (with ``more``), and ``<name>.png`` if there is a drawing.
 
-        NaN and infinity, which JSON does not have, become null.
+        NaN and infinity, which JSON lacks, become null.
 
         Raises:
-            RunError: the folder cannot be written to.
+            RunError: The folder cannot be written to.
         """
         from polyfed.reporting.figures import save
 
@@ -68,30 +68,30 @@ class AnalysisResult:
         finite = json.loads(json.dumps({**self.figures, **more}, default=dict), parse_constant=lambda name: None)
         try:
             write_atomically(paths[0], f"{json.dumps(finite, indent=1, ensure_ascii=False)}\n".encode())
-            if self.picture is not None:
-                paths.append(save(self.picture(), folder / f"{name}.png"))
+            if self.draw is not None:
+                paths.append(save(self.draw(), folder / f"{name}.png"))
         except OSError as error:
             raise RunError(f"cannot write to '{folder}' ({error.strerror or error}); choose another --out") from error
         return paths
 
 
 class Analysis(Settings):
-    """A question with its settings; a new one is a class in ``polyfed.lab.analysis``, or in a file of one's own."""
+    """An analysis with its settings, a class in ``polyfed.lab.analysis`` or in a file of your own."""
 
     home: ClassVar[str] = "polyfed.lab.analysis"
     is_reported: ClassVar[bool] = False
-    """Whether the run's own reports show the answer, so that its files have one name."""
+    """True if the run's own reports show the result, so that its files have one name."""
 
     @abstractmethod
     def answer(self, run: Run) -> AnalysisResult:
-        """The answer about a run.
+        """Analyse a run.
 
         Raises:
-            PolyfedError: the run has not what the question is about.
+            PolyfedError: The run lacks the subject of the analysis.
         """
 
     def answer_experiment(self, experiment: Experiment) -> AnalysisResult:
-        """The answer about an experiment that nobody has run, where the question can be put to one."""
+        """Analyse an experiment before it is run, if the analysis supports that."""
         raise NotImplementedError
 
     @classmethod
@@ -100,14 +100,14 @@ class Analysis(Settings):
 
     @classmethod
     def title(cls) -> str:
-        """The name of its files."""
+        """Name of the analysis and of its files."""
         return cls.__name__.lower()
 
     @property
     def stem(self) -> str:
-        """Name of its files: with all settings that differ from the defaults, so that others have other files.
+        """Name of its files, with all settings that differ from the defaults.
 
-        Settings that are long, or have characters that file names may not have, stand there as a digest.
+        Settings that are too long for a file name, or have other characters, are replaced by a digest.
         """
         fields = {} if self.is_reported else type(self).model_fields
         values = {name: getattr(self, name) for name in fields if getattr(self, name) != fields[name].default}
@@ -119,16 +119,16 @@ class Analysis(Settings):
 
 
 def analysis_class(name: str) -> type[Analysis]:
-    """The analysis of that name, or that of a file, ``FILE.py:Class``.
+    """The analysis of that name, or the class in a file, ``FILE.py:Class``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: The analysis is unknown.
     """
     if is_file_class(name):
         with _importing_from_above(Path(name).resolve()):
             return class_in_file(name, Analysis)  # type: ignore[type-abstract]
     if name not in (known := Analysis.declared()):
-        hint = f"{nearest(name, known)}; those of one paper are files beside its studies, FILE.py:Class"
+        hint = f"{nearest(name, known)}; those of a paper are files next to its studies, FILE.py:Class"
         raise ConfigError(f"no analysis '{name}'; {hint}")
     return Analysis.named(name)  # type: ignore[return-value]
 
@@ -148,7 +148,7 @@ def with_settings(analysis: type[Analysis], settings: Mapping[str, Any]) -> Anal
     """The analysis with its settings.
 
     Raises:
-        ConfigError: one is unknown or wrong.
+        ConfigError: A setting is unknown or wrong.
     """
     try:
         return parse_settings(analysis, settings)
@@ -157,17 +157,17 @@ def with_settings(analysis: type[Analysis], settings: Mapping[str, Any]) -> Anal
 
 
 def server_model(run: Run, which: str) -> ServerModel:
-    """The server's model; warns if nothing in the method trains it."""
+    """The server's model; warns if the method does not train it."""
     server = run.server_model(which)
     server.warn_if_untrained()
     return server
 
 
 def ready_folder(path: Path) -> Path:
-    """The folder, made if it is not there: called before the work whose result goes there.
+    """The folder, created if it is missing: called before the work whose result goes there.
 
     Raises:
-        RunError: it cannot be made.
+        RunError: The folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -180,14 +180,14 @@ def json_value(content: Any, path: str) -> float:
     """The number at a dotted path in the figures of an analysis.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: The path does not lead to a number.
     """
     for key in path.split("."):
         known = {str(at): item for at, item in enumerate(content)} if isinstance(content, list | tuple) else content
         if not isinstance(known, Mapping) or key not in known:
             names = known if isinstance(known, Mapping) else ()
-            raise ConfigError(f"figure {path}: there is no '{key}'; {nearest(key, map(str, names))}")
+            raise ConfigError(f"figure {path}: unknown '{key}'; {nearest(key, map(str, names))}")
         content = known[key]
     if isinstance(content, bool) or not isinstance(content, int | float):
-        raise ConfigError(f"figure {path}: is no number")
+        raise ConfigError(f"figure {path}: is not a number")
     return float(content)

@@ -1,4 +1,4 @@
-"""What a round costs a client of each kind: operations, parameters, memory, time and bytes."""
+"""Cost of a round for a client of each kind: operations, parameters, memory, time and bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyfed.engines.site import Site
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paces import Sync
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult
-from polyfed.reporting.tables import TextTable, count, mib
+from polyfed.reporting.tables import MIB, Cell, TextTable
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run
@@ -45,9 +45,9 @@ class Cost(Analysis):
 
 
 def without_deadlines(experiment: Experiment) -> Experiment:
-    """The experiment with settings by which one client of a kind is neither late nor compared with others.
+    """The experiment without deadlines and without rules that compare clients, so that one of each kind suffices.
 
-    Nor is it in a masked sum, whose bytes are those of replies in the clear.
+    Masked sums are off too: their bytes equal those of plain replies.
     """
     free: dict[str, Any] = {"min_clients": 1, "deadline": None, "phases": {}, "on_error": "stop"}
     exchange = experiment.run.exchange.model_copy(update=free)
@@ -59,33 +59,33 @@ def without_deadlines(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """How large a model is: all its parameters, and those that are trained."""
+    """Number of parameters of a model, and of those that are trained."""
 
     parameters: int
     trained: int
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModelSize:
-        """Counted; what a frozen backbone of a view has is no part of a model."""
+        """Size of a model, without the frozen backbone of a view."""
         sizes = [(value.numel(), value.requires_grad) for value in model.parameters()]
         return cls(sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained))
 
 
 @dataclass(frozen=True)
 class ParticipantCost:
-    """Of one participant in one round.
+    """Cost of one participant in one round.
 
     Attributes:
-        participant: a client, or the server.
-        kind: group of the client, or ``server``.
-        samples: that it trains on privately; 0 for the server.
-        size: of its model; None: it has none.
-        flops: operations of matrix products, convolutions and attention, forward and backward, a multiplication and
-            an addition being two, as torch counts them.
-        seconds: of its work.
-        memory: bytes, at the peak: allocated on a GPU, else resident in the process, which holds data and library
-            too; None for the server, or where the system does not tell.
-        bytes: direction -> kind of bundle -> bytes.
+        participant: A client, or the server.
+        kind: Group of the client, or ``server``.
+        samples: Private training samples; 0 for the server.
+        size: Size of its model; None without a model.
+        flops: Operations of matrix products, convolutions and attention, forward and backward, as torch counts them:
+            a multiplication and an addition are two.
+        seconds: Time of its work.
+        memory: Bytes at the peak: allocated on a GPU, else resident in the process, data and libraries included;
+            None for the server, or where the system does not report it.
+        bytes: Direction -> kind of bundle -> bytes.
     """
 
     participant: str
@@ -103,14 +103,14 @@ class ParticipantCost:
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Of one round of an experiment.
+    """Costs of one round of an experiment.
 
     Attributes:
-        experiment: its name.
-        method: its algorithm.
-        round: which round it was.
-        device: where models ran.
-        costs: of one client of each kind, then of the server, for these clients alone.
+        experiment: Name of the experiment.
+        method: Name of the algorithm.
+        round: Number of the round.
+        device: Device of the models.
+        costs: One client of each kind, then the server, for these clients alone.
     """
 
     experiment: str
@@ -120,29 +120,32 @@ class RoundCosts:
     costs: tuple[ParticipantCost, ...]
 
     def result(self) -> AnalysisResult:
-        """What each does in the round, and how large its model is."""
-        work, sizes = [], []
-        for cost in self.costs:
-            memory = "-" if cost.memory is None else mib(cost.memory)
-            sent = ("-", "-") if cost.kind == SERVER else (mib(cost.moved("down")), mib(cost.moved("up")))
-            spent = f"{cost.flops / 1e9:,.2f}", f"{cost.seconds:,.2f}", memory
-            work.append((cost.participant, count(cost.samples), *spent, *sent))
-            if cost.size is not None:
-                sizes.append((cost.participant, count(cost.size.parameters), count(cost.size.trained)))
+        """Work of each participant in the round, and size of its model."""
+        work: list[dict[str, Cell]] = [
+            {
+                "": cost.participant,
+                "samples": cost.samples,
+                "GFLOP": cost.flops / 1e9,
+                "seconds": cost.seconds,
+                "peak MiB": None if cost.memory is None else cost.memory / MIB,
+                "MiB down": None if cost.kind == SERVER else cost.moved("down") / MIB,
+                "MiB up": None if cost.kind == SERVER else cost.moved("up") / MIB,
+            }
+            for cost in self.costs
+        ]
+        sizes = [{"": cost.participant, **asdict(cost.size)} for cost in self.costs if cost.size is not None]
         notes = [
             "GFLOP: matrix products, convolutions and attention, forward and backward; a multiplication and an "
             "addition are two.",
             "The server's work is that of a round with these clients alone.",
         ]
         title = f"Round {self.round} of {self.experiment} ({self.method}) on {self.device}, one client of each kind"
-        columns = ("", "samples", "GFLOP", "seconds", "peak MiB", "MiB down", "MiB up")
-        tables = [TextTable(title, columns, work, notes), TextTable("Models", ("", "parameters", "trained"), sizes)]
-        return AnalysisResult(asdict(self), tables)
+        return AnalysisResult(asdict(self), [TextTable.of(title, work, notes), TextTable.of("Models", sizes)])
 
 
 @dataclass
 class _Meter:
-    """Measures work by participant; with ``counting`` its operations, and otherwise its time and memory."""
+    """Meter of work by participant: operations with ``counting``, otherwise time and memory."""
 
     counting: bool
     device: torch.device
@@ -157,7 +160,7 @@ class _Meter:
         started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             if counter is not None:
-                # cuDNN's recurrent kernels are not counted; without them they are matrix products, which are
+                # cuDNN's recurrent kernels are not counted; without cuDNN they are matrix products, which are
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
                 stack.enter_context(counter)
             yield
@@ -170,7 +173,7 @@ class _Meter:
 
 
 class StrictEngine(LocalEngine):
-    """An engine whose clients have all the time that they need, and must not fail."""
+    """An engine without deadlines, on which a client's failure is an error."""
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for request in requests:
@@ -184,7 +187,7 @@ class StrictEngine(LocalEngine):
 
 
 class _Metered(StrictEngine):
-    """An engine whose clients are measured."""
+    """An engine that measures its clients."""
 
     def __init__(self, site: Site, meter: _Meter) -> None:
         super().__init__(site)
@@ -196,21 +199,21 @@ class _Metered(StrictEngine):
 
 
 def round_costs(experiment: Experiment) -> RoundCosts:
-    """Measure the first round that asks clients, of which one of each kind takes part, in a temporary folder.
+    """Measure the first round with clients, one of each kind, in a temporary folder.
 
     The round is run twice, as counting operations takes time and memory of its own.
 
     Args:
-        experiment: its settings; the engine is this process, whatever it says.
+        experiment: Its settings; the engine is replaced by this process.
 
     Raises:
-        PolyfedError: something does not fit, or a client fails.
+        PolyfedError: Settings are inconsistent, or a client fails.
     """
     experiment = without_deadlines(experiment)
     run, number = experiment.run, min(experiment.algorithm.rounds_without_clients + 1, experiment.run.rounds)
     device = resolve_device(run.device)
     with cpu_threads(run.threads):
-        # first, so that what is decoded once is in the cache when the clock runs
+        # first, so that decoded data are in the cache when time is measured
         flops = _measured(experiment, number, _Meter(True, device)).meter.flops
         timed = _measured(experiment, number, _Meter(False, device))
     work = timed.meter
@@ -236,7 +239,7 @@ def round_costs(experiment: Experiment) -> RoundCosts:
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that was measured: who took part, sizes of models, and what crossed."""
+    """A measured round: its clients, sizes of models, and ledger."""
 
     meter: _Meter
     clients: tuple[ClientInfo, ...]
@@ -259,7 +262,7 @@ def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
 
 
 def model_sizes(session: Session) -> dict[str, ModelSize]:
-    """Of one client of each kind, and of the server if it has a model."""
+    """Model sizes of one client of each kind, and of the server if it has a model."""
     population = session.federation
     sizes = {
         client.id: ModelSize.of(population.client_model(population.members[client.id]))
@@ -269,7 +272,7 @@ def model_sizes(session: Session) -> dict[str, ModelSize]:
 
 
 def one_round(session: Session, number: int, around: AbstractContextManager[None]) -> Ledger:
-    """A round of one client of each kind; what crosses in it."""
+    """Ledger of a round of one client of each kind."""
     server, ledger = session.server, Ledger()
     server.begin(number)
     cohort = session.cohort(number, ledger)
@@ -298,38 +301,38 @@ def bytes_by_kind(ledger: Ledger, client: str) -> dict[str, dict[str, int]]:
 
 
 _SELF = Path("/proc/self")
-_SLACK = 1 << 20  # what may be given back between the two readings
+_SLACK = 1 << 20  # bytes that may be freed between the two readings
 
 
 class PeakMemory:
-    """Measures from its making on: what a GPU has allocated, else what is resident of this process (on Linux)."""
+    """Peak memory since its creation: allocated on a GPU, else resident in this process (on Linux)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._is_told = True
+        self._is_known = True
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
-            self._is_told = _reset_peak()
+            self._is_known = _reset_peak()
 
     def read(self) -> int | None:
-        """Bytes at the peak since then; None where the system does not tell."""
+        """Bytes at the peak; None where the system does not report it."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return _resident().get("VmHWM") if self._is_told else None
+        return _resident().get("VmHWM") if self._is_known else None
 
 
 def _reset_peak() -> bool:
-    """Whether the peak is now what is resident; some containers refuse to reset it, others do not heed it."""
+    """Reset the peak to the resident size; False in containers that refuse or ignore it."""
     before = _resident().get("VmHWM")
     with contextlib.suppress(OSError):
-        (_SELF / "clear_refs").write_text("5")  # the kernel's word for it
+        (_SELF / "clear_refs").write_text("5")
     after = _resident()
     return bool(after) and (after["VmHWM"] != before or after["VmHWM"] - after["VmRSS"] < _SLACK)
 
 
 def _resident() -> dict[str, int]:
-    """VmHWM and VmRSS in bytes; nothing where the system does not tell."""
+    """VmHWM and VmRSS in bytes; empty where the system does not report them."""
     with contextlib.suppress(OSError):
         lines = re.findall(r"^(VmHWM|VmRSS):\s+(\d+) kB$", (_SELF / "status").read_text(), re.MULTILINE)
         return {name: int(size) * 1024 for name, size in lines}

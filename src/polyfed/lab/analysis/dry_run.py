@@ -1,5 +1,4 @@
-"""A dry run: everything is checked and built, one batch of each kind of client and of the server is trained, and the
-bytes of a run are reckoned from what crosses."""
+"""Dry runs: check and build everything, train one batch of each kind of participant, and estimate bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from polyfed.federation.participant import Participant
 from polyfed.lab.analysis import cost
 from polyfed.models.model import Model
 from polyfed.reporting.run_tables import account_table
-from polyfed.reporting.tables import TextTable, count, mib
+from polyfed.reporting.tables import TextTable, count, mib, span_of
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import SERVER
@@ -37,9 +36,9 @@ from polyfed.runs.server_side import accounts_of
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Logits, Representations
 
-_TRIED = 3  # rounds: some methods let clients begin by themselves
-_DRAWN = 200  # rounds whose cohorts are drawn at most; the mean over more is the same
-_LENGTHS = ("epochs", "steps", "batches_per_epoch")  # ends of names: how long somebody trains
+_TRIED = 3  # rounds, as clients of some methods begin alone
+_DRAWN = 200  # rounds whose cohorts are drawn at most; a mean over more would be the same
+_LENGTHS = ("epochs", "steps", "batches_per_epoch")  # ends of names of training lengths
 _ROWS = (Representations.kind, Logits.kind)  # bundles with a row for each public sample
 
 _S = TypeVar("_S", bound=Settings)
@@ -49,14 +48,14 @@ Moved = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run has found.
+    """Result of a dry run.
 
     Attributes:
-        experiment: its settings.
-        clients: everybody in the federation.
-        sizes: of the models of one client of each kind, by its id, and of the server's.
-        moved: client of each kind, by its id -> bytes of a round.
-        accounts: source -> what was found, read, and left out.
+        experiment: Its settings.
+        clients: All clients of the federation.
+        sizes: Client of each kind, or ``server`` -> size of its model.
+        moved: Client of each kind -> bytes of a round.
+        accounts: Source -> items found, read, and left out.
     """
 
     experiment: Experiment
@@ -67,10 +66,10 @@ class DryRun:
 
     @classmethod
     def of(cls, experiment: Experiment) -> DryRun:
-        """Opens the data, builds the models, and trains in a temporary folder.
+        """Open the data, build the models, and train in a temporary folder.
 
         Raises:
-            PolyfedError: something does not fit, or a client fails.
+            PolyfedError: Settings are inconsistent, or a client fails.
         """
         with tempfile.TemporaryDirectory() as folder, cpu_threads(experiment.run.threads):
             session = Session(cost.without_deadlines(experiment), RunFolder(Path(folder)), "dry")
@@ -81,11 +80,11 @@ class DryRun:
 
     def a_round(self, direction: str) -> dict[str, float]:
         """Kind of bundle -> bytes of all clients in a round, mean over rounds in which clients take part."""
-        kinds = dict.fromkeys(kind for moved in self.moved.values() for kind in moved[direction])
-        return {kind: fmean(self._of(cohort, direction, kind) for cohort in self._cohorts) for kind in kinds}
+        bundles = dict.fromkeys(bundle for moved in self.moved.values() for bundle in moved[direction])
+        return {name: fmean(self._of(cohort, direction, name) for cohort in self._cohorts) for name in bundles}
 
-    def _of(self, cohort: tuple[ClientInfo, ...], direction: str, kind: str) -> float:
-        moved = [self.moved[self._first[_kind(client)]][direction].get(kind, 0.0) for client in cohort]
+    def _of(self, cohort: tuple[ClientInfo, ...], direction: str, bundle: str) -> float:
+        moved = [self.moved[self._first[_type(client)]][direction].get(bundle, 0.0) for client in cohort]
         # a round waits for the replies of a share of those asked
         return (min(self.experiment.run.pace.most(cohort) / len(cohort), 1.0) if cohort else 0.0) * sum(moved)
 
@@ -97,33 +96,34 @@ class DryRun:
 
     @cached_property
     def _first(self) -> dict[tuple[str, str], str]:
-        return {_kind(client): client.id for client in cost.one_of_each(self.clients)}
+        return {_type(client): client.id for client in cost.one_of_each(self.clients)}
 
     def tables(self) -> list[TextTable]:
-        """Who takes part, what crosses in a round and in the whole run, and what protects it."""
+        """Participants, bytes of a round and of the run, and protection."""
         rounds, policy = self.experiment.run.rounds, self.experiment.policy
         asked = max(rounds - self.experiment.algorithm.rounds_without_clients, 0)
         crossing = []
         for direction in ("down", "up"):
-            kinds = self.a_round(direction)
-            for kind, moved in {**kinds, "all": sum(kinds.values())}.items():
-                crossing.append((f"{kind}, {direction}", mib(moved), mib(asked * moved)))
-        notes = ["In MiB, of the first round in which clients are asked; without evaluation."]
-        protection = [("replies of clients", policy.words()), ("the model from false clients", policy.against_false())]
+            bundles = self.a_round(direction)
+            for bundle, moved in {**bundles, "all": sum(bundles.values())}.items():
+                crossing.append((f"{bundle}, {direction}", mib(moved), mib(asked * moved)))
+        notes = ["In MiB, of the first round with clients, without evaluation."]
+        protection = [
+            ("replies of clients", policy.words()),
+            ("the model from false clients", policy.against_false()),
+        ]
         participants = ("", "of them", "samples", "parameters", "trained")
         return [
             account_table({source: [count.plain() for count in counts] for source, counts in self.accounts.items()}),
             TextTable("Who takes part", participants, list(self._participants())),
-            TextTable("What crosses", ("", "a round", f"{rounds} rounds"), crossing, notes),
+            TextTable("What crosses", ("", "per round", f"{rounds} rounds"), crossing, notes),
             TextTable("What protects it", ("", "by"), protection),
         ]
 
     def _participants(self) -> Iterator[tuple[str, ...]]:
-        for kind, first in self._first.items():
-            samples = [client.samples for client in self.clients if _kind(client) == kind]
-            least, most = count(min(samples)), count(max(samples))
-            span = least if least == most else f"{least} to {most}"
-            yield (kind[0], count(len(samples)), span, *self._size(first))
+        for client_type, first in self._first.items():
+            samples = [client.samples for client in self.clients if _type(client) == client_type]
+            yield (client_type[0], count(len(samples)), span_of(samples), *self._size(first))
         yield (SERVER, "", "", *self._size(SERVER))
 
     def _size(self, participant: str) -> tuple[str, str]:
@@ -131,7 +131,7 @@ class DryRun:
         return ("-", "-") if size is None else (count(size.parameters), count(size.trained))
 
 
-def _kind(client: ClientInfo) -> tuple[str, str]:
+def _type(client: ClientInfo) -> tuple[str, str]:
     return client.group, client.architecture
 
 
@@ -139,7 +139,7 @@ def _kind(client: ClientInfo) -> tuple[str, str]:
 
 
 def _tried(session: Session) -> tuple[dict[str, cost.ModelSize], dict[str, Moved]]:
-    """Sizes of models, and bytes of a round of one client of each kind, the first in which something crosses."""
+    """Sizes of models, and bytes of one client of each kind in the first round with any bytes."""
     experiment = session.experiment
     algorithm = _short(experiment.algorithm)
     session.experiment = experiment.model_copy(update={"algorithm": algorithm})
@@ -156,7 +156,9 @@ def _tried(session: Session) -> tuple[dict[str, cost.ModelSize], dict[str, Moved
         ledger = cost.one_round(session, number, nullcontext())
         if ledger.records or not algorithm.asks_clients:
             break
-    moved = {client.id: few.whole(cost.bytes_by_kind(ledger, client.id)) for client in cost.one_of_each(server.clients)}
+    moved = {
+        client.id: few.scaled(cost.bytes_by_kind(ledger, client.id)) for client in cost.one_of_each(server.clients)
+    }
     return cost.model_sizes(session), moved
 
 
@@ -173,11 +175,11 @@ def _short(settings: _S) -> _S:
 
 @dataclass(frozen=True)
 class _FewPublic:
-    """A batch of public samples, all of some items.
+    """A batch of public samples, complete items.
 
     Attributes:
-        index: which of the public set they are.
-        share: of those that are exchanged in a round.
+        index: Positions in the public set.
+        share: Share of the samples that are exchanged in a round.
     """
 
     index: Int64[Tensor, " k"]
@@ -199,18 +201,18 @@ class _FewPublic:
         return cls(few, len(few) / len(drawn))
 
     def cut(self, participant: Participant) -> None:
-        """Leave a participant these alone, and as large a share of the other parts of the public set."""
+        """Reduce a participant's public set to these, and its other parts by the same share."""
         public = participant.public
         if public.pairs is None:
             return
         parts = {name: _first(part, max(2, round(self.share * len(part)))) for name, part in public.parts.items()}
         participant.public = replace(public, pairs=public.pairs.subset(self.index), parts=parts)
 
-    def whole(self, moved: Moved) -> Moved:
-        """What would cross of the whole public set."""
+    def scaled(self, moved: Moved) -> Moved:
+        """Bytes of an exchange of the complete public set."""
         return {
-            direction: {kind: of / self.share if kind in _ROWS else of for kind, of in kinds.items()}
-            for direction, kinds in moved.items()
+            direction: {name: size / self.share if name in _ROWS else size for name, size in bundles.items()}
+            for direction, bundles in moved.items()
         }
 
 
@@ -219,7 +221,7 @@ _NOTHING = _FewPublic(torch.arange(0))
 
 @dataclass
 class _FewSamples(Site):
-    """A site whose clients have a batch of private samples, and one of public ones."""
+    """A site whose clients have one batch of private and one of public samples."""
 
     few: _FewPublic = _NOTHING
 
@@ -234,7 +236,7 @@ class _FewSamples(Site):
 
 @dataclass(frozen=True)
 class _FewGuided:
-    """The server's encoders at a client that has few samples."""
+    """The server's encoders at a client with few samples."""
 
     encoders: ServerEncoders
     size: int

@@ -1,4 +1,4 @@
-"""What a run gave away: membership inference on what crossed and on final models.
+"""Leakage of a run: membership inference on the replies of its last round and on its final models.
 
 Sources: Yeom et al. (CSF 2018), a threshold on the loss; Carlini et al. (IEEE S&P 2022), "Membership inference attacks
 from first principles", for scores and rates.
@@ -12,11 +12,11 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -56,13 +56,15 @@ from polyfed.wire.payload import Payload, TensorBundle, Weights
 LEVEL = 0.95
 FALSE_POSITIVES = 0.01
 _DRAWS = 1000
+_FEWEST = 10  # candidates on each side, below which no interval is informative
+_BATCH = 256
 
 Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure, and the interval that holds it with a confidence of 95 %."""
+    """A figure with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -71,14 +73,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Discrimination:
-    """How well scores tell members from others; chance has an AUC of 0.5 and a rate of 0.01.
+    """How well scores separate members from others; chance has an AUC of 0.5 and a rate of 0.01.
 
-    Each score is of an item of its own: intervals take them as independent.
+    Each score is of a separate item: intervals treat them as independent.
 
     Attributes:
-        auc: area under the curve of true over false positives.
-        rate: share of members that are told at 1 % false positives.
-        members, others: how many there are.
+        auc: Area under the curve of true over false positives.
+        rate: Share of members above the threshold that 1 % of the others exceed.
+        members, others: Their numbers.
     """
 
     auc: Interval
@@ -89,23 +91,23 @@ class Discrimination:
     @classmethod
     def of(cls, members: Scores, others: Scores, seed: int) -> Discrimination:
         auc = Interval(area(members, others), *bootstrapped(members, others, seed))
-        told = int((members > threshold(others)).sum())
-        rate = Interval(told / len(members), *_rates(members, others, seed))
+        detected = int((members > threshold(others)).sum())
+        rate = Interval(detected / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         intervals = {"auc": dict(vars(self.auc)), "tpr_at_1_percent": dict(vars(self.rate))}
         return {**intervals, "members": self.members, "others": self.others}
 
 
 def area(members: Scores, others: Scores) -> float:
     ordered = np.sort(others)
-    wins = sum(ordered.searchsorted(members, side).sum() for side in ("left", "right")) / 2  # equal ones win half
+    wins = sum(ordered.searchsorted(members, side).sum() for side in ("left", "right")) / 2  # ties win half
     return float(wins / (len(members) * len(others)))
 
 
 def threshold(others: Scores) -> float:
-    """The lowest score above which at most 1 % of the others are."""
+    """The lowest score that at most 1 % of the others exceed."""
     allowed = math.floor(FALSE_POSITIVES * len(others))
     return float(np.sort(others)[len(others) - 1 - allowed])
 
@@ -118,10 +120,10 @@ def bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, flo
 
 
 def _rates(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
-    """Percentiles of the rate, with the threshold as uncertain as it is.
+    """Percentiles of the rate, with the uncertainty of the threshold.
 
-    Of n others Binomial(n, 1 %) are above the true threshold, which lies between two neighbours: the low end goes by
-    the higher of them, the high end by the lower, each with Jeffreys' posterior of the rate. Plain resampling covers
+    Of n others Binomial(n, 1 %) are above the true threshold, which lies between two neighbours: the low end uses
+    the higher of them, the high end the lower, each with Jeffreys' posterior of the rate. Plain resampling covers
     79 % at 100 items, as the threshold is among the highest of the others.
     """
     draws, count = np.random.default_rng(seed), len(members)
@@ -129,113 +131,35 @@ def _rates(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
     above = np.append(count - np.searchsorted(np.sort(members), ordered[:-1], side="right"), count)
     positions = draws.binomial(len(others), FALSE_POSITIVES, _DRAWS)
     ends = []
-    for told, level in ((above[positions], (1 - LEVEL) / 2), (above[positions + 1], (1 + LEVEL) / 2)):
-        rates = draws.beta(told + 0.5, count - told + 0.5)
-        rates[told == (0 if level < 0.5 else count)] = 0 if level < 0.5 else 1  # no rate is beyond
+    for detected, level in ((above[positions], (1 - LEVEL) / 2), (above[positions + 1], (1 + LEVEL) / 2)):
+        rates = draws.beta(detected + 0.5, count - detected + 0.5)
+        rates[detected == (0 if level < 0.5 else count)] = 0 if level < 0.5 else 1  # no rate is beyond
         ends.append(float(np.quantile(rates, level)))
     return ends[0], ends[1]
 
 
 def leak_verdict(auc: Interval, *, is_protected: bool) -> str:
-    """What an area says; an attack that fails where nothing protects is no measurement."""
+    """Verdict on an area; an attack that fails without any protection measures nothing."""
     if auc.low > 0.5:
         return "much" if auc.value >= 0.75 else "some" if auc.value >= 0.6 else "little"
     return "nothing found" if is_protected else "attack too weak"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one attack found on one thing.
-
-    Attributes:
-        on: what was attacked.
-        attack: by what; ``membership`` where none applies.
-        says: the verdict, or why the attack does not apply.
-        figures: for file and table; none where it does not apply.
-    """
-
-    on: str
-    attack: str
-    says: str
-    figures: Mapping[str, object] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, object]:
-        about = {"on": self.on, "attack": self.attack}
-        return {**about, **self.figures, "verdict": self.says} if self.figures else {**about, "reason": self.says}
-
-
-MEMBERSHIP = "membership"
-_FEWEST = 10  # candidates of each kind: below, no interval says anything
-
-
 class Leakage(Analysis):
-    """Attack what clients sent in the last round, and the models: whose samples does it tell? Simulations."""
+    """Attack the replies of the last round and the models: which samples were trained on? Simulated runs only."""
 
     is_reported: ClassVar[bool] = True
 
-    clients: int = Field(default=3, ge=1, description="attacked at most, of each architecture in turn")
+    clients: int = Field(default=3, ge=1, description="clients attacked at most, of each architecture in turn")
     samples: int = Field(default=200, ge=10, description="members at most, and as many others")
-    seed: int = Field(default=0, ge=0, description="of all that attacks draw")
+    seed: int = Field(default=0, ge=0, description="seed of all draws of the attacks")
     model: ModelName = "last"
 
     def answer(self, run: Run) -> AnalysisResult:
         return run_leakage(Simulated(run, self.model), self)
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What an attacker works with: an opened run, its last round as the server saw it, and a plan."""
-
-    opened: Simulated
-    seen: SeenRound
-    plan: Leakage
-
-    @property
-    def is_protected(self) -> bool:
-        experiment = self.opened.experiment
-        return experiment.policy.privacy is not None or experiment.aggregation.secure is not None
-
-    def attacked(self) -> Iterator[SeenReply]:
-        """All replies of the attacked clients, and all sums."""
-        by_type: dict[str, dict[str, None]] = defaultdict(dict)
-        for reply in self.seen.replies:
-            by_type[self.member(reply.clients[0]).model.architecture][reply.clients[0]] = None
-        turns = [name for name in chain(*zip_longest(*by_type.values())) if name is not None]
-        return (seen for seen in self.seen.replies if seen.is_sum or seen.clients[0] in turns[: self.plan.clients])
-
-    def member(self, client: str) -> Member:
-        return self.opened.federation.members[client]
-
-    def fresh(self, member: Member) -> Model:
-        """A client's model with its initial weights, which follow from the run's seed: the server knows them."""
-        return self.opened.federation.client_model(member).to(self.opened.run.place)
-
-    def candidates(self, clients: Sequence[str]) -> Candidates | str:
-        federation, plan = self.opened.federation, self.plan
-        members = [self.member(name) for name in clients]
-        return candidates_of(members, federation.train, federation.test, plan.samples, plan.seed)
-
-    def obstacle(self, member: Member, name: str, bundle: TensorBundle) -> str:
-        """Why what crossed cannot be attacked by scores of samples; empty if it can."""
-        task = member.settings.task
-        if not has_scores(task):
-            return f"no score of a single sample is known for the task '{task.component_name()}'"
-        if isinstance(bundle, Weights):
-            if name != UPDATE:
-                return "these are no weights of a model"
-            missing = sorted(self.fresh(member).exchanged().keys() - bundle.keys())
-            return f"'{missing[0]}' and so the whole model does not cross" if missing else ""
-        return f"no attack on {bundle_name(name, bundle)} is known to us"
-
-
-def bundle_name(name: str, bundle: TensorBundle) -> str:
-    """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
-    if isinstance(bundle, Weights) and name != UPDATE:
-        return name
-    return "logits" if bundle.kind == "scores" else bundle.kind
-
-
-# ---- samples of whom an attacker asks whether clients trained on them
+# ---- candidates for membership
 
 
 @dataclass(frozen=True)
@@ -243,16 +167,16 @@ class Candidates:
     """Members and others, n together.
 
     Attributes:
-        samples: of both.
-        is_member: which were trained on.
+        samples: Samples of both.
+        is_member: True for samples that were trained on.
     """
 
     samples: Samples
     is_member: Bool[Tensor, " n"]
 
 
-def one_an_item(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
-    """The position of the first sample of each item, in their order: samples of one item are members together."""
+def first_of_each(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
+    """The position of the first sample of each item, in order: samples of one item are members together."""
     firsts: dict[int, int] = {}
     for position, item in enumerate(items.tolist()):
         firsts.setdefault(item, position)
@@ -263,39 +187,37 @@ def candidates_of(
     members: Sequence[Member],
     train: Callable[[Member], Samples],
     test: Callable[[Member], Samples | None],
-    most: int,
-    seed: int,
+    plan: Leakage,
 ) -> Candidates | str:
-    """Candidates for what the clients made together, or why there are none: one sample an item.
+    """One sample per item, trained on by some clients or not; or the reason why there are none.
 
-    A classification has as many members as others of each class: else the attacker would tell a client's classes
+    A classification has as many members as others of each class: else the attacker would recognise a client's classes
     instead of its samples.
 
     Args:
-        members: the clients.
-        train, test: samples of each.
-        most: of each kind.
-        seed: of what is drawn.
+        members: The clients.
+        train, test: Functions that return the samples of a client.
+        plan: Settings of the analysis.
     """
     held, tests = [train(member) for member in members], [test(member) for member in members]
     # the clients of a group may share their test samples
     distinct = {id(samples): samples for samples in tests if samples is not None and len(samples)}
     if not distinct:
-        return "no test samples, so nobody that was not trained on"
+        return "no test samples, so none that was not trained on"
     name, sides = ",".join(member.id for member in members), []
     for part in (union(held), union(list(distinct.values()))):
-        order = torch.randperm(len(part), generator=generator(seed, "candidates", name, len(part)))
-        sides.append(part.subset(order[one_an_item(part.items[order])]))
-    inside, outside = _alike(sides[0], sides[1], members[0].settings.task)
-    size = min(len(inside), len(outside), most)
+        order = torch.randperm(len(part), generator=generator(plan.seed, "candidates", name, len(part)))
+        sides.append(part.subset(order[first_of_each(part.items[order])]))
+    inside, outside = _balanced(sides[0], sides[1], members[0].settings.task)
+    size = min(len(inside), len(outside), plan.samples)
     if size < _FEWEST:
-        return f"{size} training and test items of like classes, an attack needs {_FEWEST} of each"
+        return f"{size} training and test items of the same classes, an attack needs {_FEWEST} of each"
     both = union([inside.subset(torch.arange(size)), outside.subset(torch.arange(size))])
     return Candidates(both, torch.arange(2 * size) < size)
 
 
-def _alike(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, Samples]:
-    """Equally many of each class, in an order in which any beginning is mixed."""
+def _balanced(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, Samples]:
+    """Equal numbers of each class, in an order in which every prefix is mixed."""
     if not isinstance(task, Classification):
         return inside, outside
     positions: list[Int64[Tensor, " k"]] = []
@@ -319,7 +241,7 @@ def has_scores(task: Task) -> bool:
 
 
 def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Samples) -> Float[Tensor, " n"]:
-    """How well a model knows each sample; higher is better known.
+    """Fit of a model to each sample; higher fits better.
 
     Classification: log p / (1 - p) of the true class p, which orders samples as the loss does (Carlini et al. 2022,
     Eq. 5). Pairs: the similarity of a sample's two representations, less the mean of those with the other samples'
@@ -347,7 +269,7 @@ def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Sam
 
 
 def confidence(logits: Float[Tensor, "n c"], labels: Tensor) -> Float[Tensor, " n"]:
-    """log p / (1 - p) of the true class, from class scores: its score less the logarithmic sum of the others'."""
+    """log p / (1 - p) of the true class: its logit less the logarithmic sum of the others'."""
     true = logits.gather(1, labels[:, None])[:, 0]
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return true - others.logsumexp(1)
@@ -359,139 +281,179 @@ def pair_margin(similarities: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
 
 
 def _parts(samples: Samples) -> list[Samples]:
-    return [samples.subset(index) for index in torch.split(torch.arange(len(samples)), 256)]
+    return [samples.subset(index) for index in torch.split(torch.arange(len(samples)), _BATCH)]
 
 
-# ---- membership
-
-
-def membership_findings(situation: Situation) -> Iterator[Finding]:
-    """Membership in what crossed, and in the final models."""
-    for seen in situation.attacked():
-        for name, bundle in seen.bundles.items():
-            yield from _in_bundle(situation, seen, name, bundle)
-    for trained in situation.opened.globals():
-        yield _on_final(situation, trained)
-
-
-def _in_bundle(situation: Situation, seen: SeenReply, name: str, bundle: TensorBundle) -> Iterator[Finding]:
-    on, member = f"{bundle_name(name, bundle)} of {seen.who}", situation.member(seen.clients[0])
-    candidates: Candidates | str = situation.obstacle(member, name, bundle)
-    candidates = candidates or situation.candidates(seen.clients)
-    if isinstance(candidates, str):
-        yield Finding(on, MEMBERSHIP, candidates)
-        return
-    target = _Target(on, member, candidates, member.head)
-    model = situation.fresh(member)
-    model.load(bundle)
-    yield target.finding(situation, model)
-
-
-def _on_final(situation: Situation, trained: TrainedModel) -> Finding:
-    opened, plan = situation.opened, situation.plan
-    on, members = f"final model of {trained.name}", list(opened.judges(trained).values())
-    candidates: Candidates | str = "no client has its task, modalities and classes, and test samples"
-    if trained.name == SERVER and opened.is_server_untrained:
-        candidates = "nothing in the method trains it"
-    elif members and has_scores(trained.task):
-        train, test = partial(opened.train, trained), partial(opened.test, trained)
-        candidates = candidates_of(members, train, test, plan.samples, plan.seed)
-    if isinstance(candidates, str):
-        return Finding(on, MEMBERSHIP, candidates)
-    target = _Target(on, members[0], candidates, trained.head)
-    return target.finding(situation, trained.model)
+# ---- attacks
 
 
 @dataclass(frozen=True)
-class _Target:
-    """Whose training samples are asked for.
+class Finding:
+    """Result of an attack.
 
     Attributes:
-        on: what is attacked, in words.
-        member: whose task and training count; of several clients the first.
-        candidates: asked for.
-        head: of the task in the model.
+        on: Target of the attack.
+        verdict: Verdict, or the reason for no attack.
+        figures: Figures of the attack; None if there was none.
     """
 
     on: str
-    member: Member
-    candidates: Candidates
-    head: str
+    verdict: str
+    figures: dict[str, Any] | None = None
 
-    def finding(self, situation: Situation, model: Model) -> Finding:
-        head = model.heads[self.head] if self.head in model.heads else None
-        scores = sample_scores(model, self.member.settings.task, head, self.candidates.samples)
-        member, values = self.candidates.is_member, scores.double().cpu()
-        told = Discrimination.of(values[member].numpy(), values[~member].numpy(), situation.plan.seed)
-        says = leak_verdict(told.auc, is_protected=situation.is_protected)
-        return Finding(self.on, "loss threshold", says, told.to_json())
+    def to_json(self) -> dict[str, Any]:
+        if self.figures is None:
+            return {"on": self.on, "attack": "membership", "reason": self.verdict}
+        return {"on": self.on, "attack": "loss threshold", **self.figures, "verdict": self.verdict}
 
 
-_COLUMNS = {
-    "AUC": "{auc[value]:.2f} [{auc[low]:.2f}, {auc[high]:.2f}]",
-    "told at 1 %": "{tpr_at_1_percent[value]:.2f} [{tpr_at_1_percent[low]:.2f}, {tpr_at_1_percent[high]:.2f}]",
-    "members": "{members}",
-    "others": "{others}",
-}
+@dataclass(frozen=True)
+class MembershipAttack:
+    """Membership inference on a simulated run by a threshold on the loss.
+
+    Attributes:
+        opened: The run.
+        seen: Its last round as the server saw it.
+        plan: Settings of the analysis.
+    """
+
+    opened: Simulated
+    seen: SeenRound
+    plan: Leakage
+
+    def findings(self) -> Iterator[Finding]:
+        """Findings on the replies of the attacked clients, on all sums, and on the final models."""
+        by_type: dict[str, dict[str, None]] = defaultdict(dict)
+        for reply in self.seen.replies:
+            by_type[self.member(reply.clients[0]).model.architecture][reply.clients[0]] = None
+        turns = [name for name in chain(*zip_longest(*by_type.values())) if name is not None][: self.plan.clients]
+        for reply in self.seen.replies:
+            if reply.is_sum or reply.clients[0] in turns:
+                for name, bundle in reply.content.bundles.items():
+                    yield self._on_reply(reply, name, bundle)
+        for trained in self.opened.globals():
+            yield self._on_final(trained)
+
+    def member(self, client: str) -> Member:
+        return self.opened.federation.members[client]
+
+    def fresh(self, member: Member) -> Model:
+        """A client's model with its initial weights, which the server can compute from the run's seed."""
+        return self.opened.federation.client_model(member).to(self.opened.run.place)
+
+    def candidates(self, clients: Sequence[str]) -> Candidates | str:
+        federation = self.opened.federation
+        return candidates_of([self.member(name) for name in clients], federation.train, federation.test, self.plan)
+
+    def _on_reply(self, seen: SeenReply, name: str, bundle: TensorBundle) -> Finding:
+        on, member = f"{bundle_name(name, bundle)} of {seen.sender}", self.member(seen.clients[0])
+        if reason := self._obstacle(member, name, bundle):
+            return Finding(on, reason)
+        candidates = self.candidates(seen.clients)
+        if isinstance(candidates, str):
+            return Finding(on, candidates)
+        model = self.fresh(member)
+        model.load(bundle)
+        return self._finding(on, member.settings.task, model, member.head, candidates)
+
+    def _obstacle(self, member: Member, name: str, bundle: TensorBundle) -> str:
+        """Why a bundle cannot be attacked by scores of samples; empty if it can."""
+        task = member.settings.task
+        if not has_scores(task):
+            return f"no score of a single sample is known for the task '{task.component_name()}'"
+        if not isinstance(bundle, Weights):
+            return f"no attack on {bundle_name(name, bundle)} is known to us"
+        if name != UPDATE:
+            return "these are not weights of a model"
+        missing = sorted(self.fresh(member).exchanged().keys() - bundle.keys())
+        return f"'{missing[0]}' does not cross, so the model is incomplete" if missing else ""
+
+    def _on_final(self, trained: TrainedModel) -> Finding:
+        opened, on = self.opened, f"final model of {trained.name}"
+        members = list(opened.judges(trained).values())
+        if trained.name == SERVER and opened.is_server_untrained:
+            return Finding(on, "the method does not train it")
+        if not members or not has_scores(trained.task):
+            return Finding(on, "no client has its task, modalities and classes, and test samples")
+        train, test = partial(opened.train, trained), partial(opened.test, trained)
+        candidates = candidates_of(members, train, test, self.plan)
+        if isinstance(candidates, str):
+            return Finding(on, candidates)
+        return self._finding(on, members[0].settings.task, trained.model, trained.head, candidates)
+
+    def _finding(self, on: str, task: Task, model: Model, head: str, candidates: Candidates) -> Finding:
+        scores = sample_scores(model, task, model.heads[head] if head in model.heads else None, candidates.samples)
+        inside, values = candidates.is_member, scores.double().cpu()
+        result = Discrimination.of(values[inside].numpy(), values[~inside].numpy(), self.plan.seed)
+        experiment = self.opened.experiment
+        is_protected = experiment.policy.privacy is not None or experiment.aggregation.secure is not None
+        return Finding(on, leak_verdict(result.auc, is_protected=is_protected), result.to_json())
+
+
+def bundle_name(name: str, bundle: TensorBundle) -> str:
+    """Name of a field of a reply: logits are scores on the wire, and not all named tensors are weights of a model."""
+    if isinstance(bundle, Weights) and name != UPDATE:
+        return name
+    return "logits" if bundle.kind == "scores" else bundle.kind
+
+
+_INTERVAL = "{value:.2f} [{low:.2f}, {high:.2f}]"
 _NOTE = (
-    "AUC: chance is 0.5. Told at 1 %: share of members that are told when at most 1 % of the others are taken for "
-    "members. In brackets: intervals of 95 % (bootstrap; exact)."
+    "AUC: chance is 0.5. Detected at 1 %: share of members detected when at most 1 % of the others are taken for "
+    "members. In brackets: 95 % intervals (bootstrap; exact)."
 )
 
 
 def run_leakage(opened: Simulated, plan: Leakage) -> AnalysisResult:
-    """Attack what clients sent in the last round of a simulated run, and its models.
+    """Attack the replies of the last round of a simulated run, and its models.
 
     Raises:
-        ConfigError: nobody has sent anything.
-        RunError: the run's state before its last round is lost.
+        ConfigError: No client has sent a reply.
+        RunError: The run's state before its last round is lost.
     """
     with cpu_threads(opened.experiment.run.threads), seen_round(opened) as seen:
-        every = list(membership_findings(Situation(opened, seen, plan)))
-    findings = [one for one in every if one.figures]
-    unattacked = [one for one in every if not one.figures]
+        findings = list(MembershipAttack(opened, seen, plan).findings())
     method, protection = opened.experiment.algorithm.component_name(), protection_of(opened.experiment)
-    exact = "to the bit" if seen.is_exact else "but for rounding: this machine computes other bits than the run's"
+    exact = "bit-identical" if seen.is_exact else "equal up to rounding, as this machine computes other bits"
     about = (
-        f"Method: {method}. Protection: {protection}. Replies of round {seen.number}, asked again, {exact}. An attack "
-        "that finds nothing proves nothing: others may be better. One that is too weak where nothing protects is no "
-        "measurement."
+        f"Method: {method}. Protection: {protection}. Replies of round {seen.number}, requested again: {exact}. An "
+        "attack that finds nothing proves nothing: others may be better. One that is too weak without protection "
+        "measures nothing."
     )
-    tables = _tables(opened.run.name, findings, unattacked)
-    tables[:1] = [replace(table, notes=(*table.notes, about)) for table in tables[:1]]
+    rows = [
+        {
+            "attacked": one.on,
+            "AUC": _INTERVAL.format(**one.figures["auc"]),
+            "detected at 1 %": _INTERVAL.format(**one.figures["tpr_at_1_percent"]),
+            "members": str(one.figures["members"]),
+            "others": str(one.figures["others"]),
+            "leaked": one.verdict,
+        }
+        for one in findings
+        if one.figures
+    ]
+    reasons = [{"attacked": one.on, "because": one.verdict} for one in findings if not one.figures]
+    shown = [
+        TextTable.of(f"{opened.run.name} leaked: was this sample trained on", rows, [_NOTE, about]),
+        TextTable.of(f"{opened.run.name}: no attack here", reasons, [] if rows else [about]),
+    ]
+    tables = [table for table in shown if table.rows]
     content = {
         "run": opened.run.name,
         "round": seen.number,
         "method": method,
         "protection": protection,
-        # whether the replies are those of the run to the bit
         "exact": seen.is_exact,
         "plan": {name: value for name, value in dict(plan).items() if name != "model"},
-        "findings": [one.to_json() for one in findings],
-        "no_attack": [one.to_json() for one in unattacked],
+        "findings": [one.to_json() for one in findings if one.figures],
+        "no_attack": [one.to_json() for one in findings if not one.figures],
         "tables": [table_json(table) for table in tables],
     }
     return AnalysisResult(content, tables)
 
 
-def _tables(run: str, findings: Sequence[Finding], unattacked: Sequence[Finding]) -> list[TextTable]:
-    """What attacks found, and what was not attacked."""
-    tables = []
-    if findings:
-        rows = [
-            (one.on, one.attack, *(shown.format(**one.figures) for shown in _COLUMNS.values()), one.says)
-            for one in findings
-        ]
-        columns = ("attacked", "by", *_COLUMNS, "gave away")
-        tables.append(TextTable(f"{run} gave away: was this sample trained on", columns, rows, (_NOTE,)))
-    if unattacked:
-        reasons = [(one.on, one.says) for one in unattacked]
-        tables.append(TextTable(f"{run}: no attack here", ("what", "because"), reasons))
-    return tables
-
-
 def protection_of(experiment: Experiment) -> str:
-    """What protects replies, in words."""
+    """Protection of replies, in words."""
     privacy, parts = experiment.policy.privacy, list[str]()
     if privacy is not None and privacy.reply is not None:
         parts.append(f"noise on replies (multiplier {privacy.reply.noise_multiplier:.3g})")
@@ -502,19 +464,19 @@ def protection_of(experiment: Experiment) -> str:
     return " and ".join(parts) or "none"
 
 
-# ---- replies of the last round, requested again
+# ---- replies of the last round, requested again; noise included, as a repeated request repeats its answer
 
 _LEFT_BEHIND = ("models", "plots", "analysis", "arrays", "report.*", "*.png")
 
 
 @dataclass(frozen=True)
 class SeenReply:
-    """What the server saw after one request.
+    """The server's view of one reply.
 
     Attributes:
-        clients: who made it: one client, or all of a type whose sum it is.
-        step: that was asked for.
-        content: the reply as it left, or the mean of a type.
+        clients: The client that sent it, or all clients of a type whose sum it is.
+        step: Name of the step.
+        content: The reply as sent, or the mean of a type.
     """
 
     clients: tuple[str, ...]
@@ -526,11 +488,7 @@ class SeenReply:
         return len(self.clients) > 1
 
     @property
-    def bundles(self) -> Mapping[str, TensorBundle]:
-        return self.content.bundles
-
-    @property
-    def who(self) -> str:
+    def sender(self) -> str:
         name = f"sum of {len(self.clients)} clients" if self.is_sum else self.clients[0]
         return f"{name} ({self.step})"
 
@@ -540,9 +498,9 @@ class SeenRound:
     """The last round of a run as its server saw it.
 
     Attributes:
-        number: of the round.
-        replies: in the order of requests; only those with tensors.
-        is_exact: whether the server ends in the run's own bits.
+        number: Number of the round.
+        replies: Replies with tensors, in the order of requests.
+        is_exact: True if the server ends with the run's own bits.
     """
 
     number: int
@@ -552,82 +510,74 @@ class SeenRound:
 
 @dataclass
 class _WatchedCohort(Cohort):
-    """A cohort that notes what comes back."""
+    """A cohort that records its replies."""
 
     seen: list[SeenReply] = field(default_factory=list)
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
         for reply in super().replies(ask, phase):
-            self._note((reply.sender.id,), ask, self.channel.transport.decode(reply.payload))
+            self._record((reply.sender.id,), ask, self.channel.transport.decode(reply.payload))
             yield reply
 
     def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Reply]:
         seen = set[str]()
         for reply in super().summed(sums, ask, phase):
-            kind = reply.sender.architecture
-            if kind not in seen:  # each of the type gets the same mean
-                seen.add(kind)
-                clients = tuple(info.id for info in self.clients if info.architecture == kind)
-                self._note(clients, ask, reply.payload)
+            client_type = reply.sender.architecture
+            if client_type not in seen:  # each client of the type has the same mean
+                seen.add(client_type)
+                clients = tuple(info.id for info in self.clients if info.architecture == client_type)
+                self._record(clients, ask, reply.payload)
             yield reply
 
-    def _note(self, clients: tuple[str, ...], ask: Ask, content: Payload) -> None:
+    def _record(self, clients: tuple[str, ...], ask: Ask, content: Payload) -> None:
         if any(len(bundle) for bundle in content.bundles.values()):
             self.seen.append(SeenReply(clients, ask.step, content))
 
 
 @contextlib.contextmanager
 def seen_round(opened: Simulated) -> Iterator[SeenRound]:
-    """The last complete round of a run, asked again in a copy of its folder that lasts as long as the block.
+    """The last complete round of a run, run again in a copy of its folder that exists as long as the block.
 
     Raises:
-        ConfigError: no round with clients is complete.
-        RunError: what was there before the last round is lost.
+        ConfigError: No round with clients is complete.
+        RunError: The state before the last round is lost.
     """
-    last = opened.run.checkpoint
+    last, folder = opened.run.checkpoint, opened.run.folder
     if not last.round or not opened.experiment.algorithm.asks_clients:
-        raise ConfigError(f"no client of '{opened.run.folder}' has sent anything yet; finish a round (polyfed resume)")
+        raise ConfigError(f"no client of '{folder}' has sent anything yet; finish a round (polyfed resume)")
     with tempfile.TemporaryDirectory(prefix="polyfed-leakage-") as name:
         copy = Path(name) / "run"
-        shutil.copytree(opened.run.folder, copy, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
         session = _attached(opened, RunFolder.existing(copy))
-        _restore_before(session, last.round, opened.run.folder)
-        replies = _asked(session, last.round)
-        yield SeenRound(last.round, replies, _is_equal(flatten(session.server.snapshot()), last.tensors))
-
-
-def _restore_before(session: Session, number: int, folder: Path) -> None:
-    """Be as before a round; raises RunError if nobody knows any more."""
-    before, problems = session.folder.newest_checkpoint(
-        lambda checkpoint: "" if checkpoint.round < number else "the last round"
-    )
-    if before is None or before.round != number - 1:
-        raise RunError(f"run '{folder}' has lost its state before round {number} ({'; '.join(problems)}); run it again")
-    session.server.restore(before.round, unflatten(before.tensors))
-    session.cohorts.restore(before.facts, before.tensors)
+        server = session.server
+        before, problems = session.folder.newest_checkpoint(
+            lambda checkpoint: "" if checkpoint.round < last.round else "the last round"
+        )
+        if before is None or before.round != last.round - 1:
+            lost = f"run '{folder}' has lost its state before round {last.round}"
+            raise RunError(f"{lost} ({'; '.join(problems)}); run it again")
+        server.restore(before.round, unflatten(before.tensors))
+        session.cohorts.restore(before.facts, before.tensors)
+        cohort = session.cohort(last.round, Ledger())
+        server.begin(last.round)
+        watched = _WatchedCohort(**{item.name: getattr(cohort, item.name) for item in fields(Cohort) if item.init})
+        with isolated(session.experiment.run.seed, last.round, SERVER):
+            session.experiment.algorithm.round(server, watched)
+        yield SeenRound(last.round, tuple(watched.seen), _is_equal(flatten(server.snapshot()), last.tensors))
 
 
 def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    """Whether tensors of the same names have the same bits."""
+    """True if both have tensors of the same names with the same bits."""
     return first.keys() == second.keys() and all(
         torch.equal(value.cpu(), second[key].cpu()) for key, value in first.items()
     )
 
 
 def _attached(opened: Simulated, folder: RunFolder) -> Session:
-    """A session over the copy with its clients in this process, which tells nobody of what it does."""
+    """A session over the copy with its clients in this process, without listeners."""
     run = opened.experiment.run.model_copy(update={"device": str(opened.run.place)})
     session = Session(opened.experiment.model_copy(update={"run": run}), folder, folder.identity)
     session.events = Callbacks([session.recorder])
     session.federation = opened.federation
     session.attach(LocalEngine(session.hosting.here()))
     return session
-
-
-def _asked(session: Session, number: int) -> tuple[SeenReply, ...]:
-    server, cohort = session.server, session.cohort(number, Ledger())
-    server.begin(number)
-    watched = _WatchedCohort(**{item.name: getattr(cohort, item.name) for item in fields(Cohort) if item.init})
-    with isolated(session.experiment.run.seed, number, SERVER):
-        session.experiment.algorithm.round(server, watched)
-    return tuple(watched.seen)

@@ -1,4 +1,4 @@
-"""Who holds what: in a run folder, or as an experiment would deal it out."""
+"""Holdings of the clients of a run, or of an experiment before it is run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polyfed.runs.records import PartitionEntry, RunRecords
 
 
 class Partition(Analysis):
-    """Count what every client holds, by class and column, and draw it; nothing is trained."""
+    """Count and draw the items of every client, by class and column, without training."""
 
     def answer(self, run: Run) -> AnalysisResult:
         return held_items(run.records)
@@ -29,11 +29,14 @@ class Partition(Analysis):
 
 
 def planned_holdings(experiment: Experiment, read: bool = False) -> RunRecords:
-    """What every client of an experiment would hold; no picture is decoded and no model built, unless one sample of
-    each kind of participant is ``read``, through its views and networks.
+    """Holdings of every client of an experiment, without decoding images or building models.
+
+    Args:
+        experiment: The experiment.
+        read: True to read one sample of each kind of participant, through its views and networks.
 
     Raises:
-        ConfigError, DataError: the items cannot be dealt out so, the clients live elsewhere, or a sample is not read.
+        ConfigError, DataError: The partition is impossible, the clients are at other sites, or a sample is unreadable.
     """
     cfg = experiment
     if not cfg.clients:
@@ -47,10 +50,10 @@ def planned_holdings(experiment: Experiment, read: bool = False) -> RunRecords:
 
 
 def held_items(records: RunRecords) -> AnalysisResult:
-    """What every client holds, by class and column, without the numbers of the items.
+    """Items of every client by class and column, without their numbers.
 
     Raises:
-        RunError: nobody holds anything.
+        RunError: The run has no holdings.
     """
     if not records.holdings:
         raise RunError(f"'{records.folder}' has no partition.json; give the folder of a run")

@@ -1,1 +1,1 @@
-"""What a trained encoder is good for: few-shot classification, segmentation, retrieval."""
+"""Downstream tests of trained encoders: few-shot classification and retrieval."""

@@ -1,4 +1,4 @@
-"""Downstream probes: a frozen model, data and features that are computed once, what a probe is, and what it found."""
+"""Downstream probes: a frozen model, data, features that are computed once, and the outcome of a probe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from polyfed.federation.settings import DataSettings
 from polyfed.models.model import Model
 from polyfed.models.towers import LocalFeatures, Splittable
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.tables import TextTable, count
+from polyfed.reporting.tables import Cell, TextTable, count
 from polyfed.tasks.metrics import balanced_accuracy, label_ranks, predictions, top
 
 
@@ -38,9 +38,9 @@ class ProbeRow:
     """Metrics under one condition (a share of the data, a client).
 
     Attributes:
-        on: which condition.
-        values: metric -> value of every draw.
-        facts: what the values depend on, such as numbers of samples.
+        on: The condition.
+        values: Metric -> value of every draw.
+        facts: Conditions as numbers, such as numbers of samples.
     """
 
     on: str
@@ -61,12 +61,12 @@ class ProbeRow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a probe found in one task.
+    """Outcome of a probe in one task.
 
     Attributes:
-        data: on what.
-        rows: conditions.
-        notes: sentences that a reader of the figures must know.
+        data: Name of the data.
+        rows: Conditions.
+        notes: Sentences that a reader of the figures needs.
     """
 
     data: str
@@ -74,34 +74,34 @@ class Outcome:
     notes: Sequence[str] = ()
 
     def table(self, title: str) -> TextTable:
-        """A row a condition."""
-        cells = [
-            {name: str(spread) for name, spread in row.spreads.items()}
-            | {name: count(value) for name, value in row.facts.items()}
+        """One row per condition."""
+        metrics = dict.fromkeys(chain.from_iterable(row.values for row in self.rows))
+        rows: list[dict[str, Cell]] = [
+            {
+                "": row.on,
+                **{name.replace("_", " "): str(row.spreads[name]) if name in row.values else None for name in metrics},
+                **{name.replace("_", " "): count(value) for name, value in row.facts.items()},
+            }
             for row in self.rows
         ]
-        metrics = dict.fromkeys(chain.from_iterable(row.values for row in self.rows))
-        names = list(metrics | dict.fromkeys(chain.from_iterable(row.facts for row in self.rows)))
-        heads = ["", *(name.replace("_", " ") for name in names)]
-        lines = [[row.on, *(by.get(name, "-") for name in names)] for row, by in zip(self.rows, cells, strict=True)]
-        return TextTable(title, heads, lines, tuple(self.notes))
+        return TextTable.of(title, rows, tuple(self.notes))
 
 
-FeatureKind = Literal["trunk", "embedding"]
+FeatureLevel = Literal["trunk", "embedding"]
 ClientTests = Callable[[], Mapping[str, Samples]]
 
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """What is put to the test: a model whose encoders stay as they are, and whose clients' data it may be shown.
+    """A model with frozen encoders, and access to the test data of its clients.
 
     Attributes:
-        name: for titles and records.
-        model: in evaluation mode, on its device, without gradients.
-        views: modality -> view of its encoder.
-        context: where the views find what they learnt.
-        batch: samples at a time where there is no gradient.
-        clients: gives the test samples of every client in these views, by id; None if there are no clients.
+        name: Name for titles and records.
+        model: The model in evaluation mode, on its device, without gradients.
+        views: Modality -> view of its encoder.
+        context: Vocabularies and caches of the views.
+        batch: Samples at a time without gradients.
+        clients: Returns the test samples of every client in these views, by id; None without clients.
     """
 
     name: str
@@ -113,7 +113,7 @@ class FrozenModel:
     _trunks: dict[str, nn.Module | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # frozen in earnest: no dropout, fixed batch statistics, and no graph behind features
+        # no dropout, fixed batch statistics, and no graph behind features
         self.model.requires_grad_(False).eval()
 
     @property
@@ -121,7 +121,7 @@ class FrozenModel:
         return self.model.device
 
     def lacks(self, modalities: Sequence[str]) -> str | None:
-        """Why it cannot be shown these modalities; None if it can."""
+        """Why it cannot encode these modalities; None if it can."""
         missing = [name for name in modalities if name not in self.views]
         return f"{self.name} encodes {', '.join(self.views)}, not '{missing[0]}'" if missing else None
 
@@ -129,7 +129,7 @@ class FrozenModel:
         """The encoder before its projection or align module, input -> ``LocalFeatures``; None if it cannot be split."""
         if modality not in self._trunks:
             encoder = self.model.encoders[modality]
-            # of a copy, as a split uses its encoder up
+            # of a copy, as a split consumes its encoder
             trunk = copy.deepcopy(encoder).split()[0].eval() if isinstance(encoder, Splittable) else None
             self._trunks[modality] = trunk
         return self._trunks[modality]
@@ -139,7 +139,7 @@ class FrozenModel:
         return lambda x: self.model.embed(modality, x)
 
     def pooled(self, modality: str) -> Callable[[Tensor], Tensor]:
-        """Encoder input -> pooled vector [b, c] of the trunk, of which there must be one."""
+        """Encoder input -> pooled vector [b, c] of the trunk, which must exist."""
         trunk = self.trunk(modality)
         assert trunk is not None
 
@@ -157,12 +157,12 @@ def computed(
     """``function`` of every distinct input of a modality, repeated as the samples repeat it; fp32, on the CPU.
 
     Raises:
-        DataError: a value is not finite, or there are no samples.
+        DataError: A value is not finite, or samples are missing.
     """
     if not len(samples):
         raise DataError(f"{what} has no samples")
     samples.require_all(modality, what)
-    # siblings share a picture: each is encoded once
+    # siblings share an image: each is encoded once
     rows, inverse_index = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     load = samples.inputs[modality]
     parts = [function(load(part).to(subject.device)).float().cpu() for part in torch.split(rows, subject.batch)]
@@ -174,13 +174,13 @@ def computed(
 
 @dataclass
 class Bench:
-    """A model and the data that it is tested on.
+    """A model and its test data.
 
     Attributes:
-        subject: the model.
-        data: sources of the suite, and those of the run.
-        seed: what all draws derive from.
-        draws: overrides the number of draws of all tasks.
+        subject: The model.
+        data: Sources of the suite, and those of the run.
+        seed: Seed of all draws.
+        draws: Number of draws of all tasks; None as each task sets it.
     """
 
     subject: FrozenModel
@@ -198,8 +198,8 @@ class Bench:
         """A split of a source, opened once.
 
         Raises:
-            ConfigError: no such source.
-            DataError: no such split.
+            ConfigError: The source is unknown.
+            DataError: The split is unknown.
         """
         if source not in self.data.sources:
             raise ConfigError(f"no source '{source}' in the suite or the run; {nearest(source, self.data.sources)}")
@@ -211,11 +211,11 @@ class Bench:
     def require(
         self, task: str, source: str, splits: Sequence[str], modalities: Sequence[str], target: str | None = None
     ) -> None:
-        """Check that splits are there, have columns for the modalities, and the target if one is named.
+        """Check that splits exist, with columns for the modalities, and the target if one is named.
 
         Raises:
-            ConfigError: no such source, or it has no column for a modality, or no such target.
-            DataError: no such split.
+            ConfigError: The source is unknown, or lacks a column or the target.
+            DataError: The split is unknown.
         """
         for split in [self.split(source, name) for name in splits]:
             for modality in modalities:
@@ -235,14 +235,14 @@ class Bench:
             self._samples[key] = assemble(self.split(source, split), views, self.subject.context, lazy=lazy)
         return self._samples[key]
 
-    def kind(self, modality: str) -> FeatureKind:
-        """What of an encoder is looked at: the trunk where there is one."""
+    def level(self, modality: str) -> FeatureLevel:
+        """Level of the features: the trunk where the encoder can be split."""
         return "embedding" if self.subject.trunk(modality) is None else "trunk"
 
-    def features(self, source: str, split: str, modality: str, kind: FeatureKind) -> Float[Tensor, "n d"]:
-        key = (source, split, modality, kind)
+    def features(self, source: str, split: str, modality: str, level: FeatureLevel) -> Float[Tensor, "n d"]:
+        key = (source, split, modality, level)
         if key not in self._features:
-            function = (self.subject.pooled if kind == "trunk" else self.subject.embed)(modality)
+            function = (self.subject.pooled if level == "trunk" else self.subject.embed)(modality)
             samples, what = self.samples(source, split, modality), f"'{source}' {split}"
             self._features[key] = computed(function, samples, modality, self.subject, what)
         return self._features[key]
@@ -252,42 +252,42 @@ class Bench:
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
-"""Of the samples of a split."""
+"""Share of the samples of a split."""
 
 
 class Probe(Settings):
-    """A way to test a frozen encoder. Subclasses live in ``polyfed.lab.downstream.probes``."""
+    """A test of a frozen encoder. Subclasses live in ``polyfed.lab.downstream.probes``, or are named by import path."""
 
     home: ClassVar[str] = "polyfed.lab.downstream.probes"
 
     @abstractmethod
     def unsuitable(self, bench: Bench) -> str | None:
-        """Why the bench's model cannot be tested so (a modality, clients are missing); None if it can."""
+        """Why the bench's model is unsuitable (a modality or clients are missing); None if it is suitable."""
 
     @abstractmethod
     def check(self, bench: Bench, task: str) -> None:
-        """Find what is wrong with data and settings before any work starts.
+        """Check data and settings before any work starts.
 
         Raises:
-            ConfigError, DataError: naming what is wrong.
+            ConfigError, DataError: Data or settings are wrong.
         """
 
     @abstractmethod
     def run(self, bench: Bench, task: str) -> Outcome:
-        """Test; every random draw derives from the bench's seed and the task's name."""
+        """Run the test; every random draw derives from the bench's seed and the task's name."""
 
 
 def require_apart(train: str, validation: str | float | None, test: Sequence[str], hint: str) -> None:
-    """Check that no split serves two ends.
+    """Check that no split is used twice.
 
     Args:
-        train: split that is trained on.
-        validation: split that settings go by; a share of ``train``, or None, is no split.
-        test: splits that metrics are of.
-        hint: what to do instead.
+        train: Training split.
+        validation: Validation split; a share of ``train`` or None does not count.
+        test: Test splits.
+        hint: Remedy for the error message.
 
     Raises:
-        ValueError: a split is named twice.
+        ValueError: A split is named twice.
     """
     named = [train, *test, *([validation] if isinstance(validation, str) else [])]
     if len(set(named)) < len(named):
@@ -296,7 +296,7 @@ def require_apart(train: str, validation: str | float | None, test: Sequence[str
 
 def class_metrics(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> dict[str, float]:
     """Accuracy, balanced accuracy and AUROC in percent; ties count against the model, in AUROC as a half."""
-    ranks = label_ranks(scores, labels)  # ranked once for all that depends on ranks
+    ranks = label_ranks(scores, labels)  # ranked once for all metrics
     return {
         "accuracy": float(top(ranks, 1)),
         "balanced_accuracy": float(balanced_accuracy(predictions(scores, labels, ranks), labels, scores.shape[1])),
@@ -305,9 +305,9 @@ def class_metrics(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> 
 
 
 def macro_auroc(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> float:
-    """For two classes the AUROC by the difference of the scores; for more, the mean over classes against the rest.
+    """AUROC of the difference of the scores for two classes; for more, the mean over classes against the others.
 
-    Classes that do not occur are left out of the mean; NaN if there is one alone.
+    Classes that do not occur are left out of the mean; NaN for a single class.
     """
     with brought_by("lab"):
         from sklearn.metrics import roc_auc_score

@@ -1,4 +1,4 @@
-"""Classification by frozen encoders: logistic regression on small shares of the data."""
+"""Probes of frozen encoders: logistic regression on small shares of the data, and retrieval between two modalities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polyfed.core.extras import brought_by
 from polyfed.data.samples import Samples
 from polyfed.lab.downstream.probe import (
     Bench,
-    FeatureKind,
+    FeatureLevel,
     Outcome,
     Probe,
     ProbeRow,
@@ -33,7 +33,7 @@ from polyfed.lab.downstream.probe import (
 from polyfed.tasks.metrics import ranks, recall_at
 
 _STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
-_NEVER = -100.0  # logarithm of the chance of what cannot be
+_NEVER = -100.0  # log-probability of impossible classes
 
 
 class Labelled(NamedTuple):
@@ -52,7 +52,7 @@ class FewShot(Probe):
     lowest validation loss, of 0.001, 0.01, ..., 100; 1 without validation.
 
     Metrics on the test split, in percent: ``accuracy``, ``balanced_accuracy``, ``auroc`` (two classes: of the second;
-    more: mean over classes against the rest). Beside them the numbers of samples, ``n`` being those trained on.
+    more: mean over classes against the others), with the numbers of samples, of which ``n`` are trained on.
     """
 
     short_name: ClassVar[str] = "few_shot"
@@ -74,11 +74,11 @@ class FewShot(Probe):
         return self
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The model does not encode the modality."""
+        """Reason: the model does not encode the modality."""
         return bench.subject.lacks([self.modality])
 
     def check(self, bench: Bench, task: str) -> None:
-        """Splits, columns, the target, and that there is more than one class to learn."""
+        """Check splits, columns, the target, and that there is more than one class to learn."""
         splits = [self.train, self.test, *([self.validation] if self.validation else [])]
         learnt: set[str] = set()
         for source in self._sources:
@@ -90,14 +90,14 @@ class FewShot(Probe):
         if len(learnt) < 2:
             raise DataError(
                 f"tasks.{task}: '{'+'.join(self._sources)}' {self.train} has a single class of '{self.target}'; "
-                "take another target, or data with at least two classes"
+                "use another target, or data with at least two classes"
             )
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        kind = bench.kind(self.modality)
+        level = bench.level(self.modality)
         names = list(dict.fromkeys(name for source in self._sources for name in self._names(bench, source, self.train)))
-        train, test = self._data(bench, self.train, kind, names), self._data(bench, self.test, kind, names)
-        validation = self._data(bench, self.validation, kind, names) if self.validation else None
+        train, test = self._data(bench, self.train, level, names), self._data(bench, self.test, level, names)
+        validation = self._data(bench, self.validation, level, names) if self.validation else None
         rows = []
         for share in self.shares:
             values: dict[str, list[float]] = {}
@@ -108,7 +108,7 @@ class FewShot(Probe):
                     values.setdefault(name, []).append(value)
             facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}
             rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
-        notes = [f"Features: {kind}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
+        notes = [f"Features: {level}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
         return Outcome(f"{'+'.join(self._sources)}.{self.target}", rows, notes)
 
     @property
@@ -116,18 +116,18 @@ class FewShot(Probe):
         return (self.source,) if isinstance(self.source, str) else self.source
 
     def _names(self, bench: Bench, source: str, split: str) -> list[str]:
-        """Names of a source's classes; where it has none, their numbers."""
+        """Names of a source's classes, or their numbers where it has no names."""
         labels = bench.labels(source, split, self.modality, self.target)
         names = bench.split(source, split).classes.get(self.target)
         return list(names or map(str, range(int(labels.max()) + 1)))
 
-    def _data(self, bench: Bench, split: str, kind: FeatureKind, names: list[str]) -> Labelled:
+    def _data(self, bench: Bench, split: str, level: FeatureLevel, names: list[str]) -> Labelled:
         """Features and classes of a split of all sources.
 
         Raises:
-            DataError: it has a class that the training data do not know.
+            DataError: A class does not occur in the training data.
         """
-        x = [bench.features(source, split, self.modality, kind) for source in self._sources]
+        x = [bench.features(source, split, self.modality, level) for source in self._sources]
         y = []
         for source in self._sources:
             labels = bench.labels(source, split, self.modality, self.target)
@@ -135,9 +135,7 @@ class FewShot(Probe):
             numbers = torch.tensor([names.index(name) if name in names else -1 for name in own])[labels]
             if bool((numbers < 0).any()):
                 odd = int(labels[numbers < 0][0])
-                raise DataError(
-                    f"'{source}' {split} has class {odd} of '{self.target}', which {self.train} does not know"
-                )
+                raise DataError(f"'{source}' {split} has class {odd} of '{self.target}', which {self.train} lacks")
             y.append(numbers)
         return Labelled(torch.cat(x), torch.cat(y))
 
@@ -155,7 +153,7 @@ def stratified(labels: Int64[Tensor, " n"], share: float, generator: torch.Gener
 def class_scores(
     few: Labelled, validation: Labelled | None, x: Float[Tensor, "n d"], classes: int
 ) -> Float[Tensor, "n c"]:
-    """Logarithmic chances of every class by logistic regression on a few samples."""
+    """Log-probabilities of every class by logistic regression on a few samples."""
     with brought_by("lab"):
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
@@ -164,12 +162,12 @@ def class_scores(
 
     def fitted(strength: float) -> Callable[[Tensor], Tensor]:
         model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
-        with warnings.catch_warnings():  # few samples are meant
+        with warnings.catch_warnings():  # few samples are intended
             warnings.filterwarnings("ignore", "The number of unique classes")
             model.fit(few.x.double().numpy(), few.y.numpy())
 
         def scores(x: Tensor) -> Tensor:
-            every = torch.full((len(x), classes), _NEVER, dtype=torch.float64)  # of classes that nobody had
+            every = torch.full((len(x), classes), _NEVER, dtype=torch.float64)  # of classes without a training sample
             every[:, model.classes_] = torch.from_numpy(model.predict_log_proba(x.double().numpy())).clamp_min(_NEVER)
             return every
 
@@ -185,7 +183,7 @@ def class_scores(
 # ---- retrieval
 
 Recalls = dict[str, dict[int, float]]
-"""``forward`` (first modality -> second) and ``backward`` -> cutoff -> percent."""
+"""``forward`` (first modality -> second) or ``backward`` -> cutoff -> percent."""
 
 
 class Gallery(NamedTuple):
@@ -199,9 +197,9 @@ class Gallery(NamedTuple):
 
 
 def random_blocks(count: int, size: int, generator: torch.Generator) -> list[Int64[Tensor, " k"]]:
-    """A random division into galleries of ``size``; a smaller last one is kept if it has two samples at least.
+    """A random division into galleries of ``size``; a smaller last one is kept if it has at least two samples.
 
-    A single sample gives no gallery: it would always be found.
+    A single sample is not a gallery: it would always be retrieved.
     """
     parts = torch.split(torch.randperm(count, generator=generator), size)
     return [part for part in parts if len(part) > 1]
@@ -210,7 +208,7 @@ def random_blocks(count: int, size: int, generator: torch.Generator) -> list[Int
 def recalls_between(galleries: Sequence[tuple[Gallery, Gallery]], cutoffs: Sequence[int]) -> Recalls:
     """Recalls in percent, both ways, over all samples of all galleries.
 
-    A sample is compared with those of its own gallery only; every one with its number in ``matches`` is right.
+    A sample is compared with those of its own gallery only; each with its number in ``matches`` is a right answer.
     """
     forward = [ranks(a.values, b.values, a.matches, b.matches) for a, b in galleries]
     backward = [ranks(b.values, a.values, b.matches, a.matches) for a, b in galleries]
@@ -220,14 +218,14 @@ def recalls_between(galleries: Sequence[tuple[Gallery, Gallery]], cutoffs: Seque
 class RetrievalProbe(Probe):
     """Recalls on every client's own test samples, or on a data set (FedAID, arXiv 2404.03854, appendix B.2).
 
-    Both ways, at small cutoffs, in batches as the paper's: samples are shuffled and divided into galleries of
-    ``batch``; each is looked for among those of its own gallery, so the figure depends on the size, which is reported
-    (``polyfed evaluate`` searches among all). Samples with equal ``Samples.matches`` (the item's, or what the source
-    says) are right answers. Ties count against the model.
+    Both ways, at small cutoffs, in batches as in the paper: samples are shuffled and divided into galleries of
+    ``batch``; each is searched within its own gallery, so the figure depends on the size, which is reported
+    (``polyfed evaluate`` searches among all). Samples with equal ``Samples.matches`` are right answers. Ties count
+    against the model.
 
-    Without a ``source`` every client's own test samples are searched; the mean over clients, the worst client and the
-    disparity (best less worst) are added. Clients whose every search would succeed, as they have a single sample, are
-    left out, and named in the notes.
+    Without a ``source`` every client's own test samples are searched, with the mean over clients, the worst client and
+    the disparity (best less worst). Clients whose every search would succeed, as they have a single sample, are left
+    out and named in the notes.
     """
 
     short_name: ClassVar[str] = "retrieval"
@@ -248,44 +246,44 @@ class RetrievalProbe(Probe):
         return self
 
     def unsuitable(self, bench: Bench) -> str | None:
-        """The model does not encode both modalities, or there are no clients to search."""
+        """Reason: the model does not encode both modalities, or clients to search are missing."""
         if self.source is None and bench.subject.clients is None:
             return f"{bench.subject.name} has no clients; give a run, or a source to search"
         return bench.subject.lacks(self.between)
 
     def check(self, bench: Bench, task: str) -> None:
-        """Split and columns, or that a client has both modalities; and that there is something to search."""
+        """Check split and columns, or that a client has both modalities; and that a search can fail."""
         if self.source is not None:
             bench.require(task, self.source, [self.split], self.between)
-        if not self.where(bench):  # of a source this raises, and says why
+        if not self.searched(bench):  # of a source this raises
             both = " and ".join(self.between)
             raise DataError(f"tasks.{task}: no client has two test samples with {both} that do not answer each other")
 
-    def where(self, bench: Bench) -> Mapping[str, Samples]:
-        """What is searched: the split of the source, or clients' test samples.
+    def searched(self, bench: Bench) -> Mapping[str, Samples]:
+        """Samples to search: the split of the source, or clients' test samples.
 
         Raises:
-            DataError: no sample of the source can be missed.
+            DataError: No search of the source can fail.
         """
         if self.source is not None:
             samples = bench.samples(self.source, self.split, *self.between)
-            if not can_be_missed(samples):
+            if not can_fail(samples):
                 raise DataError(
                     f"'{self.source}' {self.split} has {len(samples)} sample(s) and no two that do not answer each "
-                    "other, so that every search would succeed; take a split with more"
+                    "other, so that every search would succeed; use a split with more"
                 )
             return {self.split: samples}
-        return {name: tests for name, tests in self._paired(bench).items() if can_be_missed(tests)}
+        return {name: tests for name, tests in self._paired(bench).items() if can_fail(tests)}
 
     def run(self, bench: Bench, task: str) -> Outcome:
-        rows = [self._row(bench, task, name, samples) for name, samples in self.where(bench).items()]
+        rows = [self._row(bench, task, name, samples) for name, samples in self.searched(bench).items()]
         notes = [
             f"In batches of {self.batch}; gallery: samples of a full batch, and of the smaller last one if it has two "
             "or more. ± over shuffles."
         ]
         if self.source is not None:
             return Outcome(self.source, rows, notes)
-        names = [name for name, tests in self._paired(bench).items() if not can_be_missed(tests)]
+        names = [name for name, tests in self._paired(bench).items() if not can_fail(tests)]
         reason = "with a single test sample, or none that do not answer each other"
         left_out = [f"Left out, {reason}: {', '.join(names)}."] if names else []
         return Outcome("clients' own test samples", [*rows, *_over_clients(rows)], [*notes, *left_out])
@@ -318,8 +316,8 @@ class RetrievalProbe(Probe):
         return {f"{names[way]}_r@{k}": value for way, by in recalls.items() for k, value in by.items()}
 
 
-def can_be_missed(samples: Samples) -> bool:
-    """Whether a search among samples can fail: there are two at least, and not all are right answers to each other."""
+def can_fail(samples: Samples) -> bool:
+    """True if a search among samples can fail: at least two, not all right answers to each other."""
     return len(samples.matches.unique()) > 1  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""Suites: named tasks with the data that they need, and the model that is put to them."""
+"""Suites: named tasks with their data, and the models of a run to test."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from polyfed.runs.opened import Run
 class Suite(Settings):
     """Tasks by name, each a probe with its settings, and sources of data for them."""
 
-    description: str = Field(default="", description="what it tests")
+    description: str = Field(default="", description="purpose of the suite")
     sources: dict[str, SerializeAsAny[Source]] = Field(
-        default_factory=dict, description="name -> source; those of the run are there too, under their names"
+        default_factory=dict, description="name -> source, in addition to those of the run"
     )
     tasks: dict[str, SerializeAsAny[Probe]] = Field(min_length=1, description="name of the task -> probe")
 
     @classmethod
     def load(cls, name: str) -> Suite:
-        """A suite of polyfed's own by name, or from a YAML file.
+        """A suite of polyfed by name, or from a YAML file.
 
         Raises:
-            ConfigError: there is none of that name, or a setting is wrong; the message names the key.
+            ConfigError: The suite is unknown, or a setting is wrong; the message names the key.
         """
         if name in (own := suites()):
             with resources.as_file(resources.files("polyfed.presets") / "downstream" / f"{name}.yaml") as path:
@@ -51,14 +51,14 @@ class Suite(Settings):
         """The suite with one task.
 
         Raises:
-            ConfigError: it has no such task.
+            ConfigError: The task is unknown.
         """
         if task not in self.tasks:
             raise ConfigError(f"task: the suite has no task '{task}'; {nearest(task, self.tasks)}")
         return self.model_copy(update={"tasks": {task: self.tasks[task]}})
 
     def over(self, data: DataSettings) -> DataSettings:
-        """The sources of a run with those of the suite, which win."""
+        """The sources of a run with those of the suite, which take precedence."""
         return data.model_copy(update={"sources": {**data.sources, **self.sources}})
 
 
@@ -75,21 +75,21 @@ def run_suite(
     name: str = "suite",
     seed: int = 42,
     draws: int | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    on_task: Callable[[str], None] = lambda line: None,
 ) -> AnalysisResult:
-    """Test a model in all tasks of a suite that suit it; the others are listed with the reason.
+    """Test a model in all suitable tasks of a suite; the others are listed with the reason.
 
     Args:
-        subject: the model.
-        suite: tasks and sources.
-        data: further sources, and folders.
-        name: of the suite, for records.
-        seed: what all draws derive from.
-        draws: overrides the number of draws of all tasks.
-        tell: is given the name of each task before it is done.
+        subject: The model.
+        suite: Tasks and sources.
+        data: Further sources, and folders.
+        name: Name of the suite, for records.
+        seed: Seed of all draws.
+        draws: Number of draws of all tasks; None as each task sets it.
+        on_task: Receives the name of each task before it begins.
 
     Raises:
-        ConfigError, DataError: a task's settings or data are wrong (found before any work), or none suits.
+        ConfigError, DataError: A task's settings or data are wrong (before any work), or no task is suitable.
     """
     bench = Bench(subject, suite.over(data), seed, draws)
     reasons = {task: probe.unsuitable(bench) for task, probe in suite.tasks.items()}
@@ -97,19 +97,19 @@ def run_suite(
     todo = {task: probe for task, probe in suite.tasks.items() if task not in left_out}
     if not todo:
         task, reason = next(iter(left_out.items()))
-        raise ConfigError(f"no task suits: {task}: {reason}; choose another suite or model")
+        raise ConfigError(f"no task is suitable: {task}: {reason}; choose another suite or model")
     for task, probe in todo.items():  # all, before any of them works for minutes
         probe.check(bench, task)
     outcomes = {}
     for task, probe in todo.items():
-        tell(f"{task} ({probe.component_name()})")
+        on_task(f"{task} ({probe.component_name()})")
         outcomes[task] = probe.run(bench, task)
     tasks, tables = {}, []
     for task, outcome in outcomes.items():
-        kind = suite.tasks[task].component_name()
+        probe_name = suite.tasks[task].component_name()
         rows = [row.to_json() for row in outcome.rows]
-        tasks[task] = {"probe": kind, "data": outcome.data, "rows": rows, "notes": list(outcome.notes)}
-        tables.append(outcome.table(f"{task} ({kind}, {outcome.data})"))
+        tasks[task] = {"probe": probe_name, "data": outcome.data, "rows": rows, "notes": list(outcome.notes)}
+        tables.append(outcome.table(f"{task} ({probe_name}, {outcome.data})"))
     if left_out:
         tables.append(TextTable("Left out", ("task", "why"), list(left_out.items())))
     about = {"subject": subject.name, "suite": name, "seed": seed}
@@ -117,7 +117,7 @@ def run_suite(
 
 
 class Opened(NamedTuple):
-    """A model, and the data settings and CPU threads that it comes with."""
+    """A model with its data settings and CPU threads."""
 
     subject: FrozenModel
     data: DataSettings
@@ -128,18 +128,18 @@ def opened_model(run: Run, which: str | None = None, client: str | None = None) 
     """A model of a run, frozen, in evaluation mode, on its device.
 
     Args:
-        run: opened.
+        run: The opened run.
         which: ``best``, ``last``, or a round, of the run's models; by default best if there is one.
-        client: id of a client, whose own model is wanted instead.
+        client: Id of a client to test its own model instead.
 
     Raises:
-        ConfigError: contradicting options, or no such client.
-        RunError: no model in the run.
+        ConfigError: Options contradict each other, or the client is unknown.
+        RunError: The run has no model.
     """
     if client is None:
         return _server(run, which)
     if which not in (None, "last"):
-        raise ConfigError(f"--model {which} is the server's; of a client there is only its last model")
+        raise ConfigError(f"--model {which} is the server's; a client has only its last model")
     return _client(run, client)
 
 
@@ -147,7 +147,7 @@ def _server(run: Run, which: str | None) -> Opened:
     server = run.server_model(which)
     title = f"{run.name}, {server.which} {server.kind} (round {server.round})"
     opened = _of_run(run, title, server.model, server.settings, server.context)
-    server.warn_if_untrained()  # when nothing can be refused any more
+    server.warn_if_untrained()
     return opened
 
 
@@ -174,7 +174,7 @@ def _client(run: Run, client: str) -> Opened:
 def _of_run(run: Run, title: str, model: Model, settings: ModelSettings, context: DataContext) -> Opened:
     """A model with the data of a run, and the test samples of its clients in the model's views."""
 
-    @cache  # the samples are opened when a task asks for them
+    @cache  # the samples are opened when a task needs them
     def client_tests() -> Mapping[str, Samples]:
         tests = {name: run.federation.test(member, settings) for name, member in run.federation.members.items()}
         return {name: samples for name, samples in tests.items() if samples is not None}

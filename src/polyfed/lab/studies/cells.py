@@ -1,4 +1,4 @@
-"""Cells: one row at one point with one seed, a run folder each; those of a study, and the searches of its rows."""
+"""Cells: one row at one point with one seed, a run folder each; the cells of a study, and the searches of its rows."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ _GONE: dict[str, dict[str, Any]] = {
 }
 _LABELS = ("name", "description", "twin")
 _OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory")
-# cells share cores one each, and nobody looks at the plots of hundreds
+# cells share cores one each, and need no plots
 _CELL = {"run.threads": 1, "run.output.plots": False}
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where data and pretrained weights are, if not where the environment says, and where client steps execute.
+    """Folders of data and pretrained weights, by default those of the environment, and the engine of client steps.
 
-    None of it changes a figure.
+    None of them changes a figure.
     """
 
     data_dir: Path | str | None = None
@@ -82,7 +82,7 @@ class Places:
 
     @property
     def overrides(self) -> Overrides:
-        """Overrides of the settings; paths are absolute, as a run is resumed from anywhere."""
+        """Overrides of the settings; paths are absolute, as a run may be resumed from anywhere."""
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
         engine: Overrides = {"run.engine.name": self.engine} if self.engine else {}
         return {**{key: str(whole(path)) for key, path in folders.items() if path}, **engine}
@@ -93,10 +93,10 @@ class Cell:
     """A run of a study.
 
     Attributes:
-        row: its row.
-        point: labels of the axes.
-        experiment: resolved.
-        purpose: what a run that only chooses something is for, such as ``rate x 2``; empty of all others.
+        row: Its row.
+        point: Labels of the axes.
+        experiment: Its experiment, resolved.
+        purpose: Candidate of a search, such as ``rate x 2``; empty for final cells.
     """
 
     row: str
@@ -115,10 +115,10 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for equal runs: of all settings but names, places, and what changes no figure, and of the data's files.
+        """Digest of all settings that may change a figure, and of the data's files; equal for equal runs.
 
-        Data are known by the names and sizes of their files, pretrained weights by their names, components from outside
-        polyfed by their source code.
+        Data are identified by names and sizes of their files, pretrained weights by their names, components from
+        outside polyfed by their source code.
         """
         data = self.experiment.data
         paths = {name: getattr(source, "path", None) for name, source in data.sources.items()}
@@ -127,11 +127,11 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings but names, places, and what changes no figure."""
+        """All settings that may change a figure."""
         content = self.experiment.model_dump(mode="json")
         for key in _LABELS:
             content.pop(key)
-        for section in ("exchange", "output"):  # whose keys stood in run itself, by which cells are known
+        for section in ("exchange", "output"):  # whose keys were in run itself when cells were first named
             content["run"] |= content["run"].pop(section)
         engine = content["run"]["engine"]
         for section, keys in (("data", _PLACES), ("run", _OF_RUN)):
@@ -143,7 +143,7 @@ class Cell:
             for part in (source, source.get("of", {})):
                 if not any(part.get("reading", {}).values()):  # came later too
                     part.pop("reading", None)
-        if "." in engine["name"]:  # polyfed's own engines give the same figures; somebody else's may attack them
+        if "." in engine["name"]:  # polyfed's own engines give the same figures; others may attack them
             content["run"]["engine"] = engine
         return {key: _with_gone(value, key) for key, value in content.items()} | {**self.sources}
 
@@ -178,14 +178,14 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 @lru_cache
 def _files_in(data_dir: Path | None, path: str) -> list[tuple[str, int]]:
-    """Names and sizes of the files in a source's folder; other data of the same name must not pass for these."""
+    """Names and sizes of the files in a source's folder, which distinguish data of the same name."""
     folder = (data_dir or Path()) / Path(path).expanduser()
     files = [file for file in (folder.iterdir() if folder.is_dir() else [folder]) if file.is_file()]
     return sorted((file.name, file.stat().st_size) for file in files)
 
 
 def require_data(experiment: Experiment) -> None:
-    """Raise DataError if the folder of a source that somebody reads is not there."""
+    """Raise DataError if the folder of a source that is read is missing."""
     groups = experiment.clients.values()
     readers = [*groups, *(group.also for group in groups), experiment.server, experiment.public]
     for name in dict.fromkeys(reader.source for reader in readers if reader is not None and reader.source):
@@ -197,7 +197,7 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
     """The experiment of a row at a point, with the run's own seed.
 
     Raises:
-        ConfigError: a setting is wrong; the message says in which row, and where.
+        ConfigError: A setting is wrong; the message names the row and the key.
     """
     settings = study.resolved(row)
     overrides = {**study.set, **settings.set, **study.overrides_at(point), **(extra or {}), **_CELL, **places.overrides}
@@ -220,10 +220,10 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
 
 
 def _simulated(experiment: Experiment) -> Experiment:
-    """The experiment, if its method and engine can run it; raises ConfigError if not."""
+    """The experiment; raises ConfigError if its method or engine cannot run it."""
     engine = experiment.run.engine
     if engine.is_deployed:
-        raise ConfigError("run.engine is a deployment, whose sites are not asked for cells; set run.engine to local")
+        raise ConfigError("run.engine is a deployment, whose sites do not run cells; set run.engine to local")
     engine.require()
     _ = experiment.plan
     return experiment
@@ -243,13 +243,13 @@ def _paths(content: Any, keys: list[str], path: str) -> Iterator[list[str]]:
     if "*" not in keys:
         yield keys
         return
-    place = keys.index("*")
-    section = reduce(_below, keys[:place], content)
+    at = keys.index("*")
+    section = reduce(_below, keys[:at], content)
     names = [str(name) for name in (range(len(section)) if isinstance(section, list) else section or ())]
     if not names:
-        raise ConfigError(f"{path}: there is nothing at '{'.'.join(keys[:place])}' that * could stand for")
+        raise ConfigError(f"{path}: '{'.'.join(keys[:at])}' is empty, so that * matches no name")
     for name in names:
-        yield from _paths(content, [*keys[:place], name, *keys[place + 1 :]], path)
+        yield from _paths(content, [*keys[:at], name, *keys[at + 1 :]], path)
 
 
 def _below(section: Any, key: str) -> Any:
@@ -258,7 +258,7 @@ def _below(section: Any, key: str) -> Any:
     return section.get(key) if isinstance(section, Mapping) else None
 
 
-# ---- what a complete cell says
+# ---- figures of a complete cell
 
 
 @dataclass(frozen=True)
@@ -266,10 +266,10 @@ class CellFigures:
     """The figures of a cell.
 
     Attributes:
-        values: digest of a column -> value, NaN where there is none, or why it cannot be had.
-        code: version and state of the code that ran it.
-        keep: what stays of the cell: the most that any study asked for.
-        replies: how many were clipped, and excluded; empty of a cell that ran before they were counted.
+        values: Digest of a column -> value, NaN for a missing one, or the reason why it cannot be measured.
+        code: Version and state of the code that ran it.
+        keep: Parts of the cell that stay: the most that any study requested.
+        replies: Numbers of clipped and of excluded replies; empty for a cell of before they were counted.
     """
 
     values: Mapping[str, float | str]
@@ -279,10 +279,10 @@ class CellFigures:
 
     @classmethod
     def of(cls, folder: Path) -> CellFigures | None:
-        """The figures of a complete cell; None if it is not complete.
+        """The figures of a complete cell; None if it is incomplete.
 
         Raises:
-            RunError: its configuration was edited after the run, or the file is damaged.
+            RunError: Its configuration was edited after the run, or the file is damaged.
         """
         try:
             content = file_json((folder / FIGURES).read_bytes())
@@ -297,7 +297,7 @@ class CellFigures:
         return cls(values, content["code"], content["keep"], content.get("replies", ()))
 
     def save(self, folder: Path) -> None:
-        """Write them, which makes the cell complete."""
+        """Write the figures, which completes the cell."""
         finite = {
             name: value if isinstance(value, str) or math.isfinite(value) else None
             for name, value in self.values.items()
@@ -320,10 +320,10 @@ class Chosen:
     """Settings that tuning chose for a row and a seed.
 
     Attributes:
-        factors: Kind of settings -> factor of what the row has; kinds that it lacks are not there.
-        settings: Path -> value, of what has another value than before.
-        scores: Candidate in words -> validation figure, in the order in which they were tried.
-        ends: Kinds in which something better may lie beyond what was tried.
+        factors: Kind of settings -> factor of the row's own values, for kinds that it has.
+        settings: Path -> value, of changed settings.
+        scores: Candidate in words -> validation figure, in the order of the search.
+        ends: Kinds whose best value is at an end of the search.
     """
 
     factors: Choice
@@ -333,7 +333,7 @@ class Chosen:
 
 
 class SearchIncompleteError(Exception):
-    """Settings of a row and a seed cannot be chosen yet."""
+    """The search of a row and a seed is incomplete."""
 
 
 @dataclass
@@ -343,9 +343,9 @@ class RowSearch:
     Attributes:
         pattern: Candidates in the order of the search.
         lower: True if lower figures are better.
-        place: The row, and the point at which it is tried.
+        place: The row, and the point of the search.
         tried: Its experiment, with the run's seed, and the settings that may change.
-        figure: Figure of a cell; NaN: it has none; None: it is not complete.
+        figure: Figure of a cell; NaN without one; None if the cell is incomplete.
     """
 
     pattern: PatternSearch
@@ -357,7 +357,7 @@ class RowSearch:
 
     @property
     def cells(self) -> list[Cell]:
-        """Cells of all candidates that are known to be needed."""
+        """Cells of all candidates known to be needed."""
         due = self.pattern.advance(self._score)
         return [self.cell(choice) for choice in [*(tried for tried, _ in self.pattern.scores), *due]]
 
@@ -398,7 +398,7 @@ class StudyPlan:
         study: The study that is planned.
         places: Folders of data and weights.
         store: Folder of all cells.
-        known: (row, point, seed) -> what was chosen before, in place of a search.
+        known: (row, point, seed) -> earlier choice, in place of a search.
         failed: Cells of candidates that ended without figures; the next invocation tries them again.
     """
 
@@ -438,8 +438,8 @@ class StudyPlan:
             assert self.tuning is not None
             assert self.tuning.column is not None
             return [self.tuning.column]
-        beside = {"columns": {}, "main": True, "only": {}}
-        runs = {row: self.study.resolved(row).model_copy(update=beside) for row in self.study.rows}
+        equal = {"columns": {}, "main": True, "only": {}}
+        runs = {row: self.study.resolved(row).model_copy(update=equal) for row in self.study.rows}
         columns = [self.study.columns_of(row).values() for row, run in runs.items() if run == runs[cell.row]]
         due = (one for of_row in columns for one in of_row if not one.once or cell.seed == self.study.seeds[0])
         return list({column.digest: column for column in due}.values())
@@ -466,25 +466,24 @@ class StudyPlan:
             _require(self.tuning.column, self.experiment(row, point, self.tuning.set), "tuning.column", hint)
         return experiment
 
-    def check_tuning(self, places: Iterable[_Place]) -> None:
+    def check_tuning(self, row_points: Iterable[_Place]) -> None:
         """Raise ConfigError if tuning names a setting that no row has."""
         tuning, seed = self.study.tuning, self.study.seeds[0]
-        searches = list(filter(None, (self.row_search(*place, seed) for place in places)))
+        searches = list(filter(None, (self.row_search(*place, seed) for place in row_points)))
         for name, group in tuning.settings.items() if tuning else ():
             known = [path for search in searches if (own := search.pattern.kinds.get(name)) for path in own.values]
             for path in group.paths:
                 if not any(fnmatchcase(other, path) for other in known):
                     where = f"tuning.settings.{name}.paths"
-                    raise ConfigError(f"{where}: no row that is tuned has a number at '{path}' that could be another")
+                    raise ConfigError(f"{where}: no tuned row has a number at '{path}' that may change")
 
     def search(self, row: str, point: Point, seed: int) -> list[Cell]:
-        """The cells from which settings of a row and a seed are chosen, as far as they are known; none where nothing
-        is chosen."""
+        """The known cells of a search; empty without a search."""
         search = self.row_search(row, point, seed)
         return search.cells if search else []
 
     def chosen(self, row: str, point: Point, seed: int) -> Chosen | None:
-        """The choice for a row and a seed; None where nothing is to be chosen.
+        """The choice for a row and a seed; None without a search.
 
         Raises:
             SearchIncompleteError: A candidate is missing.
@@ -498,14 +497,14 @@ class StudyPlan:
         return search.chosen if search else None
 
     def cell(self, row: str, point: Point, seed: int) -> Cell:
-        """The cell of a row at a point with what its seed chose; raises as ``chosen``."""
+        """The cell of a row at a point with the choice of its seed; raises as ``chosen``."""
         if (row, point, seed) not in self._cells:
             chosen = self.chosen(row, point, seed)
             self._cells[row, point, seed] = self.cell_with(row, point, seed, chosen.factors if chosen else {})
         return self._cells[row, point, seed]
 
     def cell_with(self, row: str, point: Point, seed: int, factors: Choice) -> Cell:
-        """The cell of a row at a point with settings that were chosen."""
+        """The cell of a row at a point with given factors."""
         return Cell(row, point, with_seed(self._tunable_at(row, point).at(factors), seed))
 
     def experiment(self, row: str, point: Point, extra: Overrides | None = None) -> Experiment:
@@ -518,7 +517,7 @@ class StudyPlan:
     # ---- tuning
 
     def row_search(self, row: str, point: Point, seed: int) -> RowSearch | None:
-        """The search of a row and a seed, for a point; None where it has nothing to choose."""
+        """The search of a row and a seed, for a point; None without settings to search."""
         tuning = self.study.tuning
         if tuning is None or not self._tuned_as(row):
             return None
@@ -540,7 +539,7 @@ class StudyPlan:
         return search if search.pattern.kinds else None
 
     def _tuned_as(self, row: str) -> str:
-        """The row by whose search a row is tuned, of the main table if there is one; empty: it is not tuned."""
+        """The row whose search tunes a row, of the main table if there is one; empty for an untuned row."""
         tuning, tune = self.study.tuning, self.study.resolved(row).tune
         if tuning is None or tune is False:
             return ""
@@ -565,7 +564,7 @@ class StudyPlan:
             ladders = self.tuning.ladders(tuned_as) if self.tuning and tuned_as else {}
             of_axes = [overrides for axis in self.study.axes.values() for overrides in axis.overrides.values()]
 
-            def is_of_axis(path: str) -> bool:  # what an axis sets stays as it says
+            def is_of_axis(path: str) -> bool:  # settings of an axis are fixed
                 return any(is_set_by(overrides, path) for overrides in of_axes)
 
             self._tunable[row, point] = Tunable.of(self.experiment(row, point), ladders, is_of_axis)

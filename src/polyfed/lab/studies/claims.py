@@ -1,4 +1,4 @@
-"""Claims: statements on the cells of a study, and verdicts on them by one paired test over seeds."""
+"""Claims: statements about the cells of a study, and verdicts on them by one paired test over seeds."""
 
 from __future__ import annotations
 
@@ -93,22 +93,22 @@ class Claim:
 
     @property
     def labels(self) -> set[str]:
-        """Labels of the points that it names; an empty one stands for rows without."""
+        """Labels of its points; empty for rows without one."""
         return {operand.label for operand in self.operands}
 
     @property
     def read_at(self) -> str:
-        """Label of the point at which it is read, where its text names none."""
+        """Label of the point of evaluation, if the text has none."""
         given = Claim.parse(self.text).operands
         return next((own.label for own, written in zip(self.operands, given, strict=True) if not written.label), "")
 
     def at(self, label: str) -> Claim:
-        """The claim at a point, where it does not say at which."""
+        """The claim with a point for operands without one."""
         left, right = (tuple(replace(operand, label=operand.label or label) for operand in side) for side in self.sides)
         return replace(self, left=left, right=right)
 
     def is_seen(self, verdict: Verdict) -> bool:
-        """True if the verdict on left against right is what the claim states."""
+        """True if a verdict on left against right agrees with the claim."""
         return verdict == ("above" if self.sign == ">" else "below")
 
 
@@ -120,7 +120,7 @@ def _matched(form: re.Pattern[str], part: str, text: str) -> re.Match[str]:
 
 
 def _operands(side: str, column: str, label: str) -> Side:
-    """Operands of a side, with the column and the label at the claim's end where they name none themselves."""
+    """Operands of a side, with the column and the label at the claim's end as defaults."""
     matches = filter(None, map(_OPERAND.fullmatch, side.split(_MINUS)))
     return tuple(Operand(m["row"], m["column"] or column, m["at"] or m["at_end"] or label) for m in matches)
 
@@ -129,25 +129,25 @@ MOST_JUDGED = 2
 
 
 class Claims(Settings):
-    """Statements that a study is to decide, a primary one and at most one more, and differences shown beside them."""
+    """Statements that a study decides, a primary one and at most one more, and differences shown with them."""
 
     method: list[str] = Field(default_factory=list, description="judged: a method is better than another")
-    part: list[str] = Field(default_factory=list, description="judged: what a part of a method does; ablations")
+    part: list[str] = Field(default_factory=list, description="judged: effect of a part of a method; ablations")
     setting: list[str] = Field(
         default_factory=list,
-        description="judged: what no method decides; more rounds or data, skew by construction, a ceiling over a floor",
+        description="judged: independent of any method; more rounds or data, skew, a ceiling over a floor",
     )
     secondary: list[str] = Field(
         default_factory=list, description="statements that are shown as differences with intervals, without verdict"
     )
     more_seeds: int = Field(
-        default=0, ge=0, description="so many seeds run in addition for the rows of a judged claim that is undecided"
+        default=0, ge=0, description="number of additional seeds for the rows of an undecided judged claim"
     )
 
     @model_validator(mode="after")
     def _one_or_two(self) -> Self:
         if self.secondary and not self.to_judge:
-            raise ValueError("method, part, setting: there is none; name the statement for which the study is run")
+            raise ValueError("method, part, setting: all are empty; name the statement for which the study is run")
         if len(self.to_judge) > MOST_JUDGED:
             raise ValueError(
                 f"method, part, setting: {len(self.to_judge)} are judged; name the primary claim and at most one more, "
@@ -174,7 +174,7 @@ class Judgement:
         sample: Left against right by seed, as far as the verdict reads it; None where no seed has both.
         effect: Smallest difference that matters, in the unit of the column.
         comparison: Estimate, interval, p and verdict; None where no seed has both, or a single one.
-        why: Reason for which nothing is decided before any test.
+        why: Reason why nothing is decided before any test.
     """
 
     claim: Claim
@@ -191,7 +191,7 @@ class Judgement:
 
     @property
     def is_seen(self) -> bool:
-        """True if the verdict is what the claim states."""
+        """True if the verdict agrees with the claim."""
         return self.verdict != "not run" and self.claim.is_seen(self.verdict)
 
     @property
@@ -243,7 +243,7 @@ def _judged(
 
 
 def _lacking(sample: PairedSample, look: Sequence[int]) -> str:
-    """Why a look cannot decide."""
+    """Reason why a look cannot decide."""
     if len(look) < FEWEST_SEEDS:
         return f"fewer than {FEWEST_SEEDS} seeds"
     known = len({*look} & {*sample.seeds})

@@ -1,4 +1,4 @@
-"""Columns: what a study measures of a finished run."""
+"""Columns: figures that a study measures of a finished run."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _SHOWN = ("lower", "digits", "effect", "once")
 
 
 class ColumnSettings(Settings):
-    """One figure of a run. A new kind is a class in ``polyfed.lab.studies.columns``, or any importable one."""
+    """One figure of a run. A new column is a class in ``polyfed.lab.studies.columns``, or any importable one."""
 
     home: ClassVar[str] = "polyfed.lab.studies.columns"
     is_outcome: ClassVar[bool] = True
-    """Whether it tells what training has come to; costs and facts of the data are not compared row by row."""
+    """True for a result of training; costs and facts of the data are not compared row by row."""
 
     lower: bool = Field(default=False, description="whether lower values are better")
     digits: int = Field(default=2, ge=0, le=9, description="decimals shown")
     effect: float = Field(
         default=1.0,
         ge=0,
-        description="the smallest difference that matters, in the column's unit: where all of an interval is within "
-        "it, there is no difference",
+        description="the smallest difference that matters, in the column's unit; an interval within it means no "
+        "difference",
     )
-    once: bool = Field(default=False, description="measured with the first seed alone: no seed changes it")
+    once: bool = Field(default=False, description="measured with the first seed alone, as all seeds give the same")
 
     @property
     def decimals(self) -> int:
@@ -44,29 +44,29 @@ class ColumnSettings(Settings):
 
     @abstractmethod
     def measure(self, run: Run) -> float:
-        """The figure; NaN where the run has none.
+        """Measure the figure; NaN if the run lacks it.
 
         Raises:
-            PolyfedError: the run cannot have it, such as a metric that nobody was measured in.
+            PolyfedError: The run cannot have it, such as a metric that was not measured.
         """
 
     def require(self, experiment: Experiment) -> None:
-        """Raise ConfigError if no run of an experiment can have it, as far as that is known beforehand."""
+        """Raise ConfigError if no run of an experiment can have the figure, as far as that is known beforehand."""
 
     @property
     def needs_models(self) -> bool:
-        """Whether it reads models or clients' states, which a cell keeps no longer than it must."""
+        """True if it reads models or clients' states, which a cell deletes as soon as possible."""
         return False
 
     def is_at_hand(self, folder: Path) -> bool:
-        """Whether it can be measured in the folder of a complete cell without models."""
+        """True if it can be measured in the folder of a complete cell without models."""
         return not self.needs_models
 
     def changed(self, changes: Mapping[str, Any], where: str) -> Self:
-        """With other settings.
+        """The column with other settings.
 
         Raises:
-            ConfigError: it cannot have them; the message begins with ``where`` they stand.
+            ConfigError: Settings are wrong; the message begins with ``where``.
         """
         try:
             return parse_settings(type(self), {**self.model_dump(mode="json"), **changes}) if changes else self
@@ -75,7 +75,7 @@ class ColumnSettings(Settings):
 
     @property
     def digest(self) -> str:
-        """Identity of the figure in a cell: all settings but those of display, verdicts and seeds, and own code."""
+        """Identity of the figure in a cell: all settings except display, verdicts and seeds, and own code."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -86,7 +86,7 @@ class ColumnSettings(Settings):
 
 
 def named_column(value: Any) -> Any:
-    """A column's settings: a bare mapping is a metric, a bare text the name of one."""
+    """A column's settings; a mapping without a name is a metric, a text the name of one."""
     if isinstance(value, str):
         return {"name": "metric", "metric": value}
     return {"name": "metric", **value} if isinstance(value, Mapping) and "name" not in value else value

@@ -1,4 +1,4 @@
-"""A study's figures: a column over an axis, over others, or as bars by row; validation by round; maps of claims."""
+"""Figures and exports of a study: a column over an axis, others, or rows; validation by round; maps of claims."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LOOKS = (("-", "o"), ("--", "s"), ("-.", "D"), (":", "^"), ("-", "v"), ("--", "
 
 
 def role_of(study: Study, row: str) -> str:
-    """own: what the first judged claim is about, and its variants, such as ``fedafd, K=10``."""
+    """Role of a row; ``own`` for the subject of the first judged claim and its variants, such as ``fedafd, K=10``."""
     settings, judged = study.resolved(row), study.claims.to_judge
     method: Any = settings.set.get("algorithm")
     names = {row, method.get("name") if isinstance(method, Mapping) else method, settings.twin and settings.twin.kind}
@@ -49,7 +49,7 @@ def role_of(study: Study, row: str) -> str:
 
 
 def _looks(study: Study, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Row -> colour of its role; rows of one role differ by dashes and markers."""
+    """Row -> style with the colour of its role; rows of one role differ by dashes and markers."""
     roles = [role_of(study, row) for row in rows]
     looks: dict[str, dict[str, Any]] = {}
     for place, (row, role) in enumerate(zip(rows, roles, strict=True)):
@@ -70,9 +70,9 @@ def draw_study(results: Results, drawing: AnyDrawing, names: Mapping[str, str] |
     """A claim's map; or a column, as it is or minus that of the reference, a panel a point and what it is over.
 
     Args:
-        results: of the study.
-        drawing: what is asked for.
-        names: row -> what its bar is called, where that is not its own name.
+        results: Results of the study.
+        drawing: The requested figure.
+        names: Row -> label of its bar, if it differs from its name.
     """
     if isinstance(drawing, RegimeMap):
         return draw_map(ClaimMap(results, drawing))
@@ -127,7 +127,7 @@ def _without(point: Point, place: int | None) -> Point:
 
 
 def _numbers(study: Study, axis: str) -> list[float]:
-    """The labels of an axis as numbers; empty if one is none."""
+    """The labels of an axis as numbers; empty if one is not a number."""
     try:
         return [float(label) for label in study.axes[axis].overrides]
     except ValueError:
@@ -135,7 +135,7 @@ def _numbers(study: Study, axis: str) -> list[float]:
 
 
 def _draw_bars(axes: Axes, results: Results, drawing: Drawing, point: Point, names: Mapping[str, str]) -> None:
-    """The best at the top; a ceiling that would flatten the others is cut."""
+    """Bars with the best at the top; a ceiling that would flatten the others is cut."""
     shown = {row: _shown(results, drawing, row, point) for row in _rows(results, drawing)}
     lower = results.study.columns[drawing.column].lower
     rows = sorted((row for row in shown if math.isfinite(shown[row][0])), key=lambda row: shown[row][0], reverse=lower)

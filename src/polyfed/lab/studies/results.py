@@ -74,13 +74,13 @@ class Results:
 
     Attributes:
         study: The study.
-        values: Place -> seed -> figure; seeds without a figure are left out.
+        values: Row, point and column -> seed -> figure; seeds without a figure are left out.
         chosen: (row, point, seed) -> what tuning chose.
         causes: Place or cell in words -> why it has no figure.
         cells: Label of every final cell that is complete -> its folder's name.
         code: Row -> versions and states of the code that ran it; a table should have one.
         replies: Row -> how many were clipped, and excluded, over all its cells.
-        curves: (row, point) -> round -> validation over seeds, where somebody validates.
+        curves: (row, point) -> round -> validation over seeds.
         withheld: Row that decides nothing -> why.
     """
 
@@ -136,7 +136,7 @@ class Results:
         curves = {**now.curves, **self.curves}  # of a row with a second look, that of the first
         return Results(now.study, values, chosen, causes, {**self.cells, **now.cells}, code, replies, curves)
 
-    # ---- questions
+    # ---- figures
 
     def at(self, row: str, point: Point, column: str) -> SeedFigures:
         return self.values.get((row, point, column), {})
@@ -275,11 +275,13 @@ class Results:
         """Load what ``save`` wrote; ``allow_code`` as for ``polyfed.open_run``.
 
         Raises:
-            RunError: there is none, or a file is damaged.
-            ConfigError: its study names code, which is not allowed.
+            RunError: The folder has no results, or a file is damaged.
+            ConfigError: The study names code, which is not allowed.
         """
         if not (folder / RESULTS).is_file():
-            raise RunError(f"no study in '{folder}' (no {RESULTS} in it); give the one that polyfed study run printed")
+            raise RunError(
+                f"no study in '{folder}' (no {RESULTS} in it); give the folder that polyfed study run printed"
+            )
         require_plain(folder)
         try:
             with code_of(folder, allow_code):
@@ -293,14 +295,14 @@ class Results:
         """Read the content that ``to_json`` gave.
 
         Raises:
-            ValueError: there are figures of seeds that the study has not.
+            ValueError: There are figures of seeds that the study lacks.
         """
         values = {
             (entry["row"], tuple(entry["point"]), entry["column"]): {int(s): v for s, v in entry["by_seed"].items()}
             for entry in content["figures"]
         }
         if others := {seed for by_seed in values.values() for seed in by_seed} - {*study.all_seeds}:
-            raise ValueError(f"figures of seeds {sorted(others)}, which its study has not")
+            raise ValueError(f"figures of seeds {sorted(others)}, which its study lacks")
         chosen = {(entry["row"], tuple(entry["point"]), entry["seed"]): _chosen(entry) for entry in content["chosen"]}
         causes, cells, code = content["causes"], content["cells"], content["code"]
         curves = {(entry["row"], tuple(entry["point"])): curve_of(entry) for entry in content.get("curves", ())}
@@ -314,7 +316,7 @@ def _complete(
 ) -> Iterator[tuple[Cell, Chosen | None, CellFigures]]:
     """The cells of a row that are complete, with what their seeds chose."""
     for seed in (one for one in plan.study.all_seeds if cell_label(row, point, one) not in recorded):
-        with suppress(SearchIncompleteError, RunError):  # the search is not complete, or a failure is told already
+        with suppress(SearchIncompleteError, RunError):  # the search is incomplete, or the failure is recorded
             cell, chosen = plan.cell(row, point, seed), plan.chosen(row, point, seed)
             figures = CellFigures.of(cell.folder(plan.store))
             if figures is not None and any(one.digest in figures.values for one in plan.columns(cell)):
@@ -349,7 +351,7 @@ def validation_curve(plan: StudyPlan, row: str, point: Point, seeds: Sequence[in
         column = column.changed({"round": "final"}, "round")  # of each round, not the best so far
     searches = [search for seed in seeds if not plan.main and (search := plan.row_search(row, point, seed))]
     for cells in (final, [search.cell(search.chosen.factors) for search in searches]):
-        with suppress(ConfigError, IndexError):  # nobody validates there, or not as tuning does
+        with suppress(ConfigError, IndexError):  # without validation, or not as in tuning
             column.require(cells[0].experiment)
             folders = [cell.folder(plan.store) for cell in cells]
             curves = [_by_round(column, folder) for folder in folders if (folder / FIGURES).is_file()]

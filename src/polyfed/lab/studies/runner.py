@@ -30,12 +30,12 @@ _Key = tuple[int, int]  # number of the row at its point, and whether it is a se
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a study is.
+    """Progress of a study.
 
     Attributes:
-        done, failed, left: cells.
-        running: label of a cell -> what it prepares; empty while it trains.
-        seconds_left: expected; None before the first cell is done.
+        done, failed, left: Numbers of cells.
+        running: Label of a cell -> its current preparation; empty while it trains.
+        seconds_left: Expected remaining seconds; None before the first cell is done.
     """
 
     done: int
@@ -47,12 +47,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Ended:
-    """How an invocation ended.
+    """End of an invocation.
 
     Attributes:
-        failures: label of a cell -> cause.
-        missing: labels of cells that were not run.
-        stopped: why no further cells were begun; empty if all were.
+        failures: Label of a cell -> cause.
+        missing: Labels of cells that were not run.
+        stopped: Reason why no further cells were begun; empty if all were.
     """
 
     failures: Mapping[str, str]
@@ -69,14 +69,14 @@ class Runner:
     """One invocation.
 
     Attributes:
-        plan: of the study.
-        jobs: cells at once.
-        gpus: to deal out.
-        budget: seconds; None: no limit.
-        only: the rows that are run; None: all.
-        listener: is told of progress now and then.
-        saver: Saves and returns what is known, given label of a failed cell -> cause, whenever a cell has ended.
-        recorded: Labels of cells whose figures are known without them.
+        plan: Plan of the study.
+        jobs: Parallel cells.
+        gpus: Number of GPUs.
+        budget: Seconds; None for no limit.
+        only: Rows to run; None for all.
+        listener: Receives progress now and then.
+        saver: Saves and returns the results, given label of a failed cell -> cause, whenever a cell has ended.
+        recorded: Labels of cells whose figures are recorded.
     """
 
     plan: StudyPlan
@@ -100,11 +100,11 @@ class Runner:
     _stopped: str = ""
 
     def prepare(self) -> None:
-        """Resolve every row, and look for the data of those that are run.
+        """Resolve every row, and check the data of the rows to run.
 
         Raises:
-            ConfigError: the settings of a row are wrong.
-            DataError: the folder of a source is not there.
+            ConfigError: The settings of a row are wrong.
+            DataError: The folder of a source is missing.
         """
         experiments = {place: self.plan.check(*place) for place in self.plan.row_points()}
         self.plan.check_tuning(experiments)
@@ -114,7 +114,7 @@ class Runner:
         self._waiting = self._unrecorded((*place, seed) for place in self._order for seed in self.plan.study.seeds)
 
     def run(self) -> Ended:
-        """Run what is missing, after ``prepare``."""
+        """Run missing cells, after ``prepare``."""
         self._advance()
         self._save()
         begun = time.monotonic()
@@ -142,7 +142,7 @@ class Runner:
         return Ended(self._failures, missing, self._stopped)
 
     def _save(self) -> None:
-        """Save what is known, and plan the second look where that leaves a judged claim undecided."""
+        """Save results, and plan the second look if a judged claim is undecided."""
         if self.saver is None:
             return
         results, study = self.saver(self._failures), self.plan.study
@@ -157,14 +157,14 @@ class Runner:
     def _later(self, item: Judgement) -> list[_Place]:
         """Rows of a claim with the seeds of the second look."""
         read = {(operand.row, operand.label) for operand in item.claim.operands}
-        places = [(row, at) for row, at in self._order if {(row, ""), (row, ALL), (row, point_label(at))} & read]
-        return self._unrecorded((*place, seed) for place in places for seed in self.plan.study.more_seeds)
+        row_points = [(row, at) for row, at in self._order if {(row, ""), (row, ALL), (row, point_label(at))} & read]
+        return self._unrecorded((*place, seed) for place in row_points for seed in self.plan.study.more_seeds)
 
-    def _unrecorded(self, places: Iterable[_Place]) -> list[_Place]:
-        return [place for place in places if cell_label(*place) not in self.recorded]
+    def _unrecorded(self, runs: Iterable[_Place]) -> list[_Place]:
+        return [place for place in runs if cell_label(*place) not in self.recorded]
 
     def _advance(self) -> None:
-        """Plan what can be: searches, and the cells of those seeds whose search is complete."""
+        """Plan searches, and the cells of seeds whose search is complete."""
         still = []
         for place in self._waiting:
             number = self._order[place[:2]]
@@ -179,7 +179,7 @@ class Runner:
         self._waiting = still
 
     def _add(self, cell: Cell, key: _Key) -> None:
-        """Plan a cell; one that is planned already, by another row or as a candidate, has all columns asked of it."""
+        """Plan a cell, or add columns to one that is planned already, by another row or as a candidate."""
         digest, columns = cell.digest, {one.digest: one for one in self.plan.columns(cell)}
         known, wanted = self._cells.get(digest), self._wanted.setdefault(digest, {})
         if known and columns.keys() <= wanted.keys():
@@ -190,7 +190,7 @@ class Runner:
             self._check(digest, key)
 
     def _check(self, digest: str, key: _Key) -> None:
-        """Count a cell as done, or as due."""
+        """Mark a cell as done or due."""
         cell = self._cells[digest]
         self._done.discard(digest)
         try:
@@ -225,7 +225,7 @@ class Runner:
 
 
 CELLS = "cells"
-"""Folder of all cells, beside the folders of the studies that share them."""
+"""Folder of all cells, next to the folders of the studies that share them."""
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,9 @@ class StudyRun:
     """A study after an invocation.
 
     Attributes:
-        results: all that is known.
-        ended: what is missing, and why.
-        folder: where it is kept.
+        results: Results so far.
+        ended: Missing cells, with reasons.
+        folder: Folder of the study.
     """
 
     results: Results
@@ -256,24 +256,24 @@ def run_study(
     recorded: Results | None = None,
     on_results: Callable[[Results], None] = lambda results: None,
 ) -> StudyRun:
-    """Run the cells that are missing, and write what is known of the study.
+    """Run the missing cells, and write the results of the study.
 
     Args:
-        study: what is run.
-        out: its folder; its cells are in the folder ``cells`` beside it, shared with the other studies there.
-        places: of data and weights, and the engine.
-        only: rows that are run; None: all.
-        jobs: cells at once; None: one a GPU, else one a core.
-        budget: seconds; None: no limit.
-        listener: is told of progress.
-        known: (row, point, seed) -> what was chosen before, in place of a search.
-        recorded: Figures of cells that need not run, as they are known from before.
-        on_results: Receives what is known whenever a cell has ended.
+        study: The study.
+        out: Its folder; cells are in the folder ``cells`` next to it, shared with the other studies there.
+        places: Folders of data and weights, and the engine.
+        only: Rows to run; None for all.
+        jobs: Parallel cells; None for one per GPU, else one per core.
+        budget: Seconds; None for no limit.
+        listener: Receives progress.
+        known: (row, point, seed) -> earlier choice, in place of a search.
+        recorded: Figures of cells that need not run.
+        on_results: Receives the results whenever a cell has ended.
 
     Raises:
-        ConfigError: a setting of a row is wrong (found before any cell begins), or there is no such row.
-        DataError: the data of a row are not there (likewise).
-        RunError: another process works on the study.
+        ConfigError: A setting of a row is wrong (before any cell begins), or a row is unknown.
+        DataError: The data of a row are missing (likewise).
+        RunError: Another process works on the study.
     """
     import torch
 
@@ -285,7 +285,7 @@ def run_study(
     def save(failures: Mapping[str, str]) -> Results:
         now = Results.gather(plan, failures, recorded.cells if recorded else ())
         results = recorded.merged(now) if recorded else now
-        results.save(out)  # whoever looks while it runs sees what is there
+        results.save(out)  # for readers while it runs
         on_results(results)
         return results
 
@@ -302,7 +302,7 @@ def run_study(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two invocations would run the same cells."""
+    """Lock of the study, as two invocations would run the same cells."""
     with (folder / ".lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -311,25 +311,25 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-_EVERY = 10.0  # seconds between two lines where no cell is done
+_EVERY = 10.0  # seconds between two lines while no cell is done
 
 
 @contextlib.contextmanager
 def study_display(console: Console, now: Callable[[], float] = time.monotonic) -> Iterator[OnProgress]:
-    """How many cells are done, and which run; without a terminal a line when one is done, or ten seconds later."""
-    began, told, when = now(), -1, now()
+    """Display of done and running cells; without a terminal a line when one is done, or after ten seconds."""
+    began, shown, when = now(), -1, now()
 
     def show(progress: Progress) -> None:
-        nonlocal told, when
+        nonlocal shown, when
         text = " | ".join([*_parts(progress), f"{duration(now() - began)} so far"])
         ended = progress.done + progress.failed
         if console.is_terminal:
             status.update(escape(f"cells {text}"))
-        elif ended != told or now() - when >= _EVERY:
-            told, when = ended, now()
+        elif ended != shown or now() - when >= _EVERY:
+            shown, when = ended, now()
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    with console.status("") as status:  # nothing without a terminal
+    with console.status("") as status:  # silent without a terminal
         yield show
 
 

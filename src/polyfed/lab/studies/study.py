@@ -1,4 +1,4 @@
-"""Study files: which runs make a table or a figure, how rows are tuned, what is measured and what is to be proved."""
+"""Studies: the runs of a table or a figure, tuning of rows, columns, and claims."""
 
 from __future__ import annotations
 
@@ -36,41 +36,41 @@ class TunedSettings(Settings):
     """Settings that are multiplied together."""
 
     paths: list[str] = Field(
-        min_length=1, description="where the settings are, in those rows that have them; * stands for every name"
+        min_length=1, description="paths of the settings, in rows that have them; * stands for every name"
     )
     factors: list[PositiveFloat] = Field(
         default_factory=list,
-        description="ascending factors of what a row has, 1 among them; empty: doubling and halving, without an end",
+        description="ascending factors of a row's value, with 1; empty: doubling and halving, unlimited",
     )
-    rows: list[str] = Field(default_factory=list, description="the rows that search it; empty: all that have it")
+    rows: list[str] = Field(default_factory=list, description="the rows that search it; empty: all rows that have it")
 
     @model_validator(mode="after")
     def _is_ladder(self) -> Self:
         if self.factors and (self.factors != sorted(set(self.factors)) or 1 not in self.factors):
-            raise ValueError(f"factors: {self.factors} must ascend and have a 1, what a row has")
+            raise ValueError(f"factors: {self.factors} must ascend and contain 1, the row's own value")
         return self
 
 
 class Tuning(Settings):
     """A search of settings, the same for every row: each seed chooses on its own validation, and then trains.
 
-    Kind by kind, twice and half of what a row has are tried, and what is beyond the better one while it improves
-    (``PatternSearch``). Candidates are whole runs, of as many rounds as the table's. A table that is not the main one
-    of its paper takes, seed by seed, what the main table chose: ``table``.
+    Kind by kind, twice and half of a row's value are tried, and values beyond the better one while it improves
+    (``PatternSearch``). Candidates are complete runs, of as many rounds as the table's. Other tables of a paper use,
+    seed by seed, the choices of the main table: ``table``.
     """
 
-    settings: dict[str, TunedSettings] = Field(default_factory=dict, description="kind -> where its settings are")
-    candidates: int = Field(default=5, ge=1, description="how many of each kind a row has at most, its own included")
-    column: SerializeAsAny[ColumnSettings] | None = Field(default=None, description="what is compared, on validation")
+    settings: dict[str, TunedSettings] = Field(default_factory=dict, description="kind -> its settings")
+    candidates: int = Field(default=5, ge=1, description="most values of each kind per row, its own included")
+    column: SerializeAsAny[ColumnSettings] | None = Field(
+        default=None, description="the compared column, on validation"
+    )
     at: Literal["row", "point"] = Field(
-        default="row", description="row: once, at its first point, for all its points; point: at each"
+        default="row", description="row: once, at its first point, for all points; point: at each point"
     )
     set: dict[str, JsonValue] = Field(default_factory=dict, description="overrides of candidates alone")
-    table: str | None = Field(default=None, description="study file of the main table, in place of a search of its own")
-    default_row: str | None = Field(
-        default=None, description="the main table's row whose choices rows take that it has not by their own name"
-    )
-    scale: str = Field(default=SMALL, description="scale at which 'table' is read; that of this study")
+    table: str | None = Field(default=None, description="study file of the main table, in place of its own search")
+    default_row: str | None = Field(default=None, description="row of the main table for rows that it lacks")
+    scale: str = Field(default=SMALL, description="scale of 'table'; that of this study")
 
     @field_validator("column", mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class Tuning(Settings):
 
     @property
     def in_words(self) -> str:
-        """``clients' rate, server's rate, by seed``; or whose choices are taken."""
+        """``clients' rate, server's rate, by seed``, or the main table."""
         return f"as {Path(self.table).stem} chose" if self.table else f"{', '.join(self.settings)}, by seed"
 
     def ladders(self, row: str) -> Ladders:
@@ -99,7 +99,7 @@ class Tuning(Settings):
 
 
 def is_set_by(overrides: Mapping[str, JsonValue], path: str) -> bool:
-    """Whether overrides set what is at a path."""
+    """True if overrides set a path."""
     return any(fnmatchcase(path, given) for given in _leaves(overrides))
 
 
@@ -129,7 +129,7 @@ class Drawing(Settings):
     )
 
     def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
-        """Raise ValueError if a study has not what it shows; the message begins with ``where``."""
+        """Raise ValueError if a study lacks its columns or axes; the message begins with ``where``."""
         require_known(f"{where}.column", [self.column], columns)
         others = [] if self.minus else [*columns]
         if isinstance(self.over, list):
@@ -162,24 +162,24 @@ class RegimeMap(Settings):
         return (self.x,) if self.y is None else (self.x, self.y)
 
     def require(self, where: str, columns: Columns, axes: Collection[str]) -> None:
-        """See ``Drawing.require``; the study looks at the claim."""
+        """See ``Drawing.require``; the study checks the claim."""
         require_known(where, self.axes, axes)
         if left := {*axes} - {*self.axes}:
-            raise ValueError(f"{where}: a map shows all axes of a study, which are two at most; name '{min(left)}'")
+            raise ValueError(f"{where}: a map shows all axes of a study, at most two; name '{min(left)}'")
 
 
-def _kind(value: Any) -> str:
+def _form(value: Any) -> str:
     return "map" if "map" in (value if isinstance(value, Mapping) else type(value).model_fields) else "column"
 
 
-AnyDrawing = Annotated[Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")], Discriminator(_kind)]
+AnyDrawing = Annotated[Annotated[Drawing, Tag("column")] | Annotated[RegimeMap, Tag("map")], Discriminator(_form)]
 
 
 Overrides = dict[str, JsonValue]
 """Dotted path of a setting -> value, as ``polyfed run --set`` takes them."""
 
 Point = tuple[str, ...]
-"""A label of each axis, in the order of the axes; empty where a study has none."""
+"""A label of each axis, in order; empty for a study without axes."""
 
 _SEPARATOR = ", "
 _SMOKE_ROUNDS = {"run.rounds": 1}
@@ -193,7 +193,7 @@ def point_label(point: Point) -> str:
 class Axis(Settings):
     """A setting and its values, or points of several settings by label."""
 
-    setting: str | None = Field(default=None, description="dotted path of the setting that the values are of")
+    setting: str | None = Field(default=None, description="dotted path of the setting")
     values: list[JsonValue] = Field(default_factory=list, description="its values")
     points: dict[str, Overrides] = Field(default_factory=dict, description="label -> overrides, in place of values")
 
@@ -215,15 +215,15 @@ _ALL = "*"
 class Row(Settings):
     """One line of a table: a method, a twin or another preset."""
 
-    like: str | None = Field(default=None, description="row whose base, groups, twin and overrides it starts from")
+    like: str | None = Field(default=None, description="row whose base, groups, twin and overrides are inherited")
     base: str | None = Field(default=None, description="preset or file in place of the study's")
-    groups: list[str] | None = Field(default=None, min_length=1, description="client groups that stay; null: all")
+    groups: list[str] | None = Field(default=None, min_length=1, description="client groups to keep; null: all")
     twin: TwinSettings | None = Field(default=None, description="a twin of the row")
     set: Overrides = Field(default_factory=dict, description="overrides")
-    only: dict[str, list[JsonValue]] = Field(default_factory=dict, description="axis -> labels at which it is run")
+    only: dict[str, list[JsonValue]] = Field(default_factory=dict, description="axis -> labels to run")
     main: bool = Field(default=True, description="false: run after all main rows")
     tune: bool | str = Field(
-        default=True, description="false: not tuned; a row of the main table ('tuning.table'), whose choices it takes"
+        default=True, description="false: not tuned; name of a row of the main table ('tuning.table'): use its choices"
     )
     columns: dict[str, Overrides | None] = Field(
         default_factory=dict,
@@ -247,7 +247,7 @@ class Row(Settings):
 
 
 class Paper(Settings):
-    """The item of a paper that a study repeats."""
+    """The item of a paper that a study reproduces."""
 
     paper: str
     item: str = Field(description="such as Table 1")
@@ -261,19 +261,19 @@ class Study(Settings):
     source: Paper | None = None
     base: str | dict[str, Any] = Field(description="preset, file or experiment that every row starts from")
     set: Overrides = Field(default_factory=dict, description="overrides of all cells")
-    seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or how many from 0 on")
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1, description="a list, or their number from 0 on")
     rows: dict[str, Row] = Field(min_length=1)
     columns: dict[str, SerializeAsAny[ColumnSettings]] = Field(min_length=1)
     axes: dict[str, Axis] = Field(default_factory=dict)
     tuning: Tuning | None = None
     against: str | None = Field(default=None, description="row that differences are against; null: the first")
     printed: dict[str, dict[str, float | dict[str, float]]] = Field(
-        default_factory=dict, description="what the paper prints: row -> column -> value, or label -> value"
+        default_factory=dict, description="values printed in the paper: row -> column -> value, or label -> value"
     )
     claims: Claims = Field(default_factory=Claims)
     figures: list[AnyDrawing] = Field(default_factory=list)
     keep: Literal["records", "models"] = Field(
-        default="records", description="what stays of a cell once its columns are measured; models: for ever"
+        default="records", description="parts of a cell that stay after measurement; models: for ever"
     )
 
     @field_validator("seeds", mode="before")
@@ -344,7 +344,7 @@ class Study(Settings):
         if not self.shared_points(claim.operands):
             raise ValueError(f"{where}: its rows have no point in common")
 
-    # ---- what there is
+    # ---- content
 
     @property
     def more_seeds(self) -> list[int]:
@@ -358,7 +358,7 @@ class Study(Settings):
 
     @property
     def looks(self) -> list[list[int]]:
-        """Seeds of the first look at the table, and of the second one, if there is one."""
+        """Seeds of the first look at the table, and of the second one if there is one."""
         return [self.seeds, self.all_seeds] if self.more_seeds else [self.seeds]
 
     def effect(self, claim: Claim) -> float:
@@ -372,7 +372,7 @@ class Study(Settings):
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """All combinations of labels; one empty point where there are no axes."""
+        """All combinations of labels; one empty point without axes."""
         return tuple(product(*(axis.overrides for axis in self.axes.values())))
 
     def points_of(self, row: str) -> tuple[Point, ...]:
@@ -391,14 +391,14 @@ class Study(Settings):
         return [point for point in self.points if all(point in self.points_of(row) for row in free)]
 
     def resolved(self, name: str) -> Row:
-        """A row with what it is like beneath it."""
+        """A row with the settings that it inherits."""
         row = self.rows[name]
         return row if row.like is None else self.resolved(row.like).beneath(row)
 
     @property
     def coalitions(self) -> dict[frozenset[str], str]:
-        """Which of some client groups take part -> row, if rows that differ in their ``groups`` alone are all
-        coalitions of two groups or more; else nothing."""
+        """Coalition of client groups -> row, if the rows that differ in ``groups`` alone are all coalitions of two or
+        more groups; else empty."""
         rows = {name: self.resolved(name) for name in self.rows}
         named = {name: row.groups for name, row in rows.items() if row.differs_in_groups_alone}
         held = list(map(frozenset, filter(None, named.values())))
@@ -412,7 +412,7 @@ class Study(Settings):
         """Columns of a row.
 
         Raises:
-            ConfigError: a column cannot have the settings that the row gives it.
+            ConfigError: The row's settings of a column are wrong.
         """
         given = self.resolved(row).columns
         changes = {name: given.get(name, given.get(_ALL, {})) for name in self.columns}
@@ -428,7 +428,7 @@ class Study(Settings):
         return reduce(lambda known, item: known | item[0].overrides[item[1]], axes, Overrides())
 
     def printed_at(self, row: str, column: str, point: Point) -> float | None:
-        """The value that the paper prints."""
+        """The printed value of the paper."""
         value = self.printed.get(row, {}).get(column)
         return value.get(point_label(point)) if isinstance(value, dict) else value
 
@@ -439,7 +439,7 @@ class Study(Settings):
         """A study from its file, at a scale.
 
         Raises:
-            ConfigError: no such file or scale; a setting is unknown, wrong or does not fit the others.
+            ConfigError: The file or scale is unknown, or a setting is unknown, wrong or inconsistent.
         """
         content = study_content(source)
         scales = {SMALL: {}, **(content.pop("scales", None) or {})}
@@ -453,17 +453,17 @@ class Study(Settings):
         return study.smaller((scales.get(SMOKE) or {}).get("set", {})) if scale == SMOKE else study
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
-        """The same with exactly these seeds, and no second look."""
+        """The study with exactly these seeds, without a second look."""
         content = self.content()
         return parse_settings(Study, content | {"seeds": list(seeds), "claims": {**content["claims"], "more_seeds": 0}})
 
     def content(self) -> dict[str, Any]:
-        """All of it as plain values; of a row what it gives, as one that is like another has the rest from there."""
+        """The study as plain values; rows without inherited settings."""
         rows = {name: row.model_dump(mode="json", exclude_unset=True) for name, row in self.rows.items()}
         return {**self.model_dump(mode="json"), "rows": rows}
 
     def smaller(self, changes: Mapping[str, Any]) -> Study:
-        """One seed, one round, the first label of each axis, nothing tuned: whether all of it works, in seconds."""
+        """The study with one seed, one round, the first label of each axis and no tuning, as a quick check."""
         first = {name: next(iter(axis.overrides.items())) for name, axis in self.axes.items()}
         rows = {
             name: row.model_copy(update={"only": {}})

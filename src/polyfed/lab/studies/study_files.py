@@ -25,8 +25,8 @@ def setting_label(value: JsonValue) -> str:
 
 
 def merged_study(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A study with the keys of another on top; null takes a row, column or axis away, with what is printed of it, or a
-    kind of settings that is tuned. A main table's choices stand in place of a search, and a search in place of them."""
+    """A study with the keys of another on top; null removes a row, column or axis with its printed values, or a kind of
+    tuned settings. A main table replaces a search, and a search replaces a main table."""
     result = merged(base, over)
     for below, under, on_top in [(result, base, over), *_scales(result, base, over)]:
         before, after = (of.get("tuning") or {} for of in (under, on_top))
@@ -43,7 +43,7 @@ def merged_study(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
 
 
 def _scales(*studies: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Each scale that all studies have, as a tuple of its sections."""
+    """Each common scale, as a tuple of its sections."""
     scales = [study.get("scales") or {} for study in studies]
     shared = [name for name in scales[0] if all(isinstance(own.get(name), Mapping) for own in scales)]
     return [tuple(own[name] for own in scales) for name in shared]
@@ -60,7 +60,7 @@ def _without(section: Any, names: Sequence[str]) -> Any:
 
 
 def _as_written(content: Any, folder: Path) -> Any:
-    """YAML reads 0.1 and 5 as numbers where they are labels; bases and analyses may be files beside the study."""
+    """Content with labels as texts, where YAML reads numbers, and paths of files next to the study."""
     if isinstance(content, list):
         return [_as_written(item, folder) for item in content]
     if not isinstance(content, Mapping):
@@ -78,7 +78,7 @@ def _as_written(content: Any, folder: Path) -> Any:
 
 
 def _without_matrices(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A study, or a section of one, with rows and columns in place of each matrix of them (one that has ``each``)."""
+    """A study, or a section of one, with each matrix of rows or columns (with ``each``) expanded."""
     result = dict(section)
     for key in {"columns", "rows", "scales"} & result.keys():
         if isinstance(result[key], Mapping):
@@ -91,9 +91,9 @@ def _without_matrices(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expanded(form: str, section: Any) -> Iterator[tuple[str, Any]]:
-    """A row or column by name; of a matrix one for each combination, the last axis fastest.
+    """A row or column by name; for a matrix one per combination, the last axis fastest.
 
-    ``{client}`` stands in the name for a label of the axis ``client`` of ``each``, and in settings for its value.
+    ``{client}`` is a label of the axis ``client`` of ``each`` in the name, and its value in settings.
     """
     if not isinstance(section, Mapping) or "each" not in section:
         yield form, section
@@ -102,7 +102,7 @@ def _expanded(form: str, section: Any) -> Iterator[tuple[str, Any]]:
     axes = {axis: own if isinstance(own, Mapping) else {str(one): one for one in own} for axis, own in given}
     settings = {key: value for key, value in section.items() if key != "each"}
     if lacking := [axis for axis in axes if f"{{{axis}}}" not in form]:
-        raise ConfigError(f"'{form}': each.{lacking[0]}: several would have this name; write {{{lacking[0]}}} into it")
+        raise ConfigError(f"'{form}': each.{lacking[0]}: the name is not unique; write {{{lacking[0]}}} into it")
     for labels in product(*axes.values()):
         values = [axes[axis][label] for axis, label in zip(axes, labels, strict=True)]
         yield _filled(form, axes, labels), _filled(settings, axes, values)
@@ -121,10 +121,10 @@ def _filled(value: Any, axes: Iterable[str], texts: Sequence[Any]) -> Any:
 
 
 def study_content(source: str | Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping of a study file with what it ``extends``, a file by its path from there, beneath.
+    """The mapping of a study file on top of the file that it ``extends``, a path relative to it.
 
     Raises:
-        ConfigError: no such file, not YAML, or it extends itself.
+        ConfigError: The file is missing, not YAML, or extends itself.
     """
     path = Path(source)
     if path.resolve() in extending:
@@ -162,7 +162,7 @@ def study_files(folder: Path) -> dict[str, Path]:
     """Path below a folder without ending (``creamfl/t1``) -> file of each study.
 
     Raises:
-        ConfigError: there is no such folder, or a file in it is no YAML.
+        ConfigError: The folder is missing, or a file in it is not YAML.
     """
     if not folder.is_dir():
         raise ConfigError(f"no folder '{folder}'; paper studies are in {REPOSITORY}: polyfed study list CLONE/papers")
@@ -181,4 +181,4 @@ def require_known(key: str, names: Any, valid: Any) -> None:
     known = list(valid)
     for name in names:
         if name not in known:
-            raise ValueError(f"{key}: there is no '{name}'; {nearest(str(name), known)}")
+            raise ValueError(f"{key}: unknown '{name}'; {nearest(str(name), known)}")

@@ -1,4 +1,4 @@
-"""A study's tables: figures with their spread, paired differences, claims, what was tuned, and what is missing."""
+"""Tables of a study: figures with their spread, paired differences, claims, tuning, and missing figures."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _PRINTED = "[...]: what the paper prints."
 
 
 def study_tables(results: Results) -> list[TextTable]:
-    """All of them, in the order in which they are read."""
+    """All tables of a study, in order of reading."""
     tables = [*figure_tables(results), *difference_tables(results)]
     tables += shapley_tables(results) if results.study.coalitions else []
     tables += claims_tables(results)
     tables += [claims.table for claims in claim_maps(results)]
     tables += [tuning_table(results)] if results.chosen else []
     if results.causes:
-        notes = ("A cell that failed is tried again; a column that cannot be had, when its cell's folder is deleted.",)
+        notes = ("Failed cells are tried again; columns that cannot be measured when the cell's folder is deleted.",)
         tables.append(TextTable("Without a figure", ("", "why"), list(map(list, results.causes.items())), notes))
     return tables
 
@@ -41,7 +41,7 @@ def study_tables(results: Results) -> list[TextTable]:
 
 
 def figure_tables(results: Results) -> list[TextTable]:
-    """Rows x columns at each point; where there are axes, and fewer columns than points, rows x points by column."""
+    """Rows x columns at each point; with axes and fewer columns than points, rows x points for each column."""
     study = results.study
     notes = tuple(_figure_notes(results))
     if study.axes and len(study.columns) <= len(study.points):
@@ -116,7 +116,7 @@ def difference_tables(results: Results) -> list[TextTable]:
     study, tables = results.study, []
     notes = ["Paired by seed; interval: 95 %, or that of the verdict where a claim is judged on just that."]
     if len(study.seeds) < FEWEST_SEEDS:
-        notes.append(f"Differences over fewer than {FEWEST_SEEDS} seeds are no claim.")
+        notes.append(f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing.")
     for column, settings in study.columns.items():
         form, body = f"+.{settings.digits}f", []
         for row, point in product(study.rows, study.points) if settings.is_outcome else ():
@@ -172,12 +172,12 @@ def claims_tables(results: Results) -> list[TextTable]:
 
 
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
-    """Claim, what it is about, verdict, seeds, difference, interval and p, all of one test."""
+    """Claim, subject, verdict, seeds, difference, interval and p, all of one test."""
     p = item.comparison.p if item.comparison and not item.why else math.nan
     is_exact = item.sample is not None and item.sample.is_exact
-    told = "-" if math.isnan(p) or is_exact else "< 0.001" if p < 0.001 else format_number(p, 3)
+    p_text = "-" if math.isnan(p) or is_exact else "< 0.001" if p < 0.001 else format_number(p, 3)
     evidence = _evidence(item.claim, item.sample, study, item.comparison)
-    return [_claim_text(item.claim), str(item.claim.kind), item.in_words, *evidence, told]
+    return [_claim_text(item.claim), str(item.claim.kind), item.in_words, *evidence, p_text]
 
 
 def _claim_text(claim: Claim) -> str:
@@ -197,7 +197,7 @@ def _evidence(
 
 
 def tuning_table(results: Results) -> TextTable:
-    """The choices of each row, in how many of its seeds, and where a search ended at an end of what it tried."""
+    """Choices of each row with numbers of seeds, and searches that ended at an end of their range."""
     study, tuning, body = results.study, results.study.tuning, []
     by_row: dict[str, list[Chosen]] = {}
     for (row, point, _), chosen in results.chosen.items():
@@ -220,7 +220,7 @@ def _counts_text(counts: Counter[str]) -> str:
     return "; ".join(f"{name} ({count})" for name, count in counts.most_common())
 
 
-# ---- where a claim holds
+# ---- maps of claims
 
 SIGNS: Mapping[str, str] = {"above": "▲", "below": "▼", "no difference": "=", "undecided": "?"}
 _MAP_NOTE = (
@@ -234,8 +234,8 @@ class ClaimMap:
     """A claim at all points that have a figure.
 
     Attributes:
-        results: of the study.
-        drawing: which claim over which axes.
+        results: Results of the study.
+        drawing: The claim and its axes.
     """
 
     results: Results
@@ -243,7 +243,7 @@ class ClaimMap:
 
     @property
     def points(self) -> list[Point]:
-        """Points that all rows have."""
+        """Points that all rows share."""
         return self.results.study.shared_points(self.drawing.claim.operands)
 
     @cached_property
@@ -280,7 +280,7 @@ class ClaimMap:
         return f"{self.drawing.map}: {', '.join(parts)}."
 
     def _named(self, points: Sequence[Point]) -> Iterator[str]:
-        """``local epochs 5: public pairs 250, 1000``: points that differ in x alone stand together."""
+        """``local epochs 5: public pairs 250, 1000``: points that differ in x alone are grouped."""
         axes = list(self.results.study.axes)
         by_rest: dict[str, list[str]] = {}
         for point in points:
@@ -304,5 +304,5 @@ class ClaimMap:
 
 
 def claim_maps(results: Results) -> list[ClaimMap]:
-    """The maps that a study asks for."""
+    """Maps of a study."""
     return [ClaimMap(results, drawing) for drawing in results.study.figures if isinstance(drawing, RegimeMap)]

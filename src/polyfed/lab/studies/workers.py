@@ -1,4 +1,4 @@
-"""Cells side by side, a process each: the run, or what is left of it, then its figures; what need not stay goes."""
+"""Parallel cells, a process each: the run or its remainder, then its figures; other files are deleted."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _OF_MODELS = ("models", "vocabulary", "checkpoints", "arrays")
 
 @dataclass(frozen=True)
 class Order:
-    """A cell to be done.
+    """A cell to run.
 
     Attributes:
-        experiment: resolved.
-        folder: of the cell.
-        columns: what is measured.
-        places: of data and weights.
-        keep: what stays, as ``Study.keep``.
-        sources: of components from outside polyfed, by which the folder is named.
+        experiment: Its experiment, resolved.
+        folder: Its folder.
+        columns: Columns to measure.
+        places: Folders of data and weights.
+        keep: Parts that stay, see ``Study.keep``.
+        sources: Digests of components from outside polyfed, which are part of the folder's name.
     """
 
     experiment: Experiment
@@ -55,10 +55,10 @@ class Order:
 
 
 def is_done(folder: Path, columns: Sequence[ColumnSettings], keep: str) -> bool:
-    """Whether a cell has nothing left to do.
+    """True if a cell is complete.
 
     Raises:
-        RunError: its configuration was edited, or its figures are damaged.
+        RunError: Its configuration was edited, or its figures are damaged.
     """
     known = CellFigures.of(folder)
     if known is None or _due(columns, known) or (keep == MODELS and not _has_models(folder)):
@@ -67,28 +67,28 @@ def is_done(folder: Path, columns: Sequence[ColumnSettings], keep: str) -> bool:
 
 
 def _due(columns: Sequence[ColumnSettings], figures: CellFigures) -> list[ColumnSettings]:
-    """Columns that were not measured, in their order; one that cannot be had stays so until its cell is deleted."""
+    """Columns that were not measured; one that cannot be measured stays so until its cell is deleted."""
     return [column for column in columns if column.digest not in figures.values]
 
 
 def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
-    """Run the cell, or go on with it, and measure what is missing; of a complete one this changes nothing.
+    """Run or continue the cell, and measure missing columns; a complete cell does not change.
 
     ``callbacks`` follow the run.
 
     Raises:
-        PolyfedError, OSError: what keeps the run from being complete.
+        PolyfedError, OSError: The run cannot be completed.
     """
     known = _usable(order)
     if known is None:
         if own_code(order.experiment) != order.sources:
-            raise RunError("its code was edited since the study began; the same command runs what it is by now")
+            raise RunError("its code was edited since the study began; the same command runs the current code")
         if RunFolder(order.folder).has_begun():
             resume(order.folder, callbacks, quiet=True)
         else:
             run(order.experiment, order.folder, callbacks, quiet=True)
     values, kept = ({}, RECORDS) if known is None else (known.values, known.keep)
-    keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study that shares the cell may want them
+    keep = MODELS if MODELS in (order.keep, kept) else RECORDS  # another study may need them
     opened = open_run(order.folder, data_dir=order.places.data_dir, weights_dir=order.places.weights_dir)
     with cpu_threads(order.experiment.run.threads):  # probes and analyses, as the run itself
         measured = {column.digest: _measured(column, opened) for column in _due(order.columns, CellFigures(values))}
@@ -96,13 +96,13 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     made = file_json((order.folder / "environment.json").read_bytes())
     code = " ".join(filter(None, [made["versions"]["polyfed"], made["git"]]))
     CellFigures({**values, **measured}, code, keep, replies).save(order.folder)
-    # after the figures are safe: a kill before them still finds the checkpoints to go on from
+    # after the figures are safe: a kill before them still finds checkpoints
     for path in _superfluous(order.folder, keep):
         shutil.rmtree(path)
 
 
 def _usable(order: Order) -> CellFigures | None:
-    """The figures of a complete cell, unless models are wanted that were not kept: it is run once more."""
+    """The figures of a complete cell; None if it must run again for models that were not kept."""
     known = CellFigures.of(order.folder)
     if known is None or _has_models(order.folder):
         return known
@@ -125,7 +125,7 @@ def _measured(column: ColumnSettings, run: Run) -> float | str:
 
 
 def _superfluous(folder: Path, keep: str) -> Iterator[Path]:
-    """Folders that need not stay: a study of hundreds of cells would fill a disk."""
+    """Folders to delete: a study of hundreds of cells would fill a disk."""
     for name in _OF_MODELS if keep == RECORDS else ():
         if (folder / name).is_dir():
             yield folder / name
@@ -134,7 +134,7 @@ def _superfluous(folder: Path, keep: str) -> Iterator[Path]:
 _LOG = ".log"
 _AT_WORK = "at work"
 _EVERY = 0.5  # seconds between two texts of a cell
-# what nearly every cell imports: it takes seconds of CPU, once an invocation instead of once a cell
+# imports of nearly every cell: they take seconds, once per invocation instead of once per cell
 _PRELOADED = [
     "polyfed.lab.studies.workers",
     "polyfed.algorithms.creamfl",
@@ -150,13 +150,13 @@ Ending = Literal["done", "failed", "no space"]
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How a cell ended.
+    """End of a cell.
 
     Attributes:
-        key: of the cell.
-        ending: done, failed, or no space on the disk.
-        cause: why it is not done, one line.
-        seconds: wall time.
+        key: Key of the cell.
+        ending: ``done``, ``failed``, or ``no space`` on the disk.
+        cause: Cause of a failure, one line.
+        seconds: Wall time.
     """
 
     key: str
@@ -170,8 +170,8 @@ class Workers:
     """Up to ``jobs`` processes.
 
     Attributes:
-        jobs: at once.
-        gpus: number of GPUs, dealt out in turn; 0: none.
+        jobs: Most processes.
+        gpus: Number of GPUs, assigned in turn.
     """
 
     jobs: int
@@ -188,7 +188,7 @@ class Workers:
         return len(self._running) < self.jobs
 
     def start(self, key: str, order: Order) -> None:
-        # a process that is forked from one which has only imported: no import to wait for, and no threads to inherit
+        # forked from a process that has only imported: without the time of imports, and without threads
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         receiver, sender = context.Pipe(duplex=False)
@@ -197,7 +197,7 @@ class Workers:
         gpu = str(slot % self.gpus) if self.gpus else None
         process = context.Process(target=_work, args=(order, sender, gpu))
         process.start()
-        sender.close()  # so that a process that is killed ends the connection
+        sender.close()  # a killed process then ends the connection
         self._running[key] = (process, receiver, time.monotonic(), slot)
 
     def activity(self, key: str) -> str:
@@ -205,17 +205,17 @@ class Workers:
         return self._activities.get(key, "")
 
     def wait(self, timeout: float) -> list[CellOutcome]:
-        """The cells that end within so many seconds; it returns with the first that says something."""
+        """Cells that end within ``timeout`` seconds; returns at the first message."""
         ready = wait([receiver for _, receiver, *_ in self._running.values()], timeout)
         heard = [self._heard(key) for key, (_, receiver, *_) in list(self._running.items()) if receiver in ready]
         return [outcome for outcome in heard if outcome is not None]
 
     def _heard(self, key: str) -> CellOutcome | None:
-        """How a cell ended; None if it says what it does."""
+        """End of a cell; None for a message about its activity."""
         process, receiver, begun, _ = self._running[key]
         try:
             ending, text = receiver.recv()
-        except EOFError:  # it was killed, or ended without a word
+        except EOFError:  # it was killed, or ended without a message
             process.join()
             ending, text = "failed", f"its process ended with code {process.exitcode}; was there too little memory?"
         if ending == _AT_WORK:
@@ -228,7 +228,7 @@ class Workers:
         return CellOutcome(key, ending, text, time.monotonic() - begun)
 
     def close(self) -> None:
-        """End all that run; each can be resumed."""
+        """End all processes; each cell can be resumed."""
         for process, receiver, *_ in self._running.values():
             process.terminate()
             receiver.close()
@@ -240,8 +240,8 @@ class Workers:
 # ---- in the process of a cell
 
 
-class Told(Callback):
-    """Says through a pipe what a cell prepares, and when it is at work again."""
+class ActivitySender(Callback):
+    """Sends through a pipe what a cell prepares, and when it trains again."""
 
     def __init__(self, sender: Connection) -> None:
         self._sender, self._last, self._when = sender, "", 0.0
@@ -264,10 +264,10 @@ def _work(order: Order, sender: Connection, gpu: str | None) -> None:
     log = order.folder.with_name(order.folder.name + _LOG)
     try:
         with log.open("a") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-            told = Told(sender)
-            with heard_by(Callbacks([told])):
-                execute(order, [told])
-    except BaseException as error:  # whatever it is, the other cells go on
+            activity = ActivitySender(sender)
+            with heard_by(Callbacks([activity])):
+                execute(order, [activity])
+    except BaseException as error:  # the other cells go on
         with contextlib.suppress(OSError), log.open("a") as stream:
             traceback.print_exc(file=stream)
         sender.send(_reason(error))
@@ -287,7 +287,7 @@ def _reason(error: BaseException) -> tuple[Ending, str]:
 
 
 def _end_with_parent() -> None:
-    """A cell must not go on behind the back of a study that was killed and started again."""
+    """End with the parent: a cell must not go on after its study was killed and started again."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

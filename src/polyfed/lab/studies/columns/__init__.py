@@ -1,1 +1,1 @@
-"""What is measured of a finished run, a kind of column each."""
+"""Columns of studies."""

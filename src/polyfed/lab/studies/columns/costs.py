@@ -1,4 +1,4 @@
-"""What a run takes (bytes, operations, memory, wall time) and what clients hold; shown, and not judged."""
+"""Costs of a run (bytes, operations, memory, wall time) and holdings of clients; shown, not judged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import SERVER, PartitionEntry, Transfer
 
-_BESIDE = ("evaluate:", "setup:")  # steps outside the method's rounds, as the ledger names them
+_OUTSIDE = ("evaluate:", "setup:")  # steps outside the method's rounds, as the ledger names them
 _UNITS = {"flops": 1e6, "memory": 1e9}
 
 
@@ -28,8 +28,8 @@ Direction = Literal["up", "down", "both"]
 
 
 def _of_method(run: Run) -> list[Transfer]:
-    """What the method moved: without evaluation of the clients and preparation."""
-    return [one for one in run.records.transfers if not one.step.startswith(_BESIDE)]
+    """Transfers of the method, without evaluation and preparation."""
+    return [one for one in run.records.transfers if not one.step.startswith(_OUTSIDE)]
 
 
 def _bytes(moved: Sequence[Transfer], direction: Direction) -> int:
@@ -37,7 +37,7 @@ def _bytes(moved: Sequence[Transfer], direction: Direction) -> int:
 
 
 class TrafficColumn(ColumnSettings):
-    """MiB that the method moved, evaluation of the clients left out; 0 where clients are not asked."""
+    """MiB sent by the method, without evaluation of the clients; 0 for methods without clients."""
 
     short_name: ClassVar[str] = "traffic"
     is_outcome: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class TrafficColumn(ColumnSettings):
 
 
 class ClientTraffic(ColumnSettings):
-    """MiB of one client in a round in which it took part, mean over a group's; added up over groups."""
+    """MiB per client and round, mean over a group, summed over groups."""
 
     short_name: ClassVar[str] = "client_traffic"
     is_outcome: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class ClientTraffic(ColumnSettings):
 class RoundCost(ColumnSettings):
     """Operations in millions, or peak memory in GB, of the server or of one client of a group in the first round.
 
-    Of ``clients`` they are the sum over one client of each group.
+    For ``clients`` the sum over one client of each group.
     """
 
     short_name: ClassVar[str] = "cost"
@@ -94,12 +94,12 @@ class RoundCost(ColumnSettings):
     def measure(self, run: Run) -> float:
         costs = {cost.kind: getattr(cost, self.figure) for cost in _costs(run).costs}
         if self.of not in (CLIENTS, *costs):
-            raise ConfigError(f"of: nobody in '{self.of}' took part; {nearest(self.of, costs)}")
-        own = [value for kind, value in costs.items() if self.of == kind or (self.of == CLIENTS and kind != SERVER)]
+            raise ConfigError(f"of: no client of '{self.of}' took part; {nearest(self.of, costs)}")
+        own = [cost for who, cost in costs.items() if self.of == who or (self.of == CLIENTS and who != SERVER)]
         return math.nan if None in own else sum(own) / _UNITS[self.figure]
 
 
-@lru_cache(maxsize=8)  # a round is run twice for them
+@lru_cache(maxsize=8)  # it runs a round twice
 def _costs(run: Run) -> Any:
     from polyfed.lab.analysis.cost import round_costs
 
@@ -107,9 +107,9 @@ def _costs(run: Run) -> Any:
 
 
 class Seconds(ColumnSettings):
-    """Wall time of all rounds, or of the median round, which shows nothing of what one round computes for all.
+    """Wall time of all rounds, or of the median round, which excludes work that one round does for all.
 
-    Cells run side by side, so that only those of one invocation compare, and roughly.
+    Cells run in parallel, so that only those of one invocation compare, and roughly.
     """
 
     short_name: ClassVar[str] = "seconds"
@@ -125,9 +125,9 @@ class Seconds(ColumnSettings):
 
 
 class CpuSeconds(ColumnSettings):
-    """CPU seconds of the method in all rounds, whatever else the machine did; evaluation and saving are left out.
+    """CPU seconds of the method in all rounds, independent of other load, without evaluation and saving.
 
-    They are of the run's own process: there are none where clients are in others, or where no run recorded them.
+    Of the run's own process: NaN if clients are in others, or the run did not record them.
     """
 
     short_name: ClassVar[str] = "cpu_seconds"
@@ -146,7 +146,7 @@ def _cpu(run: Run) -> Mapping[int, float]:
 
 
 class CostTo(TimeTo):
-    """What the method took until a metric of the server was first as high as ``target``; none where it never was."""
+    """Cost of the method until a metric of the server first reached ``target``; NaN if it never did."""
 
     short_name: ClassVar[str] = "cost_to"
     is_outcome: ClassVar[bool] = False
@@ -172,7 +172,7 @@ class CostTo(TimeTo):
 
 
 class Holdings(ColumnSettings):
-    """Items that a client holds, or the most or fewest that one of a group does; of a class or value, or all."""
+    """Items of a client, or the most or fewest of a client in a group; of a class or value, or all."""
 
     short_name: ClassVar[str] = "holdings"
     is_outcome: ClassVar[bool] = False
@@ -200,7 +200,7 @@ class Holdings(ColumnSettings):
             valid = dict.fromkeys([*(holding.group for holding in holdings.values()), *holdings])
             raise ConfigError(f"of: no client or group '{self.of}'; {nearest(self.of, valid)}")
         if self.label is not None:
-            # a class that nobody has, and that no combination of the partition's columns is
+            # neither a class of any client nor a combination of the partition's columns
             known = {name for holding in holdings.values() for name in holding.labels or ()}
             columns = next(iter(holdings.values())).columns
             if known and self.label not in known and not {*self.label.split("+")} <= {*columns}:
@@ -209,7 +209,7 @@ class Holdings(ColumnSettings):
         return float(max(counts) if self.over == "largest" else min(counts))
 
     def _count(self, holding: PartitionEntry) -> float:
-        """A class or value that the client does not hold is not among its counts."""
+        """Count of the items; 0 for a class or value without an entry."""
         if self.column is not None:
             if self.column not in holding.columns:
                 valid = nearest(self.column, holding.columns)

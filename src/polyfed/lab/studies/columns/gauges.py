@@ -1,4 +1,4 @@
-"""Gauges: whether what a method is about could act in a run; shown beneath a table, and never judged."""
+"""Gauges of whether a method's mechanism could act in a run; shown below a table, never judged."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _ROUNDS = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}
 
 
 class Gauge(ColumnSettings):
-    """A figure, or a figure minus another, in the unit and the range that these have and ``reads`` says.
+    """A figure, or a figure minus another, explained by ``reads``.
 
-    NaN where a run has it not, as its method has no such part.
+    NaN for a run whose method has no such part.
     """
 
     short_name: ClassVar[str] = "gauge"
     is_outcome: ClassVar[bool] = False
 
-    shows: SerializeAsAny[ColumnSettings] = Field(description="the figure, a column of any other kind")
-    minus: SerializeAsAny[ColumnSettings] | None = Field(default=None, description="what is taken off it")
-    reads: str = Field(description="what it is, with its unit, in plain words")
+    shows: SerializeAsAny[ColumnSettings] = Field(description="the figure, any other column")
+    minus: SerializeAsAny[ColumnSettings] | None = Field(default=None, description="a column to subtract")
+    reads: str = Field(description="meaning and unit, in plain words")
     above: float | None = Field(default=None, description="from here up 'then' holds")
     below: float | None = Field(default=None, description="from here down 'then' holds")
-    then: str = Field(default="", description="what cannot act beyond the limits, in plain words")
+    then: str = Field(default="", description="consequence beyond the limits, in plain words")
     digits: int = Field(default=1, ge=0, le=9)
 
     @field_validator("shows", "minus", mode="before")
@@ -44,23 +44,23 @@ class Gauge(ColumnSettings):
 
     @property
     def parts(self) -> list[ColumnSettings]:
-        """The figure, and what is taken off it."""
+        """The figure, and the subtracted one."""
         return [part for part in (self.shows, self.minus) if part is not None]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Words and limits change no figure."""
+        """Identity of the figures alone, as words and limits do not change them."""
         return {"name": self.component_name(), "parts": [part.identity for part in self.parts]}
 
     @property
     def in_words(self) -> str:
-        """How it is read: ``percent of equal weights' entropy; from 99 up GCA cannot act``."""
+        """``percent of equal weights' entropy; from 99 up GCA cannot act``."""
         ways = {"up": self.above, "down": self.below}
         limits = [f"from {limit:g} {way}" for way, limit in ways.items() if limit is not None]
         return f"{self.reads}; {' and '.join(limits)} {self.then}" if limits else self.reads
 
     def is_beyond(self, value: float) -> bool:
-        """Whether a figure lies beyond a limit, where ``then`` holds."""
+        """True if a figure is beyond a limit, so that ``then`` holds."""
         return (self.above is not None and value >= self.above) or (self.below is not None and value <= self.below)
 
     def require(self, experiment: Experiment) -> None:
@@ -77,13 +77,13 @@ class Gauge(ColumnSettings):
     def measure(self, run: Run) -> float:
         try:
             first, *second = (part.measure(run) for part in self.parts)
-        except ConfigError:  # nothing of the kind was at work
+        except ConfigError:  # the method has no such part
             return math.nan
         return first - sum(second)
 
 
 class Recorded(ColumnSettings):
-    """What the server told of its rounds, mean over rounds: a metric, or of several how far they differ.
+    """A metric that the server recorded, mean over rounds, or the difference among several.
 
     ``mean`` in their own unit; ``spread``, standard deviation in percent of their mean (0: all alike); ``departure``,
     mean distance of each share of their sum from an equal share, in percent of that (0: all alike; 200 (1 - 1 / n): one
@@ -94,8 +94,8 @@ class Recorded(ColumnSettings):
     is_outcome: ClassVar[bool] = False
 
     metric: str = Field(description="its name, such as teacher.r1_sum; * stands for any text, as in loss.*")
-    over: Literal["mean", "spread", "departure"] = Field(default="mean", description="what of several")
-    round: Literal["first", "last", "all"] = Field(default="all", description="of those in which it was told")
+    over: Literal["mean", "spread", "departure"] = Field(default="mean", description="statistic over several")
+    round: Literal["first", "last", "all"] = Field(default="all", description="rounds with a record")
 
     def measure(self, run: Run) -> float:
         records = run.records
@@ -103,7 +103,7 @@ class Recorded(ColumnSettings):
         series = [records.series(SERVER, name, "train") for name in known if fnmatchcase(name, self.metric)]
         if not series:
             valid = nearest(self.metric, known)
-            raise ConfigError(f"metric: the server of '{run.name}' told of no '{self.metric}'; {valid}")
+            raise ConfigError(f"metric: the server of '{run.name}' recorded no '{self.metric}'; {valid}")
         rounds = sorted({number for one in series for number in one})[_ROUNDS[self.round]]
         return fmean(self._figure([one[number] for one in series if number in one]) for number in rounds)
 

@@ -1,4 +1,4 @@
-"""Metrics of a run: of the server, of clients, of both together, and when one was reached."""
+"""Metrics of a run: of the server, of clients, of both together, and the time to reach one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from polyfed.runs.records import PACE, SERVER, RunRecords
 from polyfed.tasks.task import Task
 
 CLIENTS = "clients"
-"""All clients, of whatever group."""
+"""All clients of all groups."""
 
 PRIMARY = "primary"
-"""The metric that a client's task selects models by, whatever it is called."""
+"""The metric by which a client's task selects models."""
 
 
 class Metric(ColumnSettings):
@@ -36,15 +36,15 @@ class Metric(ColumnSettings):
     metric: str = Field(description="its name, such as r1_sum or accuracy; of clients also primary, that of their task")
     of: str = Field(default=SERVER, description="server, a group of clients, or clients for all of them")
     over: Literal["mean", "worst", "best", "disparity", "std"] = Field(
-        default="mean", description="what of a group's values"
+        default="mean", description="statistic over a group"
     )
     kind: Literal["test", "validation", "train"] = Field(
-        default="test", description="train: what the server told of its steps, such as teacher.r1_sum"
+        default="test", description="train: recorded by the server in its steps, such as teacher.r1_sum"
     )
     round: Literal["selected", "final", "best"] = Field(
         default="selected",
-        description="the round that validation selects (the last where nothing was validated), the last, or that with "
-        "the highest value of all; of clients it is always the last",
+        description="the round that validation selects (the last without validation), the last, or the one with the "
+        "highest value; for clients always the last",
     )
 
     @model_validator(mode="after")
@@ -64,8 +64,8 @@ class Metric(ColumnSettings):
         if self.kind == "train" or self.metric == PRIMARY:  # the method or the task decides
             return
         names = [name for task in tasks for name in task.metric_names]
-        whole = self.metric.partition("_given_")[0]  # of samples that have just these modalities
-        if all(task.metric_names for task in tasks) and whole not in names:  # else its data decide
+        stem = self.metric.partition("_given_")[0]  # without the modalities of a subset of samples
+        if all(task.metric_names for task in tasks) and stem not in names:  # else its data decide
             raise ConfigError(f"metric: '{self.of}' has no '{self.metric}'; {nearest(self.metric, names)}")
 
     def _tasks_of_clients(self, experiment: Experiment) -> list[Task]:
@@ -77,7 +77,9 @@ class Metric(ColumnSettings):
 
     def _validated(self, server: ServerSettings | None) -> ServerSettings:
         if server is None:
-            raise ConfigError("of: there is no server; name a group of clients, or leave the column out (null)")
+            raise ConfigError(
+                "of: the experiment has no server; name a group of clients, or leave the column out (null)"
+            )
         if self.kind == "validation" and server.validation_split is None:
             raise ConfigError("kind: validation, but server.validation_split is null")
         return server
@@ -115,11 +117,11 @@ class Metric(ColumnSettings):
 
     def _unknown(self, run: str, names: object) -> str:
         valid = nearest(self.metric, dict.fromkeys(names))  # type: ignore[call-overload]
-        return f"metric: nobody in '{self.of}' of run '{run}' has '{self.metric}' on {self.kind}; {valid}"
+        return f"metric: no participant '{self.of}' of run '{run}' has '{self.metric}' on {self.kind}; {valid}"
 
 
 class MetricAt(Metric):
-    """A metric of the server after one round of many: a point of its curve, without a run of that length."""
+    """A metric of the server after one of many rounds: a point of its curve, without a run of that length."""
 
     short_name: ClassVar[str] = "metric_at"
 
@@ -137,7 +139,7 @@ class MetricAt(Metric):
 
 
 class Chance(Metric):
-    """What guessing reaches of a metric on the same test items, whose galleries shrink where items lack a modality."""
+    """Value of guessing on the same test items, whose galleries shrink where items lack a modality."""
 
     short_name: ClassVar[str] = "chance"
     is_outcome: ClassVar[bool] = False
@@ -150,10 +152,10 @@ class Chance(Metric):
 
 
 class Together(ColumnSettings):
-    """The mean of a percentage of each kind of participant that a run has, as a choice on all of them compares it.
+    """The mean over kinds of participants of a percentage of each, for a choice based on all of them.
 
-    With ``kind: validation`` the server's is of its validation samples. Clients have one split that they are judged on,
-    which then must not be ``test``: ``tuning.set`` gives candidates another (``clients.*.test_split: validation``).
+    With ``kind: validation`` the server's is of its validation samples. Clients are evaluated on one split, which then
+    must not be ``test``: ``tuning.set`` gives candidates another (``clients.*.test_split: validation``).
     """
 
     short_name: ClassVar[str] = "together"
@@ -179,7 +181,7 @@ class Together(ColumnSettings):
         return fmean(fmean(part.measure(run) for part in parts) for parts in self._parts(run.experiment))
 
     def _parts(self, experiment: Experiment) -> list[list[Metric]]:
-        """Metrics of each participant that the run has."""
+        """Metrics of each participant in the run."""
         present = {*experiment.clients, *([SERVER] if experiment.server else [])}
         return [[self._part(of, name) for name in names] for of, names in self.metrics.items() if of in present]
 
@@ -190,12 +192,12 @@ class Together(ColumnSettings):
 
 
 class TimeTo(ColumnSettings):
-    """Virtual seconds until a metric of the server was first as high as ``target``; none where it never was."""
+    """Virtual seconds until a metric of the server first reached ``target``; NaN if it never did."""
 
     short_name: ClassVar[str] = "time_to"
 
     metric: str = Field(description="its name, such as r1_sum")
-    target: float = Field(description="what it is to reach")
+    target: float = Field(description="value to reach")
     kind: Literal["test", "validation"] = "test"
     lower: bool = True
 
@@ -211,5 +213,5 @@ class TimeTo(ColumnSettings):
         return next((spent[number] for number, value in values.items() if value >= self.target), math.nan)
 
     def spent(self, run: Run) -> Mapping[int, float]:
-        """Round -> what was spent until its end, 0 among them."""
+        """Round -> cost until its end, round 0 included."""
         return {0: 0.0} | run.records.series(SERVER, "virtual_seconds", PACE)

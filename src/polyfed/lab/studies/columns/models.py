@@ -19,12 +19,12 @@ from polyfed.runs.opened import Run
 
 
 class AnalysisColumn(ColumnSettings):
-    """A figure in the JSON of an analysis (``polyfed analyse``), whose picture is kept in the cell."""
+    """A figure in the JSON of an analysis (``polyfed analyse``), whose files are kept in the cell."""
 
     short_name: ClassVar[str] = "analysis"
 
-    analysis: str = Field(description="centres, weights, ..., or one of a file beside the study, FILE.py:Class")
-    figure: str = Field(description="where it stands in the analysis' JSON, such as overall_decrease or eigenvalues.0")
+    analysis: str = Field(description="name of an analysis, or a class in a file next to the study, FILE.py:Class")
+    figure: str = Field(description="dotted path in the JSON, such as overall_decrease or eigenvalues.0")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="settings of the analysis, by name")
 
     @property
@@ -32,17 +32,17 @@ class AnalysisColumn(ColumnSettings):
         """The analysis with its settings.
 
         Raises:
-            ConfigError: there is none, or it cannot have them.
+            ConfigError: The analysis is unknown, or a setting is wrong.
         """
-        kind = analysis_class(self.analysis)
+        analysis = analysis_class(self.analysis)
         try:
-            return with_settings(kind, self.options)
+            return with_settings(analysis, self.options)
         except ConfigError as error:
             raise ConfigError(f"options: {error}") from error
 
     @property
     def identity(self) -> dict[str, Any]:
-        """An analysis in a file is known by the name of its class and its code, wherever the file lies."""
+        """Identity by class and code for an analysis in a file, independent of its path."""
         if not is_file_class(self.analysis):
             return super().identity
         asked = self.asked
@@ -56,7 +56,7 @@ class AnalysisColumn(ColumnSettings):
         return True
 
     def is_at_hand(self, folder: Path) -> bool:
-        """Columns share what an analysis has saved."""
+        """True if the saved result of the analysis, shared by its columns, is there."""
         return super().is_at_hand(folder) or _saved(folder, self.asked, self._given) is not None
 
     def measure(self, run: Run) -> float:
@@ -67,7 +67,7 @@ class AnalysisColumn(ColumnSettings):
         return json.dumps(self.options, sort_keys=True)
 
 
-@lru_cache(maxsize=32)  # several figures of one analysis, which may take minutes
+@lru_cache(maxsize=32)  # columns share an analysis, which may take minutes
 def _content(run: Run, name: str, options: str) -> Any:
     asked = AnalysisColumn(analysis=name, figure="", options=json.loads(options)).asked
     content = _saved(run.folder, asked, options)
@@ -78,13 +78,13 @@ def _content(run: Run, name: str, options: str) -> Any:
 
 
 def _saved(folder: Path, asked: Analysis, options: str) -> Any:
-    """What an analysis with these options, and this code, left in a run's folder; None if there is nothing."""
+    """Result of an analysis with these options and this code in a run's folder; None without one."""
     try:
         content = file_json((folder / FOLDER / f"{asked.stem}.json").read_bytes())
     except (OSError, ValueError):
         return None
     code = own_code(asked).get("own_code")
-    # a file that does not say by which code it was made is of 0.3, which had the papers' analyses
+    # a file without its code is of an analysis in the package
     return content if content.get("options") == options and content.get("own_code", code) == code else None
 
 
@@ -99,11 +99,11 @@ class Downstream(ColumnSettings):
     condition: str | None = Field(default=None, description="row of the task's table, such as 1 %; null: the first")
     client: str | None = Field(default=None, description="test this client's model; null: the server's")
     seed: int = Field(default=42, ge=0, description="of all draws")
-    draws: int | None = Field(default=None, ge=1, description="draws; null: as the suite says")
+    draws: int | None = Field(default=None, ge=1, description="draws; null: as in the suite")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A suite in a file is known by its name, wherever the file lies."""
+        """Identity by the name of the suite, independent of its path."""
         return super().identity | {"suite": Path(self.suite).stem}
 
     @property
@@ -121,7 +121,7 @@ class Downstream(ColumnSettings):
         return float(rows[row][self.metric]["mean"])
 
 
-@lru_cache(maxsize=32)  # columns of one task share its probes, which take minutes
+@lru_cache(maxsize=32)  # columns share a task, which may take minutes
 def _task(run: Run, suite: str, task: str, client: str | None, seed: int, draws: int | None) -> dict[str, Any]:
     from polyfed.lab.downstream.suite import Suite, opened_model, run_suite
 
