@@ -141,7 +141,7 @@ def downstream_command(
     opened = opened_model(opening.open(run), which, client)
     folder = ready_folder(out or run.joinpath("downstream", client or ""))  # a client's apart from the server's
     with cpu_threads(opened.threads), interruptible("nothing was written"):
-        findings = run_suite(opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, tell=typer.echo)
+        findings = run_suite(opened.subject, chosen, opened.data, name=Path(suite).stem, seed=seed, on_task=typer.echo)
     show_result(findings, folder, _stem(Path(suite).stem, which, seed))
 
 
