@@ -237,7 +237,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
     (
         tiny(name="change_distillation", warmup_rounds=2),
         {},
-        r"warmup_rounds is 2, but run\.rounds is 2: nobody would ever be asked; lower",
+        r"warmup_rounds is 2, but run\.rounds is 2: no client would ever be asked; lower",
     ),
     # adapters
     *((tiny(name=name), {}, "no client's model has low-rank adapters") for name in ("fedit", "flora")),
