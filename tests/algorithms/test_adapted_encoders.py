@@ -40,12 +40,12 @@ def test_onnx_has_the_adapters_in_it(tmp_path: Path) -> None:
     out = export_model(tmp_path / "run", tmp_path / "out", which="last", onnx=True)
     server = open_run(tmp_path / "run").server_model("last").model.eval()
     x = torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)
-    (found,) = ort.InferenceSession(out / "image.onnx").run(None, {"input": x.numpy()})
+    (result,) = ort.InferenceSession(out / "image.onnx").run(None, {"input": x.numpy()})
     with torch.no_grad():
         expected = server.represent("image", x)
         for name, value in server.exchanged(live=True).items():
             if ".lora_B." in name:
                 value.zero_()
         untouched = server.represent("image", x)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
     assert (expected - untouched).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""Methods with pictures, texts, sounds and tables: what they compute with three modalities, and that they run."""
+"""Methods with images, texts, sounds and tables: what they compute with three modalities, and that they run."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ SERVER = {"image": unit(1), "text": unit(2), "audio": unit(3)}
 
 def test_gca_is_the_mean_of_eq_4_over_the_other_modalities() -> None:
     own = unit(4)
-    found = GCA().log_weights(Evidence(own, "audio", SERVER, 1, 1))
+    result = GCA().log_weights(Evidence(own, "audio", SERVER, 1, 1))
     for k in range(N):
         scores = []
         for other in (SERVER["image"], SERVER["text"]):
             negatives = sum(math.exp(float(own[k] @ other[j])) for j in range(N) if j != k)
             scores.append(float(own[k] @ other[k]) - math.log(negatives))
-        assert float(found[k]) == pytest.approx(sum(scores) / 2, abs=1e-5)
+        assert float(result[k]) == pytest.approx(sum(scores) / 2, abs=1e-5)
 
 
-def test_a_relation_is_learnt_with_each_modality_that_somebody_has() -> None:
-    """One client of pictures and sounds: what it says of texts is nothing, so that these are not learnt."""
+def test_a_relation_is_learnt_with_each_modality_that_a_client_has() -> None:
+    """One client of images and sounds: it sends nothing of texts, so that these are not learnt."""
     rows = {name: {"a": Rows(unit(seed), torch.zeros(N))} for name, seed in (("image", 5), ("audio", 6))}
     targets = {
         name: Ensembled(torch.zeros(N, WIDTH), torch.ones(N, dtype=torch.bool), rows.get(name, {})) for name in SERVER
     }
     index = items = torch.arange(N)
-    found = relational_losses(SERVER, targets, index, items, tau=0.5)
+    result = relational_losses(SERVER, targets, index, items, tau=0.5)
     strangers = ~torch.eye(N, dtype=torch.bool)
     within = relational_kl(SERVER["image"], SERVER["image"], _cosines(rows, "image", "image"), strangers, 0.5)
     across = relational_kl(
         SERVER["image"], SERVER["audio"], _cosines(rows, "image", "audio"), torch.ones_like(strangers), 0.5
     )
-    assert float(found["image"]) == pytest.approx(float(within + across) / 3, abs=1e-6)
-    assert float(found["text"]) == 0
+    assert float(result["image"]) == pytest.approx(float(within + across) / 3, abs=1e-6)
+    assert float(result["text"]) == 0
 
 
 def _cosines(rows: dict[str, dict[str, Rows]], one: str, other: str) -> Tensor:
@@ -76,13 +76,13 @@ def test_a_client_of_one_modality_is_contrasted_with_all_others(tmp_path: Path) 
     previous = F.normalize(torch.randn(4, 64), dim=1)
     client.model.eval()
     with torch.no_grad():
-        goals = method.contrast.targets(client, method.public, server)
-        found = method.contrast.loss(client, batch, goals, lambda *_: previous)
+        wanted = method.contrast.targets(client, method.public, server)
+        result = method.contrast.loss(client, batch, wanted, lambda *_: previous)
         own = client.model.represent("audio", batch.inputs["audio"])
     expected = F.softplus((own * (previous - server["audio"][:4])).sum(1)).mean()
     for other in ("image", "text", "table"):
         expected = expected + F.cross_entropy(own @ server[other].T, torch.arange(4))
-    assert float(found) == pytest.approx(float(expected), abs=1e-5)
+    assert float(result) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_fedcola_complements_a_modality_with_the_mean_of_all_others(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_fedcola_complements_a_modality_with_the_mean_of_all_others(tmp_path: Pa
     method, server = session.experiment.algorithm, session.server
     assert isinstance(method, FedCola)
     assert method.complement is not None
-    kinds = {server.types[kind].modalities: kind for kind in server.types}
+    kinds = {server.types[type_name].modalities: type_name for type_name in server.types}
     own = kinds["audio",]
     assert {*method.complement.sources(server, own)} == {kinds[name,] for name in ("image", "text", "table")}
     out = method.complement.out_weights(server, own)
@@ -111,9 +111,9 @@ RUN = [method for method in METHODS if method not in OTHERS]
 @pytest.mark.slow
 @pytest.mark.parametrize("method", RUN)
 def test_it_runs(method: str, tmp_path: Path) -> None:
-    whole = polyfed.run(Experiment.parse(suited(method)), tmp_path / "whole", quiet=True)
-    assert not whole.records.events
-    measured = [value for one in whole.records.measurements for value in one.metrics.values()]
+    full = polyfed.run(Experiment.parse(suited(method)), tmp_path / "whole", quiet=True)
+    assert not full.records.events
+    measured = [value for one in full.records.measurements for value in one.metrics.values()]
     assert all(math.isfinite(value) for value in measured)
 
 

@@ -21,7 +21,6 @@ from polyfed.algorithms.algorithm import (
     Reply,
     Server,
     Weights,
-    tap,
 )
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
@@ -195,9 +194,9 @@ class RobustAlignment(Algorithm):
     def average(self, replies: Iterable[Reply], losses: dict[str, float]) -> dict[str, Tensor]:
         """Mean of the replies' weights, as they come; the losses that they report are entered in ``losses``."""
         mean = WeightedMean()
-        for reply in tap(replies, lambda reply: losses.update(loss_reports([reply]))):
+        for reply in replies:
+            losses.update(loss_reports([reply]))
             mean.add(reply.weights, 1.0 if self.mean == "uniform" else reply.num_examples)
-            del reply  # before the next client trains
         return mean.take()
 
     # ---- client half

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.ensemble import Alignment, Ensemble, Ensembled, Rows
-from polyfed.aggregation.weighting import Count, Evidence, Mean, Weighting
+from polyfed.aggregation.weighting import Evidence, Mean, Weighting
 from polyfed.algorithms.algorithm import FederationPlan, Reply, Server
 from polyfed.algorithms.shared.public_exchange import (
     GALLERY,
@@ -48,11 +48,6 @@ class Teacher(Settings):
         default=None, description="map of each client's representations to the server's, before they are averaged"
     )
     diagnostic_samples: int = Field(default=1024, ge=0, description="public samples on which progress is measured")
-
-    @property
-    def is_plain_mean(self) -> bool:
-        """Whether it needs but the mean of the clients' rows by sample count."""
-        return type(self.weights) is Count and self.alignment is None
 
     def require(self, plan: FederationPlan, public: PublicExchange) -> None:
         """Check that the settings suit the clients and what crosses.

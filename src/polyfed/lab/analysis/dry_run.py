@@ -40,7 +40,7 @@ from polyfed.wire.payload import Logits, Representations
 _TRIED = 3  # rounds: some methods let clients begin by themselves
 _DRAWN = 200  # rounds whose cohorts are drawn at most; the mean over more is the same
 _LENGTHS = ("epochs", "steps", "batches_per_epoch")  # ends of names: how long somebody trains
-_ROWS = (Representations.kind, Logits.kind)  # bundles with a row for each public sample
+_ROWS = (Representations.label, Logits.label)  # bundles with a row for each public sample
 
 _S = TypeVar("_S", bound=Settings)
 Moved = Mapping[str, Mapping[str, float]]

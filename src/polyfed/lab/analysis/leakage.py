@@ -220,7 +220,7 @@ def bundle_name(name: str, bundle: TensorBundle) -> str:
     """What a field of a reply is called: logits are scores on the wire, and not all named tensors are a model's."""
     if isinstance(bundle, Weights) and name != UPDATE:
         return name
-    return "logits" if bundle.kind == "scores" else bundle.kind
+    return "logits" if bundle.label == "scores" else bundle.label
 
 
 # ---- samples of whom an attacker asks whether clients trained on them
