@@ -1,6 +1,4 @@
-"""Clients that agree with each other: they learn the representations of a server that has learnt theirs."""
-
-from __future__ import annotations
+"""Clients that agree with each other: they learn the mean of their representations of a public set."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -26,17 +24,17 @@ from polyfed.algorithms.shared.teacher import Teacher
 class Consensus(Algorithm):
     """FedMD (Li and Wang, 2019), on representations of the public set instead of class scores.
 
-    A round: clients *digest* the server's representations, *revisit* their private data, and send their own; the server
-    learns the mean of these.
+    In a round clients *digest* the server's representations, *revisit* their private data, and send their own
+    representations; the server learns the mean of these.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN}
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 
-    local_epochs: int = Field(default=1, ge=1, description="passes over private data a round")
+    local_epochs: int = Field(default=1, ge=1, description="passes over private data per round")
     public: PublicExchange = PublicExchange()
-    digest: Digest = Digest(epochs=2)
+    digest: Digest | None = Field(default=Digest(epochs=2), description="clients fit the consensus; null: they do not")
     teacher: Teacher = Teacher()
     distiller: Distiller = Distiller(epochs=2)
 
@@ -49,8 +47,9 @@ class Consensus(Algorithm):
 
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
-        """Digest, revisit, and return representations of the public set."""
-        self.digest.fit(client, self.public, self.public.from_wire(client, representations))
+        """Digest, revisit, and represent the public set."""
+        if self.digest is not None:
+            self.digest.fit(client, self.public, self.public.from_wire(client, representations))
         client.fit(client.train, epochs=self.local_epochs)
         own = self.public.client_outputs(client, representations.order, representations)
         return Reply(representations=own, num_examples=client.num_examples)

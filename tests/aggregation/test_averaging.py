@@ -30,8 +30,8 @@ MODELS = {"image": global_model("image"), "text": global_model("text"), "paired"
 Model = dict[str, Tensor]
 
 
-def model(kind: str, stream: torch.Generator) -> Model:
-    names = MODELS[kind].slots
+def model(group: str, stream: torch.Generator) -> Model:
+    names = MODELS[group].slots
     return {
         name: torch.randint(0, 9, (), generator=stream) if name == "count" else torch.randn(3, generator=stream)
         for name in names
@@ -40,13 +40,13 @@ def model(kind: str, stream: torch.Generator) -> Model:
 
 def federation(seed: int = 0) -> tuple[dict[str, Model], list[tuple[str, Model, int]]]:
     stream = torch.Generator().manual_seed(seed)
-    start = {kind: model(kind, stream) for kind in MODELS}
+    start = {group: model(group, stream) for group in MODELS}
     kinds = ["image", "image", "text", "paired", "paired", "paired"]
-    return start, [(kind, model(kind, stream), 10 * k + 5) for k, kind in enumerate(kinds)]
+    return start, [(group, model(group, stream), 10 * k + 5) for k, group in enumerate(kinds)]
 
 
 def models_of(start: dict[str, Model]) -> dict[str, GlobalModel]:
-    return {kind: replace(MODELS[kind], weights=weights) for kind, weights in start.items()}
+    return {group: replace(MODELS[group], weights=weights) for group, weights in start.items()}
 
 
 def exact(averaging: Averaging, start: dict[str, Model], clients: Iterable[tuple[str, Model, int]]) -> Averages:
@@ -55,23 +55,23 @@ def exact(averaging: Averaging, start: dict[str, Model], clients: Iterable[tuple
 
 def naive(start: dict[str, Model], clients: list[tuple[str, Model, int]], averaging: ByType) -> dict[str, Model]:
     """W + sum over clients of coefficient x n_k / n_type x (W_k - W), in float64, client by client."""
-    sizes = {kind: float(sum(n for other, _, n in clients if other == kind)) for kind in start}
+    sizes = {group: float(sum(n for other, _, n in clients if other == group)) for group in start}
     rule = averaging.rule(MODELS, sizes)
-    found = {kind: {name: value.double() for name, value in weights.items()} for kind, weights in start.items()}
-    for kind, held in MODELS.items():
+    result = {group: {name: value.double() for name, value in weights.items()} for group, weights in start.items()}
+    for group, held in MODELS.items():
         for name, place in held.slots.items():
-            for share in rule[kind, place.slot]:
+            for share in rule[group, place.slot]:
                 source = MODELS[share.source].keys[share.slot][place.key]
                 for other, weights, n in clients:
                     if other == share.source:
                         part = share.coefficient * n / sizes[other]
-                        found[kind][name] += part * (weights[source].double() - start[other][source].double())
-    return found
+                        result[group][name] += part * (weights[source].double() - start[other][source].double())
+    return result
 
 
-def own_count(clients: list[tuple[str, Model, int]], kind: str) -> Tensor:
+def own_count(clients: list[tuple[str, Model, int]], group: str) -> Tensor:
     """Counters are the rounded mean of the type's own."""
-    own = [(weights["count"].double(), n) for other, weights, n in clients if other == kind]
+    own = [(weights["count"].double(), n) for other, weights, n in clients if other == group]
     return (sum(value * n for value, n in own) / sum(n for _, n in own)).round()
 
 
@@ -88,31 +88,31 @@ def own_count(clients: list[tuple[str, Model, int]], kind: str) -> Tensor:
 )
 def test_exact_equals_the_naive_sum_in_any_order(averaging: ByType) -> None:
     start, clients = federation()
-    before = {kind: {name: value.clone() for name, value in weights.items()} for kind, weights in start.items()}
+    before = {group: {name: value.clone() for name, value in weights.items()} for group, weights in start.items()}
     expected = naive(start, clients, averaging)
     for order in (clients, clients[::-1]):
-        found = exact(averaging, start, order)
-        for kind, weights in expected.items():
+        result = exact(averaging, start, order)
+        for group, weights in expected.items():
             for name, value in weights.items():
-                wanted = own_count(clients, kind) if name == "count" else value
-                assert found[kind][name].dtype == start[kind][name].dtype
-                assert torch.allclose(found[kind][name].double(), wanted, atol=1e-6), (kind, name)
-    assert all(torch.equal(start[kind][name], before[kind][name]) for kind in start for name in start[kind])
+                wanted = own_count(clients, group) if name == "count" else value
+                assert result[group][name].dtype == start[group][name].dtype
+                assert torch.allclose(result[group][name].double(), wanted, atol=1e-6), (group, name)
+    assert all(torch.equal(start[group][name], before[group][name]) for group in start for name in start[group])
 
 
 def test_absent_types_stay_or_follow_the_others() -> None:
     start, clients = federation()
     paired = (client for client in clients if client[0] == "paired")
-    found = exact(BySlot(layers="attention", compensation=True), start, paired)
-    assert torch.equal(found["image"]["image.mlp"], start["image"]["image.mlp"])
-    update = found["paired"]["image.attention"] - start["paired"]["image.attention"]
-    assert torch.allclose(found["image"]["image.attention"] - start["image"]["image.attention"], update, atol=1e-6)
+    result = exact(BySlot(layers="attention", compensation=True), start, paired)
+    assert torch.equal(result["image"]["image.mlp"], start["image"]["image.mlp"])
+    update = result["paired"]["image.attention"] - start["paired"]["image.attention"]
+    assert torch.allclose(result["image"]["image.attention"] - start["image"]["image.attention"], update, atol=1e-6)
 
 
-def test_nobody_at_all_leaves_everything() -> None:
+def test_no_client_at_all_leaves_everything() -> None:
     start, _ = federation()
-    found = exact(BySlot(layers="attention", compensation=True), start, ())
-    assert all(torch.equal(found[kind][name], start[kind][name]) for kind in start for name in start[kind])
+    result = exact(BySlot(layers="attention", compensation=True), start, ())
+    assert all(torch.equal(result[group][name], start[group][name]) for group in start for name in start[group])
 
 
 def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
@@ -122,8 +122,8 @@ def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     for k in range(-1, 3):
         clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
         old = _only(start, 1.0 if k < 0 else 0.0)
-        found = averaged(ByType(mean="sequential"), models_of(old), clients, {"image": 30.0})
-        shares.append(float(found["image"]["image.attention"]))
+        result = averaged(ByType(mean="sequential"), models_of(old), clients, {"image": 30.0})
+        shares.append(float(result["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
 
@@ -134,35 +134,37 @@ def ones(dtype: torch.dtype) -> Model:
 
 def _only(like: dict[str, Model], value: float) -> dict[str, Model]:
     return {
-        kind: {name: torch.full_like(tensor, value) for name, tensor in weights.items()}
-        for kind, weights in like.items()
+        group: {name: torch.full_like(tensor, value) for name, tensor in weights.items()}
+        for group, weights in like.items()
     }
 
 
 def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
     start, clients = federation()
     averaging = BySlot(layers="attention", compensation=True, mean="sequential")
-    sizes = {kind: float(sum(n for other, _, n in clients if other == kind)) for kind in start}
+    sizes = {group: float(sum(n for other, _, n in clients if other == group)) for group in start}
     rule = averaging.rule(MODELS, sizes)
 
     def loop(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
-        running = {kind: {name: value.double() for name, value in model.items()} for kind, model in start.items()}
-        for kind, weights, n in order:
+        running = {group: {name: value.double() for name, value in model.items()} for group, model in start.items()}
+        for group, weights, n in order:
             for target, held in MODELS.items():
                 for name, place in held.slots.items():
-                    for share in (share for share in rule[target, place.slot] if share.source == kind):
-                        towards = weights[MODELS[kind].keys[share.slot][place.key]].double()
-                        running[target][name] += share.coefficient * n / sizes[kind] * (towards - running[target][name])
+                    for share in (share for share in rule[target, place.slot] if share.source == group):
+                        towards = weights[MODELS[group].keys[share.slot][place.key]].double()
+                        running[target][name] += (
+                            share.coefficient * n / sizes[group] * (towards - running[target][name])
+                        )
         return running
 
     def streamed(order: list[tuple[str, Model, int]]) -> dict[str, Model]:
         return averaged(averaging, models_of(start), order, sizes)
 
-    found, expected = streamed(clients), loop(clients)
-    for kind, weights in found.items():
+    result, expected = streamed(clients), loop(clients)
+    for group, weights in result.items():
         for name in (name for name in weights if name != "count"):
-            assert torch.allclose(weights[name].double(), expected[kind][name], atol=1e-6)
-    assert not torch.allclose(found["paired"]["image.mlp"], streamed(clients[::-1])["paired"]["image.mlp"])
+            assert torch.allclose(weights[name].double(), expected[group][name], atol=1e-6)
+    assert not torch.allclose(result["paired"]["image.mlp"], streamed(clients[::-1])["paired"]["image.mlp"])
 
 
 # ---- rules between types
@@ -176,11 +178,11 @@ SHAPE = (4, 4)
 
 def type_with_head(*modalities: str, head: str) -> GlobalModel:
     roles = ("embedding", "attention", "mlp", "norm", "projection")
-    found = {f"{m}.{role}": TensorSlot(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
+    result = {f"{m}.{role}": TensorSlot(Slot(m, role), f"{role}.weight") for m in modalities for role in roles}
     if len(modalities) > 1:
-        found["shared"] = TensorSlot(Slot("+".join(modalities), "final_norm"), "weight")
-    found["head"] = TensorSlot(Slot(head, "head"), "weight")
-    return GlobalModel(dict.fromkeys(found, torch.zeros(SHAPE)), found, modalities, (f"{head}-0", f"{head}-1"))
+        result["shared"] = TensorSlot(Slot("+".join(modalities), "final_norm"), "weight")
+    result["head"] = TensorSlot(Slot(head, "head"), "weight")
+    return GlobalModel(dict.fromkeys(result, torch.zeros(SHAPE)), result, modalities, (f"{head}-0", f"{head}-1"))
 
 
 TYPES = {
@@ -190,9 +192,9 @@ TYPES = {
 }
 
 
-def shares(rule: Rule, kind: str, modality: str, role: str) -> dict[str, float]:
+def shares(rule: Rule, group: str, modality: str, role: str) -> dict[str, float]:
     """Type -> coefficient of a slot."""
-    return {share.source: share.coefficient for share in rule[kind, Slot(modality, role)]}
+    return {share.source: share.coefficient for share in rule[group, Slot(modality, role)]}
 
 
 def test_the_default_round_has_the_papers_coefficients() -> None:
@@ -219,19 +221,19 @@ def test_the_released_denominator_counts_types_that_have_no_such_stack() -> None
 @pytest.mark.parametrize("present", list(product([False, True], repeat=3)))
 @pytest.mark.parametrize("compensation", [False, True])
 def test_every_combination_of_present_types(present: tuple[bool, ...], compensation: bool) -> None:
-    n = {kind: DEFAULT[kind] * here for kind, here in zip(DEFAULT, present, strict=True)}
+    n = {group: DEFAULT[group] * here for group, here in zip(DEFAULT, present, strict=True)}
     v, t, p = n["image"], n["text"], n["paired"]
     rule = BySlot(layers="attention", compensation=compensation).rule(TYPES, n)
-    whole = {"image": v + p, "text": t + p, "paired": v + t + p}
+    full = {"image": v + p, "text": t + p, "paired": v + t + p}
     own = {("image", "image"): v + p, ("paired", "image"): v + p, ("text", "text"): t + p, ("paired", "text"): t + p}
-    for (kind, slot), found in rule.items():
+    for (group, slot), result in rule.items():
         if slot.role == "attention":
-            total = whole[kind] if compensation else own[kind, slot.modality]
+            total = full[group] if compensation else own[group, slot.modality]
             expected = {"image": v, "paired": p} if slot.modality == "image" else {"text": t, "paired": p}
         else:
-            total, expected = (whole[kind] if compensation else n[kind]), {kind: n[kind]}
+            total, expected = (full[group] if compensation else n[group]), {group: n[group]}
         wanted = {name: size / total for name, size in expected.items() if size}
-        assert {share.source: share.coefficient for share in found} == pytest.approx(wanted), (kind, slot)
+        assert {share.source: share.coefficient for share in result} == pytest.approx(wanted), (group, slot)
 
 
 @pytest.mark.parametrize("reach", ["modality", "all"])
@@ -243,13 +245,13 @@ def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None
     rule = averaging.rule(TYPES, DEFAULT)
     every = ["attention", "mlp", "norm", "embedding", "projection"]
     covered = {"mlp_norm": every[1:3], "blocks": every[:3], "encoder": every}.get(layers, [layers])
-    for (kind, slot), found in rule.items():
-        assert sum(share.coefficient for share in found) == pytest.approx(1.0)
-        assert ({share.source for share in found} != {kind}) == (slot.role in covered)
+    for (group, slot), result in rule.items():
+        assert sum(share.coefficient for share in result) == pytest.approx(1.0)
+        assert ({share.source for share in result} != {group}) == (slot.role in covered)
     if reach == "all":
         role = covered[0]
-        found = rule["image", Slot("image", role)]
-        assert len(found) == 4  # the image stack, the text stack, and the paired clients' two, which share one weight
+        result = rule["image", Slot("image", role)]
+        assert len(result) == 4  # the image stack, the text stack, and the paired clients' two, which share one weight
         assert shares(rule, "image", "image", role)["text"] == pytest.approx(30 / 55)
 
 
@@ -330,7 +332,7 @@ def test_factors_of_all_ranks_need_one_frozen_network_and_tensors_of_other_shape
     ByName().require({"a": model(3, 4, "9xaa"), "b": model(1, 4, "9xbb")})
 
 
-def test_layers_that_nobody_has_are_an_error() -> None:
+def test_layers_that_no_client_has_are_an_error() -> None:
     bare = {
         "image": GlobalModel(
             {"w": torch.zeros(SHAPE)}, {"w": TensorSlot(Slot("image", "trunk"), "w")}, ("image",), ("a",)

@@ -50,23 +50,23 @@ def test_equals_loops_for_any_log_weights(logs):
     ensemble = Ensemble(3, 2)
     for value, log in zip(values, logs, strict=True):
         ensemble.add(value, torch.tensor(log))
-    found = ensemble.result()
-    torch.testing.assert_close(found.values.double(), by_loops(values, logs), rtol=0, atol=1e-4)
-    assert found.valid.tolist() == [any(log[k] > -math.inf for log in logs) for k in range(3)]
+    result = ensemble.result()
+    torch.testing.assert_close(result.values.double(), by_loops(values, logs), rtol=0, atol=1e-4)
+    assert result.valid.tolist() == [any(log[k] > -math.inf for log in logs) for k in range(3)]
 
 
-def test_a_row_that_nobody_sent_is_zero_and_marked():
+def test_a_row_that_no_client_sent_is_zero_and_marked():
     ensemble = Ensemble(2, 2)
     ensemble.add(torch.tensor([[1.0, 2.0], [math.nan, math.inf]]), 0.0, torch.tensor([True, False]))
-    found = ensemble.result()
-    assert found.values.tolist() == [[1.0, 2.0], [0.0, 0.0]]
-    assert found.valid.tolist() == [True, False]
+    result = ensemble.result()
+    assert result.values.tolist() == [[1.0, 2.0], [0.0, 0.0]]
+    assert result.valid.tolist() == [True, False]
 
 
 def test_an_empty_ensemble_has_no_valid_row():
-    found = Ensemble(3, 2).result()
-    assert not found.valid.any()
-    assert torch.equal(found.values, torch.zeros(3, 2))
+    result = Ensemble(3, 2).result()
+    assert not result.valid.any()
+    assert torch.equal(result.values, torch.zeros(3, 2))
 
 
 def test_a_row_may_come_late():
@@ -110,7 +110,7 @@ def test_by_default_at_most_1024_samples_are_recorded(samples, kept):
     assert tuple(ensemble.weights().shape) == (1, kept)
 
 
-def test_weights_of_nobody_are_an_error():
+def test_weights_of_no_client_are_an_error():
     with pytest.raises(PayloadError, match="no client"):
         Ensemble(2, 2).weights()
 
@@ -148,7 +148,7 @@ def rows(seed: int) -> Rows:
 
 @pytest.fixture
 def sent() -> dict[str, dict[str, Rows]]:
-    """``a`` and ``c`` send both, ``b`` pictures alone."""
+    """``a`` and ``c`` send both, ``b`` images alone."""
     return {"image": {"a": rows(1), "b": rows(2), "c": rows(3)}, "text": {"c": rows(4), "a": rows(5)}}
 
 
@@ -159,7 +159,7 @@ def ensembled(clients: dict[str, Rows]) -> Ensembled:
 @pytest.mark.parametrize(("one", "other"), [("image", "image"), ("image", "text"), ("text", "image"), ("text", "text")])
 def test_equals_loops(sent: dict[str, dict[str, Rows]], one: str, other: str) -> None:
     sent["image"]["a"].log_weights[0] = -math.inf  # does not count there
-    found = relations(sent[one], sent[other], INDEX)
+    result = relations(sent[one], sent[other], INDEX)
     for s, place in enumerate(INDEX.tolist()):
         for t, partner in enumerate(INDEX.tolist()):
             total = norm = 0.0
@@ -167,8 +167,8 @@ def test_equals_loops(sent: dict[str, dict[str, Rows]], one: str, other: str) ->
                 own, compared = sent[one][client], sent[other][client]
                 weight = math.exp(float(own.log_weights[place] + compared.log_weights[partner]) / 2)
                 total, norm = total + weight * float(own.values[place] @ compared.values[partner]), norm + weight
-            assert float(found.cosines[s, t]) == pytest.approx(total / norm, abs=1e-6)
-            assert found.known[s, t]
+            assert float(result.cosines[s, t]) == pytest.approx(total / norm, abs=1e-6)
+            assert result.known[s, t]
 
 
 def test_a_client_that_turns_its_space_changes_nothing(sent: dict[str, dict[str, Rows]]) -> None:
@@ -180,10 +180,10 @@ def test_a_client_that_turns_its_space_changes_nothing(sent: dict[str, dict[str,
     torch.testing.assert_close(after, before)
 
 
-def test_nobody_sent_both(sent: dict[str, dict[str, Rows]]) -> None:
-    found = relations({"b": sent["image"]["b"]}, sent["text"], INDEX)
-    assert not found.known.any()
-    assert not found.cosines.any()
+def test_no_client_sent_both(sent: dict[str, dict[str, Rows]]) -> None:
+    result = relations({"b": sent["image"]["b"]}, sent["text"], INDEX)
+    assert not result.known.any()
+    assert not result.cosines.any()
 
 
 def test_losses_by_output_compare_other_items_within_and_all_across(sent: dict[str, dict[str, Rows]]) -> None:
@@ -254,28 +254,28 @@ def test_ridge_by_hand() -> None:
     torch.testing.assert_close(ridge(values, reference, 0.5), reference)
 
 
-def test_without_a_penalty_as_many_dimensions_as_samples_say_nothing() -> None:
+def test_without_a_penalty_as_many_dimensions_as_samples_fit_anything() -> None:
     values, reference = unit(6, 6, seed=1), unit(6, 6, seed=2)
     torch.testing.assert_close(ridge(values, reference, 1e-9), reference, atol=1e-4, rtol=0)
     assert (ridge(values, reference, 0.1) - reference).norm() > 0.5
 
 
-@pytest.mark.parametrize("kind", ["procrustes", "ridge"])
-def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tensor], kind: str) -> None:
+@pytest.mark.parametrize("type_name", ["procrustes", "ridge"])
+def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tensor], type_name: str) -> None:
     values, reference = (side.clone() for side in both)
     values[3], reference[5] = 0, 0
-    move = Alignment(kind=kind).move  # type: ignore[arg-type]
-    found = move(values, reference)
+    move = Alignment(kind=type_name).move  # type: ignore[arg-type]
+    result = move(values, reference)
     others = [k for k in range(40) if k not in (3, 5)]
-    torch.testing.assert_close(found[others], move(values[others], reference[others]))
-    assert not found[3].any()
-    assert found[5].norm() == pytest.approx(1)  # it is mapped, as the others say
+    torch.testing.assert_close(result[others], move(values[others], reference[others]))
+    assert not result[3].any()
+    assert result[5].norm() == pytest.approx(1)  # it is mapped, by the others
 
 
-@pytest.mark.parametrize("kind", ["procrustes", "ridge"])
-def test_edges(kind: str) -> None:
+@pytest.mark.parametrize("type_name", ["procrustes", "ridge"])
+def test_edges(type_name: str) -> None:
     nothing, few = torch.zeros(4, 3), unit(2, 5, seed=1, dtype=torch.float32)
-    move = Alignment(kind=kind).move  # type: ignore[arg-type]
+    move = Alignment(kind=type_name).move  # type: ignore[arg-type]
     assert not move(nothing, unit(4, 3, seed=1, dtype=torch.float32)).any()
     assert torch.isfinite(move(few, unit(2, 5, seed=2))).all()
     half = move(few.bfloat16(), few)

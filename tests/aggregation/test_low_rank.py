@@ -39,7 +39,7 @@ def factors(tensors: Mapping[str, Tensor], layer: str) -> low_rank.Factors:
 def mean_of(
     rule: low_rank.LowRankAveraging, old: Mapping[str, Mapping[str, Tensor]], sent: list[tuple[str, dict[str, Tensor]]]
 ):
-    updates = [(kind, tensors, count) for (kind, tensors), count in zip(sent, COUNTS, strict=False)]
+    updates = [(type_name, tensors, count) for (type_name, tensors), count in zip(sent, COUNTS, strict=False)]
     return averaged(rule, global_models(old), updates)
 
 
@@ -67,8 +67,8 @@ def test_exact_rules_equal_the_average_of_full_changes(rule: low_rank.LowRankAve
         before = old["both"][f"{layer}.base_layer.offset"]
         old = mean_of(rule, old, sent)
         new = old["both"]
-        whole = new[f"{layer}.base_layer.offset"] + factors(new, layer).change
-        torch.testing.assert_close(whole, before + mean_change(sent, layer), atol=1e-6, rtol=1e-6)
+        full = new[f"{layer}.base_layer.offset"] + factors(new, layer).change
+        torch.testing.assert_close(full, before + mean_change(sent, layer), atol=1e-6, rtol=1e-6)
         if round_number == 1 and isinstance(rule, low_rank.Stacked):
             assert not factors(new, layer).b.any()
 
@@ -87,11 +87,11 @@ def test_singular_values_of_unequal_ranks() -> None:
     old = {"large": model(4, 0), "small": model(1, 9)}
     sent = [("large", model(4, 1)), ("small", model(1, 2)), ("small", model(1, 3))]
     new = mean_of(low_rank.SingularValues(), old, sent)
-    for kind, rank in (("large", 4), ("small", 1)):
+    for type_name, rank in (("large", 4), ("small", 1)):
         u, s, v = torch.linalg.svd(mean_change(sent, "encoders.image.q"))
         nearest = (u[:, :rank] * s[:rank]) @ v[:rank]
-        torch.testing.assert_close(factors(new[kind], "encoders.image.q").change, nearest, atol=1e-5, rtol=1e-5)
-        assert factors(new[kind], "encoders.image.q").rank == rank
+        torch.testing.assert_close(factors(new[type_name], "encoders.image.q").change, nearest, atol=1e-5, rtol=1e-5)
+        assert factors(new[type_name], "encoders.image.q").rank == rank
     assert torch.equal(new["large"]["encoders.image.project.weight"], new["small"]["encoders.image.project.weight"])
 
 
@@ -118,7 +118,7 @@ def test_clients_of_one_modality_average_what_they_have() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_nobody_replied_or_counts(rule: low_rank.LowRankAveraging) -> None:
+def test_no_client_replied_or_counts(rule: low_rank.LowRankAveraging) -> None:
     old = {"both": with_offsets(model(2, 0))}
     for updates in ([], [("both", model(2, 1), 0.0)]):
         new = averaged(rule, global_models(old), updates)
@@ -127,7 +127,7 @@ def test_nobody_replied_or_counts(rule: low_rank.LowRankAveraging) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_clients_that_exchange_factors_alone_have_those_averaged(rule: low_rank.LowRankAveraging) -> None:
-    """As with ``projection: own``, where nothing is trained behind the network."""
+    """Models with ``projection: own``, which train no layer behind the network."""
 
     def bare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value for name, value in tensors.items() if "project" not in name}
@@ -158,7 +158,7 @@ def test_the_nearest_factors_and_the_first_directions() -> None:
     assert low_rank.leading(own, 1).change.allclose(torch.outer(own.b[:, 0], own.a[0]))
 
 
-def test_rules_are_refused_where_there_is_nothing_to_average() -> None:
+def test_rules_are_refused_without_tensors_to_average() -> None:
     def outline(tensors: Mapping[str, Tensor]) -> dict[str, GlobalModel]:
         return {"both": GlobalModel(tensors, {}, ("image",), ("a-1",))}
 

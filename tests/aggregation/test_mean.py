@@ -29,24 +29,24 @@ def test_equals_the_formula_name_by_name_in_any_order(spec, shuffler):
         if having:
             expected[name] = sum(n * x for x, n in having) / sum(n for _, n in having)
     shuffler.shuffle(clients)
-    found = fold(*clients)
-    assert set(found) == set(expected)
-    for name, value in found.items():
+    result = fold(*clients)
+    assert set(result) == set(expected)
+    for name, value in result.items():
         torch.testing.assert_close(value.double(), expected[name], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_clients_come_out_bit_for_bit(dtype):
     tensor = torch.randn(50).to(dtype)
-    found = fold(*(({"w": tensor}, n) for n in (3, 1, 4, 1, 5)))["w"]
-    assert found.dtype == dtype
-    assert torch.equal(found, tensor)
+    result = fold(*(({"w": tensor}, n) for n in (3, 1, 4, 1, 5)))["w"]
+    assert result.dtype == dtype
+    assert torch.equal(result, tensor)
 
 
 def test_integers_are_averaged_and_rounded_in_their_type():
-    found = fold(({"n": torch.tensor(10)}, 1), ({"n": torch.tensor(13)}, 2))["n"]
-    assert found.dtype == torch.int64
-    assert found.item() == 12
+    result = fold(({"n": torch.tensor(10)}, 1), ({"n": torch.tensor(13)}, 2))["n"]
+    assert result.dtype == torch.int64
+    assert result.item() == 12
     large = torch.tensor(2**40 + 1)
     assert fold(({"n": large}, 3), ({"n": large}, 5))["n"].item() == 2**40 + 1
 
@@ -63,25 +63,25 @@ def test_inputs_are_neither_changed_nor_kept():
     mean = WeightedMean()
     mean.add({"w": first}, 1)
     mean.add({"w": second}, 1)
-    found = mean.result()["w"]
+    result = mean.result()["w"]
     assert torch.equal(first, torch.zeros(2))
     mean.add({"w": torch.full((2,), 5.0)}, 1)
-    assert torch.equal(found, torch.full((2,), 0.5))
+    assert torch.equal(result, torch.full((2,), 0.5))
     torch.testing.assert_close(mean.result()["w"], torch.full((2,), 2.0))
 
 
 def test_parameters_that_require_gradients_are_taken_by_value():
-    found = fold(({"w": torch.ones(1, requires_grad=True)}, 1), ({"w": torch.zeros(1, requires_grad=True)}, 1))["w"]
-    assert not found.requires_grad
-    assert found.item() == 0.5
+    result = fold(({"w": torch.ones(1, requires_grad=True)}, 1), ({"w": torch.zeros(1, requires_grad=True)}, 1))["w"]
+    assert not result.requires_grad
+    assert result.item() == 0.5
 
 
 def test_a_client_of_weight_zero_does_not_count():
-    found = fold(({"w": torch.tensor([math.nan]), "only": torch.ones(1)}, 0), ({"w": torch.ones(1)}, 2))
-    assert found == {"w": torch.ones(1)}
+    result = fold(({"w": torch.tensor([math.nan]), "only": torch.ones(1)}, 0), ({"w": torch.ones(1)}, 2))
+    assert result == {"w": torch.ones(1)}
 
 
-def test_nobody_is_an_error():
+def test_a_mean_of_no_client_is_an_error():
     with pytest.raises(PayloadError, match="positive weight"):
         WeightedMean().result()
     with pytest.raises(PayloadError, match="positive weight"):

@@ -155,9 +155,9 @@ def test_released_routine_leaves_small_balls_as_documented(rho):
     assert 0.06 < chi_square(w) < 0.1
     assert chi_square(w) > 6 * rho
     draws = [normal(5, seed, scale=3.0).softmax(0) for seed in range(60)]
-    found = numbers([chi_square(released_chi_square_projection(v, rho)).item() for v in draws])
-    assert found.max() <= (2 * rho + 1) / 8
-    assert ((found > 0.06) & (found < 0.13)).sum() > 30
+    result = numbers([chi_square(released_chi_square_projection(v, rho)).item() for v in draws])
+    assert result.max() <= (2 * rho + 1) / 8
+    assert ((result > 0.06) & (result < 0.13)).sum() > 30
 
 
 def test_released_routine_agrees_in_larger_balls():
@@ -230,10 +230,10 @@ def test_present_clients_share_what_they_hold_together(divergence, as_mask):
     w, v = numbers([0.1, 0.2, 0.3, 0.4]), numbers([2.0, 0.5, 1.0])
     mask = torch.tensor([True, False, True, True])
     present = mask if as_mask else torch.tensor([0, 2, 3])
-    found = mirror_step_of(w, present, v, 1.0, 0.05, divergence)
-    assert found[1] == 0.2
-    close(found[mask], 0.8 * mirror_step(w[mask] / 0.8, v, 1.0, 0.05, divergence))
-    assert found.sum().item() == pytest.approx(1, abs=1e-13)
+    result = mirror_step_of(w, present, v, 1.0, 0.05, divergence)
+    assert result[1] == 0.2
+    close(result[mask], 0.8 * mirror_step(w[mask] / 0.8, v, 1.0, 0.05, divergence))
+    assert result.sum().item() == pytest.approx(1, abs=1e-13)
 
 
 def test_indices_set_the_order_of_the_losses():
@@ -244,7 +244,7 @@ def test_indices_set_the_order_of_the_losses():
     close(everybody, mirror_step(w, normal(4, 1), 1.0, 0.05))
 
 
-def test_nothing_moves_where_nobody_is_present_or_the_present_hold_nothing():
+def test_nothing_moves_where_no_client_is_present_or_the_present_hold_nothing():
     w = numbers([0.0, 0.5, 0.0, 0.5])
     assert torch.equal(mirror_step_of(w, torch.zeros(4, dtype=torch.bool), torch.empty(0), 1.0, 1.0), w)
     assert torch.equal(mirror_step_of(w, torch.tensor([0, 2]), torch.ones(2), 1.0, 1.0), w)
@@ -254,8 +254,8 @@ def test_nothing_moves_where_nobody_is_present_or_the_present_hold_nothing():
 def test_arguments_are_left_alone_and_carry_no_gradient():
     w, v = torch.full((3,), 1 / 3, dtype=torch.float64), numbers([1.0, 2.0, 3.0]).requires_grad_()
     before = w.clone()
-    found = mirror_step(w, v, 1.0, 0.1)
-    assert not found.requires_grad
+    result = mirror_step(w, v, 1.0, 0.1)
+    assert not result.requires_grad
     mirror_step_of(w, torch.tensor([0, 1]), v[:2], 1.0, 0.1)
     assert torch.equal(w, before)
     assert mirror_step(w.bfloat16(), v.float(), 1.0, 0.1).dtype == torch.float64

@@ -29,14 +29,14 @@ def log_sum(terms):
 def naive_row(logits, own, kin):
     """The statistics of one row, term by term; ``kin`` are the anchors of the own item."""
     others = [x for j, x in enumerate(logits) if j not in kin]
-    whole, mean, winner = log_sum(logits), sum(logits) / len(logits), logits.index(max(logits))
+    full, mean, winner = log_sum(logits), sum(logits) / len(logits), logits.index(max(logits))
     return {
         "positive": logits[own],
         "negatives_lse": log_sum(others),
-        "lse": whole,
+        "lse": full,
         "best_negative": max(others, default=-math.inf),
         "winner": own if winner in kin or logits[own] == logits[winner] else winner,
-        "entropy": -sum(math.exp(x - whole) * (x - whole) for x in logits),
+        "entropy": -sum(math.exp(x - full) * (x - full) for x in logits),
         "variance": sum((x - mean) ** 2 for x in logits) / len(logits),
     }
 
@@ -44,11 +44,11 @@ def naive_row(logits, own, kin):
 def naive(rows, anchors, own=None, tau=1.0, items=None):
     own = list(range(len(rows))) if own is None else own.tolist()
     numbers = list(range(len(anchors))) if items is None else items.tolist()
-    found = []
+    result = []
     for k, u in zip(own, rows.double().tolist(), strict=True):
         logits = [sum(a * b for a, b in zip(u, g, strict=True)) / tau for g in anchors.double().tolist()]
-        found.append(naive_row(logits, k, {j for j in range(len(anchors)) if numbers[j] == numbers[k]}))
-    return {name: torch.tensor([row[name] for row in found], dtype=torch.float64) for name in ALL}
+        result.append(naive_row(logits, k, {j for j in range(len(anchors)) if numbers[j] == numbers[k]}))
+    return {name: torch.tensor([row[name] for row in result], dtype=torch.float64) for name in ALL}
 
 
 def close(ours, expected, tolerance=1e-9):
@@ -112,19 +112,19 @@ def test_rows_of_several_clients_share_a_pass():
 
 # ---- rows and anchors that several samples have
 
-CAPTIONS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 4])  # the picture of each sample; each has a text of its own
-PLACES = {"picture": CAPTIONS, "text": torch.arange(11)}
+CAPTIONS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 4])  # the image of each sample; each has a text of its own
+PLACES = {"image_item": CAPTIONS, "text": torch.arange(11)}
 
 
-@pytest.mark.parametrize("side", ["picture", "text"])
-@pytest.mark.parametrize("against", ["picture", "text"])
+@pytest.mark.parametrize("side", ["image_item", "text"])
+@pytest.mark.parametrize("against", ["image_item", "text"])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("tau", [1.0, 0.01])
 @pytest.mark.parametrize("blocks", [TileSize(2, 3), TileSize(1, 4), TileSize(50, 50)])
 def test_repeated_rows_and_anchors_equal_the_loop_over_all_samples(side, against, masked, tau, blocks):
     of, own = PLACES[side], PLACES[against]
     rows, anchors = unit(int(of.max()) + 1, 4, seed=5), unit(int(own.max()) + 1, 4, seed=6)
-    items = torch.unique_consecutive(CAPTIONS) if against == "picture" else CAPTIONS
+    items = torch.unique_consecutive(CAPTIONS) if against == "image_item" else CAPTIONS
     ours = row_statistics(
         rows,
         anchors,
@@ -180,16 +180,16 @@ def test_a_sibling_that_wins_counts_as_the_sample_itself():
 def test_both_searches_find_the_same_rivals():
     tiles = torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(0)).mul_(2).round_()  # ties within and between
     tiles[0], tiles[3, 2] = -math.inf, math.nan
-    found = []
+    result = []
     for sparse in (True, False):
         rivals = Rivals(torch.full((7,), -9.0))
         rivals.sparse = sparse
         for number, tile in enumerate(tiles):
             rivals.add(tile, 5 * number)
-        found.append(rivals)
+        result.append(rivals)
     every = torch.cat(list(tiles), 1)
     keep = torch.arange(7) != 2
-    for rivals in found:
+    for rivals in result:
         torch.testing.assert_close(rivals.best, every.amax(1), equal_nan=True)
         assert torch.equal(rivals.index[keep], every.argmax(1)[keep])
 

@@ -147,7 +147,7 @@ SCORES = [
 
 
 def naive_ensemble(formula, sent):
-    """Weighted mean of each sample's rows; 0 where nobody counts."""
+    """Weighted mean of each sample's rows; 0 where no client counts."""
     out = torch.zeros_like(sent[0].values)
     for k in range(len(out)):
         weights = [formula(one, k) for one in sent]
@@ -166,8 +166,8 @@ def label(case):
 def test_representations_are_weighed_by_the_formula(case, clients):
     name, fields, formula = case
     sent = [client(seed, modalities=1 + seed % 2) for seed in range(1, 1 + clients)]
-    found = ensemble(choose(name, **fields), sent).result().values
-    torch.testing.assert_close(found, naive_ensemble(formula, sent), rtol=1e-6, atol=1e-6)
+    actual = ensemble(choose(name, **fields), sent).result().values
+    torch.testing.assert_close(actual, naive_ensemble(formula, sent), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", SCORES, ids=label)
@@ -175,12 +175,12 @@ def test_representations_are_weighed_by_the_formula(case, clients):
 def test_class_scores_are_weighed_by_the_formula(case, clients):
     name, fields, formula = case
     sent = [voter(seed, modalities=1 + seed % 2) for seed in range(1, 1 + clients)]
-    found = ensemble(choose(name, **fields), sent, output="class", of={}, labels=labels()).result().values
-    torch.testing.assert_close(found, naive_ensemble(formula, sent), rtol=1e-6, atol=1e-6)
+    actual = ensemble(choose(name, **fields), sent, output="class", of={}, labels=labels()).result().values
+    torch.testing.assert_close(actual, naive_ensemble(formula, sent), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["representations", "scores"])
-def test_the_cases_above_tell_clients_apart_and_leave_some_out(form):
+def test_the_cases_above_distinguish_clients_and_leave_some_out(form):
     # else the formulas of entropy would be compared on rows where all count, or none
     how = {"of": {}, "labels": labels()} if form == "scores" else {}
     make = voter if form == "scores" else client
@@ -200,12 +200,12 @@ def test_single_precision_is_enough(case):
     torch.testing.assert_close(ensemble(choose(case[0], **case[1]), sent, **how).weights(), exact, rtol=0, atol=1e-3)
 
 
-# ---- captions of one picture
+# ---- captions of one image
 
 
 def test_masked_siblings_leave_the_sums_of_the_formula():
     items, sent = torch.arange(SIZE) // 3, client(1)
-    found = {
+    actual = {
         name: choose(name, mask_siblings=True).log_weights(evidence(sent, items=items, of=known()))
         for name in ("gca", "sed", "margin")
     }
@@ -213,11 +213,11 @@ def test_masked_siblings_leave_the_sums_of_the_formula():
         u, others = sent.values[k].tolist(), [j for j in range(SIZE) if j // 3 != k // 3]
         rows = [[dot(u, g) for g in known()[name].tolist()] for name in "bc"]
         expected = mean_of([row[k] - math.log(sum(math.exp(row[j]) for j in others)) for row in rows])
-        assert float(found["gca"][k]) == pytest.approx(expected, rel=1e-6)
+        assert float(actual["gca"][k]) == pytest.approx(expected, rel=1e-6)
         row = [cosine(u, g) for g in known()["a"].tolist()]
         total = math.log(sum(math.exp(row[j]) for j in [k, *others]))
-        assert float(found["sed"][k]) == pytest.approx(row[k] - total, rel=1e-6)
-        assert float(found["margin"][k]) == pytest.approx(row[k] - max(row[j] for j in others), rel=1e-6)
+        assert float(actual["sed"][k]) == pytest.approx(row[k] - total, rel=1e-6)
+        assert float(actual["margin"][k]) == pytest.approx(row[k] - max(row[j] for j in others), rel=1e-6)
 
 
 def test_masked_gca_with_self_adds_the_own_term():
@@ -231,7 +231,7 @@ def test_masked_gca_with_self_adds_the_own_term():
 
 
 @pytest.mark.parametrize("name", ["gca", "margin", "sed"])
-def test_all_captions_of_one_picture_leave_nothing_to_weigh_by(name):
+def test_all_captions_of_one_image_leave_nothing_to_weigh_by(name):
     one = client(1)
     ours = choose(name, mask_siblings=True).log_weights(evidence(one, items=torch.zeros(SIZE, dtype=torch.int64)))
     assert ours.tolist() == [0.0] * SIZE
@@ -250,7 +250,7 @@ def test_excluding_self_keeps_precision_where_the_positive_dominates():
 
 NAMES = ("count", "entropy", "gca", "iot", "margin", "mean", "paired_only", "sed", "variance")
 COMPARING = ("entropy", "gca", "margin", "sed", "variance")
-"""Weightings that look at what the client says."""
+"""Weightings that use the client's own rows."""
 
 
 # ---- properties
@@ -268,12 +268,12 @@ def test_the_scale_of_a_client_plays_no_part_in_cosines(name):
 def test_a_client_without_a_modality_does_not_count_in_it(name):
     both, only = client(0, modalities=2), client(1, modalities=2)
     text = SimpleNamespace(values=known()["b"] + 0.1 * unit(SIZE, DIM, seed=7), examples=5, modalities=2)
-    found = {}
+    actual = {}
     for output, sent in (("a", [both, only]), ("b", [text])):
-        found[output] = ensemble(choose(name), sent, output=output)
-    assert found["a"].weights().shape == (2, SIZE)
-    valid = found["b"].result().valid
-    torch.testing.assert_close(found["b"].result().values[valid], text.values[valid])
+        actual[output] = ensemble(choose(name), sent, output=output)
+    assert actual["a"].weights().shape == (2, SIZE)
+    valid = actual["b"].result().valid
+    torch.testing.assert_close(actual["b"].result().values[valid], text.values[valid])
     assert bool(valid.any())
 
 
@@ -290,9 +290,9 @@ def test_comparing_distinct_rows_is_comparing_all(name, fields, repeated):
     server = {other: g[PICTURES] if other in repeated else g for other, g in known().items()}
     if "a" in repeated:
         sent.values = sent.values[PICTURES]
-    places = dict.fromkeys(repeated, PICTURES)
+    positions = dict.fromkeys(repeated, PICTURES)
     ours, plain = (
-        weighting.log_weights(evidence(sent, of=server, items=PICTURES, inverse_index=how)) for how in (places, {})
+        weighting.log_weights(evidence(sent, of=server, items=PICTURES, inverse_index=how)) for how in (positions, {})
     )
     torch.testing.assert_close(ours, plain)
 
@@ -316,20 +316,20 @@ def test_entropies_below_the_floor_weigh_alike():
         SimpleNamespace(values=scale * torch.eye(CLASSES)[labels()], examples=1, modalities=1) for scale in (30.0, 1e4)
     )
     how = {"of": {}, "labels": labels()}
-    found = ensemble(choose("entropy"), [sure, surer], **how).weights()
-    torch.testing.assert_close(found, torch.full((2, SIZE), 0.5, dtype=torch.float64))
+    actual = ensemble(choose("entropy"), [sure, surer], **how).weights()
+    torch.testing.assert_close(actual, torch.full((2, SIZE), 0.5, dtype=torch.float64))
     assert choose("entropy").log_weights(evidence(sure, **how)).tolist() == pytest.approx([1000.0] * SIZE)
     assert choose("entropy", floor=0.5).log_weights(evidence(sure, **how)).tolist() == [2.0] * SIZE
 
 
-def test_rows_that_nobody_gets_right_have_no_target():
+def test_rows_that_no_client_gets_right_have_no_target():
     wrong = SimpleNamespace(values=torch.eye(CLASSES)[(labels() + 1) % CLASSES], examples=1, modalities=1)
     half = SimpleNamespace(values=wrong.values.clone(), examples=1, modalities=1)
     half.values[:6] = torch.eye(CLASSES)[labels()[:6]]
-    found = ensemble(choose("entropy"), [wrong, half], of={}, labels=labels()).result()
-    assert found.valid.tolist() == [True] * 6 + [False] * 6
-    torch.testing.assert_close(found.values[:6], half.values[:6].double())
-    assert found.values[6:].abs().sum() == 0
+    actual = ensemble(choose("entropy"), [wrong, half], of={}, labels=labels()).result()
+    assert actual.valid.tolist() == [True] * 6 + [False] * 6
+    torch.testing.assert_close(actual.values[:6], half.values[:6].double())
+    assert actual.values[6:].abs().sum() == 0
 
 
 def test_constant_scores_have_no_weight_by_variance():

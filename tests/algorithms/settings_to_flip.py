@@ -1,4 +1,4 @@
-"""What the test of all settings cannot derive from a setting's type: (method or "" for all, field) -> what it needs."""
+"""Values that the test of all settings cannot derive from a type: (method or "" for all, field) -> its needs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
         return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) is None or get_origin(annotation) in (Literal, dict, tuple):
         return (annotation,)
-    return tuple(part for kind in get_args(annotation) for part in _alternatives(kind))
+    return tuple(part for type_name in get_args(annotation) for part in _alternatives(type_name))
 
 
 class Setting(NamedTuple):
@@ -49,21 +49,21 @@ class Setting(NamedTuple):
     declared: tuple[type, str]
 
 
-def settings_of(kind: type[BaseModel], path: str = "") -> Iterator[Setting]:
+def settings_of(type_name: type[BaseModel], path: str = "") -> Iterator[Setting]:
     """All settings of a method, also of its sections; and each section that may be null."""
-    for name, info in kind.model_fields.items():
+    for name, info in type_name.model_fields.items():
         own = f"{path}.{name}" if path else name
         kinds = _alternatives(info.annotation)
         section = next((one for one in kinds if _is_section(one)), None)
         if section is None or type(None) in kinds:
-            yield Setting(own, info.annotation, (declaring(kind, name), name))
+            yield Setting(own, info.annotation, (declaring(type_name, name), name))
         if section is not None:
             yield from settings_of(type(info.default) if isinstance(info.default, Settings) else section, own)
 
 
-def _is_section(kind: Any) -> bool:
-    is_settings = isinstance(kind, type) and issubclass(kind, Settings)
-    return is_settings and not is_component(kind) and kind is not TrainingSettings
+def _is_section(type_name: Any) -> bool:
+    is_settings = isinstance(type_name, type) and issubclass(type_name, Settings)
+    return is_settings and not is_component(type_name) and type_name is not TrainingSettings
 
 
 def cases() -> Iterator[Any]:
@@ -77,9 +77,9 @@ def cases() -> Iterator[Any]:
             yield pytest.param(method, setting, marks=marks, id=f"{method}-{setting.path}")
 
 
-def declaring(kind: type[BaseModel], field: str) -> type:
-    """The class that says last what a field is."""
-    return next(base for base in kind.__mro__ if field in inspect.get_annotations(base))
+def declaring(type_name: type[BaseModel], field: str) -> type:
+    """The class that defines a field last."""
+    return next(base for base in type_name.__mro__ if field in inspect.get_annotations(base))
 
 
 @pytest.mark.slow
@@ -98,8 +98,8 @@ def test_another_value_changes_the_result_or_is_refused(folder: Path, method: st
 
 
 def _at(path: str, value: Any) -> Config:
-    first, _, rest = path.partition(".")
-    return {first: _at(rest, value) if rest else value}
+    first, _, others = path.partition(".")
+    return {first: _at(others, value) if others else value}
 
 
 def refused(method: str, settings: Config) -> bool:
@@ -113,7 +113,7 @@ def refused(method: str, settings: Config) -> bool:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of all sessions."""
+    """Results of all sessions."""
     path = tmp_path_factory.mktemp("effects")
     yield path
     _known.clear()
@@ -169,7 +169,7 @@ def _as_tensors(numbers: Mapping[str, float]) -> Result:
 
 
 def _tensors(session: Session) -> dict[str, Tensor]:
-    """Of the models of all, and what else the server has."""
+    """Digests of all models, and of the server's state."""
     server = session.server
     groups: dict[str, Mapping[str, Tensor]] = dict(server.weights)
     for name in session.cohorts.accepted:  # one at a time: clients of one architecture share a live model
@@ -207,22 +207,22 @@ def another(method: str, setting: Setting) -> Any:
 
 
 def _flipped(annotation: Any, default: Any) -> Any:
-    kinds = [kind for kind in _alternatives(annotation) if kind is not type(None)]
-    kind = kinds[0]
-    if _is_section(kind):
+    kinds = [type_name for type_name in _alternatives(annotation) if type_name is not type(None)]
+    type_name = kinds[0]
+    if _is_section(type_name):
         assert default is not None, "no content is known of a section that is null; give one in VALUES"
         return None
-    if get_origin(kind) is Literal:
-        return next(value for value in get_args(kind) if value != default)
-    if kind is bool:
+    if get_origin(type_name) is Literal:
+        return next(value for value in get_args(type_name) if value != default)
+    if type_name is bool:
         return not default
-    if is_component(kind):
-        return next(name for name in kind.available() if name != default.component_name())
-    if kind is TrainingSettings:
+    if is_component(type_name):
+        return next(name for name in type_name.available() if name != default.component_name())
+    if type_name is TrainingSettings:
         return _faster(default)
-    if kind is int:
+    if type_name is int:
         return 3 if default is None else default + 1
-    assert kind is float, f"no other value is known of a {annotation}; give one in VALUES"
+    assert type_name is float, f"no other value is known of a {annotation}; give one in VALUES"
     return 0.3 if not default else default / 2
 
 

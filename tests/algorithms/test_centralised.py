@@ -18,10 +18,10 @@ from small_federations import Config, sized, transformers
 
 @pytest.fixture
 def config() -> Config:
-    found = sized(transformers(name="centralised"), 48)
-    for group in found["clients"].values():
-        group |= {"count": 1, "items": 8 if group["task"] == found["server"]["task"] else 32}
-    return found
+    actual = sized(transformers(name="centralised"), 48)
+    for group in actual["clients"].values():
+        group |= {"count": 1, "items": 8 if group["task"] == actual["server"]["task"] else 32}
+    return actual
 
 
 def rounds(session: Session, count: int, *, first: int = 1, absent: tuple[str, ...] = ()) -> Ledger:
@@ -56,25 +56,25 @@ def test_rounds_of_one_epoch_are_one_training_of_many(config: Config, tmp_path: 
     session = prepared(config, tmp_path)
     start = copies(session.server.weights)
     rounds(session, 3)
-    for kind in ("image", "text", "paired"):
-        expected = one_training(session, kind, start[kind], 3)
-        for name, value in session.server.weights[kind].items():
+    for type_name in ("image", "text", "paired"):
+        expected = one_training(session, type_name, start[type_name], 3)
+        for name, value in session.server.weights[type_name].items():
             assert torch.allclose(value, expected[name], rtol=0, atol=1e-6), name
     for name, value in session.server.model.state_dict().items():
         assert torch.equal(value, session.server.weights["paired"][name])
 
 
-def test_its_momenta_are_what_tells_it_from_fedavg_over_one_client(config: Config, tmp_path: Path) -> None:
-    found = {}
+def test_its_momenta_distinguish_it_from_fedavg_over_one_client(config: Config, tmp_path: Path) -> None:
+    actual = {}
     for name in ("centralised", "fedavg"):
         session = prepared(config | {"algorithm": {"name": name, "local_epochs": 1}}, tmp_path / name)
         for number in (1, 2):
             rounds(session, 1, first=number)
-            found[name, number] = copies(session.server.weights)
-    for kind, first in found["fedavg", 1].items():
-        assert all(torch.equal(value, found["centralised", 1][kind][name]) for name, value in first.items())
-        second = found["fedavg", 2][kind]
-        assert any(not torch.equal(value, found["centralised", 2][kind][name]) for name, value in second.items())
+            actual[name, number] = copies(session.server.weights)
+    for type_name, first in actual["fedavg", 1].items():
+        assert all(torch.equal(value, actual["centralised", 1][type_name][name]) for name, value in first.items())
+        second = actual["fedavg", 2][type_name]
+        assert any(not torch.equal(value, actual["centralised", 2][type_name][name]) for name, value in second.items())
 
 
 def test_a_client_that_comes_later_starts_from_the_initial_weights_too(config: Config, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every method promises: equal bits on a wire and after an interruption, its bytes, who may fail or be absent."""
+"""Promises of every method: equal bits on a wire and after an interruption, its bytes, who may fail or be absent."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(
 # ---- what crosses
 
 ELSEWHERE = {"fedaid", "feddra"}
-"""What these send depends on the step: their own tests have the bytes."""
+"""Methods whose bytes depend on the step, which their own tests check."""
 Sizes = dict[str, list[int]]
 
 
@@ -138,7 +138,7 @@ class Parts:
 
     @property
     def matrices(self) -> int:
-        """Of the blocks of the type with the one other modality."""
+        """Bytes of the blocks of the type with the one other modality."""
         server, other = self.session.server, {"image": "text", "text": "image"}
         blocks = server.weights[other[self.client.group]] if self.is_single else {}
         return sum(value.nbytes for name, value in blocks.items() if ".blocks." in name and value.ndim == 2)
@@ -148,7 +148,7 @@ class Parts:
         return len(self.client.modalities) == 1
 
     def public(self, *modalities: str, once: bool = True) -> list[int]:
-        """Of representations of public samples in each round; of pictures only ``once`` for all their captions."""
+        """Bytes of representations of public samples in each round; of images only ``once`` for all their captions."""
         server, sizes = self.session.server, list[int]()
         for number in (1, 2):
             server.begin(number)
@@ -159,26 +159,26 @@ class Parts:
 
     @property
     def both(self) -> list[int]:
-        """Of representations of both modalities."""
+        """Bytes of representations of both modalities."""
         return self.public("image", "text")
 
     @property
     def own(self) -> list[int]:
-        """Of representations of the client's modalities."""
+        """Bytes of representations of the client's modalities."""
         return self.public(*self.client.modalities)
 
     @property
     def agreed(self) -> list[int]:
-        """Of targets of the client's modalities, which may differ between captions of one picture."""
+        """Bytes of targets of the client's modalities, which may differ between captions of one image."""
         return self.public(*self.client.modalities, once=False)
 
     def less(self, part: str, *, up_only: bool = False) -> Sizes:
-        """Of the model but for tensors of that name."""
+        """Bytes of the model but for tensors of that name."""
         left = sum(v.nbytes for name, v in self.session.server.weights_for(self.client).items() if part in name)
         return {"down weights": [self.model - (0 if up_only else left)] * 2, "up weights": [self.model - left] * 2}
 
     def weights(self, down: int | None = None, up: int | None = None) -> Sizes:
-        """Of the model in both rounds, and what is added in the second way down and in each way up."""
+        """Bytes of the model in both rounds, and what is added in the second way down and in each way up."""
         return {"down weights": [self.model, self.model + (down or 0)], "up weights": [self.model + (up or 0)] * 2}
 
 
@@ -234,7 +234,7 @@ def test_a_client_whose_replies_are_lost_is_left_out_and_returns(
     """In the first round one client trains in vain; the second is as if it had not been there."""
     method = method_of(form)
     if not method.asks_clients:
-        pytest.skip("asks nobody")
+        pytest.skip("asks no client")
     session = prepared(config_of(form), tmp_path)
     lost, sizes = session.server.clients[0].id, Counter[tuple[str, str]]()
 
@@ -250,8 +250,8 @@ def test_a_client_whose_replies_are_lost_is_left_out_and_returns(
     for number, events in ((1, [(lost, "client_excluded")]), (2, [(lost, "client_returned")])):
         session.server.begin(number)
         session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
-        told = [(record["participant"], record.get("event")) for record in round_records(session)]
-        assert [one for one in told if one[1] in ("client_excluded", "client_returned")] == events
+        notes = [(record["participant"], record.get("event")) for record in round_records(session)]
+        assert [one for one in notes if one[1] in ("client_excluded", "client_returned")] == events
         assert (lost in session.cohorts.accepted) == (number == 2)
         values = [value for record in round_records(session) for value in record.get("metrics", {}).values()]
         assert torch.isfinite(torch.tensor(values)).all()
@@ -293,8 +293,8 @@ def test_without_what_it_adds_a_method_is_fedavg(tmp_path: Path, method: str) ->
         start = copies(session.server.weights)
         play(session, 1, 2)
         weights[name] = session.server.weights
-        for kind, model in start.items():
+        for type_name, model in start.items():
             own = [key for key in model if key.startswith("extras.")]
-            assert not own, kind
-    for kind, model in weights["fedavg"].items():
-        assert all(torch.equal(value, weights[method][kind][key]) for key, value in model.items()), kind
+            assert not own, type_name
+    for type_name, model in weights["fedavg"].items():
+        assert all(torch.equal(value, weights[method][type_name][key]) for key, value in model.items()), type_name

@@ -20,20 +20,20 @@ from sessions import prepared, round_records, woken
 from small_federations import Config, in_steps, plain_sgd, sized, transformers
 
 SMALL = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
-FINE = {"patch": 4}  # 16 patches a picture of 16 pixels
+FINE = {"patch": 4}  # 16 patches per image of 16 pixels
 
 
 @pytest.fixture
 def config() -> Config:
-    found = sized(transformers(name="fed_mae", **SMALL), 48)
-    for participant in (found["server"], found["clients"]["image"], found["clients"]["paired"]):
+    actual = sized(transformers(name="fed_mae", **SMALL), 48)
+    for participant in (actual["server"], actual["clients"]["image"], actual["clients"]["paired"]):
         participant["model"] = copy.deepcopy(participant["model"])
         participant["model"]["encoders"]["image"] |= FINE
-    return found
+    return actual
 
 
 def two_clients(config: Config, **algorithm: Any) -> Session:
-    """Two clients with pictures of one type, on plain SGD."""
+    """Two clients with images of one type, on plain SGD."""
     del config["server"], config["clients"]["paired"], config["clients"]["text"]
     config["clients"]["image"]["count"] = 2
     config["algorithm"] = in_steps(config["algorithm"], algorithm.pop("local_steps")) | algorithm
@@ -90,14 +90,14 @@ def rebuilt_by_hand(model: Any, x: Tensor, lots: Tensor) -> Tensor:
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: float) -> None:
     session = two_clients(config | {"folder": tmp_path / "s"}, local_steps=2, task_weight=task, mae_weight=0.5)
     server = session.server
-    (kind,) = server.types
+    (type_name,) = server.types
     samples = {info.id: info.samples for info in server.clients}
     for number in (1, 2):
         server.begin(number)
-        start = copies(server.weights)[kind]
+        start = copies(server.weights)[type_name]
         session.experiment.algorithm.round(server, session.cohort(number, Ledger()))
         done = {name: by_hand(session, name, start, number, mae=0.5, task=task) for name in samples}
-        assert_mean(server.weights[kind], {name: weights for name, (weights, _) in done.items()}, samples)
+        assert_mean(server.weights[type_name], {name: weights for name, (weights, _) in done.items()}, samples)
         mean = sum(samples[name] * loss for name, (_, loss) in done.items()) / sum(samples.values())
         (line,) = round_records(session)
         assert line["metrics"]["mae_clients"] == 2
@@ -106,7 +106,7 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: flo
 
 @pytest.mark.slow
 def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) -> None:
-    """Two clients on 48 pictures each: far better than the mean picture would do, and better at their own labels."""
+    """Two clients on 48 images each: far better than the mean image would do, and better at their own labels."""
     del config["server"], config["clients"]["paired"], config["clients"]["text"]
     image = config["clients"]["image"]
     scenes = {"name": "scenes", "train": 96, "validation": 8, "test": 8, "size": 16, "difficulty": 0.0}
@@ -125,7 +125,7 @@ def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) ->
 
 
 def spread_of(config: Config, folder: Path) -> float:
-    """Squared error of always answering with the mean picture."""
+    """Squared error of always answering with the mean image."""
     session = prepared(config, folder)
     samples = [session.federation.train(member) for member in session.federation.members.values()]
     pictures = torch.cat([each.batch(torch.arange(len(each))).inputs["image"] for each in samples])

@@ -28,9 +28,9 @@ def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
     server = session.server
     start = copies(server.weights)
     session.experiment.algorithm.round(server, first_cohort(session))
-    for kind, members in server.types.items():
-        trained = {info.id: plain_training(session, info.id, start[kind]) for info in members.clients}
-        assert_mean(server.weights[kind], trained, {info.id: info.samples for info in members.clients})
+    for type_name, members in server.types.items():
+        trained = {info.id: plain_training(session, info.id, start[type_name]) for info in members.clients}
+        assert_mean(server.weights[type_name], trained, {info.id: info.samples for info in members.clients})
 
 
 def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) 
     samples = {info.id: info.samples for info in server.clients}
     names = [name for name in start["image"] if name.startswith("encoders.image.") and "num_batches" not in name]
     assert names
-    for kind in ("paired", "image"):
-        assert_mean({name: server.weights[kind][name] for name in names}, trained, samples)
+    for type_name in ("paired", "image"):
+        assert_mean({name: server.weights[type_name][name] for name in names}, trained, samples)
     heads = {name: value for name, value in server.weights["image"].items() if name.startswith("heads.")}
     assert_mean(heads, {"image": trained["image"]}, samples)
 

@@ -49,9 +49,9 @@ def gated_by_hand(session: Session, client_id: str, start: Weights, other: Weigh
     with isolated(0, 1, client_id, "complemented_fit", 0):
         for batch in client.batches(session.federation.train(member), "task-0"):
             loss = functional_call(_Task(model, member), {f"model.{k}": v for k, v in merged().items()}, (batch,))
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            actual = torch.autograd.grad(loss, leaves, allow_unused=True)
             with torch.no_grad():
-                for leaf, gradient in zip(leaves, found, strict=True):
+                for leaf, gradient in zip(leaves, actual, strict=True):
                     if gradient is not None:
                         leaf -= RATE * gradient
     return {name: value.detach() for name, value in merged().items()}
@@ -74,8 +74,8 @@ def test_a_round_equals_one_by_hand(config: Config, tmp_path: Path) -> None:
     session.experiment.algorithm.round(server, first_cohort(session))
 
     blocks = {
-        kind: {name.split(".", 2)[2]: value for name, value in start[kind].items() if ".blocks." in name}
-        for kind in ("image", "text")
+        type_name: {name.split(".", 2)[2]: value for name, value in start[type_name].items() if ".blocks." in name}
+        for type_name in ("image", "text")
     }
     trained = {
         "image": gated_by_hand(session, "image", start["image"], blocks["text"]),
@@ -85,28 +85,29 @@ def test_a_round_equals_one_by_hand(config: Config, tmp_path: Path) -> None:
         "paired-1": plain_training(session, "paired-1", start["paired"], step="complemented_fit"),
     }
     n = {info.id: info.samples for info in server.clients}
-    sizes = {kind: sum(n[info.id] for info in members.clients) for kind, members in server.types.items()}
+    sizes = {type_name: sum(n[info.id] for info in members.clients) for type_name, members in server.types.items()}
     updates = {
-        kind: {
+        type_name: {
             name: sum(
-                n[i.id] / sizes[kind] * (trained[i.id][name] - value).double() for i in server.types[kind].clients
+                n[i.id] / sizes[type_name] * (trained[i.id][name] - value).double()
+                for i in server.types[type_name].clients
             )
-            for name, value in start[kind].items()
+            for name, value in start[type_name].items()
         }
-        for kind in start
+        for type_name in start
     }
-    v, t, p = (sizes[kind] for kind in ("image", "text", "paired"))
-    whole = {"image": v + p, "text": t + p, "paired": v + t + p}
-    for kind, weights in server.weights.items():
+    v, t, p = (sizes[type_name] for type_name in ("image", "text", "paired"))
+    full = {"image": v + p, "text": t + p, "paired": v + t + p}
+    for type_name, weights in server.weights.items():
         for name, value in weights.items():
             if ".attention." in name:
                 modality = name.split(".")[1]
                 mixed = sizes[modality] * updates[modality][name] + p * updates["paired"][name]
-                expected = start[kind][name] + mixed / whole[kind]
+                expected = start[type_name][name] + mixed / full[type_name]
             else:
-                expected = start[kind][name] + sizes[kind] / whole[kind] * updates[kind][name]
-            assert torch.allclose(value.double(), expected.double(), atol=1e-6), (kind, name)
-            assert not torch.equal(value, start[kind][name]) or "positions" in name, (kind, name)
+                expected = start[type_name][name] + sizes[type_name] / full[type_name] * updates[type_name][name]
+            assert torch.allclose(value.double(), expected.double(), atol=1e-6), (type_name, name)
+            assert not torch.equal(value, start[type_name][name]) or "positions" in name, (type_name, name)
 
 
 def complement_of(session: Session) -> Complement:
@@ -123,9 +124,9 @@ def test_uni_modal_clients_receive_the_other_types_matrices(
     config["algorithm"] |= {"complement": options}
     session = prepared(config, tmp_path)
     complement, server = complement_of(session), session.server
-    found = complement.out_weights(server, "image")
-    assert len(found) == matrices
-    assert all(torch.equal(value, server.weights["text"][f"encoders.text.{key}"]) for key, value in found.items())
+    actual = complement.out_weights(server, "image")
+    assert len(actual) == matrices
+    assert all(torch.equal(value, server.weights["text"][f"encoders.text.{key}"]) for key, value in actual.items())
     assert len(complement.out_weights(server, "paired")) == 0
 
 
@@ -145,9 +146,11 @@ def test_several_other_types_are_averaged_by_samples(config: Config, tmp_path: P
     config["clients"]["more"] = more
     session = prepared(config, tmp_path)
     complement, server = complement_of(session), session.server
-    for kind, value in (("text", 1.0), ("more", 2.0)):
-        server.weights[kind] = {name: torch.full_like(old, value) for name, old in server.weights[kind].items()}
-    sizes = {kind: server.weight(*server.types[kind].clients) for kind in ("text", "more")}
+    for type_name, value in (("text", 1.0), ("more", 2.0)):
+        server.weights[type_name] = {
+            name: torch.full_like(old, value) for name, old in server.weights[type_name].items()
+        }
+    sizes = {type_name: server.weight(*server.types[type_name].clients) for type_name in ("text", "more")}
     expected = (sizes["text"] + 2 * sizes["more"]) / sum(sizes.values())
     assert all(torch.allclose(v, torch.tensor(expected)) for v in complement.out_weights(server, "image").values())
 
@@ -168,11 +171,11 @@ def downloads(config: Config, folder: Path) -> dict[str, int]:
         session.server.clients, 1, Channel(failing, Transport(), ledger), lambda step: ReplyPolicy(min_clients=0)
     )
     session.experiment.algorithm.round(session.server, cohort)
-    found: dict[str, int] = {}
+    actual: dict[str, int] = {}
     for line in ledger.records:
         if line["kind"] == "weights":
-            found[line["client"]] = found.get(line["client"], 0) + line["bytes"]
-    return found
+            actual[line["client"]] = actual.get(line["client"], 0) + line["bytes"]
+    return actual
 
 
 def paper_size(config: Config) -> Config:
@@ -181,10 +184,10 @@ def paper_size(config: Config) -> Config:
     image = {"name": "blocks", "size": "small", "view": {"name": "pixels", "size": 224}}
     tokens = {"name": "tokens", "length": 40, "tokenizer": {"name": "hashing", "size": 30_522}}
     text = {"name": "blocks", "size": "small", "view": tokens}
-    for kind, encoder, classes in (("image", image, 100), ("text", text, 6)):
-        task = config["clients"][kind]["task"] | {"classes": classes}
-        group = config["clients"][kind] | {"count": 1, "task": task}
-        config["clients"][kind] = group | {"model": {"dim": 384, "encoders": {kind: encoder}}}
+    for type_name, encoder, classes in (("image", image, 100), ("text", text, 6)):
+        task = config["clients"][type_name]["task"] | {"classes": classes}
+        group = config["clients"][type_name] | {"count": 1, "task": task}
+        config["clients"][type_name] = group | {"model": {"dim": 384, "encoders": {type_name: encoder}}}
     for source in config["data"]["sources"].values():
         source |= {"train": 4, "validation": 4, "test": 4}
     return config
@@ -208,10 +211,10 @@ def test_costs_are_the_papers_to_the_byte(
     config: Config, tmp_path: Path, options: Config | None, out: int, mib: float
 ) -> None:
     config["algorithm"] |= {"complement": options} | ({"averaging": "by_type"} if not out else {})
-    found = downloads(paper_size(config), tmp_path)
-    found["text"] -= TWO_MORE_CLASSES
-    assert found == {"image": OWN[0] + out, "text": OWN[1] + out}
-    assert sum(found.values()) / 2**20 == pytest.approx(mib, abs=0.01)
+    actual = downloads(paper_size(config), tmp_path)
+    actual["text"] -= TWO_MORE_CLASSES
+    assert actual == {"image": OWN[0] + out, "text": OWN[1] + out}
+    assert sum(actual.values()) / 2**20 == pytest.approx(mib, abs=0.01)
 
 
 # ---- whole runs

@@ -29,7 +29,7 @@ SMALL = {"name": "fedema", "local_epochs": 1, "byol": {"predictor_width": 16}}
 
 @pytest.fixture
 def config(tiny: Config) -> Config:
-    """``tiny`` with augmented pictures; texts have no random view."""
+    """``tiny`` with augmented images; texts have no random view."""
     for participant in (tiny["server"], *tiny["clients"].values()):
         participant["model"] = copy.deepcopy(participant["model"])
         participant["model"]["encoders"]["image"]["view"]["augment"] = AUGMENT
@@ -38,7 +38,7 @@ def config(tiny: Config) -> Config:
 
 
 def two_clients(config: Config, folder: Path, **algorithm: Any) -> Session:
-    """Two clients with pictures, on plain SGD."""
+    """Two clients with images, on plain SGD."""
     del config["server"], config["public"], config["clients"]["paired"]
     config["clients"]["image"]["count"] = 2
     config["algorithm"] = in_steps(config["algorithm"], 2) | algorithm
@@ -57,11 +57,11 @@ class ByHand:
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.name = session, name
-        found = session.experiment.algorithm
-        assert isinstance(found, FedEMA)
-        assert found.byol is not None
-        assert found.blending is not None
-        self.task_weight, self.byol, self.blending = found.task_weight, found.byol, found.blending
+        result = session.experiment.algorithm
+        assert isinstance(result, FedEMA)
+        assert result.byol is not None
+        assert result.blending is not None
+        self.task_weight, self.byol, self.blending = result.task_weight, result.byol, result.blending
         self.model: dict[str, Tensor] = {}
         self.target: dict[str, Tensor] = {}
         self.scale: float | None = None
@@ -123,9 +123,9 @@ def byol_by_hand(model: Model, target: Model, x: Tensor, first: Tensor, second: 
     predictor = model.extras["predictor_image"]
     ahead = predictor(x), predictor(model.encoders["image"](second))
     with torch.no_grad():
-        goals = target.encoders["image"](first), target.encoders["image"](second)
+        targets = target.encoders["image"](first), target.encoders["image"](second)
     losses = []
-    for p, t in ((ahead[0], goals[1]), (ahead[1], goals[0])):
+    for p, t in ((ahead[0], targets[1]), (ahead[1], targets[0])):
         losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
     return losses[0] + losses[1]
 
@@ -141,23 +141,23 @@ def byol_by_hand(model: Model, target: Model, x: Tensor, first: Tensor, second: 
 def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, settings: Config) -> None:
     session = two_clients(config, tmp_path / "s", **settings)
     server = session.server
-    (kind,) = server.types
+    (type_name,) = server.types
     samples = {info.id: info.samples for info in server.clients}
     hands = {name: ByHand(session, name) for name in samples}
     for number in (1, 2, 3):
-        start = copies(server.weights)[kind]
+        start = copies(server.weights)[type_name]
         play(session, number, number)
         done = [hand.fit(number, start) for hand in hands.values()]
-        assert_mean(server.weights[kind], {name: hand.model for name, hand in hands.items()}, samples)
+        assert_mean(server.weights[type_name], {name: hand.model for name, hand in hands.items()}, samples)
         metrics = round_records(session)[-1]["metrics"]
         assert metrics["byol_clients"] == 2
         assert metrics["byol"] == pytest.approx(sum(loss for _, loss in done) / 2, abs=1e-5)
         if number > 1:
             assert metrics["blending"] == pytest.approx(sum(m or 0.0 for m, _ in done) / 2, rel=1e-4)
         for name, hand in hands.items():
-            found = kept(session, name, number)["target"]
+            result = kept(session, name, number)["target"]
             assert all(
-                torch.allclose(found[key.removeprefix("encoders.")].double(), value.double(), atol=1e-6)
+                torch.allclose(result[key.removeprefix("encoders.")].double(), value.double(), atol=1e-6)
                 for key, value in hand.target.items()
                 if key.startswith("encoders.")
             )
@@ -195,12 +195,12 @@ def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: P
     play(session, 1, 1)
     before = kept(session, "image-0", 1)["model"]
     client = woken(session, "image-0", (2, 0), (1, 0))
-    (kind,) = session.server.types
+    (type_name,) = session.server.types
     algorithm = session.experiment.algorithm
     assert isinstance(algorithm, FedEMA)
     assert algorithm.blending is not None
     assert algorithm.blending.load(client, session.server.weights_for(client.info)) == 1.0
-    received = session.server.weights[kind]
+    received = session.server.weights[type_name]
     for name, value in client.model.state_dict().items():
         assert torch.equal(value, before[name] if value.is_floating_point() else received[name]), name
 

@@ -33,14 +33,14 @@ def counts(session: Session, factor: float = ALPHA) -> dict[str, float]:
 def test_blocks_of_a_modality_are_the_mean_with_paired_clients_times_100(
     config: Config, tmp_path: Path, modality: str
 ) -> None:
-    session = prepared(plain_sgd(config, batch_size=24), tmp_path)  # two steps a client
+    session = prepared(plain_sgd(config, batch_size=24), tmp_path)  # two steps for each client
     trained, samples = all_trained(session, copies(session.server.weights)), counts(session)
     session.experiment.algorithm.round(session.server, first_cohort(session))
     having = {info.id for info in session.server.clients if modality in info.modalities}
     assert len(having) >= 3
-    for kind in (modality, "paired"):
-        found = session.server.weights[kind]
-        blocks = {name: value for name, value in found.items() if name.startswith(f"encoders.{modality}.blocks.")}
+    for type_name in (modality, "paired"):
+        result = session.server.weights[type_name]
+        blocks = {name: value for name, value in result.items() if name.startswith(f"encoders.{modality}.blocks.")}
         assert len(blocks) == 12
         assert_mean(blocks, {client: trained[client] for client in having}, samples)
 
@@ -49,9 +49,9 @@ def test_all_but_blocks_stays_with_its_type(config: Config, tmp_path: Path) -> N
     session = prepared(plain_sgd(config, batch_size=24), tmp_path)
     trained, samples = all_trained(session, copies(session.server.weights)), counts(session)
     session.experiment.algorithm.round(session.server, first_cohort(session))
-    for kind, members in session.server.types.items():
-        found = session.server.weights[kind]
-        others = {name: value for name, value in found.items() if ".blocks." not in name}
+    for type_name, members in session.server.types.items():
+        result = session.server.weights[type_name]
+        others = {name: value for name, value in result.items() if ".blocks." not in name}
         assert any(name.startswith("heads.") for name in others)
         assert_mean(others, {info.id: trained[info.id] for info in members.clients}, samples)
 
@@ -61,9 +61,9 @@ def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_pa
     session = prepared(plain_sgd(tiny), tmp_path)
     trained, samples = all_trained(session, copies(session.server.weights)), counts(session)
     session.experiment.algorithm.round(session.server, first_cohort(session))
-    for kind in ("image", "paired"):
-        found = session.server.weights[kind]
-        encoder = {name: value for name, value in found.items() if name.startswith("encoders.image.")}
+    for type_name in ("image", "paired"):
+        result = session.server.weights[type_name]
+        encoder = {name: value for name, value in result.items() if name.startswith("encoders.image.")}
         assert_mean(encoder, trained, samples)
     assert list(metrics(session)) == ["followed", "share.image", "share.text"]
 
@@ -74,7 +74,9 @@ def test_the_recorded_share_is_that_of_the_sample_counts(config: Config, tmp_pat
     config["algorithm"] |= averaged(factor=factor)
     session = prepared(config, tmp_path)
     session.experiment.algorithm.round(session.server, first_cohort(session))
-    samples = {kind: session.server.weight(*members.clients) for kind, members in session.server.types.items()}
+    samples = {
+        type_name: session.server.weight(*members.clients) for type_name, members in session.server.types.items()
+    }
     expected = {
         f"share.{name}": factor * samples["paired"] / (factor * samples["paired"] + samples[name])
         for name in ("image", "text")
@@ -91,9 +93,9 @@ def test_the_share_is_of_those_who_came(
     cohort = first_cohort(session)
     cohort.clients = tuple(client for client in cohort.clients if client.group != absent)
     session.experiment.algorithm.round(session.server, cohort)
-    found = metrics(session)
+    result = metrics(session)
     for name, expected in (("image", image), ("text", text)):
-        assert 0.9 < found[f"share.{name}"] < 1 if expected is None else found[f"share.{name}"] == expected
+        assert 0.9 < result[f"share.{name}"] < 1 if expected is None else result[f"share.{name}"] == expected
 
 
 def test_nothing_shared_has_no_share(config: Config, tmp_path: Path) -> None:

@@ -46,17 +46,18 @@ def test_two_rounds_equal_a_plain_loop(
     tolerance = 1e-4 if norm == "squared" else 2e-3
     session = prepared(plain_sgd(config, batch_size=40), tmp_path)
     server = session.server
-    for _ in range(2):  # of the same draws: there is nothing that clients keep
+    for _ in range(2):  # of the same draws: clients keep nothing
         start = copies(server.weights)
         session.experiment.algorithm.round(server, first_cohort(session))
-        for kind, members in server.types.items():
-            samples, plain = {info.id: info.samples for info in members.clients}, proximal(start[kind], norm, 0.0)
-            for extra, same in ((proximal(start[kind], norm, mu), True), (plain, False)):
+        for type_name, members in server.types.items():
+            samples, plain = {info.id: info.samples for info in members.clients}, proximal(start[type_name], norm, 0.0)
+            for extra, same in ((proximal(start[type_name], norm, mu), True), (plain, False)):
                 trained = {
-                    client: plain_training(session, client, start[kind], epochs=2, extra=extra) for client in samples
+                    client: plain_training(session, client, start[type_name], epochs=2, extra=extra)
+                    for client in samples
                 }
                 with nullcontext() if same else pytest.raises(AssertionError):  # the term matters
-                    assert_mean(server.weights[kind], trained, samples, tolerance)
+                    assert_mean(server.weights[type_name], trained, samples, tolerance)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1e3])

@@ -1,4 +1,4 @@
-"""With norm clipping on, nobody honest is clipped: every method, at the learning rates of its presets."""
+"""With norm clipping on, no honest client is clipped: every method, at the learning rates of its presets."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FAST = {"fedavg", "fedmd"}
 @functools.cache
 def preset_optimizers() -> dict[str, list[Config]]:
     """Method -> the optimizers of clients in its presets."""
-    found: dict[str, list[Config]] = {method: [] for method in METHODS}
+    result: dict[str, list[Config]] = {method: [] for method in METHODS}
     for name in preset_names():
         experiment = Experiment.read(name)
-        known = found[experiment.algorithm.component_name()]
+        known = result[experiment.algorithm.component_name()]
         optimizers = [group.training.optimizer.model_dump(mode="json") for group in experiment.clients.values()]
         known += [one for k, one in enumerate(optimizers) if one not in known + optimizers[:k]]
-    return found
+    return result
 
 
 def federations(method: str) -> Iterator[Config]:
@@ -54,11 +54,11 @@ def federations(method: str) -> Iterator[Config]:
         if method not in SILENT
     ],
 )
-def test_nobody_honest_is_clipped(method: str, tmp_path: Path) -> None:
+def test_no_honest_client_is_clipped(method: str, tmp_path: Path) -> None:
     for k, config in enumerate(federations(method)):
         session = prepared(config, tmp_path / str(k))
         for number in (1, 2):
             play(session, number, number)
-            told = [record for record in round_records(session) if record["kind"] == "event"]
-            assert told == [], config["clients"]
+            notes = [record for record in round_records(session) if record["kind"] == "event"]
+            assert notes == [], config["clients"]
         assert any(median_norm(norms.values()) for norms in session.cohorts.recent_norms.values())

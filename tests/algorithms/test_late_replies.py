@@ -70,8 +70,8 @@ def test_weights_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         before = copies(server.weights)
         play(session, number, number)
         assert len(seen) == 2
-        for kind, old in before.items():
-            own = [pair for pair in seen if server.type_of(infos[pair[0].client]) == kind]
+        for type_name, old in before.items():
+            own = [pair for pair in seen if server.type_of(infos[pair[0].client]) == type_name]
             total = sum(fields_of(answer, "num_examples") for _, answer in own)
             for name, value in old.items():
                 expected = value.double().clone()
@@ -81,13 +81,13 @@ def test_weights_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
                     start = value.double() if "running" in name else then
                     expected += n / total * s * (trained - start)
                 if value.is_floating_point():
-                    assert torch.allclose(server.weights[kind][name].double(), expected, atol=1e-6), name
+                    assert torch.allclose(server.weights[type_name][name].double(), expected, atol=1e-6), name
         tau += [number - request.round for request, _ in seen]
     assert max(tau) > 1
 
 
 def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a late set the server goes s of the way from its own; the teacher is the mean of these."""
+    """With a late set the server goes s of the way from its own; the teacher is the mean of these."""
     config = paced("creamfl", {"name": "buffered", "replies": 3, "clients": SLOW})
     config["algorithm"]["teacher"] = {"weights": "mean"}
     session = prepared(config, tmp_path)
@@ -133,7 +133,7 @@ def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path
 
 @pytest.mark.parametrize("method", of(LATE))
 def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, tmp_path: Path) -> None:
-    """What was at work before the kill replies after it, to the model that it was sent before."""
+    """Requests at work before the kill are answered after it, to the model that it was sent before."""
     config = paced(method, {"name": "buffered", "replies": 0.33, "clients": SLOW}, 6)
     finished = polyfed.run(Experiment.parse(config), tmp_path / "finished", quiet=True)
     assert not finished.records.excluded()

@@ -55,13 +55,13 @@ def changes(session: Session, models: Models) -> dict[str, Tensor]:
 def test_fedit_averages_factors_over_all_who_have_the_layer(tmp_path: Path) -> None:
     session = session_of(adapted(name="fedit"), tmp_path)
     trained = all_trained(session, copies(session.server.weights))
-    for kind, new in played(session).items():
+    for type_name, new in played(session).items():
         for modality in ("image", "text"):
             factors = {name: value for name, value in new.items() if f".{modality}." in name and "lora" in name}
             having = {client: own for client, own in trained.items() if factors.keys() <= own.keys()}
             assert not factors or len(having) == 3
             assert_mean(factors, having, counts(session))
-        assert any("lora" in name for name in new), kind
+        assert any("lora" in name for name in new), type_name
 
 
 @pytest.mark.parametrize("method", ["fedex_lora", "flora"])
@@ -69,13 +69,13 @@ def test_the_new_model_is_the_average_of_the_full_ones(method: str, tmp_path: Pa
     session = session_of(adapted(name=method), tmp_path)
     start = copies(session.server.weights)
     if method == "flora":  # new adapters in every round
-        start = {kind: tensors | fresh(tensors, 0, 1) for kind, tensors in start.items()}
+        start = {type_name: tensors | fresh(tensors, 0, 1) for type_name, tensors in start.items()}
     trained = all_trained(session, start)
     mean, new = changes(session, trained), played(session)["paired"]
     assert len(mean) == 4
     for layer, own in factor_names(new).items():
-        whole = new[own.offset] + Factors(new[own.a], new[own.b]).change
-        torch.testing.assert_close(whole.double(), mean[layer], atol=1e-6, rtol=1e-6)
+        full = new[own.offset] + Factors(new[own.a], new[own.b]).change
+        torch.testing.assert_close(full.double(), mean[layer], atol=1e-6, rtol=1e-6)
         assert mean[layer].abs().max() > 1e-9
     assert bool(new[next(iter(factor_names(new).values())).b].any()) == (method == "fedex_lora")
 
@@ -143,14 +143,14 @@ def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> 
     config = unequal(name="hetlora", pruning=0.001, gamma=0.5)
     session = session_of(config, tmp_path)
     large, small = sorted(
-        (tensors for kind, tensors in session.server.weights.items() if "paired" in kind),
+        (tensors for type_name, tensors in session.server.weights.items() if "paired" in type_name),
         key=lambda tensors: -len(tensors[next(iter(factor_names(tensors).values())).a]),
     )
     for own in factor_names(small).values():
         torch.testing.assert_close(small[own.a], large[own.a][:1])
     played(session)
     ranks = {int(rank) for rank in woken(session, "paired-0", (2, 0), (1, 0)).state["rank"].values()}
-    assert ranks == {3}  # B was zero: there is nothing that could have faded
+    assert ranks == {3}  # B was zero: no direction can have faded
     algorithm = session.experiment.algorithm
     tensors = {name: torch.ones_like(value) for name, value in large.items()}
     layers = factor_names(tensors)
@@ -160,15 +160,17 @@ def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", ["fedit", "flora"])  # the others are as one of these
-def test_pictures_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:
+def test_images_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:
     lora = {"name": "lora", "rank": 2, "offset": method in ("flora", "fedex_lora")}
     config = named(adapters={"image": lora, "text": lora}, name=method)
     session = session_of(config, tmp_path)
     start = copies(session.server.weights)
     new = played(session)
-    for kind, tensors in new.items():
+    for type_name, tensors in new.items():
         assert all(".lora_" in name or ".offset" in name for name in tensors)
-        assert any(not torch.equal(value, start[kind][name]) for name, value in tensors.items() if ".text." in name)
+        assert any(
+            not torch.equal(value, start[type_name][name]) for name, value in tensors.items() if ".text." in name
+        )
     judged = session.experiment.algorithm.evaluate_clients(session.server, session.cohort(2, Ledger()))
     assert all(math.isfinite(metrics["loss"]) for metrics in judged.values())
     assert len(judged) == 3

@@ -67,17 +67,17 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, projectio
         server.begin(number)
         start = copies(server.weights)
         session.experiment.algorithm.round(server, session.cohort(number, Ledger()))
-        for kind, members in server.types.items():
+        for type_name, members in server.types.items():
             names = [info.id for info in members.clients]
-            trained = {name: by_hand(session, name, start[kind], number, kept.get(name)) for name in names}
-            assert_mean(server.weights[kind], trained, {info.id: info.samples for info in members.clients})
+            trained = {name: by_hand(session, name, start[type_name], number, kept.get(name)) for name in names}
+            assert_mean(server.weights[type_name], trained, {info.id: info.samples for info in members.clients})
             kept |= trained
     heads = [name for name in server.weights["paired"] if name.startswith("extras.") and name.endswith("weight")]
     assert len(heads) == (4 if projection else 0)
     assert not any(torch.equal(server.weights["paired"][name], start["paired"][name]) for name in heads)
 
 
-def test_encoders_run_once_a_batch_and_frozen_models_learn_nothing(tiny: Config, tmp_path: Path) -> None:
+def test_encoders_run_once_per_batch_and_frozen_models_learn_nothing(tiny: Config, tmp_path: Path) -> None:
     tiny["algorithm"] = {"name": "moon", "local_epochs": 1}
     session = prepared(tiny, tmp_path)
     algorithm = session.experiment.algorithm

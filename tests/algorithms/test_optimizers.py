@@ -37,7 +37,7 @@ IN_TURN = {"fedmd:digest", "fedafd:alternate"}
 """With three: two loops in turn; two optimisers over parts of a model."""
 COSTLY = {"creamfl_averaged", "fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED}
 COSTLY = COSTLY - {"fedit"} | {"change_distillation", "fedafd", "fedet", "fedgems", "fedmd", "fedmkd", "moon"}
-"""Slow: they step once a batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""
+"""Slow: they step once per batch over all that trains, as ``fedavg`` and ``fedit`` do, or take seconds."""
 
 
 def cases() -> Iterator[Any]:
@@ -75,7 +75,7 @@ def _config(form: str, optimizer: Config) -> Config:
 
 
 def _parameters(session: Session) -> dict[str, dict[str, Tensor]]:
-    """Of the server's model, of the global models by type, and of each client that keeps its model or a part."""
+    """Tensors of the server's model, of the global models by type, and of clients that keep a model or a part."""
     server, groups = session.server, dict[str, dict[str, Tensor]]()
     keeps_models = "model" in session.experiment.algorithm.keeps
     for client in session.server.clients if keeps_models else ():
@@ -85,7 +85,7 @@ def _parameters(session: Session) -> dict[str, dict[str, Tensor]]:
         groups |= copies({client.id: {name: value for name, value in model.state_dict().items() if name in names}})
     if server.has_model and session.experiment.algorithm.component_name() != "local":  # it trains no server
         groups |= copies({"server": dict(server.model.named_parameters())})
-    return groups | copies({f"global {kind}": dict(tensors) for kind, tensors in server.weights.items()})
+    return groups | copies({f"global {type_name}": dict(tensors) for type_name, tensors in server.weights.items()})
 
 
 def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:

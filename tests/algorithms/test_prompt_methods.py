@@ -38,10 +38,10 @@ def test_what_is_trained_is_averaged_over_clients_of_all_classes(method: str, tm
     assert len(start) == 2  # types, as the classes differ
     trained = all_trained(session, start)
     session.experiment.algorithm.round(server, first_cohort(session))
-    for kind, new in server.weights.items():
+    for type_name, new in server.weights.items():
         assert all(PART[method] in name for name in new)
         assert_mean(new, trained, {info.id: info.samples for info in server.clients})
-        assert any(not torch.equal(value, start[kind][name]) for name, value in new.items())
+        assert any(not torch.equal(value, start[type_name][name]) for name, value in new.items())
 
 
 def test_by_name_is_a_mean_over_all_who_have_the_tensor() -> None:
@@ -69,7 +69,7 @@ def test_prompts_of_two_networks_are_not_averaged(tmp_path: Path) -> None:
         prepared(config, tmp_path)
 
 
-def test_types_that_a_rule_averages_with_each_other_are_not_said_to_be_apart(
+def test_types_that_a_rule_averages_with_each_other_are_not_reported_as_apart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = session_of(tmp_path, name="promptfl").server
@@ -112,9 +112,9 @@ def test_masked_sums_are_the_sums_of_clients_of_all_classes(method: str, tmp_pat
         models.append(session.server.weights)
     many, few = models[0].values()
     assert all(torch.equal(value, few[name]) for name, value in many.items())  # the mean of both types
-    for kind, tensors in models[0].items():
+    for type_name, tensors in models[0].items():
         for name, value in tensors.items():
-            torch.testing.assert_close(models[1][kind][name], value, rtol=0, atol=1e-5)
+            torch.testing.assert_close(models[1][type_name][name], value, rtol=0, atol=1e-5)
 
 
 def test_an_untrained_model_is_zero_shot_clip_and_its_twin(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.engines.engine import Hosting
 from polyfed.engines.local import InProcess, LocalEngine
 from polyfed.federation.cohort import Engine
-from polyfed.federation.timeline import TimelineEvent
+from polyfed.federation.paced_cohort import TimelineEvent
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.messages import Answer, Cause, Request
 from small_federations import Config, federation_for
@@ -29,7 +29,7 @@ ONE_REPLY: Config = {"name": "buffered", "replies": 1}
 
 
 class Erratic(InProcess):
-    """Clients as of a deployment, each of which takes a while that nobody knows; one is lost now and then."""
+    """Clients as of a deployment, each of which takes an unknown while; one is lost now and then."""
 
     home_of: ClassVar[str] = "tests"
 
@@ -91,8 +91,8 @@ def erratic(pace: Config, rounds: int = 4) -> Config:
 )
 def test_rounds_end_once_so_many_have_replied(pace: Config, replies: int, tmp_path: Path) -> None:
     run = polyfed.run(Experiment.parse(erratic(pace)), tmp_path / "real", quiet=True)
-    told = [line.metrics for line in run.records.measurements if line.kind == "pace"]
-    assert [line["replies"] for line in told] == [replies] * 4
+    notes = [line.metrics for line in run.records.measurements if line.kind == "pace"]
+    assert [line["replies"] for line in notes] == [replies] * 4
     assert_counted(run)
 
 
@@ -101,7 +101,7 @@ def events_of(run: polyfed.Run) -> list[TimelineEvent]:
 
 
 def assert_counted(run: polyfed.Run) -> None:
-    """What crossed is in the ledger, used or not; who was at work after a round was not measured then."""
+    """All that crossed is in the ledger, used or not; clients at work after a round were not measured then."""
     paced = events_of(run)
     assert [event.seconds for event in paced if event.event != "started"] == sorted(
         event.seconds for event in paced if event.event != "started"
@@ -116,7 +116,7 @@ def assert_counted(run: polyfed.Run) -> None:
 
 
 def test_an_engine_that_fails_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no answer is no client's fault."""
+    """An error of the exchange does not exclude a client."""
 
     def exchange(engine: ErraticEngine, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         if threading.current_thread() is threading.main_thread():

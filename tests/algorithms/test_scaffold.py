@@ -55,8 +55,8 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
 
     def gradient(batch: Any) -> list[Tensor]:
         loss = member.settings.task.loss(model, model.heads[member.head], batch)
-        found = torch.autograd.grad(loss, values, allow_unused=True)
-        return [torch.zeros_like(v) if g is None else g for v, g in zip(values, found, strict=True)]
+        result = torch.autograd.grad(loss, values, allow_unused=True)
+        return [torch.zeros_like(v) if g is None else g for v, g in zip(values, result, strict=True)]
 
     with isolated(0, number, name, "controlled_fit", 0):
         path = []
@@ -65,7 +65,7 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
             with torch.no_grad():
                 for key, value, g in zip(names, values, path[-1], strict=True):
                     value -= RATE * (g - own.get(key, 0) + c.get(key, 0))
-    new = {key: sum(found[k] for found in path) / len(path) for k, key in enumerate(names)}
+    new = {key: sum(result[k] for result in path) / len(path) for k, key in enumerate(names)}
     return weights_of(model), new
 
 
@@ -81,25 +81,25 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, monkeypat
     for number in (1, 2):
         start, c = copies(server.weights), copies(server.state)
         rounds(session, number)
-        for kind, members in server.types.items():
+        for type_name, members in server.types.items():
             trained = {}
             for info in members.clients:
-                before = (start[kind], number, c.get(f"control:{kind}", {}), own[info.id])
+                before = (start[type_name], number, c.get(f"control:{type_name}", {}), own[info.id])
                 trained[info.id], own[info.id] = by_hand(session, info.id, *before)
-            assert_mean(server.weights[kind], trained, {info.id: info.samples for info in members.clients})
-            assert_close(server.state[f"control:{kind}"], mean_of([own[info.id] for info in members.clients]))
+            assert_mean(server.weights[type_name], trained, {info.id: info.samples for info in members.clients})
+            assert_close(server.state[f"control:{type_name}"], mean_of([own[info.id] for info in members.clients]))
 
 
 def mean_of(controls: list[Tensors]) -> dict[str, Tensor]:
     return {name: sum(each[name] for each in controls) / len(controls) for name in controls[0]}
 
 
-def assert_close(found: Tensors, expected: Tensors) -> None:
+def assert_close(result: Tensors, expected: Tensors) -> None:
     """Equal to 1e-6 of the largest entry, but at least 1e-6."""
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     scale = max((float(value.abs().max()) for value in expected.values()), default=1.0)
     for name, value in expected.items():
-        assert float((found[name] - value).abs().max()) <= 1e-6 * max(scale, 1.0), name
+        assert float((result[name] - value).abs().max()) <= 1e-6 * max(scale, 1.0), name
 
 
 def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:
@@ -132,7 +132,7 @@ def test_c_stays_the_mean_of_all_clients(tiny: Config, tmp_path: Path, objective
 
 def assert_invariant(session: Session, *, by_samples: bool = False) -> None:
     """c is the (weighted) mean of the c_k as their last accepted steps left them, 0 where there was none."""
-    for kind, members in session.server.types.items():
+    for type_name, members in session.server.types.items():
         total: dict[str, Tensor] = {}
         shares = {info.id: session.server.weight(info) if by_samples else 1 for info in members.clients}
         for info in members.clients:
@@ -140,7 +140,7 @@ def assert_invariant(session: Session, *, by_samples: bool = False) -> None:
             for name, value in entry.items():
                 part = value * shares[info.id] / sum(shares.values())
                 total[name.removeprefix("control/")] = total.get(name.removeprefix("control/"), 0) + part
-        assert_close(session.server.state.get(f"control:{kind}", {}), total)
+        assert_close(session.server.state.get(f"control:{type_name}", {}), total)
 
 
 class Refused(Scaffold):

@@ -1,4 +1,4 @@
-"""Schedules by epoch: every training loop of every method uses the rates that its schedule says."""
+"""Schedules by epoch: every training loop of every method uses the rates of its schedule."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _in_epochs(section: Settings, epochs: int) -> Config:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """Of every optimiser that is built, the factors on its rate, step by step."""
+    """Factors on the rate of every optimiser that is built, step by step."""
     build, used = OptimizerSettings.build, list[list[float]]()
 
     def spied(self: OptimizerSettings, parameters: Any) -> Optimizer:
@@ -74,7 +74,7 @@ QUICK = {"centralised", "creamfl", "fedaid", "fedavg", "fedgems", "fedmd", "serv
     "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
 def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, used: list[list[float]], method: str) -> None:
-    """Of every optimiser, the factors on its rate in both rounds: 1 and 1/2, then 1/4 and 1/8, in each loop."""
+    """Factors on the rate of every optimiser in both rounds: 1 and 1/2, then 1/4 and 1/8, in each loop."""
     session = prepared(by_epochs(method, 2), tmp_path)
     for number, (first, second) in ((1, (1, 0.5)), (2, (0.25, 0.125))):
         used.clear()

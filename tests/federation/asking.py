@@ -16,7 +16,7 @@ from polyfed.wire.transport import Transport
 
 @client_step(weights=Weights)
 def fit(self: object, client: object, weights: Weights) -> Reply:
-    raise AssertionError("nobody performs it")
+    raise AssertionError("no client performs it")
 
 
 def ask_of(
@@ -26,7 +26,7 @@ def ask_of(
     like: Mapping[str, Weights] | None = None,
     told: dict[str, str] | None = None,
 ) -> Ask:
-    """An ask of these clients, all of whom are sent the same; ``told`` gets who is clipped or dropped, and why."""
+    """An ask of these clients with one request; ``told`` gets the clipped or dropped clients, with the reason."""
 
     def nobody(*_: Any) -> Iterator[Answer]:
         raise AssertionError("no engine is here")

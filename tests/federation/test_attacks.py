@@ -13,14 +13,18 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack, attacks_by_client
-from polyfed.federation.attacks import FalseUpdate
+from polyfed.federation.attacks import CorruptedUpdate
 from polyfed.federation.client import ClientInfo
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import prepared, site_of
 from small_federations import Config, topics
 
-INFOS = tuple(ClientInfo(f"{kind}-{k}", kind, (kind,), "t", 10, 5, f"arch-{kind}") for kind in "ab" for k in range(10))
+INFOS = tuple(
+    ClientInfo(f"{type_name}-{k}", type_name, (type_name,), "t", 10, 5, f"arch-{type_name}")
+    for type_name in "ab"
+    for k in range(10)
+)
 
 
 def attack(name: str, **settings: Any) -> Any:
@@ -32,8 +36,8 @@ def attack(name: str, **settings: Any) -> Any:
 
 def test_a_share_of_each_type_attacks_and_more_attackers_include_the_fewer() -> None:
     few, more = (attack("sign_flip", clients=share).attackers(INFOS, 3) for share in (0.1, 0.3))
-    assert [sum(name.startswith(kind) for name in few) for kind in "ab"] == [1, 1]
-    assert [sum(name.startswith(kind) for name in more) for kind in "ab"] == [3, 3]
+    assert [sum(name.startswith(type_name) for name in few) for type_name in "ab"] == [1, 1]
+    assert [sum(name.startswith(type_name) for name in more) for type_name in "ab"] == [3, 3]
     assert set(few) < set(more)
     assert list(more) == sorted(more)
 
@@ -53,10 +57,10 @@ def test_attackers_can_be_named_or_drawn_from_groups() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clients": ["a-77"]}, "there is no client 'a-77'"),
-        ({"clients": ["a-1"], "groups": ["b"]}, "there is no client 'a-1'"),
+        ({"clients": ["a-77"]}, "no client is called 'a-77'"),
+        ({"clients": ["a-1"], "groups": ["b"]}, "no client is called 'a-1'"),
         ({"groups": ["c"]}, "no clients are called 'c'"),
-        ({"clients": 0.04}, "which is nobody"),
+        ({"clients": 0.04}, "selects no client"),
     ],
 )
 def test_attackers_who_are_not_there_are_refused(settings: Config, message: str) -> None:
@@ -70,7 +74,7 @@ def test_numbers_of_attackers_that_cannot_be_are_refused(clients: float) -> None
         parse_settings(Attack.named("noise"), {"clients": clients})
 
 
-def test_nobody_is_in_two_attacks() -> None:
+def test_no_client_is_in_two_attacks() -> None:
     with pytest.raises(ConfigError, match="'a-1' is an attacker of 'noise' and of 'scaled'"):
         attacks_by_client([attack("noise", clients=["a-1"]), attack("scaled", clients=["a-1"])], INFOS, 0)
 
@@ -85,7 +89,7 @@ def weights(value: Tensor) -> Payload:
 
 def falsified(name: str, learnt: Tensor, sent: Tensor, **settings: Any) -> Payload:
     made = attack(name, **settings)
-    assert isinstance(made, FalseUpdate)
+    assert isinstance(made, CorruptedUpdate)
     return made.falsified(weights(learnt), weights(sent), torch.Generator().manual_seed(0))
 
 
@@ -139,7 +143,7 @@ def rows(*values: list[float]) -> Payload:
     ],
 )
 def test_rows_are_falsified_one_by_one(name: str, expected: list[list[float]]) -> None:
-    sent = rows([9.0, 9.0], [9.0, 9.0])  # what the server sends is no start of theirs
+    sent = rows([9.0, 9.0], [9.0, 9.0])  # not what they start from
     made = attack(name).falsified(rows([3.0, 4.0], [0.0, 1.0]), sent, torch.Generator())
     bundle = made.bundles["representations"]
     assert isinstance(bundle, Representations)
@@ -180,7 +184,7 @@ def test_flipped_labels_count_from_the_other_end_for_attackers_alone(tmp_path: P
     [
         ({"name": "label_flip", "clients": ["paired-0"]}, "label_flip': paired-0 has no classes to flip"),
         ({"name": "sign_flp"}, "did you mean 'sign_flip'"),
-        ({"name": "sign_flip", "clients": ["nobody"]}, "there is no client 'nobody'"),
+        ({"name": "sign_flip", "clients": ["someone"]}, "no client is called 'someone'"),
     ],
 )
 def test_attackers_who_cannot_attack_like_this_are_refused(

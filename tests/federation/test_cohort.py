@@ -26,7 +26,7 @@ def info(name: str, group: str = "g") -> ClientInfo:
 
 
 class FakeEngine:
-    """Answers with what it was sent plus one; clients in ``broken`` answer as told."""
+    """Answers with what it was sent plus one; clients in ``broken`` answer as given."""
 
     def __init__(self, broken: Mapping[str, Payload | str] | None = None) -> None:
         self.broken = dict(broken or {})
@@ -56,7 +56,7 @@ Dropped = list[tuple[str, str]]
 
 
 class Noting(CohortListener):
-    """Keeps what it is told."""
+    """Keeps all incidents."""
 
     def __init__(self, dropped: Dropped) -> None:
         self.dropped = dropped
@@ -108,10 +108,10 @@ def test_replies_come_in_client_order_with_a_field_for_each() -> None:
     assert list(values.items()) == [("a", 2.0), ("b", 3.0), ("c", 4.0)]
 
 
-def test_what_is_no_step_is_not_sent() -> None:
+def test_only_a_step_is_sent() -> None:
     engine = FakeEngine()
     cohort, _ = cohort_of("a", engine)
-    with pytest.raises(TypeError, match=r"is no client step; mark it with @client_step\(\)"):
+    with pytest.raises(TypeError, match=r"is not a client step; mark it with @client_step\(\)"):
         list(cohort.ask(lambda client: Reply(), weights=weights()))
     assert engine.requests == []
 
@@ -152,7 +152,7 @@ def test_a_client_with_an_unusable_answer_is_out_for_the_round(answer: Payload |
     assert engine.asked == [("step", 0, ["a", "b", "c"]), ("step", 1, ["a", "c"])]
 
 
-def test_who_answered_is_told_with_the_step() -> None:
+def test_the_listener_gets_each_answer_with_its_step() -> None:
     listener = Noting([])
     cohort, _ = cohort_of("abc", FakeEngine({"b": "lost"}), listener=listener)
     list(cohort.ask(step, weights=weights()))
@@ -201,15 +201,10 @@ def test_a_client_goes_on_from_its_last_accepted_step() -> None:
     assert accepted == {"a": (4, 1), "b": (4, 1), "c": (4, 1)}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "no answer within 3 s",
-        bad(weights=weights(float("nan"))),
-        bad(weights=weights(), more=1),
-        bad(weights=weights(7.0)),
-    ],
-)
+REFUSED = ["no answer within 3 s", bad(weights=weights(float("nan"))), bad(weights=weights(), more=1)]
+
+
+@pytest.mark.parametrize("answer", [*REFUSED, bad(weights=weights(7.0))])
 def test_a_step_whose_reply_is_refused_never_happened(answer: Payload | str) -> None:
     def check(reply: Reply) -> None:
         if float(reply.weights["w"]) == 7.0:
@@ -254,18 +249,16 @@ def failing(count: int) -> FakeEngine:
 
 def test_too_few_answers_stop_the_round_with_the_causes() -> None:
     cohort, _ = cohort_of("ab", failing(1), reply_policy=lambda name: ReplyPolicy(min_clients=2))
-    with pytest.raises(
-        ExchangeError,
-        match=r"1 of 2 clients .* to 'step', the quorum \(run.exchange.min_clients\) is 2 \(a: ValueError: boom\)",
-    ):
+    reason = r"1 of 2 clients .* to 'step', the quorum \(run.exchange.min_clients\) is 2 \(a: ValueError: boom\)"
+    with pytest.raises(ExchangeError, match=reason):
         list(cohort.ask(step, weights=weights()))
 
 
-def test_a_federation_without_clients_says_that_nobody_was_asked() -> None:
+def test_a_federation_without_clients_asks_no_client() -> None:
     engine = FakeEngine()
     engine.exchange = lambda requests, deadline: iter(())  # type: ignore[method-assign]
     cohort, _ = cohort_of("", engine)
-    with pytest.raises(ExchangeError, match=r"0 of 0 clients .* is 1 \(nobody was asked\)"):
+    with pytest.raises(ExchangeError, match=r"0 of 0 clients .* is 1 \(no client was asked\)"):
         list(cohort.ask(step, weights=weights()))
     cohort, _ = cohort_of("ab", FakeEngine(), reply_policy=lambda name: ReplyPolicy(min_clients=3))
     with pytest.raises(ExchangeError, match=r"2 of 2 clients .* is 3 \(no more were waited for\)"):
@@ -292,13 +285,8 @@ def test_the_share_is_of_those_still_in_the_round() -> None:
 
 
 def test_each_step_has_its_own_reply_policy() -> None:
-    settings = ExchangeSettings.model_validate(
-        {
-            "min_clients": 0.5,
-            "deadline": 60,
-            "phases": {"step": {"min_clients": 2, "deadline": 5.0}, "query": {"min_clients": 0}},
-        }
-    )
+    phases = {"step": {"min_clients": 2, "deadline": 5.0}, "query": {"min_clients": 0}}
+    settings = ExchangeSettings.model_validate({"min_clients": 0.5, "deadline": 60, "phases": phases})
     assert settings.reply_policy("step") == ReplyPolicy(2, 5.0)
     assert settings.reply_policy("query") == ReplyPolicy(0, 60.0)
     assert settings.reply_policy("other") == ReplyPolicy(0.5, 60.0)

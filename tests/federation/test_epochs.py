@@ -1,4 +1,4 @@
-"""What counts as an epoch, for all trainers of a participant."""
+"""Epochs, as all trainers of a participant count them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_settings_that_shape_the_head_are_in_its_name(task: Any, other: Any, sam
     assert (head_name(task, data) == head_name(other, data)) is same
 
 
-def test_classes_are_told_by_their_names_whatever_the_source() -> None:
+def test_classes_differ_by_their_names_whatever_the_source() -> None:
     first = head_name(Classification(), split("a", label=PETS))
     assert first == head_name(Classification(), split("b", label=PETS))
     assert first != head_name(Classification(), split("a", label=PETS_TURNED))
@@ -74,7 +74,7 @@ def test_sources_of_similar_names_have_heads_of_their_own() -> None:
     assert head_name(Classification(target="a:b"), split("c")) != head_name(Classification(target="a"), split("b:c"))
 
 
-def test_a_task_without_classes_is_told_by_itself() -> None:
+def test_a_task_without_classes_is_named_by_itself() -> None:
     assert head_name(PairRetrieval(), split()) == "retrieval"
     assert head_name(PairRetrieval(objective="info_nce", learn_temperature=False), split("b")) == (
         "retrieval-info_nce-no_learn_temperature"

@@ -85,7 +85,7 @@ def test_the_same_seed_takes_the_same_whatever_else_there_is() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_shared_test_lacks_the_same_for_all_clients(order: int) -> None:
     federation = population(lacking(test=True))
-    members = list(federation.members.values())[::order]  # whoever asks first
+    members = list(federation.members.values())[::order]  # in any order
     first, *others = [federation.test(one) for one in members if one.group == "paired"]
     assert all(other is first for other in others)
     captions = len(first) // 12
@@ -123,7 +123,7 @@ def test_what_leaves_a_client_nothing_to_learn_or_be_tested_on_is_refused_before
 def test_tests_that_there_are_none_of_are_refused() -> None:
     config = lacking(test=True)
     config["clients"]["paired"]["test_split"] = None
-    with pytest.raises(ConfigError, match="there is no test_split"):
+    with pytest.raises(ConfigError, match="the group has no test_split"):
         Experiment.parse(config)
 
 

@@ -151,13 +151,13 @@ def test_public_items_come_with_the_captions_that_are_public() -> None:
     assert public is not None
     _, also = member.holdings
     wanted = public.subset(torch.isin(public.items, also.items).nonzero().squeeze(1))
-    found = federation.train(member)
-    last = torch.arange(len(found) - len(wanted), len(found))
-    ours, theirs = found.batch(last), wanted.batch(torch.arange(len(wanted)))
+    result = federation.train(member)
+    last = torch.arange(len(result) - len(wanted), len(result))
+    ours, theirs = result.batch(last), wanted.batch(torch.arange(len(wanted)))
     assert len(wanted) == 2 * len(also.items)
     assert all(torch.equal(ours.inputs[name], theirs.inputs[name]) for name in theirs.inputs)
     infos = {info.id: info for info in federation.infos}
-    assert infos["paired-0"].samples == len(found) == 5 * len(member.items) + len(wanted)
+    assert infos["paired-0"].samples == len(result) == 5 * len(member.items) + len(wanted)
 
 
 @pytest.mark.parametrize("change", [with_public, with_second])
@@ -226,7 +226,7 @@ def swapped(config: Config) -> None:
         ),
         (
             lambda c: (c.update(public=None), c["clients"]["paired"].update(also="public")),
-            ConfigError, "clients.paired.also is public, but there is no public set",
+            ConfigError, "clients.paired.also is public, but there is none",
         ),
         (
             lambda c: c["clients"]["paired"].update(also={"public": True, "items": 9}),

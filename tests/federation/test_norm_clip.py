@@ -1,4 +1,4 @@
-"""What is usual in a cohort, and what becomes of clients that do otherwise."""
+"""Usual norms and sample counts of a cohort, and clients that exceed them."""
 
 from __future__ import annotations
 
@@ -36,27 +36,30 @@ def vector(length: float, entries: int = 4) -> Tensor:
     [
         ([100, 120, 90, 10**12], [100, 120, 90, 660]),  # 6 x 110
         ([100, 100, 100, 500], [100, 100, 100, 500]),  # a large hospital
-        ([0, 0, 0, 50, 60, 70, 10**12], [0, 0, 0, 50, 60, 70, 390]),  # who has none is no part of the median
-        ([10, 10**12], [10, 10**12]),  # of two, nobody can say which is odd
+        (
+            [0, 0, 0, 50, 60, 70, 10**12],
+            [0, 0, 0, 50, 60, 70, 390],
+        ),  # a client without samples is not part of the median
+        ([10, 10**12], [10, 10**12]),  # of two, either may be the odd one
         ([10, 10**12, 0], [10, 10**12, 0]),
     ],
 )
-def test_nobody_counts_for_more_than_some_medians(samples: list[int], expected: list[int]) -> None:
+def test_no_client_counts_for_more_than_some_medians(samples: list[int], expected: list[int]) -> None:
     clients = [info(str(k), n) for k, n in enumerate(samples)]
     assert list(counted(clients, 6.0).values()) == expected
 
 
 def test_the_median_is_of_an_architecture_or_of_a_modality_if_it_has_too_few_clients() -> None:
     sizes = {"a": [10, 10, 12], "b": [5000, 6000, 7000], "c": [10**12]}
-    clients = [info(f"{kind}{k}", n, kind) for kind, own in sizes.items() for k, n in enumerate(own)]
+    clients = [info(f"{type_name}{k}", n, type_name) for type_name, own in sizes.items() for k, n in enumerate(own)]
     after = counted(clients, 6.0)
     assert [after[f"b{k}"] for k in range(3)] == sizes["b"]
     assert after["c0"] == 6 * 5000
 
 
-def test_sizes_of_other_modalities_say_nothing() -> None:
+def test_sizes_of_other_modalities_do_not_matter() -> None:
     texts = [replace(info(f"t{k}", 200, "text"), modalities=("text",)) for k in range(3)]
-    assert counted([info("pictures", 50_000, "image"), *texts], 6.0)["pictures"] == 50_000
+    assert counted([info("images", 50_000, "image"), *texts], 6.0)["images"] == 50_000
 
 
 # ---- what crosses
@@ -99,11 +102,11 @@ def passed(link: NormClip, ask: Ask, replies: Mapping[str, Payload]) -> list[Pay
 
 
 def clip_lengths(
-    lengths: Mapping[str, float], recent: RecentNorms, told: dict[str, str] | None = None, times: float = 4.0
+    lengths: Mapping[str, float], recent: RecentNorms, notes: dict[str, str] | None = None, times: float = 4.0
 ) -> list[float]:
     """How long updates are after an ask, of those that come so long; of ids that begin alike, one architecture each."""
     sent = vector(30.0)
-    ask = ask_of([info(name, architecture=name[0]) for name in lengths], {"weights": Weights({"w": sent})}, told=told)
+    ask = ask_of([info(name, architecture=name[0]) for name in lengths], {"weights": Weights({"w": sent})}, told=notes)
     replies = {name: Payload({"weights": Weights({"w": vector(30.0 + more)})}) for name, more in lengths.items()}
     payloads = passed(NormClip(Clipping(times=times), recent), ask, replies)
     return [float((payload.bundles["weights"]["w"] - sent).norm()) for payload in payloads]
@@ -123,13 +126,13 @@ def test_nothing_waits() -> None:
 
 
 def test_the_first_ask_is_unbounded_and_the_last_bounds_the_next() -> None:
-    recent, told = RecentNorms(), dict[str, str]()
+    recent, notes = RecentNorms(), dict[str, str]()
     assert clip_lengths({"a0": 1.0, "a1": 2.0, "a2": 1e3}, recent) == pytest.approx([1.0, 2.0, 1e3], rel=1e-4)
-    found = clip_lengths({"a0": 1.0, "a1": 7.9, "a2": 16.0, "a3": 160.0}, recent, told)
-    assert found == pytest.approx([1.0, 7.9, 8.0, 8.0], rel=1e-3)
-    assert told == {
-        "a2": "weights: 2 times as long as aggregation.clip lets it be",
-        "a3": "weights: 20 times as long as aggregation.clip lets it be",
+    result = clip_lengths({"a0": 1.0, "a1": 7.9, "a2": 16.0, "a3": 160.0}, recent, notes)
+    assert result == pytest.approx([1.0, 7.9, 8.0, 8.0], rel=1e-3)
+    assert notes == {
+        "a2": "weights: 2 times as long as aggregation.clip allows",
+        "a3": "weights: 20 times as long as aggregation.clip allows",
     }
     # norms before clipping: a rise of all is held once
     assert clip_lengths({"a0": 40.0, "a1": 47.0, "a2": 50.0}, recent) == pytest.approx([40.0, 47.0, 47.8], rel=1e-3)
@@ -155,48 +158,48 @@ def test_architectures_and_fields_have_medians_of_their_own() -> None:
 
 
 def test_asks_of_too_few_replies_count_together_and_a_client_once() -> None:
-    """As where the server steps after each reply."""
+    """Asks of single clients, by a server that steps after each reply."""
     recent = RecentNorms()
     asked = [("a0", 1.0), ("a0", 50.0), ("a0", 1.0), ("a1", 2.0), ("a2", 3.0), ("a0", 80.0), ("a3", 2.0)]
-    found = [clip_lengths({name: length}, recent)[0] for name, length in asked]
-    assert found == pytest.approx([1.0, 50.0, 1.0, 2.0, 3.0, 8.0, 2.0], rel=1e-3)
+    result = [clip_lengths({name: length}, recent)[0] for name, length in asked]
+    assert result == pytest.approx([1.0, 50.0, 1.0, 2.0, 3.0, 8.0, 2.0], rel=1e-3)
     assert recent["fit/weights/a"] == pytest.approx({"a0": 80.0, "a1": 2.0, "a2": 3.0, "a3": 2.0}, rel=1e-3)
     clip_lengths({"a0": 1.0, "a1": 1.0, "a4": 1.0}, recent)  # an ask with enough stands alone
     assert list(recent["fit/weights/a"]) == ["a0", "a1", "a4"]
 
 
-def test_most_who_do_not_move_bound_nobody() -> None:
+def test_most_who_do_not_move_bound_no_client() -> None:
     recent = RecentNorms()
     for _ in range(2):
-        found = clip_lengths({"a0": 0.0, "a1": 0.0, "a2": 5.0}, recent)
-        assert found == pytest.approx([0.0, 0.0, 5.0], abs=1e-3)
+        result = clip_lengths({"a0": 0.0, "a1": 0.0, "a2": 5.0}, recent)
+        assert result == pytest.approx([0.0, 0.0, 5.0], abs=1e-3)
 
 
 def test_changes_are_as_long_as_they_are() -> None:
     recent: RecentNorms = {"fit/controls/a": {"c0": 1.0, "c1": 1.0, "c2": 1.0}}
     sent = {"weights": Weights({"w": vector(20.0)}), "controls": Weights({"w": vector(50.0)})}
     ask = ask_of([info("c0")], sent, changes={"controls": sent["weights"]})
-    (found,) = passed(NormClip(Clipping(), recent), ask, {"c0": Payload({"controls": Weights({"w": vector(50.0)})})})
-    assert float(found.bundles["controls"]["w"].norm()) == pytest.approx(4.0)
+    (result,) = passed(NormClip(Clipping(), recent), ask, {"c0": Payload({"controls": Weights({"w": vector(50.0)})})})
+    assert float(result.bundles["controls"]["w"].norm()) == pytest.approx(4.0)
 
 
 def test_a_bundle_of_rows_has_one_norm() -> None:
     recent: RecentNorms = {"fit/rows/a": {"c0": 1.0, "c1": 1.0, "c2": 1.0}}
     rows = Representations({"image": torch.tensor([[6.0, 0.0], [0.0, 8.0]])}, order="here")
-    (found,) = passed(NormClip(Clipping(), recent), ask_of([info("c0")]), {"c0": Payload({"rows": rows})})
-    bundle = found.bundles["rows"]
+    (result,) = passed(NormClip(Clipping(), recent), ask_of([info("c0")]), {"c0": Payload({"rows": rows})})
+    bundle = result.bundles["rows"]
     assert isinstance(bundle, Representations)
     assert bundle.order == "here"
     torch.testing.assert_close(bundle["image"], torch.tensor([[2.4, 0.0], [0.0, 3.2]]))
 
 
 norms = st.dictionaries(
-    st.sampled_from([f"{kind}{k}" for kind in "ab" for k in range(5)]), st.just(0.0) | st.floats(0.1, 1e3)
+    st.sampled_from([f"{type_name}{k}" for type_name in "ab" for k in range(5)]), st.just(0.0) | st.floats(0.1, 1e3)
 )
 
 
 @given(st.lists(norms, max_size=4), st.sampled_from([0.5, 1.0, 4.0]))
-def test_every_update_is_as_long_as_a_loop_says(asks: list[dict[str, float]], times: float) -> None:
+def test_every_update_is_as_long_as_by_a_loop(asks: list[dict[str, float]], times: float) -> None:
     recent, last = RecentNorms(), dict[str, dict[str, float]]()
     for lengths in asks:
         expected = list[float]()
@@ -204,8 +207,8 @@ def test_every_update_is_as_long_as_a_loop_says(asks: list[dict[str, float]], ti
             known = sorted(last.get(name[0], {}).values())
             middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if len(known) >= 3 else 0.0
             expected.append(min(length, times * middle) if middle else length)
-        for kind in "ab":
-            own = {name: length for name, length in lengths.items() if name[0] == kind}
-            last[kind] = own if len(own) >= 3 else last.get(kind, {}) | own
-        found = clip_lengths(lengths, recent, times=times)
-        assert found == pytest.approx(expected, rel=1e-3, abs=0.01)
+        for type_name in "ab":
+            own = {name: length for name, length in lengths.items() if name[0] == type_name}
+            last[type_name] = own if len(own) >= 3 else last.get(type_name, {}) | own
+        result = clip_lengths(lengths, recent, times=times)
+        assert result == pytest.approx(expected, rel=1e-3, abs=0.01)

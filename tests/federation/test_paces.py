@@ -11,7 +11,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings, parse_settings
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.paced_cohort import moved
-from polyfed.federation.paces import ConstantStaleness, Drawn, Pace, Polynomial, Staleness, Times
+from polyfed.federation.paces import ConstantStaleness, Pace, Polynomial, ResponseTimes, SampledResponseTimes, Staleness
 
 
 def info(name: str, *modalities: str) -> ClientInfo:
@@ -43,16 +43,18 @@ def test_weights_by_staleness(rule: Staleness, weights: list[float]) -> None:
         ({"name": "buffered", "replies": 1.0}, 4),
     ],
 )
-def test_after_how_many_replies_a_round_ends(pace: dict[str, Any], most: int) -> None:
+def test_a_round_ends_after_its_number_of_replies(pace: dict[str, Any], most: int) -> None:
     assert parse_settings(Pace, pace).most(CLIENTS) == most
 
 
 def test_what_was_learnt_is_put_upon_the_model_of_now() -> None:
     now, then, trained = (torch.randn(3, 2, generator=torch.Generator().manual_seed(k)) for k in range(3))
-    found = moved(now, then, trained, 0.25)
+    result = moved(now, then, trained, 0.25)
     for i in range(3):
         for j in range(2):
-            assert float(found[i, j]) == pytest.approx(float(now[i, j] + 0.25 * (trained[i, j] - then[i, j])), abs=1e-6)
+            assert float(result[i, j]) == pytest.approx(
+                float(now[i, j] + 0.25 * (trained[i, j] - then[i, j])), abs=1e-6
+            )
     large = 2**60
     assert int(moved(torch.tensor(large + 8), torch.tensor(3), torch.tensor(11), 0.5)) == large + 12
 
@@ -62,13 +64,15 @@ def test_what_was_learnt_is_put_upon_the_model_of_now() -> None:
 
 def test_drawn_times_are_a_clients_own() -> None:
     many = [info(f"a{k}") for k in range(300)]
-    drawn = Drawn(seconds=2, skew=20).of(many, seed=1)
+    drawn = SampledResponseTimes(seconds=2, skew=20).of(many, seed=1)
     logs = torch.tensor([seconds / 2 for seconds in drawn.values()]).log() / torch.tensor(20.0).log()
     assert 0 <= float(logs.min()) < 0.05
     assert 0.95 < float(logs.max()) <= 1
     assert abs(float(logs.mean()) - 0.5) < 0.05
-    assert Drawn(seconds=2, skew=20).of(many[5:7], seed=1) == {one.id: drawn[one.id] for one in many[5:7]}
-    slower = Drawn(seconds=2, skew=20, groups={"a": 3}).of(many[:1], seed=1)
+    assert SampledResponseTimes(seconds=2, skew=20).of(many[5:7], seed=1) == {
+        one.id: drawn[one.id] for one in many[5:7]
+    }
+    slower = SampledResponseTimes(seconds=2, skew=20, groups={"a": 3}).of(many[:1], seed=1)
     assert slower["a0"] == pytest.approx(3 * drawn["a0"])
 
 
@@ -82,7 +86,7 @@ def test_drawn_times_are_a_clients_own() -> None:
         (Pace, {"name": "buffered", "replies": 5}, "run.pace.replies is 5, but there are 4 clients"),
         (Pace, {"name": "buffered", "concurrency": 5}, "run.pace.concurrency is 5, but there are 4 clients"),
         (Pace, {"name": "late"}, "unknown pace 'late'"),
-        (Times, {"name": "drawn", "groups": {"x": 2}}, "no clients are called 'x'"),
+        (ResponseTimes, {"name": "drawn", "groups": {"x": 2}}, "no clients are called 'x'"),
     ],
 )
 def test_refused(family: type[Settings], settings: dict[str, Any], message: str) -> None:

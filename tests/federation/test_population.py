@@ -54,7 +54,7 @@ def test_a_seed_decides_who_holds_what(tiny: Config) -> None:
 
 
 @pytest.mark.parametrize("own", ["image", "text"])
-def test_what_only_reads_names_of_classes_is_no_modality_of_a_participant(own: str, tmp_path: Path) -> None:
+def test_an_encoder_of_class_names_adds_no_modality(own: str, tmp_path: Path) -> None:
     config = named(name="local")
     config["data"]["sources"]["shown"] = scenes(12, 6, 6, seed=3) | CAPTIONS
     config["public"] = {"source": "shown", "items": 4, "per_item": 1}
@@ -79,14 +79,14 @@ def test_the_public_set_has_the_same_rows_for_every_party(tiny: Config) -> None:
     both = tiny["server"]["model"]["encoders"]
     views = {name: encoder.view for name, encoder in Experiment.parse(tiny).server.model.encoders.items()}
     assert set(views) == set(both)
-    whole = federation.public_samples(views)
+    full = federation.public_samples(views)
     images = federation.public_samples({"image": views["image"]})
-    assert len(whole) == len(images) == 16 * 5
-    assert torch.equal(whole.items, images.items)
+    assert len(full) == len(images) == 16 * 5
+    assert torch.equal(full.items, images.items)
     assert images.modalities == ("image",)
 
 
-def test_a_few_samples_an_item(tiny: Config) -> None:
+def test_a_few_samples_per_item(tiny: Config) -> None:
     tiny["public"]["per_item"] = 2
     federation = federation_of(tiny)
     samples = federation.public_samples({})
@@ -111,7 +111,7 @@ def test_the_public_order_is_that_of_the_content(tiny: Config, tmp_path: Path) -
     assert order("reworded", text=[["x"], ["y"], ["!"]]) != agreed
 
 
-def test_the_server_sees_only_what_a_client_info_says(tiny: Config) -> None:
+def test_the_server_sees_only_the_client_info(tiny: Config) -> None:
     infos = federation_of(tiny).infos
     assert [info.id for info in infos] == ["paired-0", "paired-1", "image"]
     assert infos[2].modalities == ("image",)
@@ -230,10 +230,10 @@ def test_a_dealt_test_is_disjoint_complete_and_like_the_training_data(tiny: Conf
     for name, member in federation.members.items():
         own = {(k % 3 == 0, k % 2 == 0) for k in member.items.tolist()}
         assert {(k % 3 == 0, k % 2 == 0) for k in tests[name].items.tolist()} <= own
-        told = federation.holding(member)["test"]
-        assert told["index"] == sorted(tests[name].items.tolist())
-        assert sum(told["labels"].values()) == told["items"] == len(tests[name])
-        assert told["columns"]["effusion"]["1"] == sum(k % 2 == 0 for k in told["index"])
+        notes = federation.holding(member)["test"]
+        assert notes["index"] == sorted(tests[name].items.tolist())
+        assert sum(notes["labels"].values()) == notes["items"] == len(tests[name])
+        assert notes["columns"]["effusion"]["1"] == sum(k % 2 == 0 for k in notes["index"])
 
 
 def test_a_dealt_test_depends_on_the_seed_keeps_patients_and_obeys_test_items(tiny: Config, tmp_path: Path) -> None:
@@ -246,10 +246,10 @@ def test_a_dealt_test_depends_on_the_seed_keeps_patients_and_obeys_test_items(ti
     assert dealt(0) == dealt(0) != dealt(1)
     patients = [{k // 3 for k in items if k >= 6} for items in dealt(0)]
     assert sum(len(own) for own in patients) == len(set().union(*patients)) == 13
-    whole = dealt(0)
-    assert min(len(items) for items in whole) >= 2
+    full = dealt(0)
+    assert min(len(items) for items in full) >= 2
     config["clients"]["reports"]["test_items"] = 3
-    assert all(set(few) <= set(many) and len(few) <= 3 for few, many in zip(dealt(0), whole, strict=True))
+    assert all(set(few) <= set(many) and len(few) <= 3 for few, many in zip(dealt(0), full, strict=True))
 
 
 def test_natural_clients_are_tested_on_their_own_country(tiny: Config, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_what_a_client_holds_is_counted_without_decoding_anything(
 ) -> None:
     federation = federation_of(tiny)
     wanted = len(federation_of(tiny).train(federation.members["paired-0"]))
-    monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("a picture was decoded"))
+    monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("an image was decoded"))
     entry = federation.holding(federation.members["paired-0"])
     assert (entry["items"], entry["samples"]) == (16, wanted)
     assert "columns" not in entry

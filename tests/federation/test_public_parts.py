@@ -39,7 +39,7 @@ from small_federations import Config, three_kinds
 
 PARTS: Config = {"unpaired": {"image": 5, "text": 3}, "gallery": 4}
 ROWS = {"image": 8, "text": 16, "unpaired/image": 5, "unpaired/text": 6, "gallery/image": 4, "gallery/text": 8}
-"""Output -> distinct inputs, of eight pictures with two captions each, and as many captions of other items."""
+"""Output -> distinct inputs, of eight images with two captions each, and as many captions of other items."""
 EXCHANGES = {"local_epochs": 1, "warmup_rounds": 0}
 
 
@@ -56,9 +56,9 @@ def opened(public: Config | None = None) -> Population:
 
 
 def public_of(public: Config | None = None) -> PublicSet:
-    found = opened(public).public
-    assert found is not None
-    return found
+    result = opened(public).public
+    assert result is not None
+    return result
 
 
 def drawn(public: PublicSet) -> dict[str, list[int]]:
@@ -70,7 +70,7 @@ def drawn(public: PublicSet) -> dict[str, list[int]]:
 # ---- who they are
 
 
-def test_pairs_are_the_same_whatever_there_is_beside_them() -> None:
+def test_pairs_are_the_same_whatever_other_parts_there_are() -> None:
     alone = drawn(public_of({}))
     assert list(alone) == ["pairs"]
     for beside in (PARTS, {"gallery": 7}, {"unpaired": {"text": 2}}):
@@ -81,7 +81,7 @@ def test_a_reserve_leaves_clients_what_they_hold_where_as_many_items_are_public(
     populations = map(opened, ({"reserve": 8}, {"unpaired": {"image": 5, "text": 3}}, {}))
     held = [[own.holding(member) for member in own.members.values()] for own in populations]
     assert held[0] == held[1] != held[2]
-    assert drawn(public_of({"reserve": 8})) == drawn(public_of({}))  # nobody sees it
+    assert drawn(public_of({"reserve": 8})) == drawn(public_of({}))  # no participant sees it
     with pytest.raises(ConfigError, match=r"public\.items, public\.unpaired, public\.gallery and public\.reserve"):
         public_of({"reserve": 40}).items.tolist()
 
@@ -92,7 +92,7 @@ def test_parts_are_the_same_in_whatever_order_they_are_written() -> None:
     assert public_of(turned).order == public_of().order
 
 
-def test_parts_are_disjoint_from_each_other_and_from_what_anybody_holds(tmp_path: Path) -> None:
+def test_parts_are_disjoint_from_each_other_and_from_all_that_is_held(tmp_path: Path) -> None:
     federation = opened()
     assert federation.public is not None
     parts = drawn(federation.public)
@@ -134,15 +134,15 @@ def test_views_learn_from_pairs_and_unpaired_items_of_their_modality_alone(modal
     public = public_of()
     parts = drawn(public)
     expected = sorted(parts["pairs"] + parts[more])
-    whole = public.split.modality(modality).values.to_pylist()
-    assert public.columns()[modality].values.to_pylist() == [whole[item] for item in expected]
+    full = public.split.modality(modality).values.to_pylist()
+    assert public.columns()[modality].values.to_pylist() == [full[item] for item in expected]
 
 
-def test_the_digest_tells_parts_apart_and_is_the_old_one_without_them() -> None:
-    found = [public_of(parts).order for parts in (PARTS, {}, {"gallery": 5}, {"unpaired": {"image": 5}})]
-    found += [public_of(parts).order for parts in ({"gallery": 6}, {"unpaired": {"text": 5}})]
-    assert len(set(found)) == len(found)
-    assert public_of({"gallery": 0, "unpaired": {}}).order == found[1]
+def test_the_digest_distinguishes_parts_and_is_the_old_one_without_them() -> None:
+    result = [public_of(parts).order for parts in (PARTS, {}, {"gallery": 5}, {"unpaired": {"image": 5}})]
+    result += [public_of(parts).order for parts in ({"gallery": 6}, {"unpaired": {"text": 5}})]
+    assert len(set(result)) == len(result)
+    assert public_of({"gallery": 0, "unpaired": {}}).order == result[1]
     columns = {name: column.fingerprint for name, column in public_of({"gallery": 4}).columns().items()}
     assert columns == {name: column.fingerprint for name, column in public_of({}).columns().items()}
 
@@ -190,13 +190,13 @@ def test_parts_are_refused_where_no_participant_learns_from_them(tmp_path: Path,
 
 
 def test_each_distinct_input_has_a_row_and_comes_back_to_all_its_samples() -> None:
-    places = torch.tensor([0, 0, 2, 1, 2])
-    values = unit(3, 4)[places]
-    rows = packed(values, places)
+    positions = torch.tensor([0, 0, 2, 1, 2])
+    values = unit(3, 4)[positions]
+    rows = packed(values, positions)
     assert torch.equal(rows, unit(3, 4))
-    assert torch.equal(unpacked(rows, places), values)
+    assert torch.equal(unpacked(rows, positions), values)
     assert packed(values, None) is unpacked(values, None) is values
-    assert packed(values[:0], places[:0]).shape == (0, 4)
+    assert packed(values[:0], positions[:0]).shape == (0, 4)
 
 
 @pytest.mark.parametrize("output", ROWS)
@@ -210,14 +210,14 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
         name: torch.cat([values, values[:1]])[: len(values) + more * (name == output)]
         for name, values in honest.items()
     }
-    told = Representations(rows, order=known.order)
+    notes = Representations(rows, order=known.order)
     message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
     with pytest.raises(PayloadError, match=message):
-        method.public.from_wire(server, told)  # type: ignore[attr-defined]
+        method.public.from_wire(server, notes)  # type: ignore[attr-defined]
     cohort, refused = session.cohort(1, Ledger()), Excluded()
     cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
     layout = method.public.layout(server, known, "representations")  # type: ignore[attr-defined]
-    answer = Payload({"representations": told, "num_examples": 1})
+    answer = Payload({"representations": notes, "num_examples": 1})
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         return iter([Answer(one.client, answer) for one in requests])
@@ -230,11 +230,11 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
 
 def crossed(run: Run, client: str) -> dict[str, list[int]]:
     """Direction -> bytes of representations in each round."""
-    found: dict[str, list[int]] = {"down": [0, 0], "up": [0, 0]}
+    result: dict[str, list[int]] = {"down": [0, 0], "up": [0, 0]}
     for line in run.records.transfers:
         if line.client == client and line.kind == "representations":
-            found[line.direction][line.round - 1] += line.bytes
-    return found
+            result[line.direction][line.round - 1] += line.bytes
+    return result
 
 
 def run_of(folder: Path, *, run: Config | None = None, **algorithm: Any) -> Run:
@@ -303,12 +303,12 @@ def test_the_distillation_weighs_every_row_alike(
     }
     before = method.public.outputs(server)
     index = {"": torch.arange(16)} | {name: torch.arange(len(part)) for name, part in server.public.parts.items()}
-    whole = {"": server.public_set} | dict(server.public.parts)
+    full = {"": server.public_set} | dict(server.public.parts)
 
     def in_one_batch(*given: Any, **more: Any) -> Iterable[Any]:
         for _ in server.epochs(1):
             server.model.eval()  # as the rows that the loop below looks at
-            yield {name: whole[name].batch(rows) for name, rows in index.items() if not name.startswith("gallery")}
+            yield {name: full[name].batch(rows) for name, rows in index.items() if not name.startswith("gallery")}
 
     inner = Distiller.distillation_loss
 
@@ -336,24 +336,22 @@ def distinct(rows: Tensor) -> set[bytes]:
     return {row.numpy().tobytes().rstrip(b"\0") for row in rows}
 
 
-def test_pictures_and_captions_of_other_items_are_not_contrasted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many rows of each, which a contrast would take for pairs: items without a partner have equal weights."""
+def test_images_and_captions_of_other_items_are_not_contrasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal numbers of rows, which a contrast would take for pairs: items without a partner have equal weights."""
     config = config_of({"unpaired": {"image": 4, "text": 2}, "gallery": 4}, name="creamfl", local_epochs=1)
     session = prepared(config, tmp_path)
     method, weights, inner = session.experiment.algorithm, dict[str, list[Any]](), Ensembles.log_weights
 
     def noted(ensembles: Ensembles, reply: Any, output: str, values: Tensor) -> Any:
-        found = inner(ensembles, reply, output, values)
-        weights.setdefault(output, []).append(found)
-        return found
+        result = inner(ensembles, reply, output, values)
+        weights.setdefault(output, []).append(result)
+        return result
 
     monkeypatch.setattr(Ensembles, "log_weights", noted)
     method.round(session.server, session.cohort(1, Ledger()))
     assert weights["unpaired/image"] == weights["unpaired/text"] == [0.0] * 3
     for name in ("image", "text", "gallery/image", "gallery/text"):
-        assert all(len(found.unique()) > 1 for found in weights[name]), name
+        assert all(len(result.unique()) > 1 for result in weights[name]), name
 
 
 def rows_of(samples: Samples) -> dict[str, set[bytes]]:
@@ -361,8 +359,8 @@ def rows_of(samples: Samples) -> dict[str, set[bytes]]:
 
 
 @pytest.mark.parametrize("method", ["change_distillation", "creamfl", "fedafd", "fedmd"])
-def test_nobody_learns_from_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Of all that passes through a model with gradients, nothing is of the gallery; unpaired items are."""
+def test_no_participant_learns_from_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Unpaired items pass through a model with gradients, items of the gallery do not."""
     config = config_of(name=method, local_epochs=1, distiller={"epochs": 2})
     if method == "change_distillation":
         config["algorithm"]["warmup_rounds"] = 0
@@ -397,9 +395,9 @@ def members(session: Session) -> list[Any]:
 
 def test_the_gallery_judges_teacher_and_server(tmp_path: Path) -> None:
     session = play(prepared(config_of(), tmp_path), 1, 1)
-    found = metrics(session)
-    assert found["teacher.gallery"] == 8
-    assert {"teacher.r1_sum", "student.r1_sum"} <= set(found)
+    result = metrics(session)
+    assert result["teacher.gallery"] == 8
+    assert {"teacher.r1_sum", "student.r1_sum"} <= set(result)
     without = copy.deepcopy(PARTS) | {"gallery": 0}
     session = play(prepared(config_of(without), tmp_path / "without"), 1, 1)
     assert metrics(session)["teacher.gallery"] == 0

@@ -14,8 +14,7 @@ from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.filters import Checks, Reply
-from polyfed.federation.robust_replies import RobustReplies, require_enough
+from polyfed.federation.filters import Checks, Reply, RobustReplies, require_enough
 from polyfed.privacy.rules import RobustRule
 from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Cause, Request
@@ -24,8 +23,8 @@ from polyfed.wire.schema import client_step
 from polyfed.wire.transport import Transport
 
 
-def info(name: str, kind: str = "a", samples: int = 10) -> ClientInfo:
-    return ClientInfo(name, kind, ("image",), "classification", samples, 5, f"arch-{kind}")
+def info(name: str, type_name: str = "a", samples: int = 10) -> ClientInfo:
+    return ClientInfo(name, type_name, ("image",), "classification", samples, 5, f"arch-{type_name}")
 
 
 def rule(name: str, **settings: Any) -> RobustRule:
@@ -173,11 +172,8 @@ def asked(answers: Mapping[str, float | None], **options: Any) -> tuple[list[Ten
         for request in requests:
             value = answers[request.client]
             tensors = Payload({"weights": Weights({"w": torch.full((2,), value or 0.0)})})
-            yield (
-                Answer(request.client, tensors)
-                if value is not None
-                else Answer.failed(request.client, Cause.LOST, "gone")
-            )
+            lost = Answer.failed(request.client, Cause.LOST, "gone")
+            yield lost if value is None else Answer(request.client, tensors)
 
     channel = Channel(exchange, Transport(), Ledger())
     cohort = Cohort(tuple(map(info, answers)), 1, channel, **options)

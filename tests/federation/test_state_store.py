@@ -1,4 +1,4 @@
-"""What clients keep: declared keys, exact labels, whatever a resume can ask for, bounded memory."""
+"""State that clients keep: declared keys, exact labels, all that a resume needs, bounded memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def of_two_rounds(folder: Path) -> StateStore:
 
 
 def value_of(store: StateStore, client: str, label: StateVersion | None) -> float | None:
-    found = store.load(client, label)
-    return float(found["model/w"][0]) if found else None
+    result = store.load(client, label)
+    return float(result["model/w"][0]) if result else None
 
 
 # ---- exact labels
 
 
-def test_a_client_goes_on_from_the_label_that_it_is_told(tmp_path: Path) -> None:
+def test_a_client_goes_on_from_the_requested_label(tmp_path: Path) -> None:
     store = of_two_rounds(tmp_path)
     for opened in (store, StateStore(tmp_path)):  # another process
         assert value_of(opened, "a", (1, 0)) == 1  # round 2 is done again
@@ -63,7 +63,7 @@ def test_a_late_reply_leaves_one_state_more(tmp_path: Path) -> None:
         assert store.versions("a") == kept
 
 
-def test_what_was_lost_is_said_with_what_is_there(tmp_path: Path) -> None:
+def test_a_lost_state_is_reported_with_those_that_remain(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.save("a", (1, 0), entry(1), None)
     store.save("a", (3, 0), entry(3), (1, 0))
@@ -74,12 +74,12 @@ def test_what_was_lost_is_said_with_what_is_there(tmp_path: Path) -> None:
         store.load("a", (9, 1))
 
 
-def test_a_folder_that_was_lost_or_is_foreign_says_so(tmp_path: Path) -> None:
+def test_a_lost_or_foreign_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is none of this run: it was lost, or the run is foreign to this folder"):
         StateStore(tmp_path).load("a", (3, 0))
 
 
-def test_a_stale_server_is_told_so(tmp_path: Path) -> None:
+def test_a_stale_server_is_refused(tmp_path: Path) -> None:
     store, last = StateStore(tmp_path), None
     for number in range(1, 9):
         store.save("a", (number, 0), entry(number), last)
@@ -185,14 +185,14 @@ def test_whatever_a_server_can_ask_for_is_there(
     """
     with TemporaryDirectory() as place:
         model, store = Model(), StateStore(Path(place), memory)
-        for kind, phases in events:
-            if kind == "rewind":  # the newest checkpoint is damaged
+        for type_name, phases in events:
+            if type_name == "rewind":  # the newest checkpoint is damaged
                 if len(model.checkpoints) > 1:
                     del model.checkpoints[max(model.checkpoints)]
                 store = resumed(model, Path(place), memory)
                 continue
             play(model, store, phases)
-            if kind == "round":
+            if type_name == "round":
                 model.round += 1
                 model.checkpoints[model.round] = dict(model.accepted)
                 for old in sorted(model.checkpoints)[:-2]:
@@ -334,7 +334,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_files_that_are_called_otherwise_are_no_states(tmp_path: Path) -> None:
+def test_files_with_other_names_are_not_states(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.save("a", (1, 0), {"x/y": torch.ones(1)}, None)
     for name in ("-00001-00", "000001--1", "notes", "000002-00 copy"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from operator import attrgetter
@@ -62,6 +63,18 @@ SHOWN["own_parts.py"] = "how-to/use-pretrained-encoders.md"
 @pytest.mark.parametrize(("file", "page"), SHOWN.items())
 def test_the_page_shows_the_complete_file(file: str, page: str) -> None:
     assert (DOCS / "examples" / file).read_text(encoding="utf-8") in blocks(page, "python")
+
+
+@pytest.mark.parametrize(("file", "lines", "names"), [("bounded.py", 30, 8), ("consensus.py", 40, 16)])
+def test_a_method_of_ones_own_is_short(file: str, lines: int, names: int) -> None:
+    text = (DOCS / "examples" / file).read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(text)))
+    documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    docstrings = {line for one in documented for line in range(one.body[0].lineno, one.body[0].end_lineno + 1)}
+    code = [line for number, line in enumerate(text.splitlines(), 1) if line.strip() and number not in docstrings]
+    imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    assert len(code) <= lines
+    assert len(imported) <= names
 
 
 def test_a_module_and_a_data_set_class_of_ones_own_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
     ),
     (with_another(centralised, "text", "more"), {}, r"text\+more: leave one of text, more"),
     # what there is to train
-    (tiny(name="fedema", task_weight=0.0, byol=None), {}, "nothing to train"),
+    (tiny(name="fedema", task_weight=0.0, byol=None), {}, "nothing would be trained"),
     (mae(**MAE | {"decoder_heads": 5}), {}, "decoder_heads 5 does not divide decoder_width 32"),
     (mae(**MAE | {"decoder_width": 30}), {}, "multiple of 4"),
     # public sets and what they know
@@ -172,8 +172,8 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"clients.image.items": 25}, r"clients\.image\.items is 25, but 'private' has 24"),
             ({"clients.paired.also": {"source": "private", "items": 30}}, r"clients\.paired\.also\.items is 30"),
             ({"clients.image.items": "public"}, r"items is public, but the public set is not of 'private' train"),
-            ({"clients.image.also": "public", "public": GONE}, "also is public, but there is no public set"),
-            ({"clients.paired.items": "public", "public": GONE}, "items is public, but there is no public set"),
+            ({"clients.image.also": "public", "public": GONE}, "also is public, but there is none"),
+            ({"clients.paired.items": "public", "public": GONE}, "items is public, but there is none"),
             ({"public.items": 49}, r"public\.items is 49, but 'scenes' has 48; lower it"),
             ({"server.expected_test_items": 1000}, "expected_test_items is 1000, but 'scenes' test has 12 items"),
             ({"clients.paired-0": tiny()["clients"]["image"]}, "two clients are called 'paired-0'"),

@@ -12,7 +12,7 @@ import polyfed
 from misbehaving import contents, cut_short, facts, happened
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
-from polyfed.federation.robust_replies import RobustReplies
+from polyfed.federation.filters import RobustReplies
 from polyfed.reporting.api import run
 from polyfed.runs.opened import Run
 from sessions import first_cohort, prepared

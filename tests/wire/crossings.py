@@ -47,7 +47,7 @@ def sample() -> Payload:
 
 
 def received(transport: Transport, payload: Payload) -> Payload:
-    """What comes of a payload on the other side."""
+    """Payload on the other side of a wire."""
     return transport.decode(crossed(transport.encode(payload)))
 
 

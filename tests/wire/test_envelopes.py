@@ -1,4 +1,4 @@
-"""What an envelope may say about a client, a step and an error."""
+"""Envelopes: bounds of a client's name, a step and an error."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_a_request_has_labels_that_a_file_can_be_called_after(change: dict[str, 
         request_of(json.dumps(json.loads(envelope.text) | change), [], Limits())
 
 
-def test_what_went_wrong_is_told_in_a_bounded_line() -> None:
+def test_an_error_is_reported_in_a_bounded_line() -> None:
     text = "x\x1b[2J\nround 3: client b" + "y" * 5000
-    told = Answer.failed("a", Cause.LATE, text, "first\n" + "z" * 50_000 + "\nlast")
-    text, _ = envelope_answer(told)
+    notes = Answer.failed("a", Cause.LATE, text, "first\n" + "z" * 50_000 + "\nlast")
+    text, _ = envelope_answer(notes)
     answer = answer_of(Request("a", "fit", 1, 0, None, Payload()), text, [], Limits())
     assert answer.failure is not None
     assert answer.failure.cause is Cause.LATE
@@ -69,7 +69,7 @@ def test_deep_slots_are_refused() -> None:
         decode_slots("[" * 100_000 + "]" * 100_000)
 
 
-def test_places_of_tensors_say_what_is_frozen_around_them() -> None:
+def test_slots_of_tensors_name_the_frozen_parts_around_them() -> None:
     slots = {
         "encoders.image.w": TensorSlot(Slot("image", "trunk"), "w", (("image", "3xaa"),)),
         "heads.h.w": TensorSlot(Slot("h", "head"), "w", (("image", "3xaa"), ("text", "4xbb"))),

@@ -125,7 +125,7 @@ def test_a_type_that_cannot_cross_is_refused_by_name() -> None:
 
 
 def test_artefacts_made_for_each_client_of_the_same_tensors_are_one_part() -> None:
-    """As FedAvg's ``each(server.weights_for)`` makes them: a new bundle a client, tensors by reference."""
+    """Bundles of FedAvg's ``each(server.weights_for)``: one per client, tensors by reference."""
     weights, names = {"image": torch.randn(50), "text": torch.randn(50)}, [("image",), ("image", "text"), ("text",)]
     payloads = {
         f"c{k}": Payload({"weights": Weights({name: weights[name] for name in names[k % 3]}), "n": k})

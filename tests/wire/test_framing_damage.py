@@ -26,7 +26,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 def damaged(payload: Payload, damage: Callable[[dict[str, Any]], None], limits: Limits = LIMITS) -> Payload:
-    """What comes of a message whose text was changed."""
+    """Outcome of a message with a changed text."""
     messages, frames = pack({"it": payload})
     content = json.loads(messages["it"])
     damage(content)
@@ -34,7 +34,7 @@ def damaged(payload: Payload, damage: Callable[[dict[str, Any]], None], limits: 
 
 
 def damaged_part(bundle: TensorBundle, damage: Callable[[dict[str, Any]], None], *buffers: bytes) -> TensorBundle:
-    """What comes of a frame whose header was changed, and its bytes if there are any."""
+    """Outcome of a frame with a changed header, and changed bytes if given."""
     frame = pack_frame(bundle)
     header = json.loads(frame.header)
     damage(header)
@@ -78,7 +78,7 @@ def test_buffers_are_counted(count: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "5", "null", "\xff" * 40, '"text"', "[" * 10**5, '{"a":' * 10**5], ids=len
 )
-def test_text_that_is_no_message(text: str) -> None:
+def test_text_that_is_not_a_message(text: str) -> None:
     with pytest.raises(PayloadError, match="damaged message"):
         unpack(text, [], LIMITS)
     with pytest.raises(PayloadError, match="damaged message"):

@@ -21,14 +21,14 @@ def test_a_payload_that_is_sound_passes() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", [TensorBundle, Weights, Representations])
-def test_values_that_are_not_finite_are_named(kind: type[TensorBundle], dtype: torch.dtype, value: float) -> None:
+@pytest.mark.parametrize("type_name", [TensorBundle, Weights, Representations])
+def test_values_that_are_not_finite_are_named(type_name: type[TensorBundle], dtype: torch.dtype, value: float) -> None:
     tensors = {"image": torch.zeros(3, 2, dtype=dtype), "text": torch.zeros(3, 2, dtype=dtype)}
     tensors["text"][2, 1] = value
     with pytest.raises(PayloadError, match="reps: tensor 'text' has NaN or infinite values"):
-        Payload({"reps": kind(tensors)}).require_sound(LIMITS)
+        Payload({"reps": type_name(tensors)}).require_sound(LIMITS)
     with pytest.raises(PayloadError, match="NaN or infinite"):  # a single number where a matrix belongs
-        Payload({"reps": kind({"image": torch.tensor(value, dtype=dtype)})}).require_sound(LIMITS)
+        Payload({"reps": type_name({"image": torch.tensor(value, dtype=dtype)})}).require_sound(LIMITS)
     with pytest.raises(PayloadError, match=f"loss is {value}"):
         Payload({"n": 1, "loss": value}).require_sound(LIMITS)
 
@@ -50,8 +50,8 @@ def test_rows_of_representations_are_bounded_one_by_one() -> None:
 
 def test_other_tensors_are_bounded_as_a_whole() -> None:
     limits = Limits(row_norm=0.1, tensor_norm=3.0)
-    whole = torch.full((3,), 1 << 40)  # has no norm
-    Payload({"w": Weights({"a": torch.ones(9), "b": torch.ones(9), "steps": whole})}).require_sound(limits)
+    full = torch.full((3,), 1 << 40)  # has no norm
+    Payload({"w": Weights({"a": torch.ones(9), "b": torch.ones(9), "steps": full})}).require_sound(limits)
     with pytest.raises(PayloadError, match=r"w: tensor 'b' has norm 3\.16, the limit is 3"):
         Payload({"w": Weights({"a": torch.ones(9), "b": torch.ones(10)})}).require_sound(limits)
 
@@ -106,8 +106,8 @@ def test_fp32_crosses_by_reference() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tensors_cross_in_one_layout_of_memory(dtype: str) -> None:
     """Sums depend on strides and alignment: what is handed over by reference is laid out as if it came off a wire."""
-    whole = torch.arange(60.0)
-    odd = {"transposed": whole.view(6, 10).T, "unaligned": whole[1:9], "strided": whole[::2], "one": whole[3]}
+    full = torch.arange(60.0)
+    odd = {"transposed": full.view(6, 10).T, "unaligned": full[1:9], "strided": full[::2], "one": full[3]}
     wire = Transport.model_validate({"dtype": dtype}).encode(Payload({"w": Weights(odd), "n": 1}))
     for name, value in wire.bundles["w"].items():
         assert value.is_contiguous()

@@ -1,4 +1,4 @@
-"""What client steps declare: found, and held against requests and replies."""
+"""Declarations of client steps, and the check of requests and replies."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def reply(**fields: TensorBundle | Scalar) -> Payload:
 
 
 def test_steps_are_found_with_those_of_the_base() -> None:
-    found = steps_of(Base())
-    assert set(found) == {"fit", "look", "assess", "assess_global", "initial"}
-    assert {name: schema.kind for name, schema in found.items()} == {
+    result = steps_of(Base())
+    assert set(result) == {"fit", "look", "assess", "assess_global", "initial"}
+    assert {name: schema.kind for name, schema in result.items()} == {
         "fit": "step",
         "look": "query",
         "assess": "query",
         "assess_global": "query",
         "initial": "fresh",
     }
-    assert steps_of(Base) == found
+    assert steps_of(Base) == result
 
 
 def test_a_step_that_is_overridden_is_that_of_the_subclass() -> None:
     assert steps_of(Derived)["fit"].returns == {"loss": float}
     assert steps_of(Derived)["fit"].receives == {"known": Representations}
-    assert "look" not in steps_of(Derived)  # a step says itself what it sends
+    assert "look" not in steps_of(Derived)  # a step declares its own reply
 
 
-def test_parameters_say_what_is_received_in_order() -> None:
+def test_parameters_declare_the_request_in_order() -> None:
     schema = schema_of(Base().fit)
     assert list(schema.receives.items()) == [("weights", Weights), ("rate", float), ("label", str)]
     assert schema_of(Base().look).receives == {}
@@ -92,8 +92,8 @@ def test_marking_leaves_the_method_callable() -> None:
 
 
 @pytest.mark.parametrize("what", [Base().helper, len, "fit", None])
-def test_what_is_no_step_is_named(what: Any) -> None:
-    with pytest.raises(TypeError, match=r"is no client step; mark it with @client_step\(\) or @client_query\(\)"):
+def test_an_unmarked_function_is_named(what: Any) -> None:
+    with pytest.raises(TypeError, match=r"is not a client step; mark it with @client_step\(\) or @client_query\(\)"):
         schema_of(what)
     with pytest.raises(TypeError, match=r"Base\.helper"):
         schema_of(Base().helper)
@@ -169,7 +169,7 @@ def test_types_are_exact_but_for_whole_numbers(declared: type, fits: list[Any], 
 
 
 def schema_name(declared: type) -> str:
-    return declared.kind if issubclass(declared, TensorBundle) else declared.__name__
+    return declared.label if issubclass(declared, TensorBundle) else declared.__name__
 
 
 def test_further_scalars_are_of_the_type_that_was_declared_for_them() -> None:

@@ -18,7 +18,7 @@ from polyfed.wire.payload import Logits, Payload, Representations, TensorBundle,
 from polyfed.wire.transport import Transport
 
 
-@pytest.mark.parametrize("kind", [TensorBundle, Weights, Representations, Logits])
+@pytest.mark.parametrize("type_name", [TensorBundle, Weights, Representations, Logits])
 @pytest.mark.parametrize(
     ("chosen", "of_weights", "of_rows", "of_others"),
     [
@@ -30,14 +30,14 @@ from polyfed.wire.transport import Transport
     ],
 )
 def test_each_kind_has_its_type(
-    kind: type[TensorBundle], chosen: dict[str, str], of_weights: float, of_rows: float, of_others: float
+    type_name: type[TensorBundle], chosen: dict[str, str], of_weights: float, of_rows: float, of_others: float
 ) -> None:
-    item = kind({"a": drawn(10, 50)})
-    expected = {TensorBundle: of_others, Weights: of_weights}.get(kind, of_rows)
+    item = type_name({"a": drawn(10, 50)})
+    expected = {TensorBundle: of_others, Weights: of_weights}.get(type_name, of_rows)
     transport = Transport.model_validate(chosen)
     assert tensor_bytes(of(transport.encode(Payload({"x": item})), "x")) == 500 * expected
     back = of(received(transport, Payload({"x": item})), "x")
-    assert type(back) is kind
+    assert type(back) is type_name
     assert back["a"].dtype == torch.float32
 
 
@@ -50,7 +50,7 @@ def test_shorter_floats_are_within_half_a_unit(dtype: str, bound: float) -> None
     assert bool(((back - values).abs() <= max(2.0**-25, bound * 2.0**-14))[~normal].all())
 
 
-def test_integers_and_empty_tensors_stay_as_they_are_beside_16_bits() -> None:
+def test_integers_and_empty_tensors_stay_as_they_are_with_16_bits() -> None:
     before = model()
     back = of(received(Transport(dtype="float16"), weights(before)))
     assert list(back) == list(before)

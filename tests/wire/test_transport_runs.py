@@ -29,7 +29,7 @@ from polyfed.wire.transport import Transport
 
 @client_step(weights=Weights)
 def fit(algorithm: object, client: object, weights: Weights) -> Reply:
-    """What clients are asked for; the engine below performs it."""
+    """A step that the engine below performs."""
     raise NotImplementedError
 
 
@@ -65,8 +65,8 @@ def test_the_ledger_has_both_sizes() -> None:
     assert data["down", "weights"] == data["up", "weights"] == (halved, whole, "float16+int64")
     content = Payload({"weights": Weights(model())})
     for way in ("down", "up"):
-        found = [line for line in lines if line["direction"] == way]
-        assert sum(line["full"] for line in found) == wire_size(content)
+        result = [line for line in lines if line["direction"] == way]
+        assert sum(line["full"] for line in result) == wire_size(content)
     plain = Ledger()
     plain.enter(1, "a", "down", "fit", content)
     assert all(line["full"] == line["bytes"] for line in plain.records)
@@ -125,7 +125,7 @@ def test_all_options_give_the_same_bits_on_every_engine(
     assert not short.excluded()
 
 
-def test_the_report_says_what_was_saved(whole: RunRecords, short: RunRecords) -> None:
+def test_the_report_shows_the_saved_bytes(whole: RunRecords, short: RunRecords) -> None:
     assert list(traffic_table(whole).notes) == ["Replies: 0 clipped, 0 excluded."]
     mib = [f"{size / 2**20:,.2f}" for size in (short.total_bytes(), whole.total_bytes())]
     assert f"{mib[0]} MiB instead of {mib[1]} MiB (fp32, uncompressed)." in traffic_table(short).notes

@@ -1,8 +1,8 @@
-"""How trained weights become new global models: which types of clients average what with each other.
+"""Averagings: from trained weights to new global models, within and between types of clients.
 
 Every type of client (one architecture, task and classes: image-only, text-only, paired, ...) has a global model of its
-own. Within a type updates are averaged by sample count; between types a rule says, slot by slot, which types' updates a
-global model takes, and with which coefficient: W <- W + sum of coefficient x update.
+own. Within a type updates are averaged by sample count; between types a rule gives, slot by slot, the types whose
+updates a global model takes, each with its coefficient: W <- W + sum of coefficient x update.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from polyfed.optim.servers import Replace, ServerOptimizer
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """What aggregation knows of the global model of a type of clients.
+    """Global model of a type of clients, as aggregation sees it.
 
     Attributes:
         weights: the model at the start of the round, tensors by name.
-        slots: of its tensors.
-        modalities: that the type's clients have.
-        clients: ids of the type's clients, for messages.
+        slots: slots of its tensors.
+        modalities: modalities of the type's clients.
+        clients: ids of the type's clients, for error messages.
     """
 
     weights: Mapping[str, Tensor]
@@ -59,7 +59,7 @@ ModelsByType = Mapping[str, GlobalModel]
 
 
 class Mean(Protocol):
-    """What the trained weights of a type's clients are folded into, one client at a time."""
+    """Mean of the trained weights of a type's clients, folded one client at a time."""
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         """Fold the next client in; its tensors are not kept.
@@ -75,25 +75,18 @@ Averages = dict[str, dict[str, Tensor]]
 
 
 class Averaging(Settings):
-    """Averages what clients have trained; subclasses say which types of clients average what with each other."""
+    """Averages trained weights of clients; subclasses define what types average with each other."""
 
     home: ClassVar[str] = "polyfed.aggregation.averagings"
     between_types: ClassVar[bool] = False
-    """Whether types average layers with each other."""
+    """True if types average layers with each other."""
+    crosses_types: ClassVar[bool] = False
+    """True if it takes one mean over the clients of all types, in place of the mean of each."""
     is_of_changes: ClassVar[bool] = False
-    """Whether it averages changes B A of low-rank adapters, whose factors must then be of one model."""
+    """True if it averages changes B A of low-rank adapters, whose factors must then be of one model."""
 
-    mean: Literal["exact", "sequential"] = Field(
-        default="exact", description="weighted mean, or one client after the other into the running model, as released"
-    )
-    server_optimizer: SerializeAsAny[ServerOptimizer] = Field(
-        default=Replace(), description="how the global models follow the averages: replace, momentum, adam, adagrad"
-    )
-
-    @property
-    def compares_updates(self) -> bool:
-        """True if it starts from single updates, in place of the weighted mean of each type."""
-        return self.mean != "exact"
+    mean: Literal["exact", "sequential"] = Field(default="exact", description="weighted mean, or client by client")
+    server_optimizer: SerializeAsAny[ServerOptimizer] = Field(default=Replace(), description="follows the averages")
 
     def new_means(self, models: ModelsByType, asked: Mapping[str, float]) -> Mapping[str, Mean]:
         """Empty mean of each type, of the form that ``average`` takes.
@@ -119,12 +112,12 @@ class Averaging(Settings):
         """Check that all that is averaged with each other are the same tensors, behind the same frozen values.
 
         Raises:
-            ConfigError: naming the clients and slots that cannot be averaged; or nobody has a slot of that kind.
+            ConfigError: naming the clients and slots that cannot be averaged; or no model has a slot of that role.
         """
 
 
 def name_and_shape(name: str, value: Tensor) -> str:
-    """What tensors have in common that are averaged over all types."""
+    """Key that is equal for tensors that are averaged over all types."""
     return f"{name} {tuple(value.shape)}"
 
 
@@ -134,6 +127,14 @@ class SharedMean(WeightedMean):
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         super().add({name_and_shape(name, value): value for name, value in tensors.items()}, weight)
 
+    def averages(self, models: ModelsByType) -> Averages:
+        """Weights of the models with the means in place of their tensors, where there are any; empties the mean."""
+        means = self.take() if self.total else {}
+        return {
+            type_name: {name: means.get(name_and_shape(name, value), value) for name, value in model.weights.items()}
+            for type_name, model in models.items()
+        }
+
 
 def require_one_frozen(
     models: ModelsByType, form: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda name, shape: shape
@@ -142,7 +143,7 @@ def require_one_frozen(
 
     Args:
         models: type -> its global model.
-        form: what of a tensor's shape must be equal for it to be averaged, by its name and shape; by default all.
+        form: part of a tensor's shape that must be equal, by its name and shape; by default all of it.
 
     Raises:
         ConfigError: naming the clients.

@@ -1,7 +1,7 @@
-"""Rows of samples in which some repeat, as a picture does in a sample for each of its captions: each distinct row once.
+"""Distinct rows of samples among which some repeat, as an image does in a sample for each of its captions.
 
-``inverse_index`` says which distinct row each sample has, as of ``Samples.distinct``; None: every sample
-has one of its own.
+``inverse_index`` gives the distinct row of each sample, as ``Samples.distinct`` does; None: every sample has a row of
+its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def distinct_count(inverse_index: Int64[Tensor, " n"]) -> int:
-    """How many distinct rows there are."""
+    """Number of distinct rows."""
     return int(inverse_index.max()) + 1 if len(inverse_index) else 0
 
 
@@ -57,7 +57,7 @@ class Distinct(NamedTuple):
         inverse_index: Int64[Tensor, " n"] | None,
         items: Int64[Tensor, " n"] | None = None,
     ) -> Distinct:
-        """Those among the rows of all samples; samples that share a row are of one item."""
+        """Distinct rows among those of all samples; samples that share a row are of one item."""
         if inverse_index is None:
             inverse_index = torch.arange(len(values))
         inverse_index = inverse_index.to(values.device)

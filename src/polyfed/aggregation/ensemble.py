@@ -22,7 +22,7 @@ _RECORDED = 1024  # samples whose weights are kept for inspection, unless told w
 
 
 class Rows(NamedTuple):
-    """One client's rows, beside the mean that they are part of."""
+    """One client's rows, kept next to the mean that they are part of."""
 
     values: Float[Tensor, "P d"]
     log_weights: Float[Tensor, " P"]
@@ -43,7 +43,7 @@ class Ensemble:
     """Online softmax over clients: r_k = sum_c softmax_c(l_ck) r_ck, in memory O(P d) however many clients
     come.
 
-    The log weight l says which method it is: a constant for the mean, log n_c for weighting by private
+    The log weight l distinguishes methods: a constant for the mean, log n_c for weighting by private
     samples (reamFL+Avg), log(a_c n_c) for FedIoT, the contrastive score for GCA (CreamFL Eqs. 5-6) and SED.
 
     >>> ensemble = Ensemble(1, 2)
@@ -67,8 +67,8 @@ class Ensemble:
         Args:
             samples: P, size of the public set.
             dim: d, width of the representations.
-            device: where it accumulates.
-            dtype: what it accumulates in.
+            device: device of the running sums.
+            dtype: type of the running sums.
             record: samples whose log weights are kept, for ``weights``; None: up to 1024, evenly spaced.
         """
         self.total = torch.zeros(samples, dim, device=device, dtype=dtype)
@@ -99,7 +99,7 @@ class Ensemble:
             logs = logs.masked_fill(~valid.to(logs.device), -math.inf)
         self._history.append(logs[self.recorded])  # all samples of all clients would outgrow the ensemble itself
         peak = torch.maximum(self._peak, logs)
-        level = peak.masked_fill(peak == -math.inf, 0)  # -inf less -inf is NaN; nobody counts there so far
+        level = peak.masked_fill(peak == -math.inf, 0)  # -inf less -inf is NaN; no client counts there so far
         weight, shrink = (logs - level).exp_(), (self._peak - level).exp_()
         self._denominator.mul_(shrink).add_(weight)
         values, absent = values.to(self.total), logs == -math.inf
@@ -119,7 +119,7 @@ class Ensemble:
             PayloadError: no client was added.
         """
         if not self._history:
-            raise PayloadError("no client was added to the ensemble, so nobody has a weight in it")
+            raise PayloadError("no client was added to the ensemble, so it has no weights")
         return torch.stack(self._history).softmax(0).nan_to_num_(0.0)
 
     def _checked(self, values: Tensor, log_weights: Tensor | float) -> Float[Tensor, " P"]:
@@ -145,7 +145,7 @@ class Relations(NamedTuple):
     """Similarities between samples s and t of a batch, row s and column t."""
 
     cosines: Float[Tensor, "b b"]
-    """Weighted mean over clients; 0 where nobody compares."""
+    """Weighted mean over clients; 0 where no client compares."""
     known: Bool[Tensor, "b b"]
     """Pairs that some client compares."""
 
@@ -163,7 +163,7 @@ def relations(source: Mapping[str, Rows], target: Mapping[str, Rows], index: Int
     [[1.0, 0.5], [0.5, 1.0]]
     """
     cosines = [torch.zeros(len(index), len(index), device=index.device)]
-    logs = [torch.full_like(cosines[0], -torch.inf)]  # of nobody: a batch that nobody compares has relations, too
+    logs = [torch.full_like(cosines[0], -torch.inf)]  # without clients: a batch that none compares has relations, too
     for client in [name for name in source if name in target]:  # in a fixed order, for equal bits
         (u, own), (v, others) = (side[client] for side in (source, target))
         u, v = (F.normalize(rows[index].float(), dim=1) for rows in (u, v))
@@ -180,13 +180,13 @@ def relational_losses(
     items: Int64[Tensor, " b"],
     tau: float,
 ) -> dict[str, Tensor]:
-    """By output: mean over the outputs that it is compared with, itself included, of ``relational_kl``.
+    """Maps outputs to the mean of ``relational_kl`` over those that they are compared with, themselves included.
 
     Args:
         outputs: the student's.
-        targets: with clients' rows.
+        targets: targets with clients' rows.
         index: the samples of the batch among those of the targets.
-        items: of these samples. Within an output samples of one item are not compared: a picture and its copy under
+        items: of these samples. Within an output samples of one item are not compared: an image and its copy under
             another caption have cosine 1 for everybody, which would drown what is to be learnt.
         tau: temperature.
     """
@@ -205,7 +205,7 @@ def relational_losses(
 # ---- maps of one participant's representations into the space of another's, fitted on samples that both represent
 #
 # Networks that were trained apart agree on what is alike, not on axes: unit vectors of unaligned spaces average to
-# almost nothing. Rows that are zero on either side, as of samples that somebody did not represent, do not take part
+# almost nothing. Rows that are zero on either side, as of samples that a client did not represent, do not take part
 # in a fit.
 
 _RIDGE_PENALTY = 0.01
@@ -270,9 +270,7 @@ class Alignment(Settings):
     """
 
     kind: Literal["procrustes", "ridge"] = Field(description="rotation or reflection, or ridge regression")
-    penalty: float | None = Field(
-        default=None, ge=1e-6, description="ridge: penalty of the map; smaller ones drown in rounding; None: 0.01"
-    )
+    penalty: float | None = Field(default=None, ge=1e-6, description="ridge: penalty of the map; None: 0.01")
 
     @model_validator(mode="after")
     def _penalty_of_ridge(self) -> Self:

@@ -37,7 +37,7 @@ class WeightedMean:
         """Fold the next client in; its tensors are not kept.
 
         Args:
-            tensors: by name.
+            tensors: tensors of the client by name.
             weight: its share, such as its number of examples; with 0 it does not count.
 
         Raises:
@@ -76,7 +76,7 @@ class WeightedMean:
         """``result`` without copies where none is needed, emptying the mean: for models that fill the memory.
 
         Raises:
-            PayloadError: as ``result``.
+            PayloadError: no client with a positive weight was added.
         """
         values = self._values(copy=False)
         self._entries, self.total = {}, 0.0
@@ -84,7 +84,7 @@ class WeightedMean:
 
     def _values(self, *, copy: bool) -> dict[str, Tensor]:
         if not self.total:
-            raise PayloadError("no client contributed a positive weight; there is no mean of nothing")
+            raise PayloadError("no client contributed a positive weight; an empty set of replies cannot be averaged")
         values = {}
         for name, entry in self._entries.items():
             rounded = entry.mean if entry.dtype.is_floating_point else entry.mean.round()

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64, Real
 from torch import Tensor
 
 Divergence = Literal["chi_square", "none", "released"]
-"""What keeps the weights near each other; ``none``: nothing, ``released``: ``released_chi_square_projection``."""
+"""Constraint that keeps the weights near each other; released: ``released_chi_square_projection``."""
 
 _BISECTION_STEPS = 64  # halvings of log s: from any bracket within float64 to its last bit
 SMALLEST_WEIGHT = torch.finfo(torch.float64).tiny
@@ -55,7 +55,7 @@ def chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " 
 
 
 def released_chi_square_projection(v: Real[Tensor, " n"], rho: float) -> Float[Tensor, " n"]:
-    """What FedDRA's public code computes in place of ``chi_square_projection``; it can leave the ball.
+    """Projection of FedDRA's public code in place of ``chi_square_projection``; it can leave the ball.
 
     That code takes its routine from the public code of Namkoong and Duchi and bounds the multiplier by
     1 + lambda n <= n max(v) / sqrt(2 rho + 1). The bound would hold if SimplexProj subtracted a threshold of at
@@ -102,7 +102,7 @@ def mirror_step(
         Weights that sum to 1; [1] for one client.
 
     Raises:
-        ValueError: weights or losses are no vectors of n finite numbers (the first bad index is named), a weight is
+        ValueError: weights or losses are not vectors of n finite numbers (the first bad index is named), a weight is
             negative, all are 0, gamma or rho is out of range, or the divergence is unknown.
     """
     w, v = _weights(w, "w"), _finite(v, "v")
@@ -142,15 +142,15 @@ def mirror_step_of(
         w: weights of all clients, not negative; their sum is kept.
         present: a mask of the clients that reported, or their indices.
         v: their losses, in ascending order of clients for a mask, else in the order of the indices.
-        gamma: as in ``mirror_step``.
-        rho: as in ``mirror_step``.
-        divergence: as in ``mirror_step``.
+        gamma: step size, see ``mirror_step``.
+        rho: radius, see ``mirror_step``.
+        divergence: constraint, see ``mirror_step``.
 
     Returns:
-        New weights of all clients; ``w`` itself in float64 where nobody is present or the present hold nothing.
+        New weights of all clients; ``w`` itself in float64 where no client is present or the present hold nothing.
 
     Raises:
-        ValueError: as ``mirror_step``, or a client is unknown or named twice.
+        ValueError: ``mirror_step`` refuses the values, or a client is unknown or named twice.
 
     >>> w, present, losses = torch.full((3,), 1 / 3), torch.tensor([0, 2]), torch.tensor([0.0, 1.0])
     >>> mirror_step_of(w, present, losses, gamma=1.0, rho=0.02).round(decimals=3)

@@ -23,7 +23,7 @@ RIVALS: frozenset[Statistic] = frozenset(("best_negative", "winner"))
 # those of class scores that mean nothing where the true class is unknown
 _LABELLED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "best_negative"))
 
-_CHUNK = 1024  # vectors at a time, where there is no tile
+_CHUNK = 1024  # vectors at a time, where no tile is made
 _ROUNDING = 4.0  # logits closer than so many eps |u| |g| tie: products of a pair vary by that between tiles
 _RANGE = 80.0
 """Logits within +-80 bits need no shift: 2^80 x 10^9 terms and 2^-80 are both normal fp32 numbers."""
@@ -51,9 +51,9 @@ def row_statistics(
     ``winner`` are in nats and in fp32 at least; o is the sample's own anchor:
 
     * ``positive``: x_ko;
-    * ``negatives_lse``: log sum_{j != o} exp x_kj, -inf where there is no other anchor;
+    * ``negatives_lse``: log sum_{j != o} exp x_kj, -inf without another anchor;
     * ``lse``: log sum_j exp x_kj;
-    * ``best_negative``: max_{j != o} x_kj, -inf where there is no other anchor;
+    * ``best_negative``: max_{j != o} x_kj, -inf without another anchor;
     * ``winner``: argmax_j x_kj as int64; o where it ties for the largest, else the lowest index that does;
     * ``entropy``: of softmax_j x_kj;
     * ``variance``: of x_kj over j (population); O(n d^2), without the pass.
@@ -61,11 +61,11 @@ def row_statistics(
     Args:
         rows: u, representations that clients sent.
         anchors: g, the server's representations of the public set.
-        wanted: which statistics.
+        wanted: names of the statistics.
         of: index of each sample's row; None: sample k's is k. The own anchors of a row's samples follow each other.
         own: index of each sample's own anchor; None: sample k's is k.
         tau: temperature.
-        items: ascending item number of each anchor. Anchors of one item (captions of a picture) are no rivals of
+        items: ascending item number of each anchor. Anchors of one item (captions of an image) are not rivals of
             each other: left out of ``negatives_lse`` and ``best_negative``, and where one of them wins, o does.
         counts: how many samples have each anchor; None: one. Of the own anchor all but one are negatives, unless they
             are of its item.
@@ -160,7 +160,7 @@ class _Scan:
         self.families = families_of(items, len(anchors))
         self.masked = items is not None
         self.bounded = largest_logit(rows, anchors) * self.scale <= _RANGE
-        # scale of rounding errors: ties are told apart from differences by it
+        # scale of rounding errors: ties are distinguished from differences by it
         self.reach = torch.linalg.vector_norm(anchors, dim=1, dtype=self.dtype).amax()
         self.workspace = torch.empty(blocks.rows * blocks.columns, dtype=self.dtype, device=rows.device)
         # allocating it tile by tile would leave the heap full of holes
@@ -217,8 +217,8 @@ class _Scan:
         return slack * (_ROUNDING * torch.finfo(self.dtype).eps)
 
     def hurdle(self, vectors: Float[Tensor, "r d"], of: Int[Tensor, " s"], own: Int[Tensor, " s"]) -> Tensor:
-        """What a rival of a row [r] must exceed for its index to matter: the least logit of an own anchor of its
-        samples, or +inf if nobody asks for winners."""
+        """Least logit of a rival of a row [r] for its index to matter: the least logit of an own anchor of its
+        samples, or +inf if winners are not wanted."""
         hurdle = vectors.new_full((len(vectors),), math.inf)
         if "winner" not in self.wanted:
             return hurdle
@@ -411,7 +411,7 @@ class Family:
         *,
         masked: bool,
     ) -> Near:
-        """They, as the block's samples see them."""
+        """Log-odds of each sample of the block."""
         device, (starts, sizes) = self.logits.device, (part[own][:, None] for part in families)
         columns, real = self.columns[of], self.real[of]
         inside = columns.clamp_max(len(families[0]) - 1).to(device)

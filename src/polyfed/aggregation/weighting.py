@@ -22,7 +22,7 @@ from polyfed.core.settings import Settings
 
 @dataclass(frozen=True)
 class Evidence:
-    """One client's rows for one output on the public samples, beside the server's own outputs.
+    """One client's rows for one output on the public samples, next to the server's own outputs.
 
     An output is a modality (the client sends representations) or a target (it sends logits).
     """
@@ -53,9 +53,9 @@ class Evidence:
         """Statistics of the cosines to the server's representations of this modality, or of the class scores.
 
         Args:
-            wanted: which.
+            wanted: names of the statistics.
             tau: temperature, that cosines or scores are divided by.
-            mask_siblings: whether samples of one item are no rivals of each other.
+            mask_siblings: True if samples of one item are not rivals of each other.
 
         Raises:
             ConfigError: the server has no representations of this modality, or a statistic of class scores needs
@@ -116,7 +116,7 @@ class Evidence:
         return self.items if masked else None
 
     def truth(self) -> Int64[Tensor, " n"]:
-        """What a right client ranks first: the sample's own representation, or the true class.
+        """Target that a right client ranks first: the sample's own representation, or the true class.
 
         Raises:
             ConfigError: class scores without labels.
@@ -133,7 +133,7 @@ class Weighting(Settings):
 
     home: ClassVar[str] = "polyfed.aggregation.weighting"
     needs_partner: ClassVar[bool] = False
-    """Whether representations of a modality can only be weighed beside those of another one."""
+    """Whether representations of a modality can only be weighed with those of another one."""
     needs_labels: ClassVar[bool] = False
     """Whether class scores can only be weighed where the public set has labels."""
 
@@ -230,7 +230,7 @@ class GCA(Weighting):
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
     include_self: bool = Field(default=False, description="keep j = k in the sum of Eq. 4, as released")
-    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of Eq. 4's sum")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same image out of Eq. 4's sum")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
@@ -260,7 +260,7 @@ class SED(Weighting):
     """Similarity-guided ensemble distillation (FedAFD, arXiv 2603.04890).
 
     log softmax_j(cos(u_k, g_j) / T) at j = k, g being the server's representations of the same modality. On class
-    scores, log softmax(scores / T) of the true class. Cosines lie in [-1, 1]: at T = 1 a client at cosine 0.9 gets
+    scores, log softmax(scores / T) of the true class. Cosines lie in [-1, 1]: at T = 1 one client at cosine 0.9 gets
     hardly more than twice the weight of one at 0.05.
     """
 
@@ -269,7 +269,7 @@ class SED(Weighting):
     needs_labels: ClassVar[bool] = True
 
     temperature: float = Field(default=1.0, gt=0, description="T, by which cosines are divided; the paper has none: 1")
-    mask_siblings: bool = Field(default=False, description="leave captions of the same picture out of the softmax")
+    mask_siblings: bool = Field(default=False, description="leave captions of the same image out of the softmax")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         statistics = evidence.statistics(
@@ -292,7 +292,7 @@ class Entropy(Weighting):
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax whose entropy is taken")
     floor: float = Field(default=1e-3, gt=0, description="smallest entropy, in nats: 1 / H is 1 / floor at most")
-    mask_siblings: bool = Field(default=False, description="a caption of the same picture ranked first is right too")
+    mask_siblings: bool = Field(default=False, description="a caption of the same image ranked first is right too")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """1 / H, since the softmax over clients is taken of it; -inf where the client is wrong."""
@@ -313,7 +313,7 @@ class Margin(Weighting):
     short_name: ClassVar[str] = "margin"
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax over clients")
-    mask_siblings: bool = Field(default=False, description="captions of the same picture are no rivals")
+    mask_siblings: bool = Field(default=False, description="captions of the same image are not rivals")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """The margin over tau; 0 for a sample, or a class, that has no rival."""
@@ -330,7 +330,7 @@ class Margin(Weighting):
 class Variance(Weighting):
     """Weighted consensus of FedET (Cho et al., IJCAI 2022): Var_j(x_kj), over classes.
 
-    A client that tells classes apart spreads its scores. For representations x is the row of cosines to the server's
+    A client that separates classes spreads its scores. For representations x is the row of cosines to the server's
     representations of the same modality; that version is unpublished. Temperatures cancel.
     """
 

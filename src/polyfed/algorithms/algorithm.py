@@ -1,4 +1,4 @@
-"""The base of all methods, and the names that methods are written with."""
+"""Base of all methods, and the names that methods import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.filters import Filter, Reply, each, tap
+from polyfed.federation.filters import Filter, Reply, each
 from polyfed.federation.plan import FederationPlan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
@@ -42,27 +42,24 @@ __all__ = [
     "client_query",
     "client_step",
     "each",
-    "tap",
 ]
 
 
-LocalEpochs = Annotated[int, Field(ge=1, description="E, passes over private data a round")]
-LocalSteps = Annotated[
-    int | None, Field(ge=1, description="so many batches a round instead of whole passes; None: local_epochs")
-]
+LocalEpochs = Annotated[int, Field(ge=1, description="E, passes over private data per round")]
+LocalSteps = Annotated[int | None, Field(ge=1, description="batches per round instead of passes; None: local_epochs")]
 WeightAveraging = Annotated[
     SerializeAsAny[Averaging],
-    Field(description="how trained weights become the global models: by_type, by_slot, by_name, fedcola, fediot"),
+    Field(description="averaging of trained weights into global models: by_type, by_slot, by_name, fedcola, fediot"),
 ]
 
 
 class LocalTraining(NamedTuple):
-    """How long a client trains a round."""
+    """Local training of a client per round."""
 
     epochs: int = 1
-    """Passes over its private data."""
+    """Passes over private data."""
     steps: int | None = None
-    """So many batches instead of whole passes; None: as many as the passes have."""
+    """Batches instead of passes; None: as many as the passes have."""
     other_steps: int = 0
     """Batches of further stages of a round that counts batches."""
 
@@ -87,53 +84,53 @@ class Algorithm(Settings):
         return {**data, **_completed(fields, {key: value for key, value in data.items() if key in fields})}
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {}
-    """What a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for
+    """State that a client keeps: ``model`` and ``optimizer`` are kept and restored by polyfed, other keys are for
     ``client.state``. A client that keeps no model starts every step from its initial weights."""
 
     has_global_models: ClassVar[bool] = False
-    """Whether the server has a model for each type of clients, by which these are judged, not by their own alone."""
+    """True if the server has a model for each type of clients, by which these are judged, not by their own."""
 
     asks_clients: ClassVar[bool] = True
-    """Whether clients take part in rounds, and not only in evaluations."""
+    """True if clients take part in rounds, and not only in evaluations."""
 
     learns_by_fit: ClassVar[bool] = False
-    """Whether all that clients learn of private data, they learn by ``client.fit`` of their own samples on the task
-    alone, so that DP-SGD protects all that they send. A class says so for itself: what derives from it may do more."""
+    """True if ``client.fit`` on the task loss is the only training on private data, so that DP-SGD covers every reply.
+    Not inherited: a subclass must set it again."""
 
     sends_parts: ClassVar[bool] = False
-    """Whether ``weights`` that clients are sent may be a part of their models; institutions refuse others."""
+    """True if ``weights`` that clients are sent may be a part of their models; institutions refuse others."""
 
     takes_late_replies: ClassVar[bool] = False
-    """Whether replies may answer requests of earlier rounds, as ``run.pace`` gives them: trained ``weights`` as if they
-    had started from the model of now, all else as it is, with ``Reply.mixing``."""
+    """True if replies may answer requests of earlier rounds (``run.pace``): trained ``weights`` as if started from the
+    present model, all else unchanged, with ``Reply.mixing``."""
 
     needs_public: ClassVar[bool] = False
-    """Whether the method cannot work without a public set."""
+    """True if the method needs a public set."""
 
     needs_server: ClassVar[bool] = False
-    """Whether the method cannot work without a server model."""
+    """True if the method needs a server model."""
 
     needs_adapter: ClassVar[str] = ""
     """Name of the adapter that every client's model must have; empty: none."""
 
     shares_encoders: ClassVar[bool] = False
-    """Whether clients get the server's encoders; they then know its architecture (``Client.server_encoders``)."""
+    """True if clients receive the server's encoders, and so its architecture (``Client.server_encoders``)."""
 
     def observers(self, server: Server) -> Sequence[Filter]:
         """Filters that record figures of the replies of each ask and pass these on unchanged."""
         return ()
 
     def add_modules(self, model: Model) -> None:
-        """Add to a client's new model what the method trains besides it, as ``model.extras``; draws from torch's
-        global generator.
+        """Add the method's own modules to a client's new model, as ``model.extras``; draws from torch's global
+        generator.
 
         Raises:
-            ConfigError: the method has no use for such a model.
+            ConfigError: the method cannot train such a model.
         """
 
     @property
     def local_training(self) -> LocalTraining | None:
-        """How long a client trains a round; schedules, twins and analyses go by it. None: the method does not say.
+        """Local training of a round, for schedules, twins and analyses. None: unknown.
 
         By default ``local_epochs``, or ``local_steps`` if there are any.
         """
@@ -142,28 +139,27 @@ class Algorithm(Settings):
 
     @property
     def rounds_without_clients(self) -> int:
-        """First rounds in which no client trains; twins go by it."""
+        """First rounds in which no client trains, for twins."""
         return 0
 
     @property
     def server_passes(self) -> int | None:
-        """In how many passes over P the server trains a round, be it for its task or to distil; twins go by it. None:
-        the method does not say."""
+        """Passes over P that the server trains per round, on its task or to distil, for twins. None: unknown."""
         return None if self.needs_public else 0
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether clients train for so many epochs, not for so many steps."""
+        """True if clients train for epochs, not for a number of steps."""
         return self.local_training is None or self.local_training.steps is None
 
     @property
     def epochs_a_round(self) -> int:
-        """By how many epochs a round advances schedules by epoch: those of local training, or 1 of so many steps."""
+        """Epochs by which a round advances schedules: those of local training, or 1 for local steps."""
         return self.local_training.epochs if self.local_training and self.counts_epochs else 1
 
     @property
     def is_personal(self) -> bool:
-        """Whether ``evaluate_clients`` judges models of the clients' own, which change only when they take part."""
+        """True if ``evaluate_clients`` judges clients' own models, which change only when they take part."""
         return "model" in self.keeps and not self.has_global_models
 
     @model_validator(mode="after")
@@ -175,7 +171,7 @@ class Algorithm(Settings):
         return self
 
     def setup(self, server: Server) -> None:
-        """Called once before the first round of a run (not on resume); what settings alone tell is for ``require``."""
+        """Called once before the first round of a run, not on resume; checks of settings belong into ``require``."""
 
     @abstractmethod
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -188,7 +184,7 @@ class Algorithm(Settings):
         return {reply.sender.id: reply.payload.scalars for reply in replies}  # type: ignore[misc]
 
     def judged(self, server: Server, client: ClientInfo) -> Weights:
-        """The weights by which a client of a method with global models is judged."""
+        """Weights by which a client of a method with global models is judged."""
         return server.weights_for(client)
 
     @client_query(float)
@@ -204,15 +200,14 @@ class Algorithm(Settings):
 
     @fresh_query(weights=Weights, slots=str)
     def initial(self, client: Client) -> Reply:
-        """The client's initial weights and their slots: how a server learns of an architecture it does not know."""
+        """The client's initial weights and their slots, by which a server learns of a new architecture."""
         return Reply(weights=client.weights, slots=encode_slots(model_slots(client.model)))
 
     def require(self, plan: FederationPlan) -> None:
-        """Check that the federation suits the method, by settings alone: when an experiment is loaded, and once more
-        when the clients are there.
+        """Check that the federation suits the method, by settings alone.
 
         Raises:
-            ConfigError: it does not; the message says what is missing.
+            ConfigError: it does not; the message names what is missing.
         """
         if self.needs_public and plan.public is None:
             raise ConfigError(f"algorithm '{self.component_name()}' needs a public set; add a 'public' section")
@@ -234,7 +229,7 @@ class Algorithm(Settings):
 
 
 def _completed(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, each section of it with the rest of its default, and so a component in it without name."""
+    """Given values, sections completed by their defaults, as are components in them without a name."""
     completed = dict(given)
     for key, value in given.items():
         default = defaults.get(key)

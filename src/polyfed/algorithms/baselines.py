@@ -1,4 +1,4 @@
-"""Bounds of what federation brings: clients alone, the server alone, and all data at one place."""
+"""Baselines: clients alone, the server alone, and all data at one place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    tap,
 )
 from polyfed.core.errors import ConfigError
 from polyfed.federation.types import client_types
@@ -38,9 +37,7 @@ class LocalOnly(Algorithm):
 
     local_epochs: LocalEpochs = 5
     local_steps: LocalSteps = None
-    idle_rounds: int = Field(
-        default=0, ge=0, description="first rounds in which nobody trains, as in those of a method that warms up"
-    )
+    idle_rounds: int = Field(default=0, ge=0, description="first rounds without training, as in a warm-up")
 
     def round(self, server: Server, cohort: Cohort) -> None:
         if server.clock.round > self.idle_rounds:
@@ -61,7 +58,7 @@ class ServerOnly(Algorithm):
     needs_public: ClassVar[bool] = True
     needs_server: ClassVar[bool] = True
 
-    server_epochs: int = Field(default=1, ge=0, description="passes over the public set a round; 0: it only evaluates")
+    server_epochs: int = Field(default=1, ge=0, description="passes over P per round; 0: it only evaluates")
 
     @property
     def server_passes(self) -> int:
@@ -78,7 +75,7 @@ class ServerOnly(Algorithm):
             super().require(plan)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Train on the public pairs; nobody is asked."""
+        """Train on the public pairs; no client is asked."""
         if self.server_epochs:
             server.fit(server.public_set, epochs=self.server_epochs)
 
@@ -120,20 +117,16 @@ class Centralised(Algorithm):
         server.share_weights()
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Ask everybody to train on, and take over the models; those who have not trained yet get initial weights."""
+        """Ask all clients to train on, and take over their models; new clients receive initial weights."""
 
         def initial(client: ClientInfo) -> Weights:
             return Weights({}) if server.type_of(client) in budget else server.weights_for(client)
 
-        def account(reply: Reply) -> None:
-            name = server.type_of(reply.sender)
+        budget, new = server.state.setdefault("budget", {}), {}
+        for reply in cohort.ask(self.fit, like={"weights": each(server.weights_for)}, weights=each(initial)):
+            new[reply.type] = dict(reply.weights)  # the one client of its type is its mean
             spent = torch.tensor([getattr(reply, what) for what in _BUDGET], dtype=torch.float64)
-            budget[name] = budget.get(name, torch.zeros_like(spent)) + spent
-
-        budget = server.state.setdefault("budget", {})
-        replies = cohort.ask(self.fit, like={"weights": each(server.weights_for)}, weights=each(initial))
-        # the one client of its type is its mean
-        new = {server.type_of(reply.sender): dict(reply.weights) for reply in tap(replies, account)}
+            budget[reply.type] = budget.get(reply.type, torch.zeros_like(spent)) + spent
         server.update_weights(new)
         names = [name for name in server.types if name in budget]  # a checkpoint has an order of its own
         server.record(**{f"{what}.{name}": float(budget[name][k]) for name in names for k, what in enumerate(_BUDGET)})
@@ -156,7 +149,7 @@ class Centralised(Algorithm):
 
 
 def _seen(client: Client, steps: int) -> int:
-    """Samples in so many batches; only the last batch of a pass may be smaller, and one of a single sample is none."""
+    """Samples of a number of batches; the last of a pass may be smaller, and one of a single sample is left out."""
     size = client.training.batch_size
     passes, remainder = divmod(steps, max(client.steps_an_epoch, 1))
     in_a_pass = client.num_examples - (client.num_examples % size == 1)

@@ -21,12 +21,12 @@ _DECODER = "mae_"
 class FedMAE(FedAvg):
     """Federated masked autoencoding (Yan et al. 2023, with the autoencoder of He et al., CVPR 2022).
 
-    Clients rebuild the hidden patches of their pictures from the visible ones, beside their own task (as in FedAID's
-    comparison, where the task is an image-text contrast) or, with ``task_weight`` 0, instead of it. Encoder and decoder
+    Clients rebuild the hidden patches of their images from the visible ones, in addition to their own task (in FedAID's
+    comparison an image-text contrast) or, with ``task_weight`` 0, instead of it. Encoder and decoder
     are averaged by sample count; the decoder is exchanged within a type of clients. It needs ``blocks`` encoders of
-    pictures (or of their frozen features by position, which are then what is hidden and rebuilt): a client without any
+    images (or of their frozen features by position, which are then hidden and rebuilt): a client without any
     trains its task alone. The metrics ``reconstruction`` (mean loss of a round) and
-    ``mae_clients`` say what was done.
+    ``mae_clients`` (clients that rebuild) show it.
 
     >>> FedMAE(mask_ratio=0.6).decoder_depth
     8
@@ -35,12 +35,7 @@ class FedMAE(FedAvg):
     local_epochs: LocalEpochs = 1
     task_weight: float = Field(default=1.0, ge=0, description="factor of the client's own task; 0: none")
     mae_weight: float = Field(default=1.0, gt=0, description="factor of the reconstruction")
-    mask_ratio: float = Field(
-        default=0.75,
-        gt=0,
-        lt=1,
-        description="share of patches hidden: more are harder to rebuild, and cost less to encode",
-    )
+    mask_ratio: float = Field(default=0.75, gt=0, lt=1, description="share of hidden patches; more is harder, cheaper")
     decoder_depth: int = Field(default=8, ge=1, description="blocks of the decoder")
     decoder_width: int = Field(default=512, ge=4, multiple_of=4, description="width of the decoder")
     decoder_heads: int = Field(default=16, ge=1, description="attention heads of the decoder, which divide its width")
@@ -63,10 +58,10 @@ class FedMAE(FedAvg):
     # ---- server half
 
     def setup(self, server: Server) -> None:
-        """Check that clients can do what they are to do.
+        """Start the global models.
 
         Raises:
-            ConfigError: no client can rebuild pictures, or one that cannot has no task either.
+            ConfigError: no client can rebuild images, or one that cannot has no task either.
         """
         unable = [
             client.id
@@ -77,8 +72,8 @@ class FedMAE(FedAvg):
         if unable and (self.task_weight == 0 or len(unable) == len(server.clients)):
             advice = "" if self.task_weight else ", or set algorithm.task_weight"
             raise ConfigError(
-                f"algorithm 'fed_mae' rebuilds patches of pictures, and {', '.join(unable)} cannot: give them an "
-                f"encoder 'blocks' of pictures with at least two patches{advice}"
+                f"algorithm 'fed_mae' rebuilds patches of images, and {', '.join(unable)} cannot: give them an "
+                f"encoder 'blocks' of images with at least two patches{advice}"
             )
         server.share_weights(self.averaging)
 

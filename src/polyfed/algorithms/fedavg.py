@@ -47,14 +47,15 @@ class FedAvg(Algorithm):
         server.share_weights(self.averaging)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """w <- sum_k n_k w_k / sum_k n_k, over the clients of each type (Algorithm 1, server, lines 3 to 8)."""
+        """w <- sum_k n_k w_k / sum_k n_k, over the clients of each type (Algorithm 1, server)."""
         means = server.new_means(self.averaging, cohort)
-        for reply in cohort.ask(self.fit, weights=each(server.weights_for)):  # lines 5 to 7
+        for reply in cohort.ask(self.fit, weights=each(server.weights_for)):  # w_k <- ClientUpdate(k, w)
             means[reply.type].add(reply.weights, reply.num_examples)
-        server.update_weights(server.averaged(self.averaging, means))  # line 8
+        server.update_weights(server.averaged(self.averaging, means))  # w <- sum_k n_k / n w_k
 
     def observers(self, server: Server) -> Sequence[Filter]:
-        return (MovesObserver(server, compared=self.averaging.compares_updates),)
+        is_mean = self.averaging.mean == "exact" and not self.averaging.crosses_types
+        return (MovesObserver(server, compared=not is_mean),)
 
     # ---- client half
 
@@ -62,5 +63,6 @@ class FedAvg(Algorithm):
     def fit(self, client: Client, weights: Weights) -> Reply:
         """ClientUpdate of Algorithm 1: train the received model on the client's own task."""
         client.load_weights(weights)
+        # for each local epoch and batch: w <- w - eta grad l(w; b)
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps)
         return Reply(weights=client.weights, num_examples=client.num_examples)

@@ -141,10 +141,10 @@ class FedCola(FedAvg):
         for reply in cohort.ask(
             self.fit,
             weights=each(server.weights_for),
-            others=each(lambda client: out_weights(server.type_of(client))),
+            others=each(lambda client: out_weights(server.type_of(client))),  # W_out (section 4.2)
         ):
-            means[reply.type].add(reply.weights, reply.num_examples)
-        server.update_weights(server.averaged(self.averaging, means))
+            means[reply.type].add(reply.weights, reply.num_examples)  # within a type
+        server.update_weights(server.averaged(self.averaging, means))  # between types (section 4.3)
 
     # ---- client half
 

@@ -20,21 +20,14 @@ from polyfed.models.model import Embedder, Model
 
 
 class Blending(Settings):
-    """How far a client keeps to its own model when it takes part again: W_k <- m W_k + (1 - m) W_g.
+    """Blending of a client's own model with the received one when it takes part again: W_k <- m W_k + (1 - m) W_g.
 
     m = min(lambda_k |W_g - W_k|, 1): one m, measured on the encoders, for all floating tensors of the model, that is
     encoders with their buffers, predictors and the task's head.
     """
 
-    lam: float | None = Field(
-        default=None, gt=0, description="lambda, the same for all; None: tau / |W_g - W_k| of a client's first blending"
-    )
-    tau: float = Field(
-        default=0.7,
-        gt=0,
-        le=1,
-        description="autoscaler: m of a client's first blending; a higher one keeps more of its own",
-    )
+    lam: float | None = Field(default=None, gt=0, description="lambda; None: tau / |W_g - W_k| of the first blending")
+    tau: float = Field(default=0.7, gt=0, le=1, description="m of a client's first blending; higher keeps more")
     divergence: Literal["norm", "mean_layer"] = Field(
         default="norm", description="L2 norm over the encoders, or mean of that of each matrix and kernel, as released"
     )
@@ -55,7 +48,7 @@ class Blending(Settings):
         if self.lam is None and scale == 0 < gap:
             scale = self.tau / gap
             client.state["blending"] = {"lambda": torch.tensor(scale, dtype=torch.float64)}
-        # beyond 1 a client would move away from the global model
+        # beyond 1 the client would move away from the global model
         m = min(scale * gap, 1.0)
         client.load_weights(blended(client.model.exchanged(), weights, m))
         return m
@@ -78,7 +71,7 @@ class FedEMA(FedAvg):
     """Divergence-aware moving average of online encoders and predictors (Zhuang et al. 2022).
 
     Clients train BYOL on each modality whose training view is random (two draws of it; the embedding is the
-    projection), beside their own task or, with ``task_weight`` 0, instead of it; with both it is FedAID's adaptation.
+    projection), in addition to their task (FedAID's adaptation) or, with ``task_weight`` 0, instead of it.
     A client without a random view trains its task alone. When it takes part again, it blends what it receives with what
     it kept; the first time it takes the global model as it is.
 
@@ -99,7 +92,7 @@ class FedEMA(FedAvg):
     @model_validator(mode="after")
     def _trains(self) -> Self:
         if self.task_weight == 0 and self.byol is None:
-            raise ValueError("task_weight is 0 and byol null: there is nothing to train; set one of them")
+            raise ValueError("task_weight is 0 and byol null, so nothing would be trained; set one of them")
         return self
 
     def add_modules(self, model: Model) -> None:
@@ -114,7 +107,7 @@ class FedEMA(FedAvg):
         """Broadcast, blend and train, average; record what clients report of their training.
 
         Raises:
-            ConfigError: without a task there is nothing to train for a client, as only it can tell.
+            ConfigError: a client without a task has no random view to train on, which only its reply shows.
         """
         means, idle = server.new_means(self.averaging, cohort), list[str]()
         scalars: dict[str, list[float]] = {"byol": [], "blending": []}

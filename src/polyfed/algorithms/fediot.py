@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyfed.aggregation.averagings.tensors import BySlot, MultimodalAveraging
-from polyfed.algorithms.algorithm import Cohort, Server, WeightAveraging, each
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Server, WeightAveraging, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 
 
@@ -36,7 +36,10 @@ class FedIoT(FedAvg):
         server.update_weights(server.averaged(self.averaging, means))
         server.record(**{f"share.{modality}": share for modality, share in self.shares(server, sizes).items()})
 
-    fit = FedAvg.fit  # declared again: this round needs only its mean, too
+    @client_step(weights=Weights, num_examples=int, mean_by="num_examples")
+    def fit(self, client: Client, weights: Weights) -> Reply:
+        """FedAvg's step; declared again, as this round uses only its mean, too."""
+        return super().fit(client, weights)
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
         """Modality -> share of types with several modalities in the averages of its shared slots.
@@ -48,7 +51,7 @@ class FedIoT(FedAvg):
         models = server.global_models.by_type()
         shares: dict[str, float] = {}
         for (_, slot), contributions in self.averaging.rule(models, sizes).items():
-            # all shared slots of a modality have the same shares: the first tells
+            # all shared slots of a modality have the same shares: the first is enough
             if contributions and self.averaging.covers(slot) and slot.modality not in shares:
                 parts = [(len(models[part.source].modalities) > 1, part.coefficient) for part in contributions]
                 shares[slot.modality] = sum(part for several, part in parts if several) / sum(part for _, part in parts)

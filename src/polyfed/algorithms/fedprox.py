@@ -28,7 +28,7 @@ class FedProx(FedAvg):
 
     @client_step(weights=Weights, num_examples=int, mean_by="num_examples")
     def fit(self, client: Client, weights: Weights) -> Reply:
-        """Train the received model W with the gradient of the proximal term added to that of the loss."""
+        """Minimise h_k(w; W) = F_k(w) + (mu / 2) ||w - W||^2 from the received model W (Eq. 2)."""
         client.load_weights(weights)
         received = {name: value.detach().clone() for name, value in client.model.trained().items()}
 

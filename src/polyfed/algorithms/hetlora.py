@@ -37,12 +37,7 @@ class HetLoRA(FedAvg):
         le=1e6,
         description="lambda, weight of the tail's norm: a higher one lets more directions fade; 0: nothing is pruned",
     )
-    gamma: float = Field(
-        default=0.99,
-        gt=0,
-        le=1,
-        description="share of its directions that a client is sure to keep; a lower one prunes faster",
-    )
+    gamma: float = Field(default=0.99, gt=0, le=1, description="share of directions that stays; lower prunes faster")
 
     # ---- server half
 

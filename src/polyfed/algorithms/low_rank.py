@@ -1,4 +1,4 @@
-"""FedAvg of low-rank adapters: each method says what of their factors is sent, averaged and kept."""
+"""FedAvg of low-rank adapters: methods differ in the factors that are sent, averaged and kept."""
 
 from __future__ import annotations
 

@@ -27,16 +27,14 @@ class MOON(FedAvg):
 
     In the paper the contrast is on the output of a projection head, which the classifier stands on. Encoders here end
     in a projection to d themselves, and heads stand on that: by default, z is the embedding. ``projection`` asks for
-    the paper's head besides, between the embedding and the contrast alone.
+    the paper's head in addition, between the embedding and the contrast alone.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"previous": Lifetime.RUN}
 
     mu: float = Field(default=1.0, ge=0, le=1e6, description="weight of the contrast; the paper tries 0.1, 1, 5, 10")
     tau: float = Field(default=0.5, gt=0, le=100, description="temperature of the contrast")
-    projection: int | None = Field(
-        default=None, ge=1, description="width of a projection head for the contrast (paper: 256); None: no such head"
-    )
+    projection: int | None = Field(default=None, ge=1, description="width of a projection head (paper: 256), or None")
 
     def add_modules(self, model: Model) -> None:
         for modality in model.modalities if self.projection is not None else ():

@@ -1,4 +1,4 @@
-"""FedAvg of a few vectors or layers beside frozen networks: prompts, and an attention behind CLIP."""
+"""FedAvg of a few vectors or layers of frozen networks: prompts, and an attention behind CLIP."""
 
 from __future__ import annotations
 

@@ -59,15 +59,15 @@ class Scaffold(FedAvg):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Broadcast W and c, train, average both."""
         means, changes = server.new_means(self.averaging, cohort), {name: WeightedMean() for name in server.types}
-        for reply in cohort.ask(  # lines 4 to 15
+        for reply in cohort.ask(  # lines 5 to 15
             self.fit,
             changes={"controls": each(server.weights_for)},
             weights=each(server.weights_for),
             controls=each(lambda client: self.control_for(server, client)),
         ):
-            means[reply.type].add(reply.weights, reply.num_examples)
+            means[reply.type].add(reply.weights, reply.num_examples)  # line 16
             changes[reply.type].add(reply.controls, self.share(server, reply.sender))
-        server.update_weights(server.averaged(self.averaging, means))  # lines 16 and 17, the model
+        server.update_weights(server.averaged(self.averaging, means))  # line 17, the model
         # c <- c + |S| / N mean of the changes (Algorithm 1, line 17): absent clients keep their c_k
         for name, mean in changes.items():
             if mean.total > 0:
@@ -86,14 +86,15 @@ class Scaffold(FedAvg):
     @client_step(weights=Weights, controls=Weights, num_examples=int, name="controlled_fit")
     def fit(self, client: Client, weights: Weights, controls: Weights = _ZERO) -> Reply:
         """Train the received model with corrected gradients; send it, and the change of c_k."""
-        client.load_weights(weights)
+        client.load_weights(weights)  # line 7
         own, common = _filled(client, client.state.get("control", {})), _filled(client, controls)
         sums = {name: torch.zeros_like(value) for name, value in own.items()}
         shift = {name: common[name] - value for name, value in own.items()}
         correct = partial(shift_gradients, shift=shift, sums=sums)
+        # lines 8 to 11
         steps = client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
-        new = {name: total / max(steps, 1) for name, total in sums.items()}
-        client.state["control"] = new
+        new = {name: total / max(steps, 1) for name, total in sums.items()}  # line 12, option II
+        client.state["control"] = new  # line 14
         return Reply(
             weights=client.weights,
             controls=Weights({name: new[name] - own[name] for name in new}),

@@ -41,7 +41,7 @@ FAMILIES = {
     "sums": ("polyfed.privacy.secure_sum", "SecureSum", "how replies are added up unseen"),
     "attacks": ("polyfed.federation.attack", "Attack", "what simulated attackers do"),
     "paces": ("polyfed.federation.paces", "Pace", "when the server takes a step"),
-    "times": ("polyfed.federation.paces", "Times", "how long simulated clients take"),
+    "times": ("polyfed.federation.paces", "ResponseTimes", "how long simulated clients take"),
     "staleness": ("polyfed.federation.paces", "Staleness", "what late replies count for"),
     "server-optimizers": ("polyfed.optim.servers", "ServerOptimizer", "of global models"),
     "analyses": ("polyfed.lab.analysis.analysis", "Analysis", "questions to runs"),

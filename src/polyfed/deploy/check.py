@@ -341,7 +341,7 @@ def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None
             if sent.step_kind == "step" and not (sent.masked or sent.noisy)
         ]
         parts += ["test metrics"] if plan.evaluates else []
-        parts += [f"what is told at joining ({', '.join(ClientInfo.told().values())})", "who replied, and when"]
+        parts += [f"what is told at joining ({', '.join(ClientInfo.labels().values())})", "who replied, and when"]
         yield Finding("ok", "stays in the clear", ", ".join(parts))
     for info in population.infos:
         facts = vars(info) | {"modalities": "+".join(info.modalities)}
@@ -423,7 +423,7 @@ class _Leaving:
             size = sum(value.numel() * (self._word(sent) or value.element_size()) for value in state.values())
             return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size / 2**20:,.2f} MiB"
         of = "of public samples" if issubclass(kind, PublicRows) else "named tensors"
-        return f"{KIND_KEYS.get(kind, kind.kind)}: {of}, of a size that the method decides"
+        return f"{KIND_KEYS.get(kind, kind.label)}: {of}, of a size that the method decides"
 
     def _rows(self, sent: SentField, member: Member) -> str:
         samples = self.population.public_samples(member.views)
@@ -433,7 +433,7 @@ class _Leaving:
         drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
         rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
         size = rows * width * (self._word(sent) or 4) * len(names) / 2**20
-        kind = "" if sent.field == Representations.kind else "representations, "
+        kind = "" if sent.field == Representations.label else "representations, "
         return f"{kind}{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
 
     def _word(self, sent: SentField) -> int | None:

@@ -11,7 +11,7 @@ from polyfed.data.samples import Samples
 from polyfed.engines.outgoing import LeavingFilter, Performing
 from polyfed.engines.site import Site
 from polyfed.federation.attack import Attack, attacks_by_client
-from polyfed.federation.attacks import FalseUpdate
+from polyfed.federation.attacks import CorruptedUpdate
 from polyfed.federation.membership import Member
 from polyfed.wire.payload import Payload
 
@@ -33,7 +33,7 @@ class AttackingSite(Site):
 
     def _falsified(self, content: Payload, step: Performing) -> Payload:
         request, attack = step.request, self._attacks.get(step.member.id)
-        if not isinstance(attack, FalseUpdate):
+        if not isinstance(attack, CorruptedUpdate):
             return content
         stream = generator(self.spec.seed, "attack", request.client, request.step, request.round, request.phase)
         return attack.falsified(content, step.received, stream)

@@ -321,8 +321,7 @@ class Site:
             if self.guard is not None:
                 client.protection = Protection(training)
             try:
-                perform = getattr(self.spec.algorithm, step.schema.function.__name__)
-                reply = perform(client, **step.received.fields)
+                reply = getattr(self.spec.algorithm, step.schema.function.__name__)(client, **step.received.fields)
             finally:
                 # gradients are private, and their memory is wanted for the next client
                 if (model := self._models.get(client.info.architecture)) is not None:

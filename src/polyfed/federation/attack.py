@@ -1,4 +1,4 @@
-"""Who attacks a simulated federation, so that what protects from it can be measured; sites import no more of it."""
+"""Attackers of a simulated federation, to measure protections with; sites import nothing but this base."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.membership import Member
 from polyfed.federation.types import by_architecture
 
-Who = tuple[str, ...] | int | float
+ClientSelection = tuple[str, ...] | int | float
 
 
-def _named_or_many(value: Who) -> Who:
+def _named_or_many(value: ClientSelection) -> ClientSelection:
     if isinstance(value, float) and not 0 < value <= 1:
         raise ValueError("clients are names, a number of each type (whole), or a share of each type (up to 1.0)")
     if isinstance(value, int) and value < 1:
@@ -28,44 +28,42 @@ def _named_or_many(value: Who) -> Who:
 
 
 class Attack(Settings):
-    """What some clients of a simulation do to a run; a deployment refuses it.
+    """An attack of some clients of a simulation; a deployment refuses it.
 
-    Attackers do it in every round in which they take part, to what they send in steps of the method; evaluations are
-    honest. Subclasses live in ``polyfed.federation.attacks``: they train on false data (``poisoned``) or
-    falsify what they learnt (``FalseUpdate``).
+    Attackers attack in every round in which they take part, through their replies to steps; evaluations are honest.
+    Subclasses live in ``polyfed.federation.attacks``: they train on false data (``poisoned``) or corrupt what they
+    learnt (``CorruptedUpdate``).
     """
 
     home: ClassVar[str] = "polyfed.federation.attacks"
 
-    clients: Annotated[Who, AfterValidator(_named_or_many)] = Field(
+    clients: Annotated[ClientSelection, AfterValidator(_named_or_many)] = Field(
         default=0.2,
         description="attackers: names, a number of each type, or a share of each (rounded half up), drawn by the seed",
     )
-    groups: tuple[str, ...] | None = Field(
-        default=None, min_length=1, description="groups that they are drawn from; None: all"
-    )
+    groups: tuple[str, ...] | None = Field(default=None, min_length=1, description="groups to draw from; None: all")
 
     @property
     def falsifies(self) -> bool:
         return True
 
     def attackers(self, infos: Sequence[ClientInfo], seed: int) -> tuple[str, ...]:
-        """Who attacks, in client order.
+        """Ids of the attackers, in client order.
 
         Raises:
-            ConfigError: a name or group is unknown, or nobody attacks.
+            ConfigError: a name or group is unknown, or no client attacks.
         """
         eligible = self._eligible(infos)
         chosen = set(self._named(eligible) if isinstance(self.clients, tuple) else self._drawn(eligible, seed))
         if not chosen:
-            raise ConfigError(f"run.attackers.clients is {self.clients}, which is nobody; raise it, or name clients")
+            raise ConfigError(f"run.attackers.clients is {self.clients} and selects no client; raise it, or name some")
         return tuple(info.id for info in eligible if info.id in chosen)
 
     def require_known(self, infos: Sequence[ClientInfo]) -> None:
-        """Check that the clients and groups that it names are there.
+        """Check that the clients and groups that the settings name exist.
 
         Raises:
-            ConfigError: one is not.
+            ConfigError: one does not.
         """
         eligible = self._eligible(infos)
         if isinstance(self.clients, tuple):
@@ -81,7 +79,7 @@ class Attack(Settings):
         assert isinstance(self.clients, tuple)
         names = [info.id for info in eligible]
         for name in set(self.clients) - set(names):
-            raise ConfigError(f"run.attackers.clients: there is no client '{name}'; {nearest(name, names)}")
+            raise ConfigError(f"run.attackers.clients: no client is called '{name}'; {nearest(name, names)}")
         return self.clients
 
     def _drawn(self, eligible: Sequence[ClientInfo], seed: int) -> Iterator[str]:
@@ -108,11 +106,12 @@ class Attack(Settings):
         """
 
     def poisoned(self, samples: Samples, member: Member) -> Samples:
+        """Training samples of an attacker."""
         return samples
 
 
 def attacks_by_client(attacks: Sequence[Attack], infos: Sequence[ClientInfo], seed: int) -> dict[str, Attack]:
-    """Attacker -> what it does.
+    """Maps attackers to their attacks.
 
     Raises:
         ConfigError: an attack names unknown clients, or a client is in two.

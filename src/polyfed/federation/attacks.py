@@ -21,14 +21,14 @@ from polyfed.wire.payload import Payload, TensorBundle, Weights
 _VARIANCE = "running_var"  # torch's own name; a negative one would be refused for that alone
 
 
-class FalseUpdate(Attack):
-    """Each attacker trains as it should, and falsifies what it sends, alone."""
+class CorruptedUpdate(Attack):
+    """Attackers train honestly and corrupt what they send, each by itself."""
 
     def falsified(self, payload: Payload, sent: Payload, stream: torch.Generator) -> Payload:
-        """A reply as it leaves, before it is encoded.
+        """Corrupted reply, before encoding.
 
-        Of weights the update is falsified, which is what they changed from those sent under the same name, or from 0;
-        of rows, the rows. Whole numbers and scalars stay.
+        Of weights the update is corrupted, their difference from those sent under the same name, or from 0; of rows,
+        the rows. Whole numbers and scalars stay.
         """
         fields = dict(payload.fields)
         for name, bundle in payload.bundles.items():
@@ -46,7 +46,7 @@ class FalseUpdate(Attack):
 
     @abstractmethod
     def false(self, rows: Tensor, stream: torch.Generator) -> Tensor:
-        """What stands for rows [n, d]: a tensor's update as one row, or representations or logits."""
+        """Corrupted rows [n, d]: the update of a tensor as one row, or representations or logits."""
 
 
 def remade(bundle: TensorBundle, tensors: Mapping[str, Tensor]) -> TensorBundle:
@@ -87,7 +87,7 @@ class LabelFlip(Attack):
         return replace(samples, targets={**samples.targets, task.target: highest - labels})
 
 
-class Noise(FalseUpdate):
+class Noise(CorruptedUpdate):
     """Gaussian noise as long as the update (Blanchard et al., NeurIPS 2017, section 6)."""
 
     short_name: ClassVar[str] = "noise"
@@ -101,7 +101,7 @@ class Noise(FalseUpdate):
         return false
 
 
-class Scaled(FalseUpdate):
+class Scaled(CorruptedUpdate):
     """The update many times as long, so that it replaces the others' (Bagdasaryan et al., AISTATS 2020)."""
 
     short_name: ClassVar[str] = "scaled"
@@ -112,7 +112,7 @@ class Scaled(FalseUpdate):
         return self.factor * rows
 
 
-class SignFlip(FalseUpdate):
+class SignFlip(CorruptedUpdate):
     """The update with its sign turned (Li et al., RSA, AAAI 2019)."""
 
     short_name: ClassVar[str] = "sign_flip"
@@ -123,7 +123,7 @@ class SignFlip(FalseUpdate):
         return -self.factor * rows
 
 
-class Constant(FalseUpdate):
+class Constant(CorruptedUpdate):
     """The same for everything: each row is the first; an update of weights has one value, as long as it was.
 
     (Same-value attack of Li et al., RSA, AAAI 2019; of representations, a collapsed encoder.)

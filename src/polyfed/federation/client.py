@@ -1,4 +1,4 @@
-"""A client: what it is to the server, and what it is to itself."""
+"""A client: its public profile and its local state."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _BATCHES = 100_000  # of one pass; what privacy costs is computed from it, and m
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """All that the server sees of a client.
+    """Public profile of a client, all that the server sees of it.
 
     Attributes:
-        id: our own name for it, the same on every engine and in every start.
-        group: the kind of client that the configuration calls so.
-        modalities: that its samples have and its model encodes.
+        id: name of the client, the same on every engine and in every start.
+        group: name of its group in the configuration.
+        modalities: modalities that its samples have and its model encodes.
         task: name of its task.
         samples: number of its training samples.
         batch_size: samples of a batch of its training.
         architecture: name of its model's architecture.
     """
 
-    id: str = field(metadata={"told": "name"})
-    group: str = field(metadata={"told": "group"})
-    modalities: tuple[str, ...] = field(metadata={"told": "modalities"})
-    task: str = field(metadata={"told": "task"})
-    samples: int = field(metadata={"told": "number of training samples"})
-    batch_size: int = field(metadata={"told": "samples a batch"})
+    id: str = field(metadata={"label": "name"})
+    group: str = field(metadata={"label": "group"})
+    modalities: tuple[str, ...] = field(metadata={"label": "modalities"})
+    task: str = field(metadata={"label": "task"})
+    samples: int = field(metadata={"label": "number of training samples"})
+    batch_size: int = field(metadata={"label": "samples per batch"})
     architecture: str = field(
-        metadata={"told": "architecture with the number of classes and a keyed digest of their names"}
+        metadata={"label": "architecture with the number of classes and a keyed digest of their names"}
     )
 
     @classmethod
-    def told(cls) -> dict[str, str]:
-        """Field -> what a site tells in it at joining, in words."""
-        return {one.name: one.metadata["told"] for one in fields(cls)}
+    def labels(cls) -> dict[str, str]:
+        """Maps fields to words for what a site sends in them when it joins."""
+        return {one.name: one.metadata["label"] for one in fields(cls)}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> ClientInfo:
@@ -118,7 +118,7 @@ class Client(Participant):
     """A client during one step; rebuilt for every step from its data and its kept state.
 
     Attributes:
-        info: what the server sees.
+        info: public profile, all that the server sees.
         train: its private training samples.
         test: its test samples, if it has any.
         state: the values that the algorithm declares to keep on a client.
@@ -134,24 +134,24 @@ class Client(Participant):
     protection: Protection | None = None
 
     def fit(self, samples: Samples, *, epochs: int, steps: int | None = None, **more: Any) -> int:
-        """As ``Participant.fit``; with DP-SGD where the run protects samples."""
+        """``Participant.fit``, with DP-SGD where the run protects samples."""
         if self.protection is None or self.protection.training is None:
             return super().fit(samples, epochs=epochs, steps=steps, **more)
         added = [name for name in ("regulariser", "correct", "once") if more.get(name)]
         if added or more.get("task_weight", 1.0) != 1:
             raise ConfigError("privacy.samples protects training on the task alone, and the method adds to it")
-        self.prepare_task()  # gradients of single samples are no place for it
+        self.prepare_task()  # not among gradients of single samples
         return self.protection.training.fit(self, samples, epochs, steps)
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
-        """As ``Participant.task_loss``; refused where the run protects samples, as nothing would clip its gradient."""
+        """``Participant.task_loss``; refused where the run protects samples, as nothing would clip its gradient."""
         if self.protection is not None and self.protection.training is not None:
             raise ConfigError("privacy.samples protects what client.fit learns, and the method trains by itself")
         return super().task_loss(batch, model)
 
     @property
     def weights(self) -> Weights:
-        """What the model exchanges, as it is now."""
+        """Tensors of the model that are exchanged, with their present values."""
         return Weights(self.model.exchanged())
 
     @property

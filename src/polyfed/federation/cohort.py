@@ -17,14 +17,17 @@ from polyfed.wire.payload import Payload
 from polyfed.wire.schema import schema_of
 
 EVALUATING = 90
-"""Number of the first ask that measures clients after a round, beyond all that a method has."""
+"""Number of the first ask that measures clients after a round, beyond those of any method."""
+
+Sums = Callable[["Cohort", Ask, int], Iterator[Reply]]
+"""Mean of each type in place of the replies of its clients, by cohort, ask and number of the ask."""
 
 
 class Engine(Protocol):
     """Where client steps execute."""
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Everybody who can be asked, in client order."""
+        """All clients that can be asked, in client order."""
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         """Carry requests to clients; yield one answer each, in the order of the requests, as they can be consumed.
@@ -33,20 +36,9 @@ class Engine(Protocol):
         """
 
 
-class Sums(Protocol):
-    """What the server is given in place of replies of which it sees nothing but the sum."""
-
-    @property
-    def weights(self) -> Mapping[str, str]:
-        """Client steps whose replies are summed -> scalar field of the reply that is its weight."""
-
-    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Reply]:
-        """The mean of each type in place of its clients' replies."""
-
-
 @dataclass(frozen=True)
 class ReplyPolicy:
-    """How long and for whom an ask waits.
+    """Quorum and deadline of an ask.
 
     Attributes:
         min_clients: quorum; fewer usable replies stop the run; a fraction is a share of those asked.
@@ -65,10 +57,10 @@ class ReplyPolicy:
 
 
 class CohortListener:
-    """Is told what becomes of the clients of a cohort; does nothing of its own."""
+    """Listener to the incidents of a cohort's clients, by default without effect."""
 
     def asking(self, step: str, clients: Sequence[str]) -> None:
-        """So many are about to be asked."""
+        """Clients are about to be asked."""
 
     def answered(self, client: ClientInfo, step: str) -> None:
         """A client's answer is accepted."""
@@ -80,7 +72,7 @@ class CohortListener:
         """A client gave no usable reply."""
 
     def excluded(self, client: ClientInfo, failure: Failure) -> None:
-        """It is out of the round for that."""
+        """A client is out of the round for a failure."""
 
 
 @dataclass
@@ -88,14 +80,15 @@ class Cohort:
     """The clients of one round; a client that fails is out of it until the next round, or stops the run.
 
     Attributes:
-        clients: who is still in, in client order.
+        clients: clients that are still in the round, in client order.
         round: number of the round, from 1.
-        channel: to the clients.
-        reply_policy: step -> quorum and deadline.
-        filters: what replies pass, in that order.
-        secure: sums of which the server sees nothing but the result, or None.
+        channel: channel to the clients.
+        reply_policy: quorum and deadline of a step.
+        filters: filters that replies pass, in that order.
+        secure: sums of replies whose single values the server never sees, by cohort, ask and its number; None: it sees
+            replies.
         accepted: client -> version of its state after its last accepted step; carried from round to round.
-        listener: is told what becomes of clients.
+        listener: receives the incidents of clients.
         type_of: name of a client's type.
         phase: number of the next ask; asks of one round need numbers of their own.
     """
@@ -169,7 +162,7 @@ class Cohort:
             like=like or {},
             changes=changes or {},
         )
-        if self.secure is not None and name in self.secure.weights:
+        if self.secure is not None and schema.mean_by is not None:
             replies = self.summed(self.secure, ask, phase)
         else:
             replies = self.replies(ask, phase)
@@ -182,16 +175,16 @@ class Cohort:
         asked = len(ask.sent)
         usable, needed = asked - sum(map(len, reasons.values())), self.reply_policy(name).quorum(asked)
         if usable < needed:
-            told = "; ".join(f"{', '.join(who)}: {text}" for text, who in reasons.items())
-            causes = told or ("no more were waited for" if asked else "nobody was asked")
+            failures = "; ".join(f"{', '.join(ids)}: {text}" for text, ids in reasons.items())
+            causes = failures or ("no more were waited for" if asked else "no client was asked")
             raise ExchangeError(
                 f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}', "
                 f"the quorum (run.exchange.min_clients) is {needed} ({causes})"
             )
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
-        """Ask all clients, and what they reply, in client order."""
-        # all is laid out by now, so what cannot be sent stops the round before anybody is asked
+        """Replies of all clients, which are asked now, in client order."""
+        # all requests are made first, so that one that cannot be sent stops the round before any client is asked
         ask.sent.update({client.id: ask.now(client) for client in ask.clients})
         ask.requests.update(self.requests(ask, phase, ask.sent))
         self.listener.asking(ask.step, list(ask.sent))
@@ -213,8 +206,8 @@ class Cohort:
         return None
 
     def summed(self, sums: Sums, ask: Ask, phase: int) -> Iterator[Reply]:
-        """The mean of each type in place of its clients' replies."""
-        return sums.replies(self, ask, phase)
+        """Mean of each type, in place of the replies of its clients."""
+        return sums(self, ask, phase)
 
     def requests(
         self, ask: Ask, phase: int, sent: Mapping[str, Payload], word: int | None = None
@@ -222,10 +215,10 @@ class Cohort:
         """Client -> its request.
 
         Args:
-            ask: what is asked.
-            phase: its number in the round.
-            sent: client -> what it is asked, before it is encoded.
-            word: as ``Ask.reply_size``.
+            ask: request and contract of replies.
+            phase: number of the ask in the round.
+            sent: client -> its request, before encoding.
+            word: bytes of a number, see ``Ask.reply_size``.
         """
         encode = self.channel.transport.encoder()  # what several clients receive is encoded once
         wires = {name: encode(plain) for name, plain in sent.items()}
@@ -237,7 +230,7 @@ class Cohort:
         return {name: self.channel.sends(request, sent[name]) for name, request in requests.items()}
 
     def accept(self, client: ClientInfo, step: str, phase: int | None) -> None:
-        """Take a client's reply; of a step, with a phase, it is what the client goes on from."""
+        """Accept a client's reply; after a step, which has a phase, its state goes on from there."""
         if phase is not None:
             # only now: a step whose reply is refused has never happened
             self.accepted[client.id] = self.version(client, phase)
@@ -250,18 +243,18 @@ class Cohort:
 
     @property
     def awaited(self) -> set[str]:
-        """Clients whose replies may come."""
+        """Ids of clients whose replies may arrive."""
         return {client.id for client in self.clients}
 
     @property
     def heard(self) -> set[str]:
-        """Clients whose replies the round has used."""
+        """Ids of clients whose replies the round has used."""
         return {client.id for client in self.clients}
 
     def may_have_changed(self, asked: set[str]) -> set[str]:
-        """Clients whose state may have changed in this round, which began with those that were ``asked``."""
+        """Ids of clients whose state may have changed in a round that began with those ``asked``."""
         return asked
 
     def version(self, client: ClientInfo, phase: int) -> StateVersion:
-        """What a step leaves of a client's state."""
+        """Version of a client's state after a step."""
         return self.round, phase

@@ -28,7 +28,7 @@ from polyfed.tasks.task import Task
 _PAIRS, _GALLERY, _RESERVE = "pairs", "gallery", "reserve"  # parts of a public set
 
 Views = Mapping[str, View]
-"""Modality -> how an encoder sees its column."""
+"""Maps a modality to the view of its column."""
 
 
 def sample_views(model: ModelSettings, task: Task) -> Views:
@@ -37,10 +37,10 @@ def sample_views(model: ModelSettings, task: Task) -> Views:
 
 
 def require_named_columns(public: PublicSettings, columns: Collection[str]) -> None:
-    """Check that the modalities that the settings name are in their source.
+    """Check that the source has the modalities that the settings name.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: it lacks one.
     """
     for key, names in (("without", public.without), ("unpaired", public.unpaired)):
         for name in names:
@@ -52,7 +52,7 @@ def require_drawable(public: PublicSettings, there: int, left: str = "") -> None
     """Check that there are as many items as are to be public.
 
     Raises:
-        ConfigError: there are fewer; ``left`` says by what.
+        ConfigError: there are fewer; ``left`` names what left them.
     """
     wanted = (public.items or 0) + public.further + public.reserve
     if wanted > there:
@@ -66,7 +66,7 @@ class OpenedData:
 
     Args:
         settings: the sources by name, and where their files are.
-        seed: of the run.
+        seed: seed of the run.
         bundles: folder of what views have learnt from the public set; None: they learn it here.
         public_columns: gives the columns of the public set, which is all that views may learn from.
     """
@@ -129,10 +129,10 @@ class PublicSet:
     """The public set P of a federation, in a fixed order that depends on the seed alone.
 
     Attributes:
-        settings: which source it is drawn from, and how much of it.
+        settings: source that it is drawn from, and numbers of items.
         groups: the clients' groups by name; ``without`` may mean the class names of their sources.
-        data: opens its split.
-        seed: of the run.
+        data: opened data with its split.
+        seed: seed of the run.
     """
 
     settings: PublicSettings
@@ -167,7 +167,7 @@ class PublicSet:
         return self._samples(_PAIRS, own, tuple(columns), lazy)
 
     def parts(self, views: Views) -> dict[str, Samples]:
-        """Samples beside the pairs, each of one modality, by output: ``unpaired/image``, ``gallery/text`` and so on."""
+        """Samples other than the pairs, each of one modality, by output: ``unpaired/image``, ``gallery/text``."""
         parts = {
             name: self._samples(name, {modality: views[modality]})
             for modality in views
@@ -186,7 +186,7 @@ class PublicSet:
         for part, items in self._drawn.items():
             if part == _RESERVE:
                 continue
-            # pictures of a gallery are no pictures to learn from, though they be the same
+            # a gallery is not learnt from, though its images be the same
             contents += [] if part == _PAIRS else [part]
             contents += content_digests(self.split, items, self.data.context)
         return order_of(self.samples({}), contents)
@@ -209,8 +209,8 @@ class PublicSet:
         wanted = settings.further + settings.reserve
         require_drawable(settings, len(eligible), " left by public.without" if settings.without else "")
         pairs = len(eligible) - wanted if settings.items is None else settings.items
-        # drawn among what is eligible, so that ``without`` changes who is drawn but not how many; pairs first, so that
-        # they are the same whatever there is beside them
+        # ``without`` changes which are drawn but not how many; pairs come first, so that they are the same whatever
+        # other parts there are
         order = torch.randperm(len(eligible), generator=generator(self.seed, "public"))
         parts = torch.split(order[: pairs + wanted], [pairs, *further.values()])
         return {name: eligible[part].sort().values for name, part in zip((_PAIRS, *further), parts, strict=True)}

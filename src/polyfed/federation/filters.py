@@ -1,21 +1,24 @@
-"""Replies, and what they pass at the server before the method sees them, each thing a small class."""
+"""Replies, their contract, and the filters that they pass before the method uses them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf, prod
 from statistics import median
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
-from polyfed.core.errors import PayloadError
+from polyfed.aggregation.mean import accumulator
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.trainer import first_not_finite
-from polyfed.federation.types import outline_of, require_outline
-from polyfed.privacy.rules import ENOUGH, Clipping, median_norm, scaled, update_norm
+from polyfed.federation.types import by_architecture, outline_of, require_outline
+from polyfed.privacy.rules import ENOUGH, Clipping, RobustRule, median_norm, scaled, update_norm
+
 from polyfed.wire.ledger import Channel
 from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import Cause, Failure, Request
@@ -74,16 +77,9 @@ class Reply:
             raise AttributeError(f"the reply has no field '{name}', or its tensors have been released") from error
 
 
-def tap(replies: Iterable[Reply], note: Callable[[Reply], None]) -> Iterator[Reply]:
-    """The replies as they come, each shown to ``note`` just before it is used: none is held."""
-    for reply in replies:
-        note(reply)
-        yield reply
-
-
 @dataclass(frozen=True)
 class each(Generic[_T]):  # noqa: N801 - reads as a word in cohort.ask(..., weights=each(...))
-    """A field whose value differs from client to client."""
+    """A field whose value differs between clients."""
 
     of: Callable[[ClientInfo], _T]
 
@@ -195,10 +191,8 @@ class Ask:
         return ReplySize(len(specs), size) if word is None else ReplySize(1, size + word)
 
 
-class Filter(Protocol):
-    """Passes replies on, in the order in which they come: as they are, changed, or not at all."""
-
-    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]: ...
+Filter = Callable[[Iterator[Reply], Ask], Iterator[Reply]]
+"""Passes replies on in order of arrival: unchanged, changed, or not at all."""
 
 
 # ---- checks
@@ -259,17 +253,17 @@ class Checks:
 
 
 RecentNorms = dict[str, dict[str, float]]
-"""Step, field and architecture -> client -> norm of its update in the last ask."""
+"""Maps step, field and architecture to the norms of clients' updates in the last ask, by client."""
 
 
 @dataclass(frozen=True)
 class NormClip:
-    """Scales down what is far longer than usual, as it comes.
+    """Scales down updates that are far longer than usual, one at a time.
 
     Attributes:
-        clipping: how long an update may be.
-        recent_norms: those of the last ask of each step, brought up to date once all have passed; where it had too few
-            for a median, as where the server steps after each reply, the latest ones of other clients too.
+        clipping: bound of the norm of an update.
+        recent_norms: norms of the last ask of each step, updated once all replies have passed; where it had too few for
+            a median, as where the server steps after each reply, also the latest of other clients.
     """
 
     clipping: Clipping
@@ -298,20 +292,20 @@ class NormClip:
             bound = inf if median is None else self.clipping.times * median
             if norm > bound:
                 fields[name] = scaled(bundle, start, bound / norm)
-                notes.append(f"{name}: {norm / bound:.3g} times as long as aggregation.clip lets it be")
+                notes.append(f"{name}: {norm / bound:.3g} times as long as aggregation.clip allows")
         if notes:
             ask.clipped(reply.sender, "; ".join(notes))
             reply.payload = Payload(fields)
         return reply
 
 
-# ---- how many samples a client counts for in averages, whatever it says it has
+# ---- the number of samples that a client counts for in averages
 
 
 def counted(clients: Sequence[ClientInfo], times: float) -> dict[str, int]:
-    """Client -> samples that it counts for in averages: as many as it joined with, at most ``times`` its median.
+    """Maps clients to the samples that they count for in averages: at most ``times`` the median.
 
-    That is of the clients of its architecture; where these are too few, of all that share a modality.
+    The median is over clients of one architecture; where these are too few, over all that share a modality.
     """
     trained = [client for client in clients if client.samples > 0]  # those without samples would only lower it
 
@@ -323,3 +317,103 @@ def counted(clients: Sequence[ClientInfo], times: float) -> dict[str, int]:
         return times * median(peers) if len(peers) >= ENOUGH else inf
 
     return {client.id: int(min(client.samples, most(client.architecture, client.modalities))) for client in clients}
+
+
+# ---- robust rules
+#
+# Every reply of a type of clients leaves with the rule's result for that type. So any mean that a method makes of them
+# is, within a type, the rule's result, whatever crosses and however the method weighs; between types it is its own.
+
+
+def require_enough(rule: RobustRule, clients: Sequence[ClientInfo], when: str) -> None:
+    """Check that each type has enough clients for a rule and the false clients that it tolerates.
+
+    Raises:
+        ConfigError: a type has too few clients.
+    """
+    for members in by_architecture(clients).values():
+        false = rule.false_clients(len(members))
+        if len(members) < rule.required(false):
+            raise ConfigError(f"{when}: {_too_few(rule, false, members, len(members))}")
+
+
+def _too_few(rule: RobustRule, false: int, members: Sequence[ClientInfo], asked: int) -> str:
+    groups, names = "+".join(sorted({client.group for client in members})), ", ".join(client.id for client in members)
+    return (
+        f"aggregation.robust '{rule.component_name()}' that tolerates {false} of {asked} clients of a type needs "
+        f"{rule.required(false)} replies of it, and type '{groups}' has {len(members)} ({names}); ask more clients, "
+        "lower aggregation.robust.tolerated, or choose another rule"
+    )
+
+
+@dataclass(frozen=True)
+class RobustReplies:
+    """Filter that replaces the tensors of a type's replies by the rule's result; they wait for each other.
+
+    Attributes:
+        rule: robust rule applied to each tensor.
+    """
+
+    rule: RobustRule
+
+    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]:
+        """Replies of the same senders, type by type; replies without tensors pass unchanged.
+
+        Raises:
+            ExchangeError: fewer clients of a type replied than the rule needs.
+        """
+        if ask.schema.kind == "fresh":
+            yield from replies
+            return
+        waiting: dict[str, list[Reply]] = {}
+        positions = {client.id: k for k, client in enumerate(ask.clients)}
+        last = {client.architecture: k for k, client in enumerate(ask.clients)}
+        for reply in replies:
+            if reply.payload.bundles:
+                waiting.setdefault(reply.sender.architecture, []).append(reply)
+            else:
+                yield reply
+            # replies come in client order: of a type whose last client is behind us, no more will come
+            for architecture in [name for name in waiting if last[name] <= positions[reply.sender.id]]:
+                yield from self._of_type(waiting.pop(architecture), ask)
+        for sent in waiting.values():
+            yield from self._of_type(sent, ask)
+
+    def _of_type(self, sent: Sequence[Reply], ask: Ask) -> Iterator[Reply]:
+        members = [reply.sender for reply in sent]
+        asked = sum(client.architecture == members[0].architecture for client in ask.clients)
+        false = self.rule.false_clients(asked)
+        if len(sent) < self.rule.required(false):
+            raise ExchangeError(f"'{ask.step}': {_too_few(self.rule, false, members, asked)}")
+        fields = {name: self._bundles(name, sent, false, ask.step) for name in sent[0].payload.bundles}
+        for k, reply in enumerate(sent):
+            own = {name: bundles[k] for name, bundles in fields.items()}
+            reply.payload = Payload({**reply.payload.fields, **own})
+            yield reply
+
+    def _bundles(self, name: str, sent: Sequence[Reply], false: int, step: str) -> list[TensorBundle]:
+        """New bundle of each sender."""
+        bundles = [reply.payload.bundles[name] for reply in sent]
+        for reply, bundle in zip(sent, bundles, strict=True):
+            if bundle.specs != bundles[0].specs:
+                raise ExchangeError(
+                    f"'{step}': {name} of {reply.sender.id} have other tensors than those of {sent[0].sender.id}, "
+                    "which is of its type; aggregation.robust compares tensor by tensor"
+                )
+        tensors = _combined(self.rule, bundles, false)
+        return [type(bundle)(tensors=tensors, **bundle.attributes()) for bundle in bundles]
+
+
+def _combined(rule: RobustRule, bundles: Sequence[TensorBundle], false: int) -> dict[str, Tensor]:
+    """Result for bundles of equal tensors; of counters, which are whole numbers, the median."""
+    first = bundles[0]
+    floating = [name for name, value in first.items() if value.is_floating_point()]
+    values = [[bundle[name].to(accumulator(first[name].dtype)) for name in floating] for bundle in bundles]
+    made = dict(zip(floating, rule.combined(values, false) if floating else (), strict=True))
+    result = {}
+    for name, value in first.items():
+        # the lower of two in the middle: a whole number that a client counted
+        if name not in made:
+            made[name] = torch.stack([bundle[name].long() for bundle in bundles]).median(0).values
+        result[name] = made[name].to(value.dtype)
+    return result

@@ -1,4 +1,4 @@
-"""Who belongs to a federation: its clients by group, which items each of them holds, and which it is tested on."""
+"""Members of a federation: clients by group, the items that each holds, and those that it is tested on."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from polyfed.partitions.partition import grouped, partitioned
 from polyfed.tasks.task import Task
 
 LEAST_DEALT = 2
-"""Test items that every client gets where they are dealt out: fewer make neither a ranking nor a batch."""
+"""Least test items of a client where they are dealt out: fewer make neither a ranking nor a batch."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """How the items of one group of clients are dealt out.
+    """Items of one group of clients, as they are dealt out.
 
     Attributes:
-        name: of the group.
-        group: its settings.
-        seed: of the run.
+        name: name of the group.
+        group: settings of the group.
+        seed: seed of the run.
         open: source and split -> the opened split.
-        items: those that are dealt out, in split order.
-        public: whether these are of the public set.
+        items: items that are dealt out, in split order.
+        public: True if the items are those of the public set.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Assignment:
 
     @cached_property
     def classes(self) -> ItemClasses | None:
-        """Classes of the split's items, as the partition sees them; None if they have none."""
+        """Classes of the split's items, by the partition's settings; None if they have none."""
         of_splits = item_classes([self.split], self.group.partition.of, self._key("of"))
         return None if of_splits is None else of_splits[0]
 
@@ -163,9 +163,9 @@ class ItemShare:
     """Items of one split that a client holds.
 
     Attributes:
-        assignment: what they were dealt out of.
-        items: in random order.
-        lacking: those without a modality, by its name.
+        assignment: items of the group, from which these were dealt out.
+        items: items of the client, in random order.
+        lacking: modality -> items without it.
     """
 
     assignment: Assignment
@@ -183,13 +183,13 @@ class Member:
     """A client of the federation.
 
     Attributes:
-        id: its name.
+        id: name of the client.
         group: name of its group.
-        place: its own in the group.
-        settings: of its group.
-        model: its own model settings.
+        place: position of the client in the group.
+        settings: settings of its group.
+        model: settings of its own model.
         head: name of its head: clients with one task and the same classes share it, whatever their sources.
-        holdings: its items; first those of its own source, then those of the public set or of a second source.
+        holdings: items of the client; first of its own source, then of the public set or of a second source.
     """
 
     id: str
@@ -211,12 +211,12 @@ class Member:
 
     @property
     def views(self) -> Views:
-        """How it sees each modality that its samples have."""
+        """Views of the modalities that its samples have."""
         return sample_views(self.model, self.settings.task)
 
 
 def require_enough_items(name: str, group: GroupSettings, there: int) -> None:
-    """Check that a group can deal out as many items as it is to, at least one to each client.
+    """Check that a group has as many items as it is to deal out, at least one for each client.
 
     Raises:
         ConfigError: there are fewer.
@@ -228,7 +228,7 @@ def require_enough_items(name: str, group: GroupSettings, there: int) -> None:
         are = f"are {wanted} samples" if wanted != 1 else "is 1 sample"
         raise ConfigError(
             f"clients.{name.removesuffix('.also')}.count is {group.count}, but there {are} of '{group.source}' to deal "
-            f"out, beside public, validation and test ones, and each takes one; lower it, or give {missing} more"
+            f"out, without public, validation and test ones, and each takes one; lower it, or give {missing} more"
         )
 
 

@@ -1,4 +1,4 @@
-"""When the server takes a step: once all that it asked have replied, or so many; and what late replies count for."""
+"""Pace of the server: it steps once all clients have replied, or a number of them; and weights of late replies."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Polynomial(Staleness):
 
 
 class Pace(Settings):
-    """When the server takes a step."""
+    """Rule by which the server takes a step."""
 
     home: ClassVar[str] = "polyfed.federation.paces"
 
-    clients: SerializeAsAny[Times] | None = Field(
+    clients: SerializeAsAny[ResponseTimes] | None = Field(
         default=None,
-        description="how long clients take in virtual time: drawn; null: one second each. Deployments have a "
+        description="response times of clients in virtual time: drawn; null: one second each. Deployments have a "
         "real clock",
     )
 
@@ -87,24 +87,16 @@ class Buffered(Pace):
     """FedBuff (Nguyen et al., AISTATS 2022): the server takes a step after K replies; late ones count in a later round.
 
     W <- W + mean of s(tau_c) (W_c - W at the version that c started from), the method's own mean. A client starts a
-    step once a round at most, with what the server has then. ``run.sampling`` says who may be started in a round; who
-    is at work already goes on.
+    step once per round at most, with the server's state of then. ``run.sampling`` draws the clients that may be started
+    in a round; clients at work go on.
     """
 
     short_name: ClassVar[str] = "buffered"
 
-    replies: int | float = Field(
-        default=0.5, gt=0, description="K: a number of clients, or a share of all (a fraction, at most 1.0)"
-    )
-    staleness: SerializeAsAny[Staleness] = Field(
-        default=Polynomial(), description="weight of a late reply by its staleness: polynomial, constant"
-    )
-    max_staleness: int | None = Field(
-        default=None, ge=0, description="replies that are more server steps old are dropped and counted; null: none"
-    )
-    concurrency: int | None = Field(
-        default=None, ge=1, description="clients at work at a time, at most; null: all that may be started"
-    )
+    replies: int | float = Field(default=0.5, gt=0, description="K: clients (whole), or a share of all (up to 1.0)")
+    staleness: SerializeAsAny[Staleness] = Field(default=Polynomial(), description="weights: polynomial, constant")
+    max_staleness: int | None = Field(default=None, ge=0, description="older replies are dropped; null: none is")
+    concurrency: int | None = Field(default=None, ge=1, description="most clients at work at a time; null: all")
 
     @field_validator("replies")
     @classmethod
@@ -125,21 +117,21 @@ class Buffered(Pace):
             raise ConfigError(f"run.pace.replies is {self.replies}, but there are {len(clients)} clients; lower it")
 
 
-class Times(Settings):
-    """How long the clients of a simulation take, so that replies have an order that no machine's speed decides."""
+class ResponseTimes(Settings):
+    """Response times of the clients of a simulation, so that the order of replies does not depend on the machine."""
 
     home: ClassVar[str] = "polyfed.federation.paces"
 
     @abstractmethod
     def of(self, clients: Sequence[ClientInfo], seed: int) -> Mapping[str, float]:
-        """Client -> seconds that a step takes it.
+        """Maps clients to the seconds of a step.
 
         Raises:
             ConfigError: they do not fit these clients.
         """
 
 
-class Drawn(Times):
+class SampledResponseTimes(ResponseTimes):
     """Speeds drawn from the run's seed: the log of a step's time is uniform, from the fastest to ``skew`` times as
     long."""
 
@@ -158,7 +150,7 @@ class Drawn(Times):
         return {client.id: self._of(client, seed) for client in clients}
 
     def _of(self, client: ClientInfo, seed: int) -> float:
-        # by client, so that another one more or less changes nobody's
+        # by client, so that one more or less changes no other's
         speed = float(torch.rand(2, generator=generator(seed, client.id, "times"), dtype=torch.float64)[0])
         seconds: float = self.seconds * self.groups.get(client.group, 1.0) * self.skew**speed
         return seconds

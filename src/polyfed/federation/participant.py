@@ -1,4 +1,4 @@
-"""What server and clients have in common: a model, a task, data, and ways to train and to represent."""
+"""Base of server and clients: a model, a task, data, and methods to train and to represent."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a participant trains for, and how.
+    """Task of a participant, and its training.
 
     Attributes:
-        task: if the participant has one.
+        task: task of the participant, if it has one.
         head_name: name of the task's head in ``model.heads``.
         settings: optimiser, schedule and batch size.
         precision: autocast type of forward passes.
-        evaluation_batch: samples a batch when no gradient is needed.
+        evaluation_batch: samples per batch when no gradient is needed.
     """
 
     task: Task | None = None
@@ -58,9 +58,9 @@ class PublicSamples:
     """The public set in a participant's own views.
 
     Attributes:
-        pairs: its samples, if the federation has a public set.
-        parts: public samples beside its pairs, each of one modality, by output; see ``PublicSet.parts``.
-        order: identifies the set and its order; empty where that does not matter.
+        pairs: samples of the set, if the federation has one.
+        parts: public samples other than the pairs, each of one modality, by output; see ``PublicSet.parts``.
+        order: digest of the set and its order; empty where that does not matter.
     """
 
     pairs: Samples | None = None
@@ -74,11 +74,11 @@ class Participant:
 
     Attributes:
         name: ``server`` or the client id; part of every random stream.
-        load_model: gives the model, on its device: with the given weights, or else with the participant's own.
+        load_model: builds the model on its device, with the given weights, or else with the participant's own.
         clock: seed and round.
-        setup: what it trains for, and how.
+        setup: task and training of the participant.
         public: the public set in the participant's own views.
-        optimizers: with their states.
+        optimizers: optimisers and their states.
     """
 
     name: str
@@ -102,13 +102,13 @@ class Participant:
         """Take over the weights of the whole model; initial or kept ones are not even loaded."""
         self._model = self.load_model(weights)
 
-    @cached_property  # a model walks through its modules to say
+    @cached_property  # a model walks through its modules to find it
     def device(self) -> torch.device:
         return self.model.device
 
     @property
     def task(self) -> Task:
-        """What the model is trained for."""
+        """Task that the model is trained for."""
         if self.setup.task is None:
             raise ConfigError(f"the {self.name} has no task; the method needs a '{self.name}' section")
         return self.setup.task
@@ -120,7 +120,7 @@ class Participant:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What its model encodes of samples; it may encode names of classes besides."""
+        """Modalities that the model encodes of samples; it may also encode names of classes."""
         own = frozenset[str]() if self.setup.task is None else self.setup.task.own_modalities
         return tuple(name for name in self.model.modalities if name not in own)
 
@@ -165,7 +165,7 @@ class Participant:
         return self.optimizers.epochs.through(number)
 
     def warn_if_idle(self, warned: set[str]) -> None:
-        """Warn, once a run, that it has taken up optimisers in the round and made no step with any."""
+        """Warn once per run if its optimisers made no step in the round."""
         trainers = self.optimizers.trainers.values()
         if trainers and not any(trainer.steps for trainer in trainers) and self.name not in warned:
             warned.add(self.name)
@@ -197,7 +197,7 @@ class Participant:
                 yield batch if device.type == "cpu" else batch.to(device)
 
     def _passes(self, samples: Samples, purpose: str, epochs: int) -> Callable[[int], Iterable[Batch]]:
-        """What gives the batches of an epoch, as ``batches``; a small client's are made at once, in half the time."""
+        """Function that returns the batches of an epoch; those of a small client are made at once, in half the time."""
         n, names = len(samples), [f"{purpose}-{epoch}" for epoch in range(epochs)]
         if epochs < 2 or not 1 < n <= self.training.batch_size or epochs * n * samples.still_bytes > _AHEAD:
             return lambda epoch: self.batches(samples, f"{purpose}-{epoch}")
@@ -224,7 +224,7 @@ class Participant:
         """The public samples that participants exchange in this round, in public order."""
         if count is None or count >= len(self.public_set):
             return self.public_set
-        if self._exchanged[0] != (self.clock.round, count):  # once a round, not for every reply
+        if self._exchanged[0] != (self.clock.round, count):  # once per round, not for every reply
             self._exchanged = (self.clock.round, count), self.public_set.subset(self.exchanged_index(count))
         assert self._exchanged[1] is not None
         return self._exchanged[1]
@@ -267,7 +267,7 @@ class Participant:
         return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
 
     def prepare_task(self, *, to_train: bool = True) -> None:
-        """Prepare the task for the model's weights: once a round for training, and anew for each evaluation."""
+        """Prepare the task for the model's weights: once per round for training, and anew for each evaluation."""
         if not to_train or self._ready_in != self.clock.round:
             with self.autocast():
                 self.task.prepare(self.model, self.head, self.public.pairs, self.setup.evaluation_batch)
@@ -289,7 +289,7 @@ class Participant:
         """Train on the task, and on what a method adds to it.
 
         Args:
-            samples: to train on.
+            samples: training samples.
             epochs: passes over them.
             steps: so many batches instead, in as many passes as that takes; a schedule by epochs counts them as one.
             purpose: names the random stream.
@@ -299,7 +299,7 @@ class Participant:
             after_step: called after each step.
 
         Returns:
-            Number of optimiser steps; 0 if there is nothing to train for.
+            Number of optimiser steps; 0 without a loss to train on.
         """
         if not (epochs if steps is None else steps) or (not task_weight and regulariser is None):
             return 0
@@ -316,7 +316,7 @@ class Participant:
                 trainer.step(loss, correct)
                 after_step()
                 done += 1
-            if done in (steps, before):  # no more wanted, or there is no batch
+            if done in (steps, before):  # all wanted batches are done, or the pass has none
                 break
         return done
 

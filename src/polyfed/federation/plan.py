@@ -1,4 +1,4 @@
-"""What settings alone say of a federation, and what of it cannot be: told before any data are opened."""
+"""A federation as its settings describe it, and the checks that need no data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class FederationPlan:
         public: the public set, if there is one.
         server: the server's model, task and data, if it has any.
         groups: group name -> its clients, of those whose settings are known here.
-        rounds: of the run.
-        clients: everybody there; before a run those of ``groups``, with no samples counted yet.
+        rounds: number of rounds of the run.
+        clients: all clients; before a run those of ``groups``, with no samples counted yet.
     """
 
     data: DataSettings
@@ -43,7 +43,7 @@ class FederationPlan:
 
     @property
     def public_has_classes(self) -> bool:
-        """Whether the public set has those of the server's task, as far as settings say."""
+        """True if the public set has the classes of the server's task, as far as settings show."""
         if self.public is None or self.server is None:
             return False
         there = self.data.sources[self.public.source].target_names
@@ -53,13 +53,13 @@ class FederationPlan:
         """The settings of clients' models, each with the name of its group."""
         return ((name, model) for name, group in self.groups.items() for model in group.models)
 
-    # ---- what cannot be
+    # ---- checks
 
     def require(self) -> None:
-        """Check that what the settings name is there, that widths are equal, and that items are enough where counted.
+        """Check that what the settings name exists, that widths are equal, and that items suffice where counted.
 
         Raises:
-            ConfigError: it is not so.
+            ConfigError: a check fails.
             DataError: a source has no such split.
         """
         sources = self.data.sources
@@ -111,10 +111,14 @@ class FederationPlan:
         """Check that there are public items where a group is to hold some."""
         public = self.public
         if group.items == "public" and (public is None or not group.is_of(public)):
-            what = f"the public set is not of '{group.source}' {group.split}" if public else "there is no public set"
+            what = (
+                f"the public set is not of '{group.source}' {group.split}"
+                if public
+                else "the federation has no public set"
+            )
             raise ConfigError(f"clients.{name}.items is public, but {what}; give a number, or leave it out")
         if group.also is not None and group.also.public and public is None:
-            raise ConfigError(f"clients.{name}.also is public, but there is no public set; add a 'public' section")
+            raise ConfigError(f"clients.{name}.also is public, but there is none; add a 'public' section")
 
     def _require_learnable(self, where: str, task: Task, model: ModelSettings, source: str) -> None:
         """Check that a task has its modalities and targets, and that the source has what the model encodes."""
@@ -162,7 +166,7 @@ class FederationPlan:
             require_drawable(public, most)
 
     def _require_dealt(self, name: str, group: GroupSettings, public: bool) -> None:
-        """Check that a group's items, where settings say how many there are, suffice for its clients and partition."""
+        """Check that a group's items, where settings give their number, suffice for its clients and partition."""
         most = self.data.sources[group.source].most_items(group.split, group.source)
         if self.public is not None and group.is_of(self.public):
             if public:

@@ -1,4 +1,4 @@
-"""The population of a federation: who there is, which samples they have, and the models that they start with."""
+"""The population of a federation: its participants, their samples, and the models that they start with."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Population:
 
     Args:
         data: the sources.
-        public: which items are public, if any are.
+        public: settings of the public set, if there is one.
         server: the server's model, task and data, if it has any.
         groups: group name -> its clients.
-        seed: of the run.
-        bundles: folder of what views have learnt from the public set; None: they learn it here.
-        add_modules: adds to clients' models what the method trains besides them.
-        salt: of the digests of classes in names of heads; see ``head_name``.
+        seed: seed of the run.
+        bundles: folder of state that views have learnt from the public set; None: they learn it here.
+        add_modules: adds the method's own modules to clients' models.
+        salt: key of the digests of classes in names of heads; see ``head_name``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Population:
         self._trains: dict[str, Samples] = {}
         self._tests: dict[tuple[str, str], Samples] = {}
 
-    # ---- who
+    # ---- participants
 
     @cached_property
     def members(self) -> dict[str, Member]:
@@ -98,7 +98,7 @@ class Population:
         else:
             items = torch.arange(len(self.data.split(group.source, group.split)))
             if self.public is not None and group.is_of(self.public.settings):
-                items = items[~torch.isin(items, self.public.all_items)]  # what everybody sees is nobody's own
+                items = items[~torch.isin(items, self.public.all_items)]  # public items are not private
         require_enough_items(name, group, len(items))
         if isinstance(group.items, int):
             order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
@@ -107,7 +107,7 @@ class Population:
 
     @cached_property
     def infos(self) -> tuple[ClientInfo, ...]:
-        """What the server sees of all clients, in client order."""
+        """Public profiles of all clients, in client order."""
         return tuple(
             ClientInfo(
                 id=member.id,
@@ -122,10 +122,10 @@ class Population:
         )
 
     def holding(self, member: Member) -> dict[str, object]:
-        """What a client holds, for the run folder; nothing but columns of classes and lists is read for it.
+        """Holdings of a client, for the run folder; only columns of classes and lists are read for them.
 
-        ``items`` and ``samples`` are all that it holds and encodes a modality of; of these, ``also`` says what is of
-        the public set or of a second source. ``index`` and the counts by class are of its own source. ``missing`` are
+        ``items`` and ``samples`` are all that it holds and encodes a modality of; ``also`` counts those of the public
+        set or of a second source. ``index`` and the counts by class are of its own source. ``missing`` are
         items that lack a modality, really or by simulation, ``unreadable`` those of which it encodes nothing.
         """
         own, *more = [self._held(holding, member) for holding in member.holdings]
@@ -141,7 +141,7 @@ class Population:
 
     def _held(self, holding: ItemShare, member: Member) -> dict[str, Any]:
         assignment, items = holding.assignment, holding.items
-        # the public set may have fewer samples an item than its source
+        # the public set may have fewer samples per item than its source
         public = self.public_samples({}) if assignment.public else None
         layout = public or self.data.samples(assignment.split, {}, layout=tuple(member.views))
         own = of_items(layout, items, holding.lacking)
@@ -166,7 +166,7 @@ class Population:
         return None if self.public is None else self.public.samples(views, lazy)
 
     def public_parts(self, views: Views) -> dict[str, Samples]:
-        """Public samples beside the pairs, by output; see ``PublicSet.parts``."""
+        """Public samples other than the pairs, by output; see ``PublicSet.parts``."""
         return {} if self.public is None else self.public.parts(views)
 
     @property
@@ -197,8 +197,8 @@ class Population:
         if group.test_split is None:
             return None
         # one copy of the test samples for the group, not one for each of its clients
-        who = f"all of {member.group}" if group.test == "all" else member.id
-        key = (who, f"{member.model.architecture} {model.architecture if model else ''}")
+        whose = f"all of {member.group}" if group.test == "all" else member.id
+        key = (whose, f"{member.model.architecture} {model.architecture if model else ''}")
         if key not in self._tests:
             split = self.data.split(group.source, group.test_split)
             lacking = member.holdings[0].assignment.lacking(member.place, test=True)
@@ -214,7 +214,7 @@ class Population:
         return samples.having_any(*samples.modalities).prepared()
 
     def _held_in(self, assignment: Assignment, member: Member, model: ModelSettings | None) -> Samples:
-        """What clients hold items of: a split, or the public set, which may have fewer samples an item."""
+        """Samples of a split, or of the public set, which may have fewer samples per item."""
         if self.public is None or not assignment.public:
             return self._viewed(assignment.split, member, model)
         views = sample_views(model or member.model, member.settings.task)
@@ -280,7 +280,7 @@ class Population:
         all test items. A server that expects a number of test items must find it.
 
         Raises:
-            DataError, ConfigError: it is not so.
+            DataError, ConfigError: a check fails.
         """
         settings = self.server
         if settings is not None and settings.expected_test_items is not None:
@@ -324,7 +324,7 @@ class Population:
                 )
 
     def _require_disjoint_data(self) -> None:
-        """What clients hold in addition is not tested on nor held twice, and public items are only public."""
+        """Check that additional items are not tested on or held twice, and that public items are only public."""
         if self.public is None and all(group.also is None for group in self.groups.values()):
             return
         splits = {(group.source, group.test_split) for group in self.groups.values()}
@@ -342,7 +342,7 @@ class Population:
                 if shared := also & set(ids):
                     raise DataError(
                         f"clients.{member.group}.also: {len(shared)} items of client '{member.id}' are in {where}, for "
-                        f"example '{min(shared)}'; name data that nobody is tested on and that it does not hold already"
+                        f"example '{min(shared)}'; name data that is not tested on and that it does not hold already"
                     )
         if self.public is not None:
             private = [

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: settings, and the drawing of a cohort."""
+"""Sampling of a round's cohort."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from polyfed.federation.client import ClientInfo
 
 
 class SamplingSettings(Settings):
-    """Which clients take part in a round."""
+    """Sampling of the clients of a round."""
 
     kind: Literal["uniform", "stratified"] = Field(
         default="uniform", description="from all clients together, or a share of every group (at least one)"
     )
     cohort: int | float | dict[str, int | float] | None = Field(
         default=None,
-        description="clients a round: a number (integer), a share of each group, at least one (fraction), either by "
+        description="clients per round: a number (integer), a share of each group, at least one (fraction), either by "
         "group (a mapping that names every group; stratified), None: all",
     )
 
@@ -59,7 +59,7 @@ class SamplingSettings(Settings):
         return tuple(client for client in clients if client.id in chosen)
 
     def _sizes(self, clients: Mapping[str, int]) -> list[int]:
-        """How many to draw from each group, given how many ``clients`` it has."""
+        """Clients to draw from each group, given the number of its ``clients``."""
         groups, everybody = list(clients.values()), sum(clients.values())
         if self.cohort is None or not everybody:
             return groups

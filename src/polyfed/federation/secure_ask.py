@@ -33,24 +33,22 @@ _MEMBER_BYTES = 1024  # of keys, signatures and shares, for each client
 
 @dataclass(frozen=True)
 class SecureSums:
-    """What is summed in a run, and how.
+    """Sums of replies whose single values the server never sees.
 
     Attributes:
-        rule: that holds.
+        rule: settings of the masked sum in force.
         run: fingerprint of the run's spec, which keys depend on.
-        weights: client step -> scalar field of its reply that is its weight.
     """
 
     rule: SecureSum
     run: str
-    weights: Mapping[str, str]
 
-    def replies(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Reply]:
-        """The mean of each type, from each of its clients.
+    def __call__(self, cohort: Cohort, ask: Ask, phase: int) -> Iterator[Reply]:
+        """Mean of each type, as the reply of each of its clients.
 
         Raises:
-            ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is none that the
-                method may use.
+            ExchangeError: of a type too few words arrived, too few helped to unmask them, or the sum is not
+                what was asked for.
         """
         ask.sent.update({client.id: ask.now(client) for client in ask.clients})
         cohort.listener.asking(ask.step, list(ask.sent))
@@ -64,7 +62,7 @@ class SecureSums:
 
 
 def require_several(clients: Sequence[ClientInfo], when: str) -> None:
-    """Check that nobody's value can be told from the sum of a type.
+    """Check that no client's value can be inferred from the sum of a type.
 
     Raises:
         ConfigError: a type has too few clients.
@@ -82,15 +80,15 @@ class _TypeSum:
     """Clients of one type on their way to a sum.
 
     Attributes:
-        asked: at the beginning.
+        asked: clients at the beginning.
         request: digest of what all of them are asked.
         public: client -> its public half, of those who sent some.
         signed: client -> its site's signature of that, of those whose sites sign.
         sealed: receiver -> sender -> shares.
         sums: layout and length of replies -> their sum, and who sent them.
-        sent: whose words count.
-        words, layout: sum of what they sent.
-        missing: client -> why.
+        sent: clients whose words are in the sum.
+        words, layout: sum of their words, and its layout.
+        missing: client -> failure.
     """
 
     asked: Sequence[ClientInfo]
@@ -106,7 +104,7 @@ class _TypeSum:
 
     @property
     def keys(self) -> Payload:
-        """What its clients are told of each other's keys."""
+        """Public keys of its clients, as each of them receives them."""
         keys = {KEYS: bytes_bundle(self.public)}
         return Payload(keys | ({SIGNED: bytes_bundle(self.signed)} if self.signed else {}))
 
@@ -118,12 +116,12 @@ class _TypeSum:
 
 @dataclass
 class SecureAsk:
-    """One ask.
+    """One ask whose replies are summed.
 
     Attributes:
-        sums: what holds.
-        cohort: who asks; clients that fail are put out of it.
-        ask, phase: what is asked, and its number in the round.
+        sums: settings of the sum.
+        cohort: cohort that asks; clients that fail leave it.
+        ask, phase: request, and its number in the round.
     """
 
     sums: SecureSums
@@ -133,7 +131,7 @@ class SecureAsk:
     _types: dict[str, _TypeSum] = field(default_factory=dict, init=False)
 
     def replies(self) -> Iterator[Reply]:
-        """As ``SecureSums.replies``; of the sum nothing has been checked."""
+        """Unchecked means, see ``SecureSums``."""
         self._types = {name: _TypeSum(clients) for name, clients in by_architecture(self.cohort.clients).items()}
         for client, reply in self._received(self.ask.step, self._requests(), self._read_reply):
             self._of(client).fold(client, reply)
@@ -233,8 +231,9 @@ class SecureAsk:
         return {client.id: bytes_in(payload, OPENING) for client, payload in opened}
 
     def _unfolded(self, type_sum: _TypeSum, shares: Mapping[str, Mapping[str, bytes]]) -> Iterator[Reply]:
-        by, rule, sent = self.sums.weights[self.ask.step], self.sums.rule, type_sum.sent
+        by, rule, sent = self.ask.schema.mean_by, self.sums.rule, type_sum.sent
         assert type_sum.words is not None
+        assert by is not None
         try:
             words = self._unmasked(type_sum, type_sum.words, shares) if rule.masks else type_sum.words
             summed = SummedReply(words, type_sum.layout)
@@ -260,7 +259,7 @@ class SecureAsk:
     def _carried(
         self, step: str, payloads: Mapping[str, Payload], lost: Callable[[ClientInfo, Failure], None] | None = None
     ) -> Iterator[tuple[ClientInfo, Payload]]:
-        """What clients answer to a step of the masking."""
+        """Answers of clients to a step of the masking."""
 
         def read(payload: Payload) -> Payload:
             bytes_in(payload, SEALED if step == SHARES else step)
@@ -281,7 +280,7 @@ class SecureAsk:
         read: Callable[[Payload], _Read],
         lost: Callable[[ClientInfo, Failure], None] | None = None,
     ) -> Iterator[tuple[ClientInfo, _Read]]:
-        """What is read of the answers to requests, and who gave them; the others are ``lost``."""
+        """Clients and their answers, as read; clients whose answers cannot be read are ``lost``."""
         clients, lost = {client.id: client for client in self.cohort.clients}, lost or self._lost
         for answer in self.cohort.channel.exchange(requests, self.cohort.reply_policy(self.ask.step).deadline):
             client = clients[answer.client]

@@ -26,27 +26,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Diagnostics:
-    """What a round tells of itself besides its results.
+    """Figures of a round other than its results.
 
     Attributes:
-        tell: is given metrics of training, which are the current round's.
+        record: receives metrics of training of the current round.
         arrays: named matrices of the current round, for plots: (values [clients, n], client ids).
         updating: observer of the next new global models, by type, just before they replace the old ones.
     """
 
-    tell: Callable[[Mapping[str, float]], None] = lambda metrics: None
+    record: Callable[[Mapping[str, float]], None] = lambda metrics: None
     arrays: dict[str, tuple[Tensor, list[str]]] = field(default_factory=dict)
     updating: Callable[[Mapping[str, Mapping[str, Tensor]]], None] | None = None
 
 
 @dataclass(kw_only=True)
 class Server(Participant):
-    """The server during a run. It knows clients by their ``ClientInfo`` only.
+    """The server during a run. It has only the ``ClientInfo`` of its clients.
 
     Attributes:
-        global_models: for methods that exchange weights.
-        validation: samples for model selection.
-        test: samples that are only ever reported on.
+        global_models: global models by type, for methods that exchange weights.
+        validation: samples for the choice of a model.
+        test: samples that are only reported on.
         state: further named tensors that last for the run.
         diagnostics: metrics and matrices of the current round.
     """
@@ -60,7 +60,7 @@ class Server(Participant):
 
     @property
     def has_model(self) -> bool:
-        """Whether the federation has a server model at all."""
+        """True if the federation has a server model."""
         return self.load_model is not no_model
 
     @cached_property
@@ -77,8 +77,8 @@ class Server(Participant):
         self.diagnostics.arrays, self._broadcast = {}, {}
 
     def snapshot(self) -> dict[str, Mapping[str, Tensor]]:
-        """All that lasts, as named groups of named tensors."""
-        # the part before the colon says what the group is; type names may have colons of their own
+        """State that lasts, as named groups of named tensors."""
+        # the group precedes the first colon; type names may have colons of their own
         groups: dict[str, Mapping[str, Tensor]] = {f"weights:{name}": value for name, value in self.weights.items()}
         if self.has_model:
             groups["model"] = self.model.exchanged()
@@ -86,7 +86,7 @@ class Server(Participant):
         return groups | {f"state:{name}": value for name, value in self.state.items()}
 
     def restore(self, round_number: int, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Be as after ``round_number``, given its snapshot."""
+        """Restore the state after ``round_number`` from its snapshot."""
         if "model" in groups:
             self.load_weights(groups["model"])
         parts: dict[str, dict[str, dict[str, Tensor]]] = {"weights": {}, "optimizer": {}, "state": {}}
@@ -102,9 +102,9 @@ class Server(Participant):
         self.clock = replace(self.clock, round=round_number)
 
     def record(self, **metrics: float) -> None:
-        """Tell of training metrics of this round."""
+        """Record training metrics of this round."""
         if metrics:
-            self.diagnostics.tell(metrics)
+            self.diagnostics.record(metrics)
 
     # ---- the public set
 
@@ -121,7 +121,7 @@ class Server(Participant):
 
     @property
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Everybody in the federation, in client order."""
+        """All clients of the federation, in client order."""
         return self.global_models.clients
 
     @property
@@ -217,7 +217,7 @@ class Server(Participant):
 
 
 def no_model(weights: Mapping[str, Tensor] | None) -> Model:
-    """What a server without a model provides: an error that says so."""
+    """Loader of a server without a model, which raises ConfigError."""
     raise ConfigError("this method needs a server model; add a 'server' section")
 
 

@@ -1,4 +1,4 @@
-"""Settings of a federation: who takes part, on which data, with which model and task."""
+"""Settings of a federation: participants, their data, models and tasks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 class MissingSettings(Settings):
     """Take a modality from some of the items of a group's clients; no item loses all that it has."""
 
-    rates: dict[str, Rate] = Field(
-        min_length=1, description="modality -> share of items that lack it; together at most one less than there are"
-    )
+    rates: dict[str, Rate] = Field(min_length=1, description="modality -> share of items that lack it")
     test: bool = Field(default=False, description="whether the clients' test items lack modalities likewise")
 
     def require_fit(self, encoded: Sequence[Collection[str]], test_split: str | None) -> None:
@@ -41,7 +39,7 @@ class MissingSettings(Settings):
 
         Args:
             encoded: modalities that each of its models encodes of samples.
-            test_split: where their test items come from.
+            test_split: split of their test items.
 
         Raises:
             ValueError: a modality is not encoded by all, or an item would lose all that it has.
@@ -57,16 +55,16 @@ class MissingSettings(Settings):
                     f"lack all of the {len(modalities)} modalities that a model encodes; lower them"
                 )
         if self.test and test_split is None:
-            raise ValueError("missing.test: there is no test_split; leave it out")
+            raise ValueError("missing.test: the group has no test_split; leave it out")
 
     def lacking(self, items: Int64[Tensor, " n"], stream: torch.Generator) -> Lacking:
-        """Which of the items lack each modality, as near to the rates as can be.
+        """Items that lack each modality, as near to the rates as possible.
 
         Items stand around a circle in random order, and modalities are missing on arcs of it, one after the other: as
         few items as can be lack two, and none lacks all.
 
         Args:
-            items: of a client, ascending.
+            items: items of a client, ascending.
             stream: the only source of randomness.
         """
         order = torch.randperm(len(items), generator=stream)
@@ -85,7 +83,7 @@ class DataSettings(Settings):
     dir: PlaceBeside | None = Field(default=None, description="folder of data sets; --data-dir, or POLYFED_DATA")
     weights_dir: PlaceBeside | None = Field(default=None, description="folder of weights; else POLYFED_WEIGHTS")
     cache_dir: PlaceBeside | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
-    max_pixels: int = Field(default=PIXELS, ge=1, le=MOST_PIXELS, description="most pixels of a decoded picture")
+    max_pixels: int = Field(default=PIXELS, ge=1, le=MOST_PIXELS, description="most pixels of a decoded image")
     sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")
 
     @model_validator(mode="after")
@@ -114,8 +112,8 @@ class PublicSettings(Settings):
 
     source: str = Field(description="name of a source")
     split: str = Field(default="train", description="split that the items are drawn from")
-    items: int | None = Field(default=None, ge=2, description="number of items (pictures); None takes all")
-    per_item: int | None = Field(default=None, ge=1, description="samples (captions) an item; None takes all")
+    items: int | None = Field(default=None, ge=2, description="number of items (images); None takes all")
+    per_item: int | None = Field(default=None, ge=1, description="samples (captions) per item; None takes all")
     without: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description="modality -> words, or ``@source`` for the class names of a source: items whose text has one of "
@@ -123,14 +121,14 @@ class PublicSettings(Settings):
     )
     unpaired: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
-        description="modality -> number of further items of which this modality alone is public: pictures without "
-        "captions, captions without pictures",
+        description="modality -> number of further items of which this modality alone is public: images without "
+        "captions, captions without images",
     )
     gallery: int = Field(
         default=0,
         ge=0,
-        description="number of further items that all represent and nobody learns from; on them the clients' ensemble "
-        "is compared with the server",
+        description="number of further items that all represent and none learns from; on them the clients' ensemble is "
+        "compared with the server",
     )
     reserve: int = Field(
         default=0,
@@ -141,7 +139,7 @@ class PublicSettings(Settings):
 
     @property
     def further(self) -> int:
-        """Items beside the pairs."""
+        """Number of items other than the pairs."""
         return sum(self.unpaired.values()) + self.gallery
 
 
@@ -150,11 +148,7 @@ class TrainingSettings(Settings):
 
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     schedule: Schedule = Field(default_factory=Schedule)
-    batch_size: int = Field(
-        default=64,
-        ge=2,
-        description="training batch, samples; a last batch of one is left out, as nothing is learnt of it",
-    )
+    batch_size: int = Field(default=64, ge=2, description="samples per training batch; a last batch of one is left out")
 
 
 def require_no_batch_size(training: TrainingSettings, why: str) -> None:
@@ -197,14 +191,14 @@ class ServerSettings(Settings):
     expected_test_items: int | None = Field(
         default=None,
         ge=1,
-        description="items (pictures) that the test split must have, where recalls are named after their gallery; "
+        description="items (images) that the test split must have, where recalls are named after their gallery; "
         "another number is refused before the run",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
 
 
 class AlsoSettings(Settings):
-    """What a group's clients hold in addition: items of the public set, or of a second source, dealt out among them."""
+    """Additional items of a group's clients: those of the public set, or of a second source, dealt out among them."""
 
     public: bool = Field(default=False, description="deal out the public set; ``also: public`` is short for it")
     source: str | None = Field(default=None, description="source that is dealt out in addition")
@@ -222,7 +216,7 @@ class AlsoSettings(Settings):
 
 
 class GroupSettings(Settings):
-    """Clients of one kind: equal data source and task, architectures of their own if several models are given."""
+    """Clients with one data source and task, architectures of their own if several models are given."""
 
     short_form: ClassVar[str] = "model"
 
@@ -235,21 +229,15 @@ class GroupSettings(Settings):
         description="test on the whole test split, or on what a client gets when it is dealt out as the clients hold "
         "the classes",
     )
-    test_items: int | None = Field(
-        default=None, ge=1, description="at most so many test items a client, drawn once for the group"
-    )
+    test_items: int | None = Field(default=None, ge=1, description="most test items per client, drawn for the group")
     items: Annotated[int, Field(ge=1)] | Literal["public"] | None = Field(
         default=None,
         description="deal out only so many items; None: all that are not public; ``public``: those of the public set, "
         "which is of the same split, in place of private ones",
     )
     partition: SerializeAsAny[Partition] = Field(default_factory=Iid)
-    also: AlsoSettings | None = Field(
-        default=None, description="items that are dealt out among the clients in addition: ``public``, or a source"
-    )
-    missing: MissingSettings | None = Field(
-        default=None, description="take modalities from some of the items that are complete; null: from none"
-    )
+    also: AlsoSettings | None = Field(default=None, description="additional items: ``public``, or a source")
+    missing: MissingSettings | None = Field(default=None, description="take modalities from items; null: none")
     task: TaskSettings
     type: TypeName = ""
     models: list[ModelSettings] = Field(min_length=1, description="client k gets models[k % len(models)]")
@@ -324,7 +312,7 @@ class HostSettings(Settings):
         validate_default=True,
         description="CPU threads; null: of the cores that this process may use, two at most. Sums depend on it",
     )
-    evaluation_batch: int = Field(default=256, ge=1, description="samples a batch when no gradient is needed")
+    evaluation_batch: int = Field(default=256, ge=1, description="samples per batch when no gradient is needed")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
 
 
@@ -335,6 +323,4 @@ class SiteSettings(Settings):
     public: PublicSettings | None = None
     clients: dict[GroupName, GroupSettings] = Field(description="group name -> clients of a kind that live here")
     run: HostSettings = Field(default_factory=HostSettings)
-    secret: Place | None = Field(
-        default=None, description="file of the secret that noise of differential privacy is drawn from; None: made here"
-    )
+    secret: Place | None = Field(default=None, description="file of the secret that noise is drawn from; None: made")

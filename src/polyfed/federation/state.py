@@ -1,10 +1,10 @@
-"""What clients keep between rounds: declared keys, durable after every step, bounded in memory.
+"""State that clients keep between rounds: declared keys, durable after every step, bounded in memory.
 
-A state is stored under the version (round, phase) of the step that made it, and knows the version of the one before it.
-The server says from which version a client goes on: that of the client's last step whose reply it accepted. A step
+A state is stored under the version (round, phase) of the step that made it, with the version of the one before it.
+The server names the version from which a client goes on: that of the client's last step whose reply it accepted. A step
 whose reply was lost, late or refused has therefore never happened, a round that was begun and lost is simply done
 again, and a client that does not have what it is asked for (its disk was replaced, or the server was restored from an
-old copy) says so instead of starting afresh in silence.
+old copy) raises an error instead of starting afresh in silence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(\d{6,})-(\d{2,})\.safetensors")  # as many digits that nam
 
 
 class Lifetime(Enum):
-    """How long a client keeps a value: for the whole run, or until its round ends."""
+    """Lifetime of a value that a client keeps: the run, or its round."""
 
     RUN = "run"
     ROUND = "round"
@@ -64,12 +64,12 @@ class ClientState(MutableMapping[str, Mapping[str, Tensor]]):
 
 
 class StateStore:
-    """States of many clients: one safetensors file a state, the most recently used also in memory.
+    """States of many clients: one safetensors file per state, the most recently used also in memory.
 
     Args:
-        folder: where the files live; one folder a client.
+        folder: folder of the files, with one folder per client.
         memory: bytes of state held in memory at most (one state is always held).
-        late: whether a step's reply may be accepted in a later round than it was asked for.
+        late: True if a reply may be accepted in a later round than it was asked for.
     """
 
     def __init__(self, folder: Path, memory: int = 1 << 30, *, late: bool = False) -> None:
@@ -78,10 +78,10 @@ class StateStore:
         self.held_bytes = 0
 
     def load(self, client: str, version: StateVersion | None) -> Entry:
-        """The state that a client's step ``version`` left; empty for None, before its first.
+        """State of a client after its step ``version``; empty for None, before its first.
 
         Raises:
-            RunError: there is no such state, or it is damaged.
+            RunError: the state is missing or damaged.
         """
         if version is None:
             return {}
@@ -98,8 +98,8 @@ class StateStore:
 
         Args:
             client: its id.
-            version: of the step that made the state.
-            entry: named tensors.
+            version: version of the step that made the state.
+            entry: named tensors of the state.
             after: version of the state that the step started from.
         """
         # a copy: the model whose tensors these are serves the next client

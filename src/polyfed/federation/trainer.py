@@ -25,9 +25,9 @@ Correction = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
 @dataclass(frozen=True)
 class Clock:
-    """Which round it is, of how many, in a run with which seed.
+    """Seed of the run, the round, and the number of rounds.
 
-    ``epochs`` is by how many a round advances the schedules that decay by epoch, for all participants and loops alike.
+    ``epochs`` is the number by which a round advances schedules by epoch, for all participants and loops alike.
     """
 
     seed: int

@@ -56,10 +56,10 @@ class ClientType:
     """Clients of one architecture, the name of which includes that of the task's head.
 
     Attributes:
-        name: that of their group, or of their groups.
-        architecture: of their models.
-        modalities: that they have.
-        clients: who they are.
+        name: name of their group or groups.
+        architecture: name of their models' architecture.
+        modalities: modalities of the clients.
+        clients: clients of the type.
     """
 
     name: str
@@ -105,8 +105,8 @@ class GlobalModels:
     """A global model for each type of clients.
 
     Attributes:
-        clients: everybody in the federation, in client order.
-        blueprint: gives the initial tensors of every architecture among the clients, and their slots.
+        clients: all clients of the federation, in client order.
+        blueprint: function that returns initial tensors and slots of every architecture.
         counted: client -> samples that it counts for in averages, where these may be fewer than it joined with.
         weights: type of clients -> tensors by name; none before ``start``.
     """
@@ -169,15 +169,15 @@ class GlobalModels:
 def head_name(task: Task, split: Split, kept_apart: str = "", salt: str = "") -> str:
     """Name of a task's head in ``Model.heads`` and in the name of an architecture; equal where heads mean the same.
 
-    It says the task, those of its settings that shape the head (where they are not the defaults), and, for a task with
-    classes, which classes these are: by their names, or, where they have none, by the source that numbers them. Several
-    tasks have the names of all.
+    It consists of the task, of those of its settings that shape the head (where they are not the defaults), and, for a
+    task with classes, of their names, or, where they have none, of the source that numbers them. Several tasks have the
+    names of all.
 
     Args:
-        task: whose head.
-        split: data that the head is for.
-        kept_apart: what the configuration calls the type, if it keeps it apart from others that are alike.
-        salt: key of the digests of classes, the same at all places of a run.
+        task: task of the head.
+        split: data of the head.
+        kept_apart: name of the type in the configuration, if it is kept apart from others that are alike.
+        salt: key of the digests of classes, the same at all sites of a run.
     """
     if isinstance(task, Joint):
         names = "+".join(head_name(one, split, salt=salt) for one in task.tasks)

@@ -171,7 +171,7 @@ def _noise(privacy: PrivacySettings) -> str:
         multiplier = privacy.samples.noise_multiplier
         return f"DP-SGD, gradients clipped to norm {privacy.samples.clip:g}, noise multiplier {multiplier:g}"
     assert privacy.reply is not None
-    clips = ", ".join(f"{kind.kind} clipped to norm {clip:g}" for kind, clip in privacy.reply.clips.items())
+    clips = ", ".join(f"{kind.label} clipped to norm {clip:g}" for kind, clip in privacy.reply.clips.items())
     return f"{clips}; noise multiplier {privacy.reply.noise_multiplier:.3g}"
 
 

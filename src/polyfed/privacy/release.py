@@ -39,7 +39,7 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
     for name, bundle in content.bundles.items():
         clip = protection.clips.get(type(bundle))
         if clip is None:
-            raise PayloadError(f"'{name}' in the reply ({bundle.kind}) has no clipping norm in privacy.reply")
+            raise PayloadError(f"'{name}' in the reply ({bundle.label}) has no clipping norm in privacy.reply")
         own = keyed_digest(key, name.encode())
         if isinstance(bundle, Weights):
             fields[name] = _update(bundle, received.bundles.get(name, {}), clip, protection, own)

@@ -215,7 +215,7 @@ class SummedReply:
             for name, values in sorted(bundle.items()):
                 parts.append(numbers.encoded(_array(values), weight / total))
                 entries.append([name, str(values.dtype).removeprefix("torch."), list(values.shape)])
-            layout.append([field, bundle.kind, bundle.attributes(), entries])
+            layout.append([field, bundle.label, bundle.attributes(), entries])
         parts.append(np.array([weight], numbers.dtype))
         words: Any = np.concatenate(parts)
         return cls(words, json.dumps(layout))

@@ -193,7 +193,7 @@ def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, sche
 
 
 def _without_norm(kinds: Set[type[TensorBundle]]) -> str:
-    keys = sorted(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.kind for kind in kinds)
+    keys = sorted(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.label for kind in kinds)
     return f"no clipping norm: {' and '.join(keys)}" if keys else ""
 
 

@@ -15,14 +15,22 @@ from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import EVALUATING, Cohort, CohortListener, Engine, ReplyPolicy
-from polyfed.federation.filters import Checks, Filter, NormClip, RecentNorms
-from polyfed.federation.paced_cohort import LateReplies, PacedCohort
-from polyfed.federation.paces import Buffered, Drawn
-from polyfed.federation.robust_replies import RobustReplies
+from polyfed.federation.filters import Checks, Filter, NormClip, RecentNorms, RobustReplies
+from polyfed.federation.paced_cohort import (
+    DROPPED,
+    LOST,
+    REPLIED,
+    AtWork,
+    Exchange,
+    LateReplies,
+    PacedCohort,
+    RealTime,
+    Timeline,
+)
+from polyfed.federation.paces import Buffered, SampledResponseTimes
 from polyfed.federation.secure_ask import SecureSums
 from polyfed.federation.server import Server
 from polyfed.federation.state import flatten, unflatten
-from polyfed.federation.timeline import DROPPED, LOST, REPLIED, AtWork, Exchange, RealTime, Timeline
 from polyfed.federation.types import Blueprint
 from polyfed.models.slots import decode_slots, require_slots
 from polyfed.privacy.accounting import epsilon_of, releases_within
@@ -33,7 +41,6 @@ from polyfed.runs.records import PACE, PRIVACY, SERVER
 from polyfed.wire.ledger import Channel, Ledger
 from polyfed.wire.messages import Answer, Failure, Request, StateVersion
 from polyfed.wire.payload import Payload
-from polyfed.wire.schema import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +86,7 @@ class Cohorts:
         run, clients = self.experiment.run, self.server.clients
         if not isinstance(run.pace, Buffered) and run.pace.clients is None:
             return None
-        times = (run.pace.clients or Drawn()).of(clients, run.seed)
+        times = (run.pace.clients or SampledResponseTimes()).of(clients, run.seed)
         if not run.engine.is_deployed:
             return Timeline(times)
 
@@ -138,8 +145,7 @@ class Cohorts:
             exchange = timeline.carried(exchange)
             make = partial(PacedCohort, pace=pace, timeline=timeline, everybody=self.server.clients, seed=run.seed)
             timeline = None  # which the cohort keeps itself
-        secure, steps = experiment.aggregation.secure, steps_of(experiment.algorithm)
-        means = {name: schema.mean_by for name, schema in steps.items() if schema.mean_by}
+        secure = experiment.aggregation.secure
         return make(
             clients=clients,
             round=number,
@@ -147,7 +153,7 @@ class Cohorts:
             reply_policy=lambda step: replace(reply_policy(step), stopped_by=run.stopped_by),
             filters=self._filters,
             # a method's sums only: whoever evaluates learns of each client
-            secure=None if secure is None else SecureSums(secure, self.fingerprint, means),
+            secure=None if secure is None else SecureSums(secure, self.fingerprint),
             accepted=self.accepted,
             listener=CohortEvents(self, number, timeline),
             type_of=self.server.type_of,

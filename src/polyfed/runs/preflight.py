@@ -14,9 +14,9 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.federation.attack import attacks_by_client
 from polyfed.federation.client import ClientInfo
+from polyfed.federation.filters import require_enough
 from polyfed.federation.plan import FederationPlan, planned_clients
 from polyfed.federation.population import Population
-from polyfed.federation.robust_replies import require_enough
 from polyfed.federation.secure_ask import require_several
 from polyfed.optim.settings import Schedule
 from polyfed.privacy.accounting import accounting

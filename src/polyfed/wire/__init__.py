@@ -1,1 +1,1 @@
-"""What crosses between server and clients: payloads, their encoding and compression, limits, the ledger."""
+"""Messages between server and clients: payloads, their encoding, limits, the ledger."""

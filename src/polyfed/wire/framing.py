@@ -42,7 +42,7 @@ def pack(payloads: Mapping[str, Payload], *, checksums: bool = False) -> tuple[d
     """Lay out messages: name -> JSON that refers to frames by position, and the frames, each bundle once.
 
     Args:
-        payloads: name of a message (a client) -> what it says.
+        payloads: name of a message (a client) -> its payload.
         checksums: add a CRC-32 of each frame's bytes, for wires that do not check by themselves.
     """
     frames: list[Frame] = []
@@ -75,14 +75,16 @@ def unpack(message: str, frames: Sequence[Frame], limits: Limits) -> Payload:
             f"message of schema {content.get('schema')}, this polyfed speaks {SCHEMA}: use equal versions of polyfed"
         )
     try:
-        places, scalars = _mapping(content["parts"]), _mapping(content["scalars"])
+        indices, scalars = _mapping(content["parts"]), _mapping(content["scalars"])
         order = [_text(name) for name in content["fields"]]
-        chosen = {name: frames[whole_number(place)] for name, place in places.items()}
+        chosen = {name: frames[whole_number(place)] for name, place in indices.items()}
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
-    if sorted(order) != sorted([*places, *scalars]):
-        raise PayloadError(f"damaged message: fields {sorted([*places, *scalars])} where {sorted(order)} are announced")
-    if unused := sorted({*range(len(frames))} - {*places.values()}):  # it would only take up memory
+    if sorted(order) != sorted([*indices, *scalars]):
+        raise PayloadError(
+            f"damaged message: fields {sorted([*indices, *scalars])} where {sorted(order)} are announced"
+        )
+    if unused := sorted({*range(len(frames))} - {*indices.values()}):  # it would only take up memory
         raise PayloadError(f"damaged message: no field refers to frame {unused[0]} of its {len(frames)}")
     fields: dict[str, TensorBundle | Scalar] = {name: unpack_frame(frame, limits) for name, frame in chosen.items()}
     for name, value in scalars.items():
@@ -98,7 +100,7 @@ def pack_frame(bundle: TensorBundle, *, checksums: bool = False) -> Frame:
     for tensor in bundle.values():
         buffers.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     crc = _crc(buffers) if checksums else _UNCHECKED
-    return Frame(_header(bundle.kind, bundle.attributes(), bundle.specs, crc), buffers)
+    return Frame(_header(bundle.label, bundle.attributes(), bundle.specs, crc), buffers)
 
 
 def unpack_frame(frame: Frame, limits: Limits | None = None) -> TensorBundle:
@@ -131,10 +133,10 @@ def wire_size(payload: Payload) -> int:
     """Bytes of a message and its frames, without packing them."""
     frames = {bundle.identity: bundle for bundle in payload.bundles.values()}
     numbers = {key: number for number, key in enumerate(frames)}
-    places = {name: numbers[bundle.identity] for name, bundle in payload.bundles.items()}
-    size = len(_message(payload, places).encode())
+    positions = {name: numbers[bundle.identity] for name, bundle in payload.bundles.items()}
+    size = len(_message(payload, positions).encode())
     for bundle in frames.values():
-        size += _header_size(bundle.kind, tuple(bundle.attributes().items()), bundle.specs) + tensor_bytes(bundle)
+        size += _header_size(bundle.label, tuple(bundle.attributes().items()), bundle.specs) + tensor_bytes(bundle)
     return size
 
 
@@ -143,28 +145,28 @@ def tensor_bytes(bundle: TensorBundle) -> int:
 
 
 @lru_cache(maxsize=64)  # the messages of a round are of few kinds
-def _header_size(kind: str, attributes: tuple[tuple[str, Scalar], ...], specs: Specs) -> int:
-    return len(_header(kind, dict(attributes), specs, _UNCHECKED).encode())
+def _header_size(label: str, attributes: tuple[tuple[str, Scalar], ...], specs: Specs) -> int:
+    return len(_header(label, dict(attributes), specs, _UNCHECKED).encode())
 
 
-def _header(kind: str, attributes: Mapping[str, Scalar], specs: Specs, crc: str) -> str:
+def _header(label: str, attributes: Mapping[str, Scalar], specs: Specs, crc: str) -> str:
     odd = next((dtype for _, dtype, _ in specs if dtype not in _NAMES), None)
     if odd is not None:
         raise PayloadError(f"tensors of {odd} cannot cross; valid: {', '.join(_DTYPES)}")
     tensors = [(name, _NAMES[dtype], shape) for name, dtype, shape in specs]
-    return _compact({"kind": kind, "attributes": attributes, "crc": crc, "tensors": tensors})
+    return _compact({"kind": label, "attributes": attributes, "crc": crc, "tensors": tensors})
 
 
-def _message(payload: Payload, places: Mapping[str, int]) -> str:
-    content = {"schema": SCHEMA, "fields": list(payload.fields), "scalars": payload.scalars, "parts": places}
+def _message(payload: Payload, positions: Mapping[str, int]) -> str:
+    content = {"schema": SCHEMA, "fields": list(payload.fields), "scalars": payload.scalars, "parts": positions}
     return _compact(content)
 
 
 def parsed_object(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
-    """A JSON object that somebody sent, of so many bytes at most.
+    """A received JSON object, of at most ``most`` bytes.
 
     Raises:
-        PayloadError: it is none, or beyond the bounds of ``read_json``.
+        PayloadError: it is not an object, or beyond the bounds of ``read_json``.
     """
     content = read_json(text, most)
     if not isinstance(content, dict):
@@ -173,14 +175,14 @@ def parsed_object(text: str, most: int = TEXT_BYTES) -> dict[str, Any]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):  # a list of pairs would make one too, with keys that are no names
+    if not isinstance(value, dict):  # a list of pairs would make one too, with keys that are not names
         raise TypeError(f"{type(value).__name__} where an object is expected")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a text")
     return value
 
 
@@ -188,10 +190,10 @@ def whole_number(value: Any) -> int:
     """A whole number from 0.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not.
     """
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is no whole number from 0")
+        raise TypeError(f"{value!r} is not a whole number from 0")
     return value
 
 
@@ -199,10 +201,10 @@ def require_attributes(cls: type[TensorBundle], attributes: Mapping[str, Any]) -
     """Raise PayloadError unless these are the attributes of the kind, each of its type."""
     wanted = {item.name: item.default for item in fields_of(cls) if item.name != "tensors"}
     if attributes.keys() != wanted.keys():
-        raise PayloadError(f"damaged message: {cls.kind} with {sorted(attributes)}, expected {sorted(wanted)}")
+        raise PayloadError(f"damaged message: {cls.label} with {sorted(attributes)}, expected {sorted(wanted)}")
     for name, default in wanted.items():
         if type(attributes[name]) is not type(default):
-            raise PayloadError(f"damaged message: {cls.kind}.{name} is {type(attributes[name]).__name__}")
+            raise PayloadError(f"damaged message: {cls.label}.{name} is {type(attributes[name]).__name__}")
 
 
 def _tensor(name: str, dtype: torch.dtype, shape: tuple[int, ...], raw: memoryview) -> Tensor:

@@ -36,11 +36,11 @@ class Ledger:
 
         Args:
             round_number: from 1.
-            client: who sent or received it.
+            client: client that sent or received it.
             direction: ``down`` to the client, ``up`` from it.
             step: the client step.
-            payload: as it crossed.
-            plain: as it would have crossed whole and in fp32, for the lines' ``full``; None: as it did.
+            payload: message as it crossed.
+            plain: message as it would have crossed in fp32, for the lines' ``full``; None: as it did.
         """
         common = {"round": round_number, "client": client, "direction": direction, "step": step}
         if self._last is None or self._last[0]() is not payload:
@@ -52,7 +52,7 @@ class Ledger:
             full, full_framing = _sizes(plain)
         for name, item in payload.bundles.items():
             dtypes = sorted({str(dtype).removeprefix("torch.") for _, dtype, _ in item.specs})
-            line = {"bundle": name, "kind": item.kind, "dtype": "+".join(dtypes), "bytes": sizes[name]}
+            line = {"bundle": name, "kind": item.label, "dtype": "+".join(dtypes), "bytes": sizes[name]}
             self.records.append(common | line | {"full": full[name]})
         line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}
         self.records.append(common | line)
@@ -73,14 +73,14 @@ def _sizes(payload: Payload) -> tuple[dict[str, int], int]:
 
 @dataclass(frozen=True)
 class Channel:
-    """Between the server and the clients of a round.
+    """Channel between the server and the clients of a round.
 
     Attributes:
-        exchange: carries messages, as ``Engine.exchange``.
-        transport: encoding.
-        ledger: where bytes are entered.
-        limits: on what clients send.
-        purpose: put before the step's name in the ledger.
+        exchange: exchange of the engine.
+        transport: encoding of messages.
+        ledger: record of bytes.
+        limits: bounds of messages from clients.
+        purpose: prefix of step names in the ledger.
     """
 
     exchange: Callable[[Sequence[Request], float | None], Iterator[Answer]]
@@ -95,10 +95,10 @@ class Channel:
         return request
 
     def decoded(self, request: Request, wire: Payload) -> Payload:
-        """What a client's reply says.
+        """Decoded reply of a client, entered.
 
         Args:
-            request: that it answers.
+            request: request that it answers.
             wire: the reply as it crossed.
         """
         plain = self.transport.decode(wire)
@@ -106,7 +106,7 @@ class Channel:
         return plain
 
     def dropped(self, request: Request, wire: Payload) -> None:
-        """Enter a reply that nobody reads."""
+        """Enter a reply that is not read."""
         self._enter(request, "up", wire, None)
 
     def refused(self, request: Request, size: int) -> None:

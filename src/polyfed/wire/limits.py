@@ -1,4 +1,4 @@
-"""What arrives before it is read: frames, and limits beyond which a message is refused.
+"""Received messages before they are read: frames, and limits beyond which a message is refused.
 
 A process that only passes frames on needs no torch, so this module imports none.
 """
@@ -17,25 +17,21 @@ from polyfed.core.untrusted import TEXT_BYTES
 
 
 class Limits(Settings):
-    """Bounds on one message, checked by whoever receives it."""
+    """Bounds of one message, checked by its receiver."""
 
     message_bytes: int = Field(default=1 << 32, ge=1, description="largest message, bytes of tensors")
-    text_bytes: int = Field(
-        default=TEXT_BYTES,
-        ge=1024,
-        description="largest text (JSON) of a message and the headers of its tensors, bytes",
-    )
+    text_bytes: int = Field(default=TEXT_BYTES, ge=1024, description="largest JSON and headers of tensors, bytes")
     tensors: int = Field(default=100_000, ge=1, description="most tensors in a message")
     row_norm: float = Field(default=1e4, gt=0, allow_inf_nan=False, description="largest L2 norm of a representation")
     tensor_norm: float = Field(default=1e6, gt=0, allow_inf_nan=False, description="largest L2 norm of other tensors")
 
 
 class ReplySize(NamedTuple):
-    """Largest reply to a request, known from what was asked; ``Limits`` hold beside it.
+    """Largest reply to a request, known from the request; ``Limits`` hold as well.
 
     Attributes:
-        tensors: how many, at most.
-        bytes: of all of them, at most.
+        tensors: most tensors.
+        bytes: most bytes of all tensors.
     """
 
     tensors: int

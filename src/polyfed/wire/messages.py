@@ -1,4 +1,4 @@
-"""What passes between a server and an engine for one client, and how other processes get it: JSON, and raw bytes."""
+"""Messages between a server and an engine for one client, and their layout for other processes: JSON, and raw bytes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ StateVersion = tuple[int, int]
 
 @dataclass(frozen=True)
 class Request:
-    """What one client is asked to do.
+    """Request to one client.
 
     Attributes:
-        client: its id.
+        client: id of the client.
         step: name of the client step.
         round, phase: number of the round, from 1, and of the ask in it; together the version of what the client keeps.
         after: version that its last step whose reply the server accepted left, from which it goes on; None: none.
@@ -51,11 +51,11 @@ class Cause(StrEnum):
     LOST = "lost"
     """Its process, node or connection is gone."""
     LATE = "late"
-    """It did not answer in time."""
+    """No answer arrived in time."""
     REFUSED = "refused"
     """Its site does not do what it is asked for."""
     INVALID = "invalid"
-    """What arrived is damaged, or not what may be used."""
+    """The answer is damaged, or must not be used."""
     FAILED = "failed"
     """Its step raised an error."""
 
@@ -65,11 +65,11 @@ class Failure:
     """Why a client gave no usable reply.
 
     Attributes:
-        cause: its kind.
-        text: a line.
-        details: a traceback.
+        cause: class of the failure.
+        text: one line.
+        details: traceback.
         place: ``file:line`` of the author's code, where an error was raised in it.
-        error: that was raised, in this process alone.
+        error: exception, only in the process that raised it.
     """
 
     cause: Cause
@@ -90,11 +90,11 @@ class Answer:
     """An engine's answer for one client: a payload, or why there is none.
 
     Attributes:
-        client: its id.
-        payload: of its reply.
-        failure: why there is none.
-        step_losses: of the optimiser steps behind it, in order; they cross no wire.
-        refused_bytes: that came, of a reply that cannot be read.
+        client: id of the client.
+        payload: payload of its reply.
+        failure: reason of a missing reply.
+        step_losses: losses of the optimiser steps behind it, in order; they cross no wire.
+        refused_bytes: bytes of a reply that cannot be read.
     """
 
     client: str
@@ -158,14 +158,14 @@ def envelope_answer(answer: Answer, *, checksums: bool = False) -> tuple[str, li
     """An answer ready to be carried."""
     if answer.payload is None:
         failure = answer.failure or NO_ANSWER
-        told = {name: getattr(failure, name) for name in ("cause", "text", "details", "place")}
-        return json.dumps({"client": answer.client, "failure": told}), []
+        fields = {name: getattr(failure, name) for name in ("cause", "text", "details", "place")}
+        return json.dumps({"client": answer.client, "failure": fields}), []
     messages, frames = pack({"": answer.payload}, checksums=checksums)
     return _envelope({"client": answer.client}, messages[""]).text, frames
 
 
 def answer_of(request: Request, text: str, frames: Sequence[Frame], limits: Limits) -> Answer:
-    """A client's answer to a request; what is no such answer becomes one that says what is wrong with it."""
+    """A client's answer to a request; anything else becomes a failure that names its fault."""
     client, sizes = request.client, [raw.nbytes for frame in frames for raw in frame.buffers]
     try:
         require_within(text, frames, limits)
@@ -199,5 +199,5 @@ def _envelope(fields: dict[str, Any], message: str) -> Envelope:
 
 def _payload(content: dict[str, Any], frames: Sequence[Frame], limits: Limits) -> Payload:
     if not isinstance(content.get("message"), str):
-        raise PayloadError("damaged message: there is no message in it")
+        raise PayloadError("damaged message: the envelope is empty")
     return unpack(content["message"], frames, limits)

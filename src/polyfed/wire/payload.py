@@ -29,15 +29,15 @@ Specs = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class TensorBundle(Mapping[str, Tensor]):
-    """Named tensors of one kind. The tensors are shared by reference in-process: whoever receives them only reads.
+    """Named tensors of one kind. The tensors are shared by reference in-process: receivers only read them.
 
-    So what is derived from them is derived once, of a broadcast for all clients.
+    So what is derived from a broadcast is derived once for all clients.
     """
 
     tensors: Mapping[str, Tensor]
-    kind: ClassVar[str] = "tensors"
+    label: ClassVar[str] = "tensors"
     limit: ClassVar[str] = "tensor_norm"
-    """Of ``Limits``: what each of ``norms`` may be at most."""
+    """Name of the bound in ``Limits`` of each of ``norms``."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -59,7 +59,7 @@ class TensorBundle(Mapping[str, Tensor]):
     @cached_property
     def identity(self) -> tuple[Any, ...]:
         """Equal for bundles that hold the very same tensors under the same names."""
-        return self.kind, tuple(self.attributes().items()), tuple((name, id(tensor)) for name, tensor in self.items())
+        return self.label, tuple(self.attributes().items()), tuple((name, id(tensor)) for name, tensor in self.items())
 
     @cached_property
     def specs(self) -> Specs:
@@ -68,7 +68,7 @@ class TensorBundle(Mapping[str, Tensor]):
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of kind, attributes, names, types, shapes and values, the same on every engine."""
-        digest = hashlib.sha256(json.dumps([self.kind, self.attributes()], sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps([self.label, self.attributes()], sort_keys=True).encode())
         for name, value in sorted(self.items()):
             # a view as bytes: numpy has no bfloat16
             content = value.detach().cpu().contiguous()
@@ -88,9 +88,9 @@ class TensorBundle(Mapping[str, Tensor]):
 
         Args:
             what: name of the field.
-            limits: on norms.
-            sent: what the sender started from: twice its norm is allowed where that is more than the limit, as nobody
-                is to blame for what others made of it.
+            limits: bounds of norms.
+            sent: tensors that the sender started from: twice their norm is allowed where that is more than the limit,
+                as no client is to blame for the work of others.
         """
         for name, norm in self._floating_norms.items():
             allowed = getattr(limits, self.limit)
@@ -129,14 +129,14 @@ def _sum_type(*tensors: Tensor) -> torch.dtype:
 class Weights(TensorBundle):
     """Model parameters and buffers by name."""
 
-    kind: ClassVar[str] = "weights"
+    label: ClassVar[str] = "weights"
 
     def part(self, names: Collection[str]) -> Weights:
-        """Those tensors that are called so."""
+        """Tensors with these names."""
         return Weights({name: value for name, value in self.tensors.items() if name in names})
 
     def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
-        """As of all bundles; variances of a batch normalisation must not be negative: their roots would be NaN."""
+        """Check values as in all bundles; variances of a batch normalisation must not be negative."""
         super().require_sound(what, limits, sent)
         for name, tensor in self.tensors.items():
             if name.endswith(_VARIANCE) and bool((tensor < 0).any()):
@@ -148,7 +148,7 @@ class PublicRows(TensorBundle):
     """One row a sample of the public set, in the order that ``order`` identifies: name -> [n, w]."""
 
     order: str = ""
-    kind: ClassVar[str] = "rows"
+    label: ClassVar[str] = "rows"
     limit: ClassVar[str] = "row_norm"
 
     def norms(self, tensors: list[Tensor]) -> Tensor:
@@ -163,7 +163,7 @@ class PublicRows(TensorBundle):
     def require_public(self, order: str) -> None:
         """Raise PayloadError unless these are floating rows of the public set ``order``, or of a draw from it."""
         if self.order and self.order.partition("/")[0] != order:
-            raise PayloadError(f"{self.kind} of another public set or order ({self.order}, expected {order})")
+            raise PayloadError(f"{self.label} of another public set or order ({self.order}, expected {order})")
         for name, tensor in self.items():
             if tensor.ndim != 2 or not tensor.is_floating_point():
                 raise PayloadError(f"tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, expected floating rows")
@@ -171,13 +171,13 @@ class PublicRows(TensorBundle):
     def require(self, order: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise PayloadError unless these are floating rows of these names and shapes, of the public set ``order``."""
         if self.order != order:
-            raise PayloadError(f"{self.kind} of another public set or order ({self.order}, expected {order})")
+            raise PayloadError(f"{self.label} of another public set or order ({self.order}, expected {order})")
         if set(self) != set(shapes):
-            raise PayloadError(f"{self.kind} of {list(self)}, expected {list(shapes)}")
+            raise PayloadError(f"{self.label} of {list(self)}, expected {list(shapes)}")
         for name, tensor in self.items():
             if tuple(tensor.shape) != tuple(shapes[name]) or not tensor.is_floating_point():
                 raise PayloadError(
-                    f"{self.kind} of '{name}' are {tensor.dtype} {list(tensor.shape)}, expected {list(shapes[name])}"
+                    f"{self.label} of '{name}' are {tensor.dtype} {list(tensor.shape)}, expected {list(shapes[name])}"
                 )
 
 
@@ -185,18 +185,18 @@ class PublicRows(TensorBundle):
 class Representations(PublicRows):
     """Representations of public samples, modality -> [n, d]."""
 
-    kind: ClassVar[str] = "representations"
+    label: ClassVar[str] = "representations"
 
 
 @dataclass(frozen=True)
 class Logits(PublicRows):
     """Class scores (logits) of public samples, name of the target -> [n, classes]."""
 
-    kind: ClassVar[str] = "scores"
+    label: ClassVar[str] = "scores"
 
 
 BUNDLE_KINDS: dict[str, type[TensorBundle]] = {
-    cls.kind: cls for cls in (TensorBundle, Weights, Representations, Logits)
+    cls.label: cls for cls in (TensorBundle, Weights, Representations, Logits)
 }
 
 
@@ -224,7 +224,7 @@ class Payload:
         """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit.
 
         Args:
-            limits: on norms.
+            limits: bounds of norms.
             sent: field -> weights that its sender started from.
         """
         for name, bundle in self.bundles.items():

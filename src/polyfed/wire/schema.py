@@ -1,4 +1,4 @@
-"""What client steps receive and return: declared by the method, checked by both sides before anything is used."""
+"""Declarations of client steps: fields of requests and replies, checked by both sides before use."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def schema_of(step: Callable[..., Any]) -> StepSchema:
     schema = getattr(step, "__client_step__", None)
     if not isinstance(schema, StepSchema):
         name = getattr(step, "__qualname__", step)
-        raise TypeError(f"{name} is no client step; mark it with @client_step() or @client_query()")
+        raise TypeError(f"{name} is not a client step; mark it with @client_step() or @client_query()")
     return schema
 
 
@@ -198,4 +198,4 @@ def _fits(value: TensorBundle | Scalar, wanted: Declared) -> bool:
 def _name(declared: Declared) -> str:
     if isinstance(declared, UnionType):
         return " or ".join(map(_name, typing.get_args(declared)))
-    return declared.kind if issubclass(declared, TensorBundle) else declared.__name__
+    return declared.label if issubclass(declared, TensorBundle) else declared.__name__

@@ -99,7 +99,7 @@ def test_the_last_round_asked_again_is_that_of_the_run(
         assert seen.is_exact
         assert seen.number == opened.experiment.run.rounds
         assert {reply.step for reply in seen.replies} == {step}
-        assert {bundle.kind for reply in seen.replies for bundle in reply.content.bundles.values()} == {bundle_kind}
+        assert {bundle.label for reply in seen.replies for bundle in reply.content.bundles.values()} == {bundle_kind}
         assert [reply.clients[0] for reply in seen.replies] == list(opened.federation.members)
 
 

@@ -1,4 +1,4 @@
-"""How low-rank adapters that clients have trained become new global ones.
+"""Averagings of low-rank adapters.
 
 A layer W is adapted by s B A, with A [r, in], B [out, r] and one scaling s for all clients. Averages of A and of B give
 another change than the average of the changes B A; rules differ in what they do about it, and about unequal ranks.
@@ -25,7 +25,6 @@ from polyfed.aggregation.averaging import (
     Mean,
     ModelsByType,
     SharedMean,
-    name_and_shape,
     require_one_frozen,
 )
 from polyfed.aggregation.mean import WeightedMean
@@ -36,7 +35,7 @@ from polyfed.models.model import ModelSettings
 
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 OFFSET = "base_layer.offset"
-"""Name of a layer's offset, in units of B A (``models.adapters.adapter.OffsetLinear``)."""
+"""Name of a layer's offset, a change in units of B A that is not its adapter (``models.adapters.adapter.OffsetLinear``)."""
 
 
 class Factors(NamedTuple):
@@ -59,7 +58,7 @@ class Factors(NamedTuple):
 
 
 class FactorNames(NamedTuple):
-    """Names of the tensors of a layer's adapter; the last may be of none."""
+    """Names of the tensors of a layer's adapter; the offset may be missing."""
 
     a: str
     b: str
@@ -81,13 +80,13 @@ def factor_names(names: Iterable[str]) -> dict[str, FactorNames]:
 
 
 def _without_rank(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What is the same of factors of all ranks."""
+    """Part of a shape that does not depend on the rank."""
     match = _FACTOR.fullmatch(name)
     return shape if match is None else shape[1:] if match[2] == "A" else shape[:1]
 
 
 def without(names: Iterable[str], *, factor: str = "", offsets: bool = False) -> frozenset[str]:
-    """Names of tensors but those of a factor (``a`` or ``b``) or those of offsets.
+    """Names of tensors without those of a factor (``a`` or ``b``) or those of offsets.
 
     >>> sorted(without(["q.lora_A.default.weight", "q.lora_B.default.weight", "head.bias"], factor="a"))
     ['head.bias', 'q.lora_B.default.weight']
@@ -138,16 +137,12 @@ def best_factors(change: Float[Tensor, "out in"], rank: int) -> Factors:
 
 
 class LowRankAveraging(Averaging):
-    """Averages adapters layer by layer; subclasses say what of them, and what new ones are made of that."""
+    """Averages adapters layer by layer; subclasses define the averaged tensors and the new adapters."""
 
-    between_types = True
+    between_types = crosses_types = True
     is_of_changes = True
     has_offset: ClassVar[bool] = False
     needs_equal_ranks: ClassVar[bool] = False
-
-    @property
-    def compares_updates(self) -> bool:
-        return True
 
     @model_validator(mode="after")
     def _is_exact(self) -> Self:
@@ -159,16 +154,16 @@ class LowRankAveraging(Averaging):
         """The mean of a layer over the clients so far and one more.
 
         Args:
-            mean: so far, or None: a running mean of ``averaged``, or what a subclass keeps.
-            factors: of the client's adapter.
-            weight: n_c, its number of samples.
+            mean: mean so far, or None; a running mean of ``averaged``, or a subclass's own.
+            factors: factors of the client's adapter.
+            weight: n_c, number of samples of the client.
         """
         mean = mean or WeightedMean()
         mean.add(self.averaged(factors), weight)
         return mean
 
     def averaged(self, factors: Factors) -> dict[str, Tensor]:
-        """What is averaged of a client's adapter of a layer; by default its change."""
+        """Tensors of a layer's adapter that are averaged; by default its change."""
         return {"change": factors.change}
 
     @abstractmethod
@@ -176,7 +171,7 @@ class LowRankAveraging(Averaging):
         """A layer's new adapter, of the rank of the old one of a type, from the clients' ``mean``."""
 
     def offset(self, mean: Any, new: Factors) -> Float[Tensor, "out in"] | None:
-        """What the new adapter leaves out, to be added to the layer for good; None: nothing is."""
+        """Change that the new adapter leaves out, to be added to the layer for good; None: nothing."""
         return None
 
     def new_means(self, models: ModelsByType, asked: Mapping[str, float]) -> Mapping[str, Mean]:
@@ -185,19 +180,16 @@ class LowRankAveraging(Averaging):
 
     def average(self, models: ModelsByType, means: Mapping[str, Any]) -> Averages:
         first: AdapterMean = next(iter(means.values()))
-        layers, others = first.layers, first.others.take() if first.others.total else {}
-        averages: Averages = {}
+        averages = first.others.averages(models)
         for type_name, model in models.items():
-            old = model.weights
-            new = {name: others.get(name_and_shape(name, value), value) for name, value in old.items()}
+            old, new = model.weights, averages[type_name]
             for layer, names in factor_names(old).items():
-                if layer in layers:
-                    given, mean = Factors(old[names.a], old[names.b]), layers[layer]
+                if layer in first.layers:
+                    given, mean = Factors(old[names.a], old[names.b]), first.layers[layer]
                     made = self.factors(mean, given)
                     new[names.a], new[names.b] = made.a.to(given.a), made.b.to(given.b)
                     if names.offset in old and (left := self.offset(mean, made)) is not None:
                         new[names.offset] = old[names.offset] + left.to(old[names.offset])
-            averages[type_name] = new
         return averages
 
     def require_adapters(self, models: Sequence[tuple[str, ModelSettings]]) -> None:
@@ -255,21 +247,19 @@ class AdapterMean:
     layers: dict[str, Any]
     others: SharedMean
 
-    def __post_init__(self) -> None:
-        self._names = factor_names(self.old)
-
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         """Fold the next client in; its tensors are not kept."""
         if weight > 0:
-            for layer, (a, b, _) in self._names.items():
+            adapters = factor_names(self.old)
+            for layer, (a, b, _) in adapters.items():
                 factors = Factors(*(tensors.get(name, self.old[name]).float() for name in (a, b)))
                 self.layers[layer] = self.rule.fold(self.layers.get(layer), factors, weight)
-            of_adapters = {name for layer in self._names.values() for name in layer}
+            of_adapters = {name for layer in adapters.values() for name in layer}
             self.others.add({name: value for name, value in tensors.items() if name not in of_adapters}, weight)
 
 
 def only(rule: type[LowRankAveraging]) -> AfterValidator:
-    """Lets a method have no averaging but a rule that it is made of, of whatever settings."""
+    """Validator that allows a method one averaging only, with any settings."""
 
     def check(averaging: Averaging) -> Averaging:
         if not isinstance(averaging, rule):

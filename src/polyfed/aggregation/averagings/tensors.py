@@ -17,7 +17,6 @@ from polyfed.aggregation.averaging import (
     Mean,
     ModelsByType,
     SharedMean,
-    name_and_shape,
     require_one_frozen,
 )
 from polyfed.aggregation.mean import WeightedMean, accumulator
@@ -44,7 +43,7 @@ class Contribution(NamedTuple):
 
 
 Rule = Mapping[tuple[str, Slot], tuple[Contribution, ...]]
-"""(type, slot) -> what its global model takes; nothing means that it stays as it is."""
+"""Maps (type, slot) to the contributions to its global model; without any it stays as it is."""
 
 
 class ByType(Averaging):
@@ -78,11 +77,11 @@ class ByType(Averaging):
         return averages
 
     def rule(self, models: ModelsByType, sizes: Mapping[str, float]) -> Rule:
-        """What each global model takes from which type, slot by slot; here, all of its own.
+        """Contributions to each global model, slot by slot; here, those of its own type.
 
         Args:
             models: type -> its global model.
-            sizes: type -> samples of its clients whose updates arrived; a type that is not there was absent.
+            sizes: type -> samples of its clients whose updates arrived; absent types are left out.
         """
         return {
             (type_name, slot): (Contribution(type_name, slot, 1.0),) if sizes.get(type_name, 0) > 0 else ()
@@ -98,11 +97,7 @@ class ByName(Averaging):
     """
 
     short_name: ClassVar[str] = "by_name"
-    between_types = True
-
-    @property
-    def compares_updates(self) -> bool:
-        return True
+    between_types = crosses_types = True
 
     @model_validator(mode="after")
     def _is_exact(self) -> Self:
@@ -115,11 +110,7 @@ class ByName(Averaging):
 
     def average(self, models: ModelsByType, means: Mapping[str, Any]) -> Averages:
         mean: SharedMean = next(iter(means.values()))
-        shared = mean.take() if mean.total else {}
-        return {
-            type_name: {name: shared.get(name_and_shape(name, value), value) for name, value in model.weights.items()}
-            for type_name, model in models.items()
-        }
+        return mean.averages(models)
 
     def require(self, models: ModelsByType) -> None:
         require_one_frozen(models)
@@ -135,19 +126,10 @@ class BySlot(ByType):
     short_name: ClassVar[str] = "by_slot"
     between_types = True
 
-    layers: Layers = Field(
-        default="encoder",
-        description="what types average with each other; mlp_norm: what the name blocks matches in FedCola's code",
-    )
-    range: Literal["modality", "all"] = Field(
-        default="modality", description="with whom: all who have the modality, or the stacks of all modalities"
-    )
-    compensation: bool = Field(
-        default=False, description="scale the other layers as those that are averaged between types (FedCola)"
-    )
-    factor: float = Field(
-        default=1.0, gt=0, le=1e6, description="on sample counts of clients with several modalities (FedIoT: 100)"
-    )
+    layers: Layers = Field(default="encoder", description="shared layers; mlp_norm: FedCola's code means it by blocks")
+    range: Literal["modality", "all"] = Field(default="modality", description="with all of the modality, or all stacks")
+    compensation: bool = Field(default=False, description="scale all other layers like the shared ones (FedCola)")
+    factor: float = Field(default=1.0, gt=0, le=1e6, description="on samples of clients with several modalities")
     denominator: Literal["slot", "model"] = Field(
         default="slot",
         description="of a share: samples of the types that have the slot; model: of all that average any slot of the "
@@ -161,13 +143,13 @@ class BySlot(ByType):
         return self
 
     def covers(self, slot: Slot) -> bool:
-        """Whether types average a slot with each other."""
+        """True if types average a slot with each other."""
         if self.layers == "encoder":
             return slot.role not in (HEAD, EXTRA)
         return slot.role in _ROLES[self.layers]
 
     def of_means(self, models: ModelsByType, means: Mapping[str, WeightedMean]) -> Averages:
-        """W <- W + sum of coefficient x (mean - W) as the rule says (FedCola, Eq. 3).
+        """W <- W + sum of coefficient x (mean - W) by the rule (FedCola, Eq. 3).
 
         Integer tensors (counters) are the rounded mean of the type's own.
         """
@@ -264,9 +246,7 @@ class MultimodalAveraging(BySlot):
     short_name: ClassVar[str] = "fediot"
 
     layers: Layers = Field(default="blocks", description="what types of clients average with each other")
-    factor: float = Field(
-        default=100.0, gt=0, le=1e6, description="alpha, on sample counts of clients with several modalities"
-    )
+    factor: float = Field(default=100.0, gt=0, le=1e6, description="alpha, on samples of multimodal clients")
 
 
 @torch.no_grad()
@@ -278,7 +258,7 @@ def _moved(
     name: str,
 ) -> Tensor:
     old, place = models[type_name].weights[name], models[type_name].slots[name]
-    if not shares:  # the very tensor: server optimisers leave alone what nobody has moved
+    if not shares:  # the same object: server optimisers skip tensors that no client has moved
         return old
     if shares == (Contribution(type_name, place.slot, 1.0),) or not old.is_floating_point():
         return means[type_name][name] if type_name in means else old

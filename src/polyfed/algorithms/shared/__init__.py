@@ -1,1 +1,1 @@
-"""What methods share: bases and collaborators, none of which is a method."""
+"""Parts that methods share: bases and collaborators, none of which is a method."""

@@ -1,4 +1,4 @@
-"""BYOL between two views of a batch, beside a task's own loss."""
+"""BYOL between two views of a batch, in addition to a task's own loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfed.models.model import Embedder, Model
 
 
 class Byol(Settings):
-    """How BYOL trains beside other losses."""
+    """BYOL in addition to other losses."""
 
     weight: float = Field(default=1.0, gt=0, description="factor of BYOL")
     momentum: float = Field(default=0.99, ge=0, le=1, description="of the target network, at each step")
@@ -54,7 +54,7 @@ def random_views(samples: Samples) -> list[str]:
     """Modalities whose training view takes anything from its random stream."""
     names = []
     for name in samples.modalities:
-        # no view says of itself whether it is random: look whether making one moves the stream
+        # no view states whether it is random: look whether making one moves the stream
         stream = torch.Generator()
         before = stream.get_state()
         rows = samples.rows[name]

@@ -1,4 +1,4 @@
-"""How far clients move a model in a round, how far they agree, and how far the server follows."""
+"""Lengths of clients' moves of a model in a round, their agreement, and the server's step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Moves:
         self._sums: dict[str, tuple[int, float, Tensor | float]] = {}  # name and shape -> n, sum ||d||^2, sum d
 
     def add(self, weights: Mapping[str, Tensor], start: Mapping[str, Tensor], *, compared: bool = False) -> None:
-        """How a client moved its floating tensors; ``compared`` with others' moves of tensors of one name and shape."""
+        """Add a client's move of its floating tensors; ``compared`` with others' of tensors of one name and shape."""
         for name, move in _moves(weights, start):
             count, squares, total = self._sums.get(key := name_and_shape(name, move), (0, 0.0, 0.0))
             self._sums[key] = count + 1, squares + _square(move), total + move if compared else 0.0
@@ -36,9 +36,9 @@ class Moves:
         """``followed``: length of the global model's step in that of a client's move (root mean square).
 
         1 where all agree and are averaged, 1 / sqrt(n) where n move in unrelated directions, less where an average is
-        scaled down. Nothing where nobody moved.
+        scaled down. Nothing where no client moved.
         """
-        return _told("followed", sum(_square(move) for _, move in _moves(new, old)), self._lengths(1))
+        return _ratio("followed", sum(_square(move) for _, move in _moves(new, old)), self._lengths(1))
 
     def disagreement(self) -> dict[str, float]:
         """``disagreement``: distance between two clients' moves in the length of one (root mean squares).
@@ -48,7 +48,7 @@ class Moves:
         """
         shared = [(n, squares, _square(torch.as_tensor(total))) for n, squares, total in self._sums.values() if n > 1]
         apart = sum(2 * max(n * squares - total, 0.0) / (n * (n - 1)) for n, squares, total in shared)
-        return _told("disagreement", apart, self._lengths(2))
+        return _ratio("disagreement", apart, self._lengths(2))
 
     def _lengths(self, least: int) -> float:
         return sum(squares / n for n, squares, _ in self._sums.values() if n >= least)
@@ -86,7 +86,7 @@ class MovesObserver:
         return map(noted, replies)
 
 
-def _told(name: str, square: float, of: float) -> dict[str, float]:
+def _ratio(name: str, square: float, of: float) -> dict[str, float]:
     return {name: math.sqrt(square / of)} if of else {}
 
 

@@ -39,7 +39,7 @@ from polyfed.wire.payload import Logits, Representations
 _TRIED = 3  # rounds, as clients of some methods begin alone
 _DRAWN = 200  # rounds whose cohorts are drawn at most; a mean over more would be the same
 _LENGTHS = ("epochs", "steps", "batches_per_epoch")  # ends of names of training lengths
-_ROWS = (Representations.kind, Logits.kind)  # bundles with a row for each public sample
+_ROWS = (Representations.label, Logits.label)  # bundles with a row for each public sample
 
 _S = TypeVar("_S", bound=Settings)
 Moved = Mapping[str, Mapping[str, float]]

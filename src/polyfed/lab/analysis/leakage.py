@@ -394,7 +394,7 @@ def bundle_name(name: str, bundle: TensorBundle) -> str:
     """Name of a field of a reply: logits are scores on the wire, and not all named tensors are weights of a model."""
     if isinstance(bundle, Weights) and name != UPDATE:
         return name
-    return "logits" if bundle.kind == "scores" else bundle.kind
+    return "logits" if bundle.label == "scores" else bundle.label
 
 
 _INTERVAL = "{value:.2f} [{low:.2f}, {high:.2f}]"
