@@ -18,8 +18,8 @@ from torch import nn
 import polyfed
 from polyfed import Experiment, open_run, register_data, register_module, resume, run
 from polyfed.core.errors import ConfigError, DataError, PolyfedError
-from polyfed.data.sources.stored import Arrow
 from polyfed.data.sources.memory import Memory, registered_data
+from polyfed.data.sources.stored import Arrow
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.registered import Registered
 from small_federations import Config, bag, plain, resnet, words

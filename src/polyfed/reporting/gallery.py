@@ -22,7 +22,7 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import list_lengths
-from polyfed.data.images import opened_image, image_bytes
+from polyfed.data.images import image_bytes, opened_image
 from polyfed.data.samples import Inputs
 from polyfed.data.sounds import wav, waveform
 from polyfed.data.source import Column, Split

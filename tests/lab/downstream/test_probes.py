@@ -13,8 +13,8 @@ from probe_outcomes import outcome, values
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
-from polyfed.data.sources.stored import Parquet
 from polyfed.data.sources.scenes import Scenes
+from polyfed.data.sources.stored import Parquet
 from polyfed.lab.downstream.probe import Bench, Probe
 from polyfed.lab.downstream.probes.classification import FewShot
 from polyfed.lab.downstream.probes.retrieval import RetrievalProbe
