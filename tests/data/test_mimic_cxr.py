@@ -299,9 +299,7 @@ def test_an_image_without_a_key_is_named(made: Folder, column: str, views: list[
     rows = [["d50000000-ap", 50000000, 10000000, "train"], ["d50000000-pa", 50000000, 10000000, "train"]]
     rows[1][header.index(column)] = ""
     made.table("split", [header, *rows])
-    message = (
-        rf"source 'mimic', mimic-cxr-2\.0\.0-split\.csv\.gz, column '{column}', row 1: no value; every image needs"
-    )
+    message = rf"source 'mimic', mimic-cxr-2\.0\.0-split\.csv\.gz, column '{column}', row 1: no value; fill it"
     with pytest.raises(DataError, match=message):
         opened(made, views=views)
 

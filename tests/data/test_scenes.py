@@ -50,13 +50,13 @@ def test_labels_have_names_and_fit_them():
 
 
 def test_images_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPatch):
-    drawn: Counter[int] = Counter()
+    drawn, render = Counter[int](), scenery.render
 
     def counting(scene, recipe, index):
         drawn[index] += 1
-        return scenery.render(scene, recipe, index)
+        return render(scene, recipe, index)
 
-    monkeypatch.setattr(module.scenery, "render", counting)
+    monkeypatch.setattr(scenery, "render", counting)
     data = opened()
     for column in ("captions", "label", "text", "topic", "questions", "answers"):
         values(data, column)
