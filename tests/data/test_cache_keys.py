@@ -293,7 +293,7 @@ def test_equal_texts_share_a_key_wherever_they_lie(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow", "memory"])
-def test_a_picture_that_a_row_names_is_part_of_the_key(tmp_path: Path, name: str) -> None:
+def test_an_image_that_a_row_names_is_part_of_the_key(tmp_path: Path, name: str) -> None:
     image, other = _image(tmp_path / "site" / "x.bmp", 10), _image(tmp_path / "y.bmp", 200)
     shown = image if name == "memory" else Path("x.bmp")
     struct = pa.struct({"bytes": pa.binary(), "path": pa.string()})
@@ -304,8 +304,8 @@ def test_a_picture_that_a_row_names_is_part_of_the_key(tmp_path: Path, name: str
     elif name == "arrow":
         pyarrow.feather.write_feather(table, str(tmp_path / "site" / "train.arrow"), "uncompressed")
     else:
-        register_data("cache-keys-picture", {"train": table})
-        source = {"name": name, "data": "cache-keys-picture", "columns": {"image": "image"}}
+        register_data("cache-keys-image", {"train": table})
+        source = {"name": name, "data": "cache-keys-image", "columns": {"image": "image"}}
     before = _keys(source, tmp_path)
     _equal(image, other)
     other.replace(image)

@@ -44,10 +44,10 @@ from small_federations import tiny_experiment
 )
 def test_items_have_the_wanted_values_in_every_column(tmp_path: Path, where: dict[str, Any], rows: list[int]) -> None:
     split = opened(written(tmp_path), where=where, targets={"group": "group"})
-    whole = table()
+    complete = table()
     assert list(split.ids) == [f"k{row}" for row in rows]
-    for column in whole.column_names:
-        everything = whole[column].to_pylist()
+    for column in complete.column_names:
+        everything = complete[column].to_pylist()
         assert split.read(column).values.to_pylist() == [everything[row] for row in rows]
     assert split.left_out == {}
 
@@ -101,7 +101,7 @@ def test_columns_that_cannot_be_used_so_are_named(tmp_path: Path, settings: dict
         opened(written(tmp_path), **settings)
 
 
-def test_a_value_that_only_another_split_has_is_no_mistake(tmp_path: Path) -> None:
+def test_a_value_of_another_split_alone_is_accepted(tmp_path: Path) -> None:
     written(written(tmp_path), "test", country=["Italy"] * 6)
     assert len(opened(tmp_path, "test", where={"country": ["Italy", "Spain"]})) == 6
     with pytest.raises(DataError, match=r"set/test: none of 6 items fits where \{country: 'Spain'\}"):
@@ -156,7 +156,7 @@ def test_lists_of_labels_are_not_judged(tmp_path: Path) -> None:
         split.read("marks")
 
 
-def test_refused_gaps_say_what_to_set(tmp_path: Path) -> None:
+def test_refused_gaps_name_the_setting(tmp_path: Path) -> None:
     written(tmp_path, mention=pa.array([0, 1, None, 1, 0, 1], pa.int8()), image=[None, *map(picture, range(5))])
     split = opened(tmp_path, targets={"y": "mention"})
     with pytest.raises(DataError, match=r"row 2: label None .*incomplete: leave_out"):
@@ -165,7 +165,7 @@ def test_refused_gaps_say_what_to_set(tmp_path: Path) -> None:
         Pixels(size=8).open(split.modality("image"), "image", context_of(tmp_path))
 
 
-def test_pictures_are_not_read_to_find_that_none_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_not_read_to_find_that_none_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, text=["a", None, "", "d", "e", "f"])
     read: list[str] = []
     original = ParquetShards.read
@@ -257,7 +257,7 @@ def test_only_the_first_rows_of_a_split_are_items(tmp_path: Path) -> None:
     assert len(opened(tmp_path, **kept, where={"country": "Italy"}).ids) == 2
     assert len(opened(tmp_path, first={"train": 99}).ids) == 6
     assert len(opened(tmp_path, first={"train": 4, "validation": 2, "test": 1}).ids) == 4
-    message = r"first\.trian: no split of the source; valid are train, validation, test, .* did you mean 'train'\?"
+    message = r"first\.trian: not a split of the source; valid are train, validation, test, .* did you mean 'train'\?"
     with pytest.raises(DataError, match=message):
         opened(tmp_path, first={"trian": 4})
     written(tmp_path, "dev")
@@ -350,7 +350,7 @@ def test_an_empty_cell_is_a_modality_that_the_item_lacks(tmp_path: Path) -> None
     assert not batch.inputs["image"][1].any()
 
 
-def test_a_picture_without_captions_is_one_sample_and_a_blank_caption_none(tmp_path: Path) -> None:
+def test_an_image_without_captions_is_one_sample_and_a_blank_caption_none(tmp_path: Path) -> None:
     cells = {
         "image": [PICTURES[0], PICTURES[1], PICTURES[2], None],
         "text": [["a", "b"], [], ["c", ""], ["d", "e"]],
@@ -413,7 +413,7 @@ def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path:
     }
 
 
-def test_what_takes_complete_samples_says_what_is_missing(tmp_path: Path) -> None:
+def test_missing_modalities_are_named_where_samples_must_be_complete(tmp_path: Path) -> None:
     cells = {"image": [PICTURES[0], None], "text": ["one", "two"], "label": [0, 1]}
     samples = kept(tmp_path, cells)
     samples.require_all("text", "the probe")

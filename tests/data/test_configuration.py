@@ -59,13 +59,13 @@ def test_components_are_named_and_survive_being_written(
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("form", "settings"),
     [
         *((Parquet, {"path": "set", "where": {"ok": value}}) for value in ([], None, 1.5, [None])),
         *((MimicCxr, {"path": "x"} | wrong) for wrong in ({"views": []}, {"sections": ["()"]}, {"labels": "negative"})),
         (Pixels, {"normalise": "mnist"}),
     ],
 )  # fmt: skip
-def test_settings_that_mean_nothing_are_refused(kind: type[Settings], settings: dict[str, Any]) -> None:
+def test_settings_that_mean_nothing_are_refused(form: type[Settings], settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(reversed(settings))):
-        kind.model_validate(settings)
+        form.model_validate(settings)

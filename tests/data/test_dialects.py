@@ -1,4 +1,4 @@
-"""Tables of any country are read as they are meant, and say how they are written, or the setting that tells."""
+"""Tables of any country are read as they are meant, or refused with the setting that decides; dialects as text."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def read(folder: Path, content: str | bytes, **settings: Any) -> tuple[Rows, Dia
     return read_annotations(folder / "t.csv", **settings)
 
 
-def one_column(folder: Path, cells: Sequence[str], beside: str = "6,5", **settings: Any) -> list[Any]:
-    rows = "".join(f"{cell};{beside}\n" for cell in cells)
-    return list(read(folder, f"x;beside\n{rows}", **settings)[0]["x"])
+def one_column(folder: Path, cells: Sequence[str], next: str = "6,5", **settings: Any) -> list[Any]:
+    rows = "".join(f"{cell};{next}\n" for cell in cells)
+    return list(read(folder, f"x;next\n{rows}", **settings)[0]["x"])
 
 
 @given(
@@ -47,13 +47,13 @@ def test_numbers_are_equal_in_whatever_country_they_are_written(
     folder = tmp_path_factory.mktemp("countries")
     for delimiter, decimal, group in COUNTRIES.values():
         lines = [delimiter.join(("Größe", "Anzahl", "Befund"))]
-        for hundredths, whole in numbers:
+        for hundredths, complete in numbers:
             writing = str.maketrans({",": group, ".": decimal})
-            cells = (f"{hundredths / 100:,.2f}".translate(writing), f"{whole:,}".translate(writing), "weiß;\t,")
+            cells = (f"{hundredths / 100:,.2f}".translate(writing), f"{complete:,}".translate(writing), "weiß;\t,")
             lines.append(delimiter.join(f'"{cell}"' for cell in cells))
         rows, dialect = read(folder, end.join(lines).encode(encoding))
         assert rows["Größe"] == [hundredths / 100 for hundredths, _ in numbers]
-        assert rows["Anzahl"] == [whole for _, whole in numbers]
+        assert rows["Anzahl"] == [complete for _, complete in numbers]
         assert (dialect.delimiter, dialect.decimal, dialect.rows) == (delimiter, decimal, len(numbers))
 
 
@@ -97,27 +97,27 @@ def test_columns_where_decimals_have_commas(tmp_path: Path, cells: list[str], nu
     ],
 )
 def test_columns_where_decimals_have_points(tmp_path: Path, cells: list[str], numbers: list[Any]) -> None:
-    assert one_column(tmp_path, cells, beside="0.25") == numbers
+    assert one_column(tmp_path, cells, next="0.25") == numbers
 
 
 def test_a_sign_that_may_be_meant_in_two_ways_is_settled_by_the_file_or_a_setting(tmp_path: Path) -> None:
-    for beside, numbers in (("6,5", [1234, 5678]), ("0.5", [1.234, 5.678])):
-        assert one_column(tmp_path, ["1.234", "5.678"], beside) == numbers
-    with pytest.raises(DataError, match=r"t.csv' '1.234' in 'x' may be 1.234 or 1234; say which .*decimal: "):
+    for next, numbers in (("6,5", [1234, 5678]), ("0.5", [1.234, 5.678])):
+        assert one_column(tmp_path, ["1.234", "5.678"], next) == numbers
+    with pytest.raises(DataError, match=r"t.csv' '1.234' in 'x' may be 1.234 or 1234; give the sign .*decimal: "):
         one_column(tmp_path, ["1.234"], "a")
     assert one_column(tmp_path, ["1.100", "999"], "a") == [1100, 999]
     assert one_column(tmp_path, ["1.234"], "a", decimal=",") == [1234]
     assert one_column(tmp_path, ["1.234"], "a", decimal=".") == [1.234]
-    with pytest.raises(DataError, match=r"has '6,5' in 'beside' and '0.75' in 'x'; say which sign .*decimal: "):
+    with pytest.raises(DataError, match=r"has '6,5' in 'next' and '0.75' in 'x'; give the sign .*decimal: "):
         one_column(tmp_path, ["0.75"])
     assert one_column(tmp_path, ["0.75"], decimal=".") == [0.75]
 
 
-def test_what_was_found_is_said(tmp_path: Path) -> None:
+def test_dialects_describe_themselves(tmp_path: Path) -> None:
     text = "Größe, cm;CRP, mg/l;Dosis\n180,5;6,5;5\n170,0;k.A.;>200\n171,0;k.A.;6\n"
     _, dialect = read(tmp_path, text.encode("windows-1252"))
     parts = ["Windows-1252 (as in 'Größe'), ';' between fields, ',' as decimal point, 3 rows"]
-    parts += ["2 'k.A.' in 'CRP, mg/l' read as missing", "'Dosis' is no column of numbers, as it has '>200'"]
+    parts += ["2 'k.A.' in 'CRP, mg/l' read as missing", "'Dosis' is not a column of numbers, as it has '>200'"]
     assert str(dialect) == "; ".join(parts)
     assert str(read(tmp_path, "text\tlabel\na\t1\n")[1]) == "UTF-8, tab between fields, 1 row"
 
@@ -142,7 +142,7 @@ def test_a_column_of_numbers_that_has_an_odd_value_names_it(tmp_path: Path, cell
         assert dialect.mixed == ({"x": odd} if odd else {})
 
 
-def test_a_column_with_an_odd_value_tells_the_decimal_sign_where_no_other_does(tmp_path: Path) -> None:
+def test_a_mixed_column_decides_the_decimal_sign_if_others_do_not(tmp_path: Path) -> None:
     table = "x;y\n1.234;{}\n5.678;{}\n2.345;odd\n"
     assert read(tmp_path, table.format("6,5", "7,5"))[0]["x"] == [1234, 5678, 2345]
     assert read(tmp_path, table.format("6.5", "7.5"))[0]["x"] == [1.234, 5.678, 2.345]
@@ -152,7 +152,7 @@ def test_a_column_with_an_odd_value_tells_the_decimal_sign_where_no_other_does(t
 @pytest.mark.parametrize("comma", ["6,5", "1,2345"])
 def test_commas_and_points_before_decimals_are_refused_whatever_is_between_fields(tmp_path: Path, comma: str) -> None:
     for delimiter in (";", ","):
-        with pytest.raises(DataError, match=f"has '{comma}' in 'x' and '0.75' in 'y'; say which sign .*decimal: "):
+        with pytest.raises(DataError, match=f"has '{comma}' in 'x' and '0.75' in 'y'; give the sign .*decimal: "):
             read(tmp_path, f'x{delimiter}y\n3{delimiter}1\n"{comma}"{delimiter}0.75\n')
     assert read(tmp_path, 'x,y\n3,1\n"1,234",0.75\n')[0]["x"] == [3, 1234]
     assert read(tmp_path, 'x,y\n1\'234,1\n"1,234",0.75\n')[0]["x"] == ["1'234", "1,234"]
@@ -216,7 +216,7 @@ def test_a_file_of_two_encodings_and_a_codec_that_is_none_are_refused(tmp_path: 
         ('label,text\na,"one\nb,""two"""\n', [("a", 'one\nb,"two"')]),
     ],
 )
-def test_lines_in_quotes_are_one_row_where_anything_tells(tmp_path: Path, text: str, rows: list[Any]) -> None:
+def test_lines_in_quotes_are_one_row_where_signs_allow(tmp_path: Path, text: str, rows: list[Any]) -> None:
     columns, _ = read(tmp_path, text)
     assert list(zip(*columns.values(), strict=True)) == rows
 
@@ -225,7 +225,7 @@ FILES = ("bilder/a.png", "bilder/b.png", "masken/a.png", "masken/b.png")
 
 
 @pytest.mark.parametrize(
-    ("heading", "rows", "found"),
+    ("heading", "rows", "result"),
     [
         ("datei,befund", ["a.png,x", "b.PNG,y"], "datei"),
         ("befund,stamm", ["x,a", "y,b"], "stamm"),
@@ -240,7 +240,7 @@ FILES = ("bilder/a.png", "bilder/b.png", "masken/a.png", "masken/b.png")
     ],
 )
 def test_a_column_of_file_names_is_found_by_its_content(
-    tmp_path: Path, heading: str, rows: list[str], found: str | None
+    tmp_path: Path, heading: str, rows: list[str], result: str | None
 ) -> None:
     columns, _ = read(
         tmp_path,
@@ -248,11 +248,11 @@ def test_a_column_of_file_names_is_found_by_its_content(
         files=(*FILES, *(f"{k}.png" for k in range(9)), *(f"00{k}.png" for k in range(9))),
     )
     names = [name for name in heading.split(",") if name not in columns]
-    assert names == ([found] if found else [])
+    assert names == ([result] if result else [])
 
 
-def test_two_columns_that_may_name_the_pictures_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"columns vorn, seite name files of the folder; say .* file_column"):
+def test_two_columns_that_may_name_the_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"columns vorn, seite name files of the folder; give .* file_column"):
         read(tmp_path, "vorn,seite\na.png,b.png\n", files=("a.png", "b.png"))
 
 
@@ -286,7 +286,7 @@ def test_a_folder_needs_no_setting_for_its_table(tmp_path: Path) -> None:
         ([None, "-"], False),
     ],
 )
-def test_numbers_and_dates_are_no_texts(cells: list[str | None], is_numeric: bool) -> None:
+def test_numbers_and_dates_are_not_texts(cells: list[str | None], is_numeric: bool) -> None:
     assert is_numeric_text(cells) == is_numeric
 
 

@@ -1,15 +1,21 @@
+"""Features of frozen networks, and inputs of pretrained networks against their own processor and tokenizer."""
+
+from __future__ import annotations
+
 import errno
 import io
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers as hf
 from PIL import Image
 from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, RobertaConfig, ViTConfig, ViTModel
 
@@ -19,7 +25,8 @@ from polyfed.data import backbones
 from polyfed.data.backbones import TextPreparation, quiet
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext
-from polyfed.data.views.features import FeatureComputation, Features
+from polyfed.data.views.features import FeatureComputation, Features, Native
+from tiny_networks import PREPROCESSOR, ROOM, save
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -80,12 +87,12 @@ def test_features_equal_the_backbone_by_hand(context, pool, shape):
     assert got.dtype == torch.float32
     with quiet():
         model = ViTModel.from_pretrained(context.weights / "vit", add_pooling_layer=False).eval()
-    for row, found in zip(rows.tolist(), got, strict=True):
+    for row, result in zip(rows.tolist(), got, strict=True):
         picture = Image.open(io.BytesIO(images[row]["bytes"])).resize((32, 32), Image.Resampling.BICUBIC)
         x = torch.tensor(np.asarray(picture)).permute(2, 0, 1)[None] / 127.5 - 1
         tokens = model(x).last_hidden_state[0]
         expected = {"auto": tokens[0], "mean": tokens.mean(0), "tokens": tokens}[pool]
-        torch.testing.assert_close(found, expected, atol=5e-3, rtol=5e-3)
+        torch.testing.assert_close(result, expected, atol=5e-3, rtol=5e-3)
     assert torch.equal(opened(rows, torch.Generator()), got)
 
 
@@ -120,7 +127,7 @@ def test_only_rows_that_are_asked_for_are_encoded_with_the_bits_of_the_whole(con
     views = {"image": Features(backbone="vit", batch_size=2), "text": Features(backbone="bert", batch_size=2)}
     elsewhere = replace(context, cache=context.cache / "whole")
     for modality, view in views.items():
-        whole = view.open(columns[modality], modality, elsewhere)(torch.arange(9))
+        complete = view.open(columns[modality], modality, elsewhere)(torch.arange(9))
         encoded: list[int] = []
         original = FeatureComputation._batch
 
@@ -131,9 +138,9 @@ def test_only_rows_that_are_asked_for_are_encoded_with_the_bits_of_the_whole(con
         monkeypatch.setattr(FeatureComputation, "_batch", noting)
         opened = view.open(columns[modality], modality, context)
         opened.prepare(torch.tensor([7, 2, 8]))
-        assert torch.equal(opened(torch.tensor([2, 7, 8])), whole[[2, 7, 8]])
+        assert torch.equal(opened(torch.tensor([2, 7, 8])), complete[[2, 7, 8]])
         assert sorted(encoded) == [2, 7, 8]
-        assert torch.equal(view.open(columns[modality], modality, context)(torch.arange(9)), whole)
+        assert torch.equal(view.open(columns[modality], modality, context)(torch.arange(9)), complete)
         assert sorted(encoded) == [*range(9)]
         monkeypatch.undo()
 
@@ -151,9 +158,9 @@ def test_fewer_positions_are_averages(context):
     images = column([png(seed) for seed in range(2)])
     few, all_of = (Features(backbone="vit", pool="tokens", positions=count) for count in (4, None))
     assert few.spec("image", context).shape == (5, 16)
-    opened, whole = (view.open(images, "image", context)(torch.arange(2)) for view in (few, all_of))
-    torch.testing.assert_close(opened[:, 0], whole[:, 0])
-    torch.testing.assert_close(opened[:, 1], whole[:, [1, 2, 5, 6]].mean(1), atol=5e-3, rtol=5e-3)
+    opened, complete = (view.open(images, "image", context)(torch.arange(2)) for view in (few, all_of))
+    torch.testing.assert_close(opened[:, 0], complete[:, 0])
+    torch.testing.assert_close(opened[:, 1], complete[:, [1, 2, 5, 6]].mean(1), atol=5e-3, rtol=5e-3)
 
 
 def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
@@ -177,7 +184,9 @@ def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context,
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
-def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_told(context, monkeypatch, caplog, call):
+def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_reported(
+    context, monkeypatch, caplog, call
+):
     images, view, rows = [png(seed) for seed in range(6)], Features(backbone="vit"), torch.tensor([5, 0, 5])
     kept = view.open(column(images), "image", replace(context, cache=context.cache / "roomy"))(rows)
 
@@ -236,21 +245,21 @@ def test_texts_have_features_too(context, pool, positions, shape):
         torch.testing.assert_close(opened(torch.tensor([row]))[0], expected, atol=5e-3, rtol=5e-3)
 
 
-@pytest.mark.parametrize("kind", ["bert", "clip", "roberta"])
-def test_a_text_longer_than_the_backbone_s_positions_is_refused_before_any_work(context, monkeypatch, kind):
-    folder = context.weights / kind
+@pytest.mark.parametrize("form", ["bert", "clip", "roberta"])
+def test_a_text_longer_than_the_backbone_s_positions_is_refused_before_any_work(context, monkeypatch, form):
+    folder = context.weights / form
     text = {**SMALL, "vocab_size": 30, "max_position_embeddings": 40}
     configs = {
         "bert": BertConfig(**text),
         "clip": CLIPConfig(text_config=text, vision_config={**SMALL, "image_size": 32, "patch_size": 8}),
         "roberta": RobertaConfig(**text, pad_token_id=1),
     }
-    configs[kind].save_pretrained(folder)
+    configs[form].save_pretrained(folder)
     monkeypatch.setattr(backbones, "outline", lambda *_: pytest.fail("work was begun"))
-    view = Features(backbone=kind, tower="text" if kind == "clip" else "whole")
+    view = Features(backbone=form, tower="text" if form == "clip" else "whole")
     (folder / "vocab.txt").write_text("x")
-    most = 38 if kind == "roberta" else 40  # roberta's positions begin behind its padding id
-    message = rf"length is 64, but the text backbone '{kind}' has positions for {most} tokens; set the view's length to"
+    most = 38 if form == "roberta" else 40  # roberta's positions begin behind its padding id
+    message = rf"length is 64, but the text backbone '{form}' has positions for {most} tokens; set the view's length to"
     with pytest.raises(ConfigError, match=message):
         view.spec("text", context)
     monkeypatch.setattr(TextPreparation, "of", classmethod(lambda cls, *_, **__: "prepared"))
@@ -271,3 +280,79 @@ def test_stored_flickr8k_features_are_reproduced(tmp_path):
     got = view.open(Column(images, "flickr", "flickr8k"), "image", context)(torch.arange(16))
     # both are rounded to float16: they differ by one step of that at most
     torch.testing.assert_close(got, reference, atol=2e-3, rtol=1e-3)
+
+
+# ---- inputs by a network's own folder
+
+TEXTS = ["w1 w2 w3", "w4", "w5 unheard w6 w7 w8", "", " ".join(f"w{number}" for number in range(20))]
+
+
+@pytest.fixture
+def networks(tmp_path: Path) -> DataContext:
+    for name in ("vit", "bert", "clip", "roberta"):
+        save(name, tmp_path / "weights")
+    return DataContext(tmp_path / "cache", tmp_path / "weights")
+
+
+def native(view: Native, values: list[Any], networks: DataContext) -> torch.Tensor:
+    column = Column(pa.chunked_array([values]), f"{len(values)} values", "here")
+    return view.open(column, "m", networks)(torch.arange(len(values)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "side"),
+    [
+        ({}, 40),
+        ({"resample": 2, "do_normalize": False}, 40),
+        ({"do_rescale": False}, 40),
+        ({"rescale_factor": 1 / 127.5, "size": {"height": 24, "width": 24}}, 40),
+        ({"do_center_crop": True, "crop_size": {"height": 24, "width": 24}, "size": {"shortest_edge": 24}}, 28),
+    ],
+)
+def test_pixels_are_those_of_the_folders_own_processor(
+    changes: dict[str, Any], side: int, networks: DataContext
+) -> None:
+    form = hf.CLIPImageProcessorPil if "do_center_crop" in changes else hf.ViTImageProcessorPil
+    content = PREPROCESSOR | changes
+    (networks.weights / "vit" / "preprocessor_config.json").write_text(json.dumps(content))
+    pictures = [struct_of(noise(seed, side, 28), f"{seed}.png") for seed in range(3)]
+    result = native(Native(backbone="vit"), pictures, networks)
+    images = [Image.open(io.BytesIO(picture["bytes"])) for picture in pictures]
+    expected = form(**content)(images, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(result, expected.float(), atol=1e-4, rtol=1e-4)
+    assert result.std() > 0.1
+
+
+@pytest.mark.parametrize(("backbone", "tower"), [("bert", "whole"), ("clip", "text")])
+def test_ids_are_those_of_the_folders_own_tokenizer(backbone: str, tower: Any, networks: DataContext) -> None:
+    view = Native(backbone=backbone, tower=tower, length=ROOM)
+    own = hf.AutoTokenizer.from_pretrained(networks.weights / backbone)
+    expected = own(TEXTS, padding=True, truncation=True, max_length=ROOM, return_tensors="pt")["input_ids"]
+    result = native(view, TEXTS, networks)
+    assert torch.equal(result, expected[:, : result.shape[1]])
+    assert (expected[:, result.shape[1] :] == own.pad_token_id).all()
+    spec = view.spec("m", networks)
+    assert (spec.shape, spec.pad, len(spec.vocabulary)) == ((ROOM,), own.pad_token_id, len(own))
+
+
+def test_settings_of_ones_own_go_before_those_of_the_folder(networks: DataContext) -> None:
+    assert Native(backbone="vit", size=24).spec("m", networks).shape == (3, 24, 24)
+    assert Native(backbone="vit", fit="crop").resolved("image", networks).fit == "crop"
+    assert Native(backbone="roberta").spec("m", networks).shape == (ROOM,)  # positions of 13 begin behind padding
+    assert Native(backbone="bert", length=5).spec("m", networks).shape == (5,)
+    assert Native(backbone="clip", tower="vision").spec("m", networks).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "file", "message"),
+    [
+        ("nowhere", None, "view native, backbone: no folder 'nowhere'"),
+        ("vit", "preprocessor_config.json", "lacks preprocessor_config.json"),
+        ("bert", "tokenizer*.json", "lacks a tokenizer"),
+    ],
+)
+def test_what_a_folder_lacks_is_named(backbone: str, file: str | None, message: str, networks: DataContext) -> None:
+    for path in (networks.weights / backbone).glob(file) if file else ():
+        path.unlink()
+    with pytest.raises(ConfigError, match=message):
+        Native(backbone=backbone).spec("m", replace(networks, fitted={}))

@@ -66,7 +66,7 @@ def test_a_column_called_audio_makes_no_recordings(tmp_path: Path) -> None:
     assert findings.items == {"train": 1}
 
 
-def test_rows_of_one_picture_are_one_item_with_lists_of_what_differs(tmp_path: Path) -> None:
+def test_rows_of_one_image_are_one_item_with_lists_of_what_differs(tmp_path: Path) -> None:
     files(tmp_path, {"a.png": "", "b.png": "blue", "captions.csv": CSV})
     split = opened(tmp_path, columns={"image": "image", "text": "caption"})
     assert split.ids == ("a.png", "b.png")
@@ -166,8 +166,8 @@ def test_texts_alone(tmp_path: Path) -> None:
     assert values(opened(tmp_path / "two" / "train.csv"), "text") == ["one", "two"]
 
 
-def test_splits_that_nothing_tells_are_drawn(tmp_path: Path) -> None:
-    files(tmp_path, {f"{kind}/{k}.png": "" for kind in ("cat", "dog") for k in range(10)})
+def test_undefined_splits_are_drawn(tmp_path: Path) -> None:
+    files(tmp_path, {f"{form}/{k}.png": "" for form in ("cat", "dog") for k in range(10)})
     fractions = {"validation": 0.1, "test": 0.25}
     parts = {split: opened(tmp_path, split, fractions=fractions).ids for split in ("train", "validation", "test")}
     assert {split: len(ids) for split, ids in parts.items()} == {"train": 13, "validation": 2, "test": 5}
@@ -192,7 +192,7 @@ def test_a_changed_file_is_seen_and_read_again(tmp_path: Path) -> None:
     assert before.fingerprint != after.fingerprint
 
 
-def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Path) -> None:
+def test_rows_of_images_that_are_not_there_are_left_out_if_asked(tmp_path: Path) -> None:
     files(tmp_path, {"a.png": "", "captions.csv": CSV})
     with pytest.raises(DataError, match=r"names 1 images that are not in .*, first 'b.png'; add them, or"):
         opened(tmp_path)
@@ -202,7 +202,7 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        ({"x.md": "hello"}, {}, "there is nothing to read in"),
+        ({"x.md": "hello"}, {}, "no readable data in"),
         ({"a.png": ""}, {}, "has images alone, such as 'a.png'; add a captions.csv"),
         ({"a.png": "", "captions.csv": "name,caption\nz.png,x\n"}, {}, "has no column of file names.*: name, caption"),
         (
@@ -210,17 +210,21 @@ def test_rows_of_pictures_that_are_not_there_are_left_out_if_asked(tmp_path: Pat
             {"file_column": "nam"},
             r"no column 'nam' \(file_column, --file-column\); did you mean 'name'",
         ),
-        ({"a.png": "", "captions.csv": "file_name,caption\nz.png,x\n"}, {}, "no image called 'z.png', nor any other"),
+        (
+            {"a.png": "", "captions.csv": "file_name,caption\nz.png,x\n"},
+            {},
+            "neither 'z.png' nor any other image of its rows",
+        ),
         ({"a.png": "", "captions.csv": "file_name,caption\n"}, {}, "has no rows"),
         ({"a.png": "", "captions.jsonl": "{nonsense"}, {}, "cannot be read as JSON objects, one a line"),
-        ({"a.png": "", "one.csv": CSV, "two.csv": CSV}, {}, "which of one.csv, two.csv says what belongs"),
+        ({"a.png": "", "one.csv": CSV, "two.csv": CSV}, {}, "any of one.csv, two.csv may belong to the images"),
         ({"a.png": "", "captions.csv": CSV}, {"annotations": "caption.csv"}, "no file 'caption.csv' .* 'captions.csv'"),
         ({"p/a.png": "", "q/a.png": "", "captions.csv": CSV}, {}, "'a.png' may be 'p/a.png' or 'q/a.png'"),
         ({"a.png": "", "b.png": "", "captions.csv": CSV}, {"split_column": "fold"}, "no column 'fold' .split_column"),
         (
             {"a.png": "", "captions.csv": "file_name,caption,split\na.png,x,extra\n"},
             {},
-            "column 'split': 'extra' is none of the splits",
+            "column 'split': 'extra' is not one of the splits",
         ),
         ({"a.jpg": "", "captions_val2017.json": '{"images": [], "annotations": []}'}, {}, "has no captions"),
     ],
@@ -236,7 +240,7 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("fractions", "message"),
     [
-        ({"tset": 0.1}, "'tset' is no split to be drawn"),
+        ({"tset": 0.1}, "'tset' cannot be drawn"),
         ({"validation": 0.5, "test": 0.5}, "leave something for train"),
     ],
 )
@@ -248,11 +252,11 @@ def test_fractions_leave_something_to_train_on(fractions: Mapping[str, float], m
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def pictures(folder: Path, *names: str, kind: str | None = None) -> Path:
+def pictures(folder: Path, *names: str, form: str | None = None) -> Path:
     for number, name in enumerate(names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(path, kind)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(path, form)
     return folder
 
 
@@ -265,7 +269,7 @@ def labels(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("paths", "found"),
+    ("paths", "result"),
     [
         (
             "train/large_vehicles/train/1.png train/bus/2.png test/large_vehicles/train/3.png test/bus/4.png",
@@ -280,20 +284,20 @@ def labels(folder: Path) -> dict[str, Any]:
         ("all/training_set/cat/1.png all/test_set/cat/2.png", "train:cat test:cat"),
     ],
 )
-def test_the_split_is_the_outermost_folder_and_the_label_the_innermost(tmp_path: Path, paths: str, found: str) -> None:
-    told = labels(pictures(tmp_path / "data", *paths.split()))
-    assert " ".join(f"{split}:{label}" for split, label in (told[path] for path in paths.split())) == found
+def test_the_split_is_the_outermost_folder_and_the_label_the_innermost(tmp_path: Path, paths: str, result: str) -> None:
+    lines = labels(pictures(tmp_path / "data", *paths.split()))
+    assert " ".join(f"{split}:{label}" for split, label in (lines[path] for path in paths.split())) == result
 
 
-def test_folders_of_splits_without_classes_say_so(tmp_path: Path) -> None:
+def test_folders_of_splits_without_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"\('test_images' is taken for a split\); .* folders of their classes"):
         labels(pictures(tmp_path / "data", "train_images/1.png", "test_images/1.png"))
 
 
 def test_files_that_are_not_read_are_listed_and_what_pillow_reads_is_read(cli: Cli, tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", *(f"{name}/{k}.png" for name in "ab" for k in range(10)))
-    pictures(folder, "a/x.jfif", kind="JPEG")
-    pictures(folder, "b/x.jp2", kind="JPEG2000")
+    pictures(folder, "a/x.jfif", form="JPEG")
+    pictures(folder, "b/x.jp2", form="JPEG2000")
     for name in ("a/1.dcm", "a/2.DCM", "b/scan", "notes.txt"):
         (folder / name).write_bytes(b"x")
     table = Folder(path=str(folder)).content()
@@ -305,7 +309,7 @@ def test_files_that_are_not_read_are_listed_and_what_pillow_reads_is_read(cli: C
     assert ".dcm: 2" in out
 
 
-def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> None:
+def test_an_unread_file_differs_from_a_missing_one(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", "a.png")
     (folder / "b.dcm").write_bytes(b"x")
     (folder / "captions.csv").write_text("file_name,caption\na.png,x\nb.dcm,y\n")
@@ -327,7 +331,7 @@ def test_a_file_that_is_there_and_not_read_is_no_missing_one(tmp_path: Path) -> 
         ("images/a/{}.jpg", "masks/a/{}.png"),
     ],
 )
-def test_folders_of_masks_are_no_classes(tmp_path: Path, cli: Cli, images: str, masks: str) -> None:
+def test_folders_of_masks_are_not_classes(tmp_path: Path, cli: Cli, images: str, masks: str) -> None:
     folder = pictures(tmp_path / "data", *(form.format(k) for k in range(9) for form in (images, masks)))
     content = Folder(path=str(folder)).content()
     assert (content.rows.column_names, content.unused) == (["file_name", "image", "mask"], ())
@@ -344,13 +348,13 @@ def test_folders_of_masks_are_no_classes(tmp_path: Path, cli: Cli, images: str, 
 
 
 @pytest.mark.parametrize("odd", ["images/9.png", "masks/9.png", "hats/0.png"])
-def test_a_picture_without_a_mask_or_a_class_beside_them_is_refused(tmp_path: Path, odd: str) -> None:
+def test_an_image_without_a_mask_or_a_class_next_to_masks_is_refused(tmp_path: Path, odd: str) -> None:
     folder = pictures(tmp_path / "data", odd, *(f"{name}/{k}.png" for k in range(4) for name in ("images", "masks")))
-    with pytest.raises(DataError, match=r"masks are called as images, such as 'masks/0.png', but not"):
+    with pytest.raises(DataError, match=r"masks have names of images, such as 'masks/0.png', but not"):
         Folder(path=str(folder)).content()
 
 
-def test_pictures_may_have_masks_and_captions_beside_them(tmp_path: Path) -> None:
+def test_images_may_have_masks_and_files_of_captions(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", *(f"{name}/{k}.png" for k in range(4) for name in ("images", "masks")))
     files(folder, {f"images/{k}.txt": f"one of {k}\nanother\n" for k in range(4)})
     rows = Folder(path=str(folder)).content().rows
@@ -363,7 +367,7 @@ def test_a_class_that_is_called_as_masks_are_stays_a_class(tmp_path: Path) -> No
     assert set(Folder(path=str(folder)).content().rows["label"].to_pylist()) == {"hats", "masks"}
 
 
-def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None:
+def test_a_column_of_paths_of_images_opens_as_images(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", "p/1.png", "p/2.png", "m/1.png")
     (folder / "metadata.csv").write_text("file_name,mask,text\np/1.png,m/1.png,see a.png\np/2.png,,p/2\n")
     rows = Folder(path=str(folder)).content().rows
@@ -371,7 +375,7 @@ def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None
     assert ColumnRoles.of(rows) == ColumnRoles("image", "text", None, mask="mask")
     for row in ("m/7.png", "7.png"):
         (folder / "metadata.csv").write_text(f"file_name,mask\np/1.png,{'m/1.png' * ('/' in row)}\np/2.png,{row}\n")
-        with pytest.raises(DataError, match=rf"column 'mask': there is no image '{row}'; write paths from"):
+        with pytest.raises(DataError, match=rf"column 'mask': no image '{row}'; write paths from"):
             Folder(path=str(folder)).content()
 
 
@@ -379,7 +383,7 @@ def test_a_column_of_paths_of_pictures_opens_as_pictures(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["caption", "Captions", "text", "report", "findings", "impression", "sentence"])
-def test_texts_that_repeat_are_no_labels(name: str) -> None:
+def test_repeated_texts_are_not_labels(name: str) -> None:
     table = pa.table({name: ["no finding", "a nodule"] * 30})
     assert ColumnRoles.of(table) == ColumnRoles(None, name, None)
     assert ColumnRoles.of(table.append_column("site", pa.array(["x", "y"] * 30))).text == name
@@ -432,7 +436,7 @@ def test_every_table_draws_splits_that_it_lacks(tmp_path: Path) -> None:
     assert len(source.open("test", name="mine", data_dir=None)) == 1
 
 
-# ---- what prepare and init say before anything is written
+# ---- output of prepare and init before anything is written
 
 
 def test_a_sample_and_classes_that_a_split_lacks_are_shown(cli: Cli, tmp_path: Path) -> None:
@@ -507,7 +511,7 @@ def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "note"),
     [
         ("minilm", "Ein Hund läuft auf der Wiese", "be German, and minilm knows English alone"),
         ("minilm", "un chien dans les feuilles et la neige", "be French"),
@@ -520,14 +524,14 @@ def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_p
         (None, "Ein Hund und eine Katze", "tokens are made from scratch, which goes for any language"),
     ],
 )
-def test_the_language_of_texts_and_what_their_network_knows_are_told(name: str | None, text: str, said: str) -> None:
+def test_the_language_of_texts_and_what_their_network_knows_are_noted(name: str | None, text: str, note: str) -> None:
     lines = StarterEncoders({"text": name} if name else {}).languages([text] * 5)
-    assert ([said in line for line in lines] == [True]) if said else lines == []
-    if "knows English alone" in said:
+    assert ([note in line for line in lines] == [True]) if note else lines == []
+    if "knows English alone" in note:
         assert "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2 is multilingual" in lines[0]
 
 
-def test_pictures_have_their_captions_in_files_beside_them(cli: Cli, tmp_path: Path) -> None:
+def test_captions_may_be_in_text_files_next_to_images(cli: Cli, tmp_path: Path) -> None:
     for number in range(40):
         noisy_picture(tmp_path / "shop" / "ab"[number % 2] / f"{number}.jpg", number)
         (tmp_path / "shop" / "ab"[number % 2] / f"{number}.txt").write_text(f"thing {number}\n\nit is {number}\n")
@@ -573,16 +577,16 @@ def lenient(folder: Path, **settings: Any) -> Folder:
 
 
 def test_everything_wrong_is_found_and_what_is_written_reads_back(photos: Path, tmp_path: Path) -> None:
-    found = prepare_folder(lenient(photos), tmp_path / "out")
-    assert found.items == {"test": 2, "validation": 2, "train": 5}
-    assert list(found.broken) == ["5.png"]
-    assert "truncated" in found.broken["5.png"] or "identify" in found.broken["5.png"]
-    assert found.in_two_splits == [("test: 0.png", "train: 6.png")]
-    assert found.lacking == {"caption": 1}
-    assert found.unused == ("loose.png",)
-    assert found.roles == ColumnRoles("image", "caption", None)
+    result = prepare_folder(lenient(photos), tmp_path / "out")
+    assert result.items == {"test": 2, "validation": 2, "train": 5}
+    assert list(result.broken) == ["5.png"]
+    assert "truncated" in result.broken["5.png"] or "identify" in result.broken["5.png"]
+    assert result.in_two_splits == [("test: 0.png", "train: 6.png")]
+    assert result.lacking == {"caption": 1}
+    assert result.unused == ("loose.png",)
+    assert result.roles == ColumnRoles("image", "caption", None)
     stored = json.loads((tmp_path / "out" / REPORT).read_text())
-    assert stored["broken"] == found.broken
+    assert stored["broken"] == result.broken
     written = Parquet(path=str(tmp_path / "out"), id="file_name", columns={"image": "image", "text": "caption"})
     split = written.open("train", name="out", data_dir=None)
     assert split.ids == ("4.png", "6.png", "8.png", "9.png", "7.png")
@@ -594,7 +598,7 @@ def test_duplicates_are_left_to_the_split_that_judges(photos: Path, tmp_path: Pa
     assert prepare_folder(lenient(photos), tmp_path / "out", drop_duplicates=True).items["train"] == 4
 
 
-def test_datasets_opens_the_pictures(photos: Path, tmp_path: Path) -> None:
+def test_datasets_opens_the_images(photos: Path, tmp_path: Path) -> None:
     from datasets import Dataset
 
     prepare_folder(lenient(photos), tmp_path / "out")
@@ -616,8 +620,8 @@ def test_texts_are_compared_by_content(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "train.csv").write_text("text,label\na,x\na,x\nb,y\n")
     (folder / "test.csv").write_text("text,label\nb,y\n")
-    found = prepare_folder(lenient(folder), tmp_path / "out")
-    assert (found.items, found.repeated, len(found.in_two_splits)) == ({"test": 1, "train": 3}, 1, 1)
+    result = prepare_folder(lenient(folder), tmp_path / "out")
+    assert (result.items, result.repeated, len(result.in_two_splits)) == ({"test": 1, "train": 3}, 1, 1)
 
 
 def test_nothing_is_left_behind(photos: Path, tmp_path: Path) -> None:
@@ -627,11 +631,11 @@ def test_nothing_is_left_behind(photos: Path, tmp_path: Path) -> None:
         prepare_folder(lenient(photos), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
     (tmp_path / "out").mkdir()
-    with pytest.raises(DataError, match=r"out' is there already; name a folder that is not"):
+    with pytest.raises(DataError, match=r"out' exists; name a new folder"):
         prepare_folder(lenient(photos), tmp_path / "out")
 
 
-def test_the_command_says_what_it_found_and_how_to_use_it(
+def test_the_command_shows_its_findings_and_their_use(
     cli: Cli, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -658,7 +662,7 @@ def test_the_command_says_what_it_found_and_how_to_use_it(
         ({"file_name": ["a", "b"], "captions": [["x"], ["y"]]}, (None, "captions", None)),
     ],
 )
-def test_columns_tell_what_they_are_for(columns: dict[str, list[Any]], roles: tuple[str | None, ...]) -> None:
+def test_roles_of_columns_are_detected(columns: dict[str, list[Any]], roles: tuple[str | None, ...]) -> None:
     import pyarrow as pa
 
     assert ColumnRoles.of(pa.table(columns)) == ColumnRoles(*roles)

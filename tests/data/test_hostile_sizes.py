@@ -124,10 +124,10 @@ def limited(code: str, *arguments: object, gigabytes: int = 4) -> subprocess.Com
 def test_a_hostile_table_gives_one_line(tmp_path: Path, cases: list[str]) -> None:
     arguments = []
     for case in cases:
-        kind, make, _ = HOSTILE[case]
+        source_class, make, _ = HOSTILE[case]
         (folder := tmp_path / case.replace(" ", "-")).mkdir()
         make(folder)
-        arguments += [case, kind.__name__, folder]
+        arguments += [case, source_class.__name__, folder]
     ended = limited(READ, *arguments)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr[-500:]
     for case, line in zip(cases, ended.stdout.splitlines(), strict=True):
@@ -138,11 +138,11 @@ def test_a_hostile_table_gives_one_line(tmp_path: Path, cases: list[str]) -> Non
 @pytest.mark.parametrize("options", [("--dry-run",), ("--out", "{}/run")], ids=" ".join)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_commands_give_one_line(tmp_path: Path, case: str, options: tuple[str, ...]) -> None:
-    kind, make, _ = HOSTILE[case]
+    source_class, make, _ = HOSTILE[case]
     make(tmp_path)
     config = topics(name="fedavg")
-    splits = {"test": ["train"] if kind is Parquet else "train"}
-    config["data"]["sources"]["texts"] = {"name": kind.component_name(), "path": ".", "splits": splits} | WHERE
+    splits = {"test": ["train"] if source_class is Parquet else "train"}
+    config["data"]["sources"]["texts"] = {"name": source_class.component_name(), "path": ".", "splits": splits} | WHERE
     config["data"]["sources"]["texts"]["targets"] = {"topic": "label"}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
     options = tuple(option.format(tmp_path) for option in options)
@@ -182,25 +182,25 @@ def recording(rate: int, count: int = 100) -> bytes:
 @pytest.mark.parametrize("rate", [0, 1_000_001, 99_999_989, 2_147_483_629, 2**32 - 1])
 def test_a_recording_of_an_unheard_rate_is_refused_before_it_is_resampled(tmp_path: Path, rate: int) -> None:
     inputs = Mel().open(column_of([recording(rate)]), "sound", DataContext(cache=tmp_path, ahead=False))
-    with pytest.raises(DataError, match=rf"row 0.*100 samples at {rate:,} a second, which may be 1 to 1,000,000"):
+    with pytest.raises(DataError, match=rf"row 0.*100 samples at {rate:,} per second, which may be 1 to 1,000,000"):
         inputs(torch.tensor([0]))
     with pytest.raises(ValueError, match="which may be 1 to 1,000,000"):
         gallery_entry(recording(rate), playable=True)
 
 
 def test_a_recording_that_would_be_of_days_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"800,000,000 samples at 8,000 a second, the limit is 268,435,456"):
+    with pytest.raises(ValueError, match=r"800,000,000 samples at 8,000 per second, the limit is 268,435,456"):
         waveform(recording(1, 100_000), 8_000)
     assert gallery_entry(recording(1_000_000)).image
 
 
-@pytest.mark.parametrize("kind", [Parquet, Arrow])
-def test_limits_of_tables_are_settings(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize("source_class", [Parquet, Arrow])
+def test_limits_of_tables_are_settings(tmp_path: Path, source_class: Any) -> None:
     parquet(lambda: TEXTS)(tmp_path)
     arrow(lambda: ipc(TEXTS))(tmp_path)
 
     def read(**limits: int) -> list[str]:
-        split = kind(path=str(tmp_path), **limits, **WHERE).open("train", name="mine", data_dir=None)
+        split = source_class(path=str(tmp_path), **limits, **WHERE).open("train", name="mine", data_dir=None)
         return split.modality("text").texts()
 
     assert read(max_rows=100, max_bytes=10_000) == TEXTS.to_pylist()
@@ -232,10 +232,8 @@ def test_an_arrow_file_is_refused_before_any_of_it_is_unpacked(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an address space has a limit on Linux alone")
-def test_a_page_that_is_larger_than_its_file_says_ends_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A footer says 9 kB of a page of 40 MB."""
+def test_a_page_that_exceeds_its_header_ends_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A footer that declares 9 kB for a page of 40 MB."""
     monkeypatch.setattr("polyfed.data.sources.stored._SPARE", 1 << 24)
     options: dict[str, Any] = {"use_dictionary": False, "data_page_size": 1 << 31, "write_batch_size": 1 << 20}
     parquet(lambda: pa.array([f"{'x' * 2_000_000}{n}" for n in range(20)]), write_statistics=False, **options)(tmp_path)
@@ -251,6 +249,6 @@ def test_a_page_that_is_larger_than_its_file_says_ends_another_process(
 
 
 def varint(number: int, length: int) -> bytes:
-    """As Thrift writes it, filled up."""
+    """A number in Thrift's encoding, padded."""
     bits = number << 1
     return bytes((bits >> 7 * place & 0x7F) | (0x80 if place < length - 1 else 0) for place in range(length))

@@ -42,27 +42,27 @@ def split_of(columns: dict[str, object], name: str = "train", classes: bool = Tr
 
 
 def of_train(*of: str) -> ItemClasses:
-    found = item_classes([split_of(TRAIN)], of, "clients.a.partition.of")
-    assert found is not None
-    return found[0]
+    result = item_classes([split_of(TRAIN)], of, "clients.a.partition.of")
+    assert result is not None
+    return result[0]
 
 
 def test_bits_are_summed_and_named_after_the_columns_that_are_set() -> None:
-    found = of_train("edema", "effusion", "pneumonia")
-    assert found.numbers.tolist() == [1 + 2, 0, 1 + 2 + 4, 2]
-    assert found.numbers.dtype == torch.int64
-    assert found.names == {0: "none", 2: "effusion", 3: "edema+effusion", 7: "edema+effusion+pneumonia"}
-    assert found.counts(torch.tensor([0, 1, 3])) == {"none": 1, "effusion": 1, "edema+effusion": 1}
-    assert found.column_counts(torch.tensor([0, 3]))["edema"] == {"0": 1, "1": 1}
+    result = of_train("edema", "effusion", "pneumonia")
+    assert result.numbers.tolist() == [1 + 2, 0, 1 + 2 + 4, 2]
+    assert result.numbers.dtype == torch.int64
+    assert result.names == {0: "none", 2: "effusion", 3: "edema+effusion", 7: "edema+effusion+pneumonia"}
+    assert result.counts(torch.tensor([0, 1, 3])) == {"none": 1, "effusion": 1, "edema+effusion": 1}
+    assert result.column_counts(torch.tensor([0, 3]))["edema"] == {"0": 1, "1": 1}
 
 
 def test_other_values_are_tuples_in_sorted_order_with_null_first() -> None:
-    found = of_train("country", "stage")
-    assert found.numbers.tolist() == [2, 0, 3, 1]
-    assert [found.names[k] for k in range(4)] == [
+    result = of_train("country", "stage")
+    assert result.numbers.tolist() == [2, 0, 3, 1]
+    assert [result.names[k] for k in range(4)] == [
         "country missing / stage 1", "Italy / stage 2", "Italy / stage 3", "Spain / stage 1",
     ]  # fmt: skip
-    assert found.column_counts(torch.arange(4))["country"] == {"missing": 1, "Italy": 2, "Spain": 1}
+    assert result.column_counts(torch.arange(4))["country"] == {"missing": 1, "Italy": 2, "Spain": 1}
 
 
 def test_class_names_of_a_target_are_used() -> None:
@@ -94,10 +94,10 @@ def test_what_is_a_target_does_not_change_the_classes(
 
 
 def test_without_columns_it_is_the_first_target() -> None:
-    found = of_train()
-    assert found.numbers.tolist() == TRAIN["label"]
-    assert found.counts(torch.arange(4)) == {"none": 1, "some": 1, "much": 2}
-    assert found.column_counts(torch.arange(4)) == {}
+    result = of_train()
+    assert result.numbers.tolist() == TRAIN["label"]
+    assert result.counts(torch.arange(4)) == {"none": 1, "some": 1, "much": 2}
+    assert result.column_counts(torch.arange(4)) == {}
     assert item_classes([split_of(TRAIN, target=False)], (), "") is None
 
 
@@ -138,16 +138,16 @@ def test_items_without_a_patient_are_alone() -> None:
 
 def test_dictionary_columns_are_texts() -> None:
     columns = TRAIN | {"country": pa.array(["b", "a", None, "b"]).dictionary_encode()}
-    found = item_classes([split_of(columns)], ("country",), "")
-    assert found is not None
-    assert found[0].numbers.tolist() == [2, 1, 0, 2]
+    result = item_classes([split_of(columns)], ("country",), "")
+    assert result is not None
+    assert result[0].numbers.tolist() == [2, 1, 0, 2]
 
 
 CAPTIONS = [["A dog runs .", "Two hot dogs"], ["a Bus"], ["busy street"], [], ["Pine trees", None]]
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "result"),
     [
         (["dog"], [True, False, False, False, False]),
         (["bus"], [False, True, False, False, False]),  # buses too, but not busy
@@ -156,8 +156,8 @@ CAPTIONS = [["A dog runs .", "Two hot dogs"], ["a Bus"], ["busy street"], [], ["
         (["c++"], [False] * 5),
     ],
 )
-def test_whole_words_singular_and_plural_in_any_case(words: list[str], found: list[bool]) -> None:
-    assert mentioning(column_of(CAPTIONS), words).tolist() == found
+def test_whole_words_singular_and_plural_in_any_case(words: list[str], result: list[bool]) -> None:
+    assert mentioning(column_of(CAPTIONS), words).tolist() == result
 
 
 def test_plain_texts_and_other_columns() -> None:
@@ -186,11 +186,11 @@ def test_the_public_set_is_without_what_it_must_not_mention(tiny: dict[str, Any]
     texts = split.modality("text").values.to_pylist()
     mentions = [any(colour in text.split() for colour in colours for text in item) for item in texts]
     assert 0 < sum(mentions) < len(texts)
-    assert some.public.items.tolist() == [k for k, found in enumerate(mentions) if not found]
+    assert some.public.items.tolist() == [k for k, result in enumerate(mentions) if not result]
 
 
 def test_class_names_of_a_source_stand_for_their_words(tiny: dict[str, Any]) -> None:
-    names = [name for kind in federation(tiny, {}).data.split("private", "train").classes.values() for name in kind]
+    names = [name for form in federation(tiny, {}).data.split("private", "train").classes.values() for name in form]
     by_source, by_words = federation(tiny, {"text": ["@private"]}), federation(tiny, {"text": names})
     assert by_source.public.items.tolist() == by_words.public.items.tolist()
 

@@ -117,7 +117,7 @@ def listed(split: Split, column: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_an_item_is_a_picture_with_its_patient_study_and_view(tmp_path: Path, packed: bool) -> None:
+def test_an_item_is_an_image_with_its_patient_study_and_view(tmp_path: Path, packed: bool) -> None:
     folder = Folder(tmp_path, packed=packed)
     split = opened(folder)
     expected = [
@@ -126,8 +126,8 @@ def test_an_item_is_a_picture_with_its_patient_study_and_view(tmp_path: Path, pa
         for dicom, view in folder.pictures(patient, study)
         if folder.part(patient) == "train" and view != "LATERAL"
     ]
-    found = zip(split.ids, listed(split, "patient"), listed(split, "study"), listed(split, "view"), strict=True)
-    assert list(found) == expected
+    result = zip(split.ids, listed(split, "patient"), listed(split, "study"), listed(split, "view"), strict=True)
+    assert list(result) == expected
     paths = [tmp_path / "files" / "p10" / f"p{p}" / f"s{s}" / f"{d}.jpg" for d, p, s, _ in expected]
     assert listed(split, "image") == [{"bytes": None, "path": str(path)} for path in paths]
 
@@ -141,7 +141,7 @@ def test_splits_are_the_official_ones(made: Folder) -> None:
 
 
 @pytest.mark.parametrize(("views", "share"), [(["LATERAL"], 1), (["AP", "PA"], 2), (None, 3)])
-def test_views_choose_the_pictures(made: Folder, views: list[str] | None, share: int) -> None:
+def test_views_choose_the_images(made: Folder, views: list[str] | None, share: int) -> None:
     split = opened(made, views=views)
     assert len(split) == 11 * share
     assert set(listed(split, "view")) == set(views or ["AP", "PA", "LATERAL"])
@@ -184,8 +184,8 @@ def test_texts_are_findings_and_impression(made: Folder) -> None:
     ]
     assert listed(split, "text") == expected
     assert listed(opened(made, sections=["impression"]), "text")[0] == "No acute process in study 50000000."
-    whole = listed(opened(made, sections=[]), "text")[0]
-    assert whole.startswith("EXAMINATION: CHEST (PA AND LAT) INDICATION:")
+    complete = listed(opened(made, sections=[]), "text")[0]
+    assert complete.startswith("EXAMINATION: CHEST (PA AND LAT) INDICATION:")
     assert set(listed(opened(made, sections=["technique"], incomplete="leave_out"), "text")) != {None}
 
 
@@ -199,7 +199,7 @@ def test_reports_may_be_elsewhere_and_are_read_only_when_asked_for(tmp_path: Pat
         listed(split, "text")
     there = opened(folder, reports=f"{tmp_path.name}/texts")
     assert listed(there, "text")[0].endswith("No acute process in study 50000000.")
-    with pytest.raises(DataError, match=r"no folder 'files' with reports in .*or set reports to where they are"):
+    with pytest.raises(DataError, match=r"no folder 'files' with reports in .*or set reports to their folder"):
         listed(opened(folder, reports=f"{tmp_path.name}/files"), "text")
 
 
@@ -255,7 +255,7 @@ def test_labels_by_mention_and_by_sign(made: Folder) -> None:
 # ---- what is missing or wrong
 
 
-def test_missing_pictures_are_left_out_or_named(made: Folder) -> None:
+def test_missing_images_are_left_out_or_named(made: Folder) -> None:
     first = made.top / "files" / "p10" / "p10000000" / "s50000000" / "d50000000-ap.jpg"
     first.unlink()
     split = opened(made, incomplete="leave_out")
@@ -269,8 +269,8 @@ def test_missing_pictures_are_left_out_or_named(made: Folder) -> None:
     ("settings", "message"),
     [
         ({"views": ["AP", "PAA"]}, r"views: no image has 'PAA'; did you mean 'PA'\? valid: AP, LATERAL, PA"),
-        ({"path": "nowhere"}, r"there is no folder 'nowhere' under the data folder"),
-        ({"reports": "nowhere"}, r"there is no folder 'nowhere' under the data folder"),
+        ({"path": "nowhere"}, r"no folder 'nowhere' under the data folder"),
+        ({"reports": "nowhere"}, r"no folder 'nowhere' under the data folder"),
         ({"targets": {"y": "oedema"}}, r"targets\.y\): no column 'oedema'; did you mean 'edema'\?"),
         ({"where": {"patient": 7}}, r"where\.patient: no item has 7; valid: 10000000, 10000001"),
     ],
@@ -294,14 +294,12 @@ def test_a_table_that_is_not_one_is_named(made: Folder) -> None:
 
 @pytest.mark.parametrize("column", ["dicom_id", "study_id", "subject_id"])
 @pytest.mark.parametrize("views", [None, ["AP"]])
-def test_a_picture_without_a_key_is_named(made: Folder, column: str, views: list[str] | None) -> None:
+def test_an_image_without_a_key_is_named(made: Folder, column: str, views: list[str] | None) -> None:
     header = ["dicom_id", "study_id", "subject_id", "split"]
     rows = [["d50000000-ap", 50000000, 10000000, "train"], ["d50000000-pa", 50000000, 10000000, "train"]]
     rows[1][header.index(column)] = ""
     made.table("split", [header, *rows])
-    message = (
-        rf"source 'mimic', mimic-cxr-2\.0\.0-split\.csv\.gz, column '{column}', row 1: no value; every image needs"
-    )
+    message = rf"source 'mimic', mimic-cxr-2\.0\.0-split\.csv\.gz, column '{column}', row 1: no value; fill it"
     with pytest.raises(DataError, match=message):
         opened(made, views=views)
 
@@ -309,7 +307,7 @@ def test_a_picture_without_a_key_is_named(made: Folder, column: str, views: list
 # ---- caches and configuration
 
 
-def test_pictures_stay_cached_whatever_is_made_of_reports_and_labels(made: Folder) -> None:
+def test_images_stay_cached_whatever_is_made_of_reports_and_labels(made: Folder) -> None:
     plain = opened(made)
     others = {name: opened(made, **settings) for name, settings in _VARIANTS.items()}
     same = {name: plain.read("image").fingerprint == other.read("image").fingerprint for name, other in others.items()}

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def parquet(**settings: object) -> Parquet:
-    chosen = {"columns": {"picture": "image", "words": "text"}, "targets": {"label": "label"}} | settings
+    chosen = {"columns": {"photo": "image", "words": "text"}, "targets": {"label": "label"}} | settings
     return Parquet.model_validate({"path": "pets"} | chosen)
 
 
@@ -64,7 +64,7 @@ def test_reads_shards_in_order(folder: Path) -> None:
     assert list(split.ids) == [f"item {n}" for n in range(5)]
     assert split.modality("words").values.to_pylist() == [[f"text {n}", "second"] for n in range(5)]
     assert split.read("label").values.to_pylist() == [0, 1, 0, 1, 0]
-    assert [entry["path"] for entry in split.modality("picture").values.to_pylist()] == [f"{n}.jpg" for n in range(5)]
+    assert [entry["path"] for entry in split.modality("photo").values.to_pylist()] == [f"{n}.jpg" for n in range(5)]
     assert split.classes == {"label": ("cat", "dog")}
 
 
@@ -113,14 +113,14 @@ def test_text_is_read_without_touching_image_bytes(folder: Path) -> None:
     split = parquet().open("test", name="pets", data_dir=folder)
     assert split.modality("words").values.to_pylist()[0] == ["text 5", "second"]
     with pytest.raises(DataError, match=r"pets/test.parquet: cannot be read as Parquet .*fetch the file again"):
-        _ = split.modality("picture").values
+        _ = split.modality("photo").values
 
 
 def test_fingerprint_follows_file_and_column(folder: Path) -> None:
     split = parquet().open("train", name="pets", data_dir=folder)
     same = parquet().open("train", name="renamed", data_dir=folder)
     assert split.modality("words").fingerprint == same.modality("words").fingerprint
-    assert split.modality("words").fingerprint != split.modality("picture").fingerprint
+    assert split.modality("words").fingerprint != split.modality("photo").fingerprint
     file = folder / "pets" / "train-00001-of-00002.parquet"
     os.utime(file, ns=(1, 1))
     touched = parquet().open("train", name="pets", data_dir=folder)
@@ -158,7 +158,7 @@ def damaged(folder: Path, split: str) -> None:
     ("use", "message"),
     [
         (lambda folder: parquet().open("train", name="pets", data_dir=None),
-         r"'pets' is not beside the file .*, and no data folder.*--data-dir or POLYFED_DATA"),
+         r"'pets' is not next to the file .*, and no data folder.*--data-dir or POLYFED_DATA"),
         (lambda folder: parquet().open("test", name="pets", data_dir=folder).read("mask"),
          "pets/test: no column 'mask'"),
         (lambda folder: (damaged(folder, "train"), parquet().open("train", name="pets", data_dir=folder)),
@@ -197,12 +197,12 @@ def odd(folder: Path, split: str = "train", **settings: object) -> Split:
     return parquet(**{"path": "odd", "columns": {}, "targets": {}} | settings).open(split, name="odd", data_dir=folder)
 
 
-def of_type(values: list[object], kind: pa.DataType) -> pa.Table:
-    return pa.table({"x": pa.array(values, kind)})
+def of_type(values: list[object], form: pa.DataType) -> pa.Table:
+    return pa.table({"x": pa.array(values, form)})
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "kind"),
+    ("first", "second", "form"),
     [
         (of_type([7, 8], pa.int64()), of_type([None], pa.null()), pa.int64()),
         (of_type([None, None], pa.null()), of_type(["a"], pa.string()), pa.string()),
@@ -213,13 +213,13 @@ def of_type(values: list[object], kind: pa.DataType) -> pa.Table:
     ],
 )
 def test_harmless_differences_of_type_are_joined(
-    tmp_path: Path, first: pa.Table, second: pa.Table, kind: pa.DataType
+    tmp_path: Path, first: pa.Table, second: pa.Table, form: pa.DataType
 ) -> None:
     for tables in ((first, second), (second, first)):
         column = odd(sharded(tmp_path, *tables)).read("x")
         assert column.values.to_pylist() == [value for part in tables for value in part["x"].to_pylist()]
-        assert column.values.type == kind
-        assert column.nested == pa.types.is_list(kind)
+        assert column.values.type == form
+        assert column.nested == pa.types.is_list(form)
 
 
 def test_text_targets_and_chosen_values_may_differ_in_width_between_splits(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_text_targets_and_chosen_values_may_differ_in_width_between_splits(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "message"),
+    ("values", "form", "message"),
     [
         ([1.5], pa.float64(), "holds double, but train-00000-of-00002.parquet holds int64; write both"),
         (["a"], pa.string(), "holds string, but train-00000-of-00002.parquet holds int64"),
@@ -246,11 +246,11 @@ def test_text_targets_and_chosen_values_may_differ_in_width_between_splits(tmp_p
     ],
 )
 def test_types_that_differ_are_named_with_file_and_column(
-    tmp_path: Path, values: list[object], kind: pa.DataType, message: str
+    tmp_path: Path, values: list[object], form: pa.DataType, message: str
 ) -> None:
-    sharded(tmp_path, of_type([1], pa.int64()), of_type(values, kind))
+    sharded(tmp_path, of_type([1], pa.int64()), of_type(values, form))
     split = odd(tmp_path)
-    assert len(split) == 2, "a column that nobody asks for harms nobody"
+    assert len(split) == 2, "an unused column does no harm"
     with pytest.raises(DataError, match=rf"odd/train-00001-of-00002\.parquet, column 'x': {message}"):
         _ = split.read("x").values
 
@@ -322,11 +322,11 @@ def test_flattened_names_missing_values() -> None:
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
-        (["a.jpg", "captions.csv"], "raw", r"there is no file such as train\.parquet .*name: folder, path: FOLDER"),
+        (["a.jpg", "captions.csv"], "raw", r"no file such as train\.parquet .*name: folder, path: FOLDER"),
         (["captions.csv"], "raw/captions.csv", r"is a file, not a folder of Parquet files; .*as Parquet first"),
     ],
 )
-def test_another_layout_is_told_what_to_do(tmp_path: Path, files: list[str], path: str, message: str) -> None:
+def test_another_layout_gets_a_remedy(tmp_path: Path, files: list[str], path: str, message: str) -> None:
     (tmp_path / "raw").mkdir()
     for file in files:
         (tmp_path / "raw" / file).touch()
@@ -383,8 +383,8 @@ def test_reads_columns_and_class_names(asked: list[tuple[Any, ...]]) -> None:
 
 
 def test_selected_rows_are_respected(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = datasets.load_dataset("me/pets", None, split="train", revision=None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: whole.select([2, 0]))
+    complete = datasets.load_dataset("me/pets", None, split="train", revision=None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: complete.select([2, 0]))
     split = hub(id="text").open("train", name="pets", data_dir=None)
     assert split.ids == ("three", "one")
     assert split.modality("words").values.to_pylist() == ["three", "one"]

@@ -35,21 +35,21 @@ def context(tmp_path: Path) -> DataContext:
 
 
 def opened(context: DataContext, **settings: object) -> Inputs:
-    return Pixels.model_validate({"size": 16} | settings).open(column(), "picture", context)
+    return Pixels.model_validate({"size": 16} | settings).open(column(), "image", context)
 
 
 def test_evaluation_view_equals_the_formula(context: DataContext) -> None:
     inputs = opened(context)
     rows = torch.tensor([3, 0, 3])
-    found = inputs(rows)
-    assert found.dtype == torch.float32
-    assert found.shape == (3, 3, 16, 16)
+    result = inputs(rows)
+    assert result.dtype == torch.float32
+    assert result.shape == (3, 3, 16, 16)
     assert len(inputs) == 6
-    for got, row in zip(found, rows.tolist(), strict=True):
+    for got, row in zip(result, rows.tolist(), strict=True):
         data = column().values[row].as_py()["bytes"]
         pixels = np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1)
         torch.testing.assert_close(got, torch.from_numpy((pixels / 255 - 0.5) / 0.5).float())
-    assert torch.equal(inputs(rows), found)
+    assert torch.equal(inputs(rows), result)
 
 
 def test_augments_only_with_a_generator(context: DataContext) -> None:
@@ -76,10 +76,10 @@ def masks_of(*masks: np.ndarray) -> Column:
 def test_masks_are_0_and_1_by_the_threshold(tmp_path: Path) -> None:
     grey = np.repeat(np.array([[0, 127], [128, 255]]), 8, 0).repeat(8, 1)
     opened = Masks(size=16).open(masks_of(grey, 255 - grey), "mask", DataContext(tmp_path))
-    found = opened(torch.tensor([1, 0]))
-    assert found.dtype == torch.uint8
-    assert found.shape == (2, 16, 16)
-    np.testing.assert_array_equal(found[1].numpy(), (grey > 127).astype(np.uint8))
+    result = opened(torch.tensor([1, 0]))
+    assert result.dtype == torch.uint8
+    assert result.shape == (2, 16, 16)
+    np.testing.assert_array_equal(result[1].numpy(), (grey > 127).astype(np.uint8))
     low = Masks(size=16, threshold=100).open(masks_of(grey), "mask", DataContext(tmp_path))
     np.testing.assert_array_equal(low(torch.tensor([0]))[0].numpy(), (grey > 100).astype(np.uint8))
 
@@ -97,7 +97,7 @@ def test_resizing_takes_the_nearest_pixel(tmp_path: Path, size: int) -> None:
     np.testing.assert_array_equal(raw[0, 0][np.ix_(clear, clear)], board[np.ix_(nearest, nearest)])
 
 
-def test_masks_and_pictures_have_caches_of_their_own(tmp_path: Path) -> None:
+def test_masks_and_images_have_caches_of_their_own(tmp_path: Path) -> None:
     given, context = masks_of(255 * np.eye(16)), DataContext(tmp_path)
     Pixels(size=8).open(given, "image", context)
     Masks(size=8).open(given, "mask", context)
@@ -151,7 +151,7 @@ def values_of(blocks: np.ndarray) -> pa.Array:
     return pa.array([struct_of(Image.fromarray(block.astype(np.uint8))) for block in blocks])
 
 
-def test_a_mask_moves_as_its_picture(tmp_path: Path) -> None:
+def test_a_mask_moves_as_its_image(tmp_path: Path) -> None:
     samples = pictures_and_masks(tmp_path, **(MOVES | {"erase": False}))
     still, moved = (samples.batch(torch.arange(6), stream) for stream in (None, torch.Generator().manual_seed(1)))
     assert not torch.equal(still.targets["mask"], moved.targets["mask"])
@@ -160,7 +160,7 @@ def test_a_mask_moves_as_its_picture(tmp_path: Path) -> None:
         assert torch.equal(batch.targets["mask"].bool(), white)
 
 
-def test_masks_leave_the_draws_of_pictures_as_they_are(tmp_path: Path) -> None:
+def test_masks_leave_the_draws_of_images_as_they_are(tmp_path: Path) -> None:
     samples, index = pictures_and_masks(tmp_path, **MOVES), torch.tensor([4, 0])
     with_masks, without = (
         each.batch(index, torch.Generator().manual_seed(2)).inputs["image"]
@@ -169,7 +169,7 @@ def test_masks_leave_the_draws_of_pictures_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(with_masks, without)
 
 
-def test_the_mask_of_a_lacking_picture_is_empty_and_draws_nothing(tmp_path: Path) -> None:
+def test_the_mask_of_a_lacking_image_is_empty_and_draws_nothing(tmp_path: Path) -> None:
     samples = pictures_and_masks(tmp_path, crop=0.3)
     rows = {**samples.rows, "image": torch.tensor([0, -1, 2, 3, 4, 5])}
     lacking = replace(samples, rows=rows).batch(torch.arange(6), torch.Generator().manual_seed(3))
@@ -178,7 +178,7 @@ def test_the_mask_of_a_lacking_picture_is_empty_and_draws_nothing(tmp_path: Path
     assert not lacking.targets["mask"][1].any()
 
 
-def test_masks_of_what_is_no_picture_are_refused(tmp_path: Path) -> None:
+def test_masks_without_their_images_are_refused(tmp_path: Path) -> None:
     split = in_memory(pa.table({"id": ["a"], "mask": ["x"]}), "id", columns={}, targets={})
     with pytest.raises(ConfigError, match="masks of 'image' need"):
         assemble(split, {}, DataContext(tmp_path), lazy={"mask": Masks(of="image")})

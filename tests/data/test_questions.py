@@ -95,16 +95,16 @@ def test_lists_of_answers_in_rows_of_one_question(tmp_path: Path):
     flat = {"questions": ["what?", "what?"], "answers": [["b", "a"], ["a", "b", "b"]]}
     made = source(write(tmp_path / "flat", train=flat))
     assert made.open("train", name="qa", data_dir=None).classes["answer"] == ("a, b", questions.OTHER)
-    votes = made.model_copy(update={"several": "majority"})
-    assert votes.open("train", name="qa", data_dir=None).classes["answer"] == ("b", questions.OTHER)
+    counted = made.model_copy(update={"several": "majority"})
+    assert counted.open("train", name="qa", data_dir=None).classes["answer"] == ("b", questions.OTHER)
 
 
 def test_votes_are_the_classes_of_all_answers_whatever_their_number(tmp_path: Path):
     flat = {"questions": ["what?", "what?"], "answers": [["b", "A", "b"], ["a", "c", "b", "B"]]}
     folder = write(tmp_path / "flat", train=flat)
     assert "votes" not in targets(source(folder), "train", tmp_path)
-    votes = targets(source(folder, several="majority", most=1), "train", tmp_path)["votes"]
-    assert votes == [[0, 1, 0, -1], [1, 1, 0, 0]]
+    counted = targets(source(folder, several="majority", most=1), "train", tmp_path)["votes"]
+    assert counted == [[0, 1, 0, -1], [1, 1, 0, 0]]
 
 
 def test_answers_may_be_structs_with_a_text(tmp_path: Path):
@@ -131,16 +131,16 @@ def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
         {"of": {"name": "scenes", "train": 30, "test": 8, "columns": {"text": "questions"}}, "most": 6}
     )
     opened, inner = (
-        kind.open("train", name="s", data_dir=None)
-        for kind in (made, made.of.model_copy(update={"targets": {"answer": "answers"}}))
+        form.open("train", name="s", data_dir=None)
+        for form in (made, made.of.model_copy(update={"targets": {"answer": "answers"}}))
     )
     given = [ANSWERS[k] for row in inner.read("answers").values.to_pylist() for k in row]
     table = opened.classes["answer"]
     assert len(table) == 7
     assert sorted(table[:6], key=lambda name: (-given.count(name), name)) == list(table[:6])
     assert min(given.count(name) for name in table[:6]) >= max(given.count(n) for n in ANSWERS if n not in table)
-    found = targets(made, "train", tmp_path)["answer"]
-    assert [table[k] for k in found] == [name if name in table else questions.OTHER for name in given]
+    result = targets(made, "train", tmp_path)["answer"]
+    assert [table[k] for k in result] == [name if name in table else questions.OTHER for name in given]
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
         ({"questions": [["a", "b"]], "answers": [[["1"]]]}, "row 0: lists of different length"),
         ({"questions": [["a"], ["b"]], "answers": [[["1"]], [[]]]}, r"row 1, entry 0: .*no answer"),
         ({"questions": [["a"]], "answers": [[None]]}, "row 0, entry 0: no value"),
-        ({"questions": [["a"]], "answers": ["1"]}, "one answer an item"),
-        ({"questions": ["a", "b"], "answers": ["1", None]}, r"row 1: None is no answer"),
-        ({"questions": [["a"]], "answers": [[1.5]]}, "1.5 is no answer"),
-        ({"questions": ["a"], "answers": [[{"answer": None}]]}, r"row 0: \[None\] is no answer"),
+        ({"questions": [["a"]], "answers": ["1"]}, "one answer per item"),
+        ({"questions": ["a", "b"], "answers": ["1", None]}, r"row 1: None is not an answer"),
+        ({"questions": [["a"]], "answers": [[1.5]]}, "1.5 is not an answer"),
+        ({"questions": ["a"], "answers": [[{"answer": None}]]}, r"row 0: \[None\] is not an answer"),
         ({"questions": ["a"], "answers": [[{"reply": "x"}]]}, "without a part 'answer'"),
     ],
 )
@@ -185,7 +185,7 @@ def test_settings_that_contradict_themselves(folder: Path, settings: dict[str, o
         source(folder, **settings)
 
 
-def test_the_targets_that_settings_tell_are_those_of_an_open_split(tmp_path: Path) -> None:
+def test_targets_by_settings_are_those_of_an_open_split(tmp_path: Path) -> None:
     folder = write(tmp_path / "qa", train=TRAIN, test=TEST)
     for own in ({}, {"place": "number"}):
         made = source(folder, targets=own)
@@ -262,7 +262,7 @@ def test_one_class_of_several_answers(given, several, expected):
 
 
 @pytest.mark.parametrize("given", [None, [], "", " ", ["a", ""], [1, 2], ["a", None]])
-def test_what_is_no_answer_is_refused(given):
+def test_odd_answers_are_refused(given):
     with pytest.raises(ValueError, match=re.escape(repr(given))):
         questions.plain_answers(given)
 
@@ -271,7 +271,7 @@ def test_what_is_no_answer_is_refused(given):
     ("settings", "message"),
     [
         ({"name": "x"}, "no pattern"),
-        ({"name": "other", "answer": "x"}, "no rule matches"),
+        ({"name": "other", "answer": "x"}, "without a matching rule"),
         ({"name": "Yes/No", "answer": "x"}, "pattern"),
         ({"name": "x", "answer": "("}, "answer '\\(' is not a regular expression"),
     ],

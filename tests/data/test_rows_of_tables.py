@@ -75,8 +75,12 @@ def test_what_is_given_needs_no_public_set(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_learnt_of_a_column(values: Sequence[Any], learnt: Cells, tmp_path: Path) -> None:
-    found = cells_of({}, "table", context(tmp_path, table=column(x=values)))["x"]
-    assert (found.names, found.mean, found.std) == (learnt.names, pytest.approx(learnt.mean), pytest.approx(learnt.std))
+    result = cells_of({}, "table", context(tmp_path, table=column(x=values)))["x"]
+    assert (result.names, result.mean, result.std) == (
+        learnt.names,
+        pytest.approx(learnt.mean),
+        pytest.approx(learnt.std),
+    )
 
 
 def test_a_blank_name_is_not_known_and_categories_are_names(tmp_path: Path) -> None:
@@ -90,10 +94,15 @@ def test_a_blank_name_is_not_known_and_categories_are_names(tmp_path: Path) -> N
     ("view", "public", "opened", "message"),
     [
         (Table(), None, {"age": [1]}, "view 'table' learns from the public set, which has no 'm' .*set its cells"),
-        (Table(), {"age": [1]}, {"sex": ["F"]}, "knows the columns age, in this order; 'sex' does not fit"),
+        (
+            Table(),
+            {"age": [1]},
+            {"sex": ["F"]},
+            "cells for the columns age, in this order; 'sex' does not fit",
+        ),
         (Table(), {"age": [1]}, {"age": ["old"]}, "'age' holds string, not numbers"),
-        (Table(), {"age": [[1]]}, {"age": [[1]]}, "'age' holds list.*a table has one value an item"),
-        (Table(), {"id": [str(k) for k in range(101)]}, {"id": ["1"]}, "101 different texts are no names"),
+        (Table(), {"age": [[1]]}, {"age": [[1]]}, "'age' holds list.*a table has one value per item"),
+        (Table(), {"id": [str(k) for k in range(101)]}, {"id": ["1"]}, "101 distinct texts, and 1 to 100 can be names"),
         (Table(), {"day": [b"x"]}, {"day": [b"x"]}, "holds binary; a table has numbers"),
     ],
 )
@@ -105,15 +114,15 @@ def test_what_does_not_fit_is_refused(
         view.open(column(**opened), "m", where)
 
 
-def test_a_single_column_is_told_to_be_named_in_brackets(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"name it, and others, in brackets: columns: \{table: \[NAME, NAME\]\}"):
+def test_a_single_column_must_be_named_in_brackets(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"one column; name several in brackets: columns: \{table: \[NAME, NAME\]\}"):
         Table(cells={"age": Cells()}).open(
             Column(pa.chunked_array([pa.array([1])]), "age", "age"), "table", context(tmp_path)
         )
 
 
 def test_cells_are_of_numbers_or_of_names() -> None:
-    with pytest.raises(ConfigError, match="mean and std are of numbers"):
+    with pytest.raises(ConfigError, match="mean and std are for numbers"):
         Cells(mean=1.0, names=("a",))
 
 
@@ -141,9 +150,9 @@ def test_of_lists_in_brackets_the_first_entries_are_kept() -> None:
         Memory.model_validate(settings | {"keep_first": first}).open("train", name="steps", data_dir=None)
         for first in ({}, {"x": 2, "y": 2}, {"x": 2})
     ]
-    whole, both, one = (split.modality("steps") for split in splits)
+    complete, both, one = (split.modality("steps") for split in splits)
     assert both.values.to_pylist() == [{"x": [1, 2], "y": [4, 5]}]
-    assert len({whole.fingerprint, both.fingerprint, one.fingerprint}) == 3
+    assert len({complete.fingerprint, both.fingerprint, one.fingerprint}) == 3
 
 
 def test_a_row_without_any_cell_is_a_missing_modality(tmp_path: Path) -> None:

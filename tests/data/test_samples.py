@@ -70,7 +70,7 @@ def test_an_item_with_a_list_makes_a_sample_a_value() -> None:
     assert batch.items.tolist() == [0, 0, 1, 2, 2, 2]
 
 
-def test_a_party_without_the_nested_modality_counts_items_unless_the_layout_says_otherwise() -> None:
+def test_a_party_without_the_nested_modality_counts_items_unless_the_layout_differs() -> None:
     assert len(samples_of(COLUMNS, {}, ["sensor"])) == 3
     samples = samples_of(COLUMNS, {}, ["sensor"], layout=("sensor", "note"))
     assert samples.items.tolist() == [0, 0, 1, 2, 2, 2]
@@ -124,7 +124,7 @@ def test_item_labels_are_the_first_target_with_a_value_an_item() -> None:
     assert item_labels(split_of(COLUMNS, {"m": "marks"})) is None
 
 
-def test_right_answers_are_the_item_itself_unless_the_source_says_more() -> None:
+def test_right_answers_are_the_item_itself_unless_the_source_adds_some() -> None:
     assert samples_of(COLUMNS, {}, ["note"]).matches.tolist() == [0, 0, 1, 2, 2, 2]
     table = TABLE.append_column("same", pa.array([7, None, 7]))
     split = split_of(COLUMNS, {}, table, matches="same")
@@ -150,7 +150,7 @@ def lacking() -> Samples:
     return replace(samples, rows=rows)
 
 
-def test_what_a_sample_lacks_is_zero_and_said_to_be_absent() -> None:
+def test_what_a_sample_lacks_is_zero_and_marked_absent() -> None:
     batch = lacking().batch(torch.tensor([2, 1, 0]))
     assert batch.inputs["sensor"].tolist() == [30, 0, 10]
     assert batch.inputs["note"].tolist() == [0, 3, 1]
@@ -214,32 +214,32 @@ def samples(start: int, items: list[int], matches: list[int] | None = None, **cl
 
 
 def test_parts_of_one_data_set_are_a_part_of_it() -> None:
-    whole = samples(0, [0, 1, 2, 3, 4], [1, 1, 3, 0, 0], label=("even", "odd"))
-    parts = [whole.subset(torch.tensor(index)) for index in ([3, 0], [4], [1])]
-    found = union(parts)
-    expected = whole.subset(torch.tensor([3, 0, 4, 1]))
-    assert found.inputs == expected.inputs
-    assert found.ids is expected.ids
-    assert found.classes == expected.classes
+    complete = samples(0, [0, 1, 2, 3, 4], [1, 1, 3, 0, 0], label=("even", "odd"))
+    parts = [complete.subset(torch.tensor(index)) for index in ([3, 0], [4], [1])]
+    result = union(parts)
+    expected = complete.subset(torch.tensor([3, 0, 4, 1]))
+    assert result.inputs == expected.inputs
+    assert result.ids is expected.ids
+    assert result.classes == expected.classes
     for name in ("items", "matches"):
-        assert torch.equal(getattr(found, name), getattr(expected, name))
-    for kind in ("rows", "targets"):
-        assert all(torch.equal(each, getattr(expected, kind)[key]) for key, each in getattr(found, kind).items())
+        assert torch.equal(getattr(result, name), getattr(expected, name))
+    for form in ("rows", "targets"):
+        assert all(torch.equal(each, getattr(expected, form)[key]) for key, each in getattr(result, form).items())
 
 
 def test_data_sets_side_by_side() -> None:
     left, right = samples(0, [4, 0, 2]), samples(100, [1, 4], [7, 7])
-    found = union([left, right, left.subset(torch.tensor([1]))])
-    assert found.items.tolist() == [4, 0, 2, 6, 9, 0]
-    assert found.matches.tolist() == [4, 0, 2, 12, 12, 0]
-    assert [found.ids[item] for item in found.items.tolist()] == ["0/4", "0/0", "0/2", "100/1", "100/4", "0/0"]
-    assert list(found.targets) == ["label"]
-    batch = found.batch(torch.tensor([3, 0, 4, 1]))
+    result = union([left, right, left.subset(torch.tensor([1]))])
+    assert result.items.tolist() == [4, 0, 2, 6, 9, 0]
+    assert result.matches.tolist() == [4, 0, 2, 12, 12, 0]
+    assert [result.ids[item] for item in result.items.tolist()] == ["0/4", "0/0", "0/2", "100/1", "100/4", "0/0"]
+    assert list(result.targets) == ["label"]
+    batch = result.batch(torch.tensor([3, 0, 4, 1]))
     assert batch.inputs["a"].flatten().tolist() == [101, 4, 104, 0]
     assert batch.inputs["b"].flatten().tolist() == [1002, 5, 1005, 1]
     assert batch.targets["label"].tolist() == [1, 0, 0, 0]
-    assert len(found.inputs["a"]) == 10
-    assert found.batch(torch.tensor([], dtype=torch.int64)).inputs["a"].shape == (0, 1)
+    assert len(result.inputs["a"]) == 10
+    assert result.batch(torch.tensor([], dtype=torch.int64)).inputs["a"].shape == (0, 1)
 
 
 def test_targets_of_different_width_are_filled_up() -> None:
@@ -264,10 +264,10 @@ def test_texts_of_different_length_are_padded_alike() -> None:
     rows = {"a": torch.tensor([0, 1])}
     items = torch.tensor([0, 1])
     sets = [Samples({"a": texts}, rows, items, {}, ("x", "y"), {}) for texts in (short, long)]
-    found = union([union(sets), sets[0]])  # of a union as well
-    assert found.batch(torch.tensor([2, 0])).inputs["a"].tolist() == [[4, 5, 6], [1, 9, 9]]
-    assert found.batch(torch.tensor([0, 3])).inputs["a"].tolist() == [[1], [7]]
-    assert found.batch(torch.tensor([4, 2])).inputs["a"].tolist() == [[1, 9, 9], [4, 5, 6]]
+    result = union([union(sets), sets[0]])  # of a union as well
+    assert result.batch(torch.tensor([2, 0])).inputs["a"].tolist() == [[4, 5, 6], [1, 9, 9]]
+    assert result.batch(torch.tensor([0, 3])).inputs["a"].tolist() == [[1], [7]]
+    assert result.batch(torch.tensor([4, 2])).inputs["a"].tolist() == [[1, 9, 9], [4, 5, 6]]
 
 
 def test_what_makes_no_union() -> None:

@@ -1,4 +1,4 @@
-"""Generated scenes: the source, how things lie, how they are drawn, and what is said and asked of them."""
+"""Generated scenes: the source, how things lie, how they are drawn, captions and questions."""
 
 from __future__ import annotations
 
@@ -12,25 +12,7 @@ import pytest
 from PIL import Image
 
 from polyfed.core.errors import DataError
-from polyfed.data.scenery import (
-    ANSWERS,
-    CAPTIONS,
-    LABELS,
-    RELATIONS,
-    SHAPES,
-    TABLES,
-    TOPICS,
-    Scene,
-    SceneRecipe,
-    Thing,
-    arrange,
-    captions,
-    inside,
-    png,
-    questions,
-    relation,
-    render,
-)
+from polyfed.data import scenery
 from polyfed.data.source import Split
 from polyfed.data.sources import scenes as module
 from polyfed.data.sources.scenes import ATTRIBUTES, SCHEMA, Scenes
@@ -61,20 +43,20 @@ def test_every_column_has_a_value_for_each_item(split: str, count: int):
 
 def test_labels_have_names_and_fit_them():
     data = opened(targets={"label": "label", "topic": "topic", "answer": "answers"})
-    assert data.classes == {"label": LABELS, "topic": TOPICS, "answer": ANSWERS}
+    assert data.classes == {"label": scenery.LABELS, "topic": scenery.TOPICS, "answer": scenery.ANSWERS}
     assert set(values(data, "label")) <= set(range(18))
     assert set(values(data, "topic")) <= set(range(6))
     assert data.read("answers").nested
 
 
-def test_pictures_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPatch):
-    drawn: Counter[int] = Counter()
+def test_images_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPatch):
+    drawn, render = Counter[int](), scenery.render
 
     def counting(scene, recipe, index):
         drawn[index] += 1
         return render(scene, recipe, index)
 
-    monkeypatch.setattr(module.scenery, "render", counting)
+    monkeypatch.setattr(scenery, "render", counting)
     data = opened()
     for column in ("captions", "label", "text", "topic", "questions", "answers"):
         values(data, column)
@@ -99,7 +81,7 @@ def test_same_settings_give_the_same_bytes_and_fingerprints():
     [{"seed": 1}, {"size": 32}, {"difficulty": 0.6}, {"domain": "night"}, {"shift": 0.2}, {"train": 25}],
     ids=str,
 )
-def test_every_setting_changes_the_fingerprint_and_the_picture_or_count(changed: dict[str, object]):
+def test_every_setting_changes_the_fingerprint_and_the_image_or_count(changed: dict[str, object]):
     base, other = opened(), opened(**changed)
     assert base.read("image").fingerprint != other.read("image").fingerprint
     assert not base.read("image").values.equals(other.read("image").values)
@@ -129,25 +111,25 @@ def test_errors_name_what_is_wrong_and_what_would_be_valid(split: str, settings:
 def test_the_schema_loads_with_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
     features = datasets.Features.from_arrow_schema(SCHEMA)
-    assert features["label"].names == list(LABELS)
-    assert features["answers"].feature.names == list(ANSWERS)
+    assert features["label"].names == list(scenery.LABELS)
+    assert features["answers"].feature.names == list(scenery.ANSWERS)
     assert isinstance(features["image"], datasets.Image)
 
 
 WORDS = {
-    table: {name: row["words"] for name, row in TABLES[table].items()}
+    table: {name: row["words"] for name, row in scenery.TABLES[table].items()}
     for table in ("shapes", "colours", "sizes", "textures", "relations")
 }
-TONES = {colour: row["tone"] for colour, row in TABLES["colours"].items()}
+TONES = {colour: row["tone"] for colour, row in scenery.TABLES["colours"].items()}
 
 
-def thing(x: float, y: float, **kwargs: object) -> Thing:
-    return replace(Thing("circle", "red", "plain", "small", 0.1, x, y), **kwargs)
+def thing(x: float, y: float, **kwargs: object) -> scenery.Thing:
+    return replace(scenery.Thing("circle", "red", "plain", "small", 0.1, x, y), **kwargs)
 
 
-def scenes(difficulty: float, count: int = 200) -> list[Scene]:
-    recipe = SceneRecipe(0, "train", count, difficulty=difficulty)
-    return [arrange(recipe, index) for index in range(count)]
+def scenes(difficulty: float, count: int = 200) -> list[scenery.Scene]:
+    recipe = scenery.SceneRecipe(0, "train", count, difficulty=difficulty)
+    return [scenery.arrange(recipe, index) for index in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +144,12 @@ def scenes(difficulty: float, count: int = 200) -> list[Scene]:
     ],
 )
 def test_relation_by_hand(a: tuple[float, float], b: tuple[float, float], expected: str | None):
-    assert relation(thing(*a), thing(*b)) == expected
+    assert scenery.relation(thing(*a), thing(*b)) == expected
 
 
 @pytest.mark.parametrize("difficulty", [0.0, 0.5, 1.0])
 def test_things_lie_inside_and_the_main_one_is_the_largest(difficulty: float):
-    recipe = SceneRecipe(0, "train", 1, difficulty=difficulty)
+    recipe = scenery.SceneRecipe(0, "train", 1, difficulty=difficulty)
     for scene in scenes(difficulty):
         assert 2 <= len(scene.things) <= recipe.most_things
         assert sorted(scene.depth) == list(range(len(scene.things)))
@@ -185,12 +167,12 @@ def test_no_thing_is_hidden(difficulty: float):
 
 
 def test_siblings_share_shapes_but_not_relation_and_exchange_colours():
-    recipe = SceneRecipe(0, "train", 40, difficulty=1.0)
+    recipe = scenery.SceneRecipe(0, "train", 40, difficulty=1.0)
     assert recipe.siblings == 4
     for family in range(10):
-        members = [arrange(recipe, 4 * family + rank).things[:2] for rank in range(4)]
+        members = [scenery.arrange(recipe, 4 * family + rank).things[:2] for rank in range(4)]
         assert len({(a.shape, a.texture, b.shape, b.texture) for a, b in members}) == 1
-        assert sorted(str(relation(a, b)) for a, b in members) == sorted(RELATIONS)
+        assert sorted(str(scenery.relation(a, b)) for a, b in members) == sorted(scenery.RELATIONS)
         (a0, b0), (a1, b1) = members[:2]
         assert a0.colour != b0.colour
         assert (a1.colour, b1.colour) == (b0.colour, a0.colour)
@@ -198,23 +180,23 @@ def test_siblings_share_shapes_but_not_relation_and_exchange_colours():
 
 def test_relations_and_shapes_are_balanced():
     drawn = scenes(0.5, 900)
-    relations = Counter(relation(scene.things[0], scene.things[1]) for scene in drawn)
-    assert set(relations) == set(RELATIONS)
+    relations = Counter(scenery.relation(scene.things[0], scene.things[1]) for scene in drawn)
+    assert set(relations) == set(scenery.RELATIONS)
     assert min(relations.values()) > 0.2 * 900
     shapes = Counter(scene.things[0].shape for scene in drawn)
-    assert min(shapes[shape] for shape in SHAPES) > 900 / 6 * 0.6
+    assert min(shapes[shape] for shape in scenery.SHAPES) > 900 / 6 * 0.6
 
 
 def test_a_scene_depends_on_seed_split_and_index_only():
-    base = SceneRecipe(0, "train", 10)
-    assert arrange(base, 3) == arrange(replace(base, count=99, domain="night", shift=1.0, size=32), 3)
+    base = scenery.SceneRecipe(0, "train", 10)
+    assert scenery.arrange(base, 3) == scenery.arrange(replace(base, count=99, domain="night", shift=1.0, size=32), 3)
     others = [replace(base, seed=1), replace(base, split="test")]
-    assert all(arrange(base, 3) != arrange(other, 3) for other in others)
-    assert arrange(base, 3) != arrange(base, 4)
+    assert all(scenery.arrange(base, 3) != scenery.arrange(other, 3) for other in others)
+    assert scenery.arrange(base, 3) != scenery.arrange(base, 4)
 
 
-EASY = SceneRecipe(0, "train", 1, difficulty=0.0)
-ONE = Scene((Thing("square", "red", "plain", "large", 0.25),), (0,))
+EASY = scenery.SceneRecipe(0, "train", 1, difficulty=0.0)
+ONE = scenery.Scene((scenery.Thing("square", "red", "plain", "large", 0.25),), (0,))
 
 
 def grid(n: int = 201) -> tuple[np.ndarray, np.ndarray]:
@@ -239,11 +221,11 @@ def area(points: np.ndarray) -> float:
     ],
 )
 def test_shapes_have_the_area_of_the_formula(shape: str, expected: float):
-    assert area(inside(shape, *grid())) == pytest.approx(expected, rel=0.03)
+    assert area(scenery.inside(shape, *grid())) == pytest.approx(expected, rel=0.03)
 
 
-def test_the_mask_is_the_main_thing_and_the_picture_has_its_colour():
-    pixels, mask = render(ONE, EASY, 0)
+def test_the_mask_is_the_main_thing_and_the_image_has_its_colour():
+    pixels, mask = scenery.render(ONE, EASY, 0)
     assert pixels.shape == (64, 64, 3)
     assert mask.shape == (64, 64)
     assert set(np.unique(mask)) == {0, 255}
@@ -254,8 +236,8 @@ def test_the_mask_is_the_main_thing_and_the_picture_has_its_colour():
 
 @pytest.mark.parametrize("colour", TONES)
 def test_the_nearest_tone_is_the_named_one(colour: str):
-    scene = Scene((replace(ONE.things[0], colour=colour),), (0,))
-    pixels, mask = render(scene, EASY, 5)
+    scene = scenery.Scene((replace(ONE.things[0], colour=colour),), (0,))
+    pixels, mask = scenery.render(scene, EASY, 5)
     mean = pixels[mask > 0].mean(axis=0) / 255
     # light differs from scene to scene: compare directions
     cosine = {name: mean @ np.array(tone) / np.linalg.norm(mean) / np.linalg.norm(tone) for name, tone in TONES.items()}
@@ -263,55 +245,53 @@ def test_the_nearest_tone_is_the_named_one(colour: str):
 
 
 def test_what_lies_in_front_is_taken_out_of_the_mask():
-    front = Thing("square", "blue", "plain", "medium", 0.2, x=0.7)
-    hidden = render(Scene((*ONE.things, front), (0, 1)), EASY, 0)[1]
-    free = render(Scene((*ONE.things, front), (1, 0)), EASY, 0)[1]
-    alone = render(ONE, EASY, 0)[1]
+    front = scenery.Thing("square", "blue", "plain", "medium", 0.2, x=0.7)
+    hidden = scenery.render(scenery.Scene((*ONE.things, front), (0, 1)), EASY, 0)[1]
+    free = scenery.render(scenery.Scene((*ONE.things, front), (1, 0)), EASY, 0)[1]
+    alone = scenery.render(ONE, EASY, 0)[1]
     assert np.array_equal(free, alone)
     assert (hidden > 0).sum() < 0.9 * (alone > 0).sum()
 
 
-def test_png_is_lossless_and_pictures_are_reproducible():
-    pixels, mask = render(ONE, EASY, 3)
+def test_png_is_lossless_and_images_are_reproducible():
+    pixels, mask = scenery.render(ONE, EASY, 3)
     for values, mode in ((pixels, "RGB"), (mask, "L")):
-        image = Image.open(io.BytesIO(png(values)))
+        image = Image.open(io.BytesIO(scenery.png(values)))
         assert image.mode == mode
         assert np.array_equal(np.array(image), values)
-    assert np.array_equal(render(ONE, EASY, 3)[0], pixels)
-    assert not np.array_equal(render(ONE, EASY, 4)[0], pixels)
+    assert np.array_equal(scenery.render(ONE, EASY, 3)[0], pixels)
+    assert not np.array_equal(scenery.render(ONE, EASY, 4)[0], pixels)
 
 
-RECIPE = SceneRecipe(0, "train", 400)
-SCENES = [arrange(RECIPE, index) for index in range(RECIPE.count)]
-PAIR = Scene(
-    (Thing("star", "red", "striped", "large", 0.2, 0.2, 0.5), Thing("ring", "blue", "dotted", "small", 0.1, 0.8, 0.5)),
-    (0, 1),
-)
+RECIPE = scenery.SceneRecipe(0, "train", 400)
+SCENES = [scenery.arrange(RECIPE, index) for index in range(RECIPE.count)]
+STAR = scenery.Thing("star", "red", "striped", "large", 0.2, 0.2, 0.5)
+PAIR = scenery.Scene((STAR, scenery.Thing("ring", "blue", "dotted", "small", 0.1, 0.8, 0.5)), (0, 1))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def mentions(said: str, words: tuple[str, ...]) -> bool:
-    return any(f" {word} " in f" {said} " for word in words if word)
+def mentions(text: str, words: tuple[str, ...]) -> bool:
+    return any(f" {word} " in f" {text} " for word in words if word)
 
 
-def true_of(said: str, scene: Scene) -> bool:
+def true_of(text: str, scene: scenery.Scene) -> bool:
     """Every attribute word of the caption belongs to some thing of the scene."""
     for field in ("shape", "colour", "texture", "size"):
         here = {getattr(thing, field) for thing in scene.things}
-        if any(mentions(said, words) for name, words in WORDS[f"{field}s"].items() if name not in here):
+        if any(mentions(text, words) for name, words in WORDS[f"{field}s"].items() if name not in here):
             return False
     return True
 
 
 def test_five_captions_that_are_true_and_short():
     for index, scene in enumerate(SCENES[:150]):
-        said = captions(scene, 0.5, RECIPE.stream("captions", index))
-        assert len(said) == CAPTIONS == 5
-        assert all(true_of(caption, scene) for caption in said)
-        assert all(1 < len(caption.split()) <= 28 for caption in said)
+        text = scenery.captions(scene, 0.5, RECIPE.stream("captions", index))
+        assert len(text) == scenery.CAPTIONS == 5
+        assert all(true_of(caption, scene) for caption in text)
+        assert all(1 < len(caption.split()) <= 28 for caption in text)
 
 
 def test_no_word_stands_for_two_attributes():
@@ -319,28 +299,28 @@ def test_no_word_stands_for_two_attributes():
     assert sum(map(len, words)) == len(set().union(*words))
 
 
-def test_relations_are_told_the_right_way_round():
-    told = 0
+def test_captions_state_relations_correctly():
+    lines = 0
     for seed in range(150):
-        for caption in captions(PAIR, 1.0, rng(seed)):
+        for caption in scenery.captions(PAIR, 1.0, rng(seed)):
             star = min(caption.find(word) % 1000 for word in WORDS["shapes"]["star"])
             ring = min(caption.find(word) % 1000 for word in WORDS["shapes"]["ring"])
             left, right = (mentions(caption, WORDS["relations"][side]) for side in ("left", "right"))
             if not (left or right):
                 continue
-            told += 1
+            lines += 1
             # "a R b" names a first; "next to b , R it , lies a" names it last
             subject_first = not caption.startswith("next to")
             assert left == ((star < ring) == subject_first), caption
             assert not mentions(caption, (*WORDS["relations"]["above"], *WORDS["relations"]["below"]))
-    assert told > 300
+    assert lines > 300
 
 
-def asked() -> list[tuple[str, str, Scene]]:
+def asked() -> list[tuple[str, str, scenery.Scene]]:
     return [
-        (words, ANSWERS[answer], scene)
+        (words, scenery.ANSWERS[answer], scene)
         for index, scene in enumerate(SCENES)
-        for words, answer in questions(scene, RECIPE.stream("questions", index))
+        for words, answer in scenery.questions(scene, RECIPE.stream("questions", index))
     ]
 
 
@@ -364,26 +344,26 @@ def test_answers_follow_from_the_scene():
         elif words.startswith("where"):
             first, second = (part.split()[-2:] for part in words.split(" , "))
             a, b = (next(t for t in scene.things if [t.colour, t.shape] == name) for name in (first, second))
-            assert answer == relation(a, b)
+            assert answer == scenery.relation(a, b)
         elif words.startswith(("what colour", "which colour")):
             assert [t.colour for t in scene.things if f" {t.shape}" in words] == [answer]
         elif "pattern" in words or "plain" in words:
             assert [t.texture for t in scene.things if f"{t.colour} {t.shape}" in words] == [answer]
 
 
-def test_each_kind_is_asked_and_questions_alone_tell_little():
+def test_every_type_of_question_occurs_and_questions_alone_reveal_little():
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for words, answer, _ in asked():
         kinds[" ".join(words.split()[:2])][answer] += 1
     assert {"what colour", "what shape", "how many", "is there", "where is", "is the"} <= set(kinds)
     guess = sum(max(count.values()) for count in kinds.values()) / sum(sum(count.values()) for count in kinds.values())
     assert guess < 0.42
-    for kind, most in {"what colour": 0.25, "what shape": 0.3, "is there": 0.58, "where is": 0.34}.items():
-        assert max(kinds[kind].values()) < most * sum(kinds[kind].values()), kind
+    for form, most in {"what colour": 0.25, "what shape": 0.3, "is there": 0.58, "where is": 0.34}.items():
+        assert max(kinds[form].values()) < most * sum(kinds[form].values()), form
 
 
 def test_a_scene_of_twins_gets_only_questions_with_clear_answers():
-    twins = Scene((PAIR.things[0], PAIR.things[0]), (0, 1))
-    found = [words for seed in range(20) for words, _ in questions(twins, rng(seed))]
-    assert found
-    assert all(words.startswith(("how many", "is there")) for words in found)
+    twins = scenery.Scene((PAIR.things[0], PAIR.things[0]), (0, 1))
+    result = [words for seed in range(20) for words, _ in scenery.questions(twins, rng(seed))]
+    assert result
+    assert all(words.startswith(("how many", "is there")) for words in result)

@@ -72,7 +72,7 @@ def test_another_rate_keeps_length_and_pitch_and_what_is_late_is_not_read() -> N
         {"array": np.zeros((1, 2, 400)), "sampling_rate": 16000},
     ],
 )
-def test_what_is_no_recording_is_refused(value: object) -> None:
+def test_unreadable_recordings_are_refused(value: object) -> None:
     with pytest.raises((ValueError, OSError)):
         waveform(value, 16000)
 
@@ -111,8 +111,8 @@ def test_silence_and_a_short_recording_are_finite() -> None:
 
 def test_a_backbone_reads_no_more_of_a_recording_than_it_takes() -> None:
     late = np.concatenate([TONE, np.full(4000, np.nan, np.float32)])
-    found = SoundPreparation(16000, 8, 20, mean=-4.0, std=2.0)([written(late)]).x
-    torch.testing.assert_close(found, (log_mel(torch.from_numpy(TONE), 16000, 8)[None, :20] + 4) / 2)
+    result = SoundPreparation(16000, 8, 20, mean=-4.0, std=2.0)([written(late)]).x
+    torch.testing.assert_close(result, (log_mel(torch.from_numpy(TONE), 16000, 8)[None, :20] + 4) / 2)
 
 
 # ---- the view
@@ -163,7 +163,7 @@ def test_augmentation_hides_one_run_of_each_axis() -> None:
 # ---- folders
 
 
-def test_a_folder_of_recordings_is_read_as_one_of_pictures_and_not_prepared(tmp_path: Path) -> None:
+def test_a_folder_of_recordings_is_read_like_images_and_not_prepared(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for label in ("cat", "dog"):
             (tmp_path / "sounds" / split / label).mkdir(parents=True)

@@ -115,7 +115,7 @@ def test_a_column_is_of_numbers_if_these_are_written_as_it_stands(
     assert list(map(type, column)) == list(map(type, values))
 
 
-def test_several_files_agree_on_what_is_a_number_and_null_is_no_float(tmp_path: Path) -> None:
+def test_several_files_agree_on_what_is_a_number_and_null_is_not_a_float(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,code\na,1\nb,2\n")
     (tmp_path / "test.csv").write_text("text,code\nc,02\n")
     rows = Folder(path=str(tmp_path)).table("train", name="mine", data_dir=None)
@@ -159,11 +159,11 @@ def name_of(number: int) -> str:
     st.booleans(),
 )
 def test_tables(
-    tmp_path_factory: pytest.TempPathFactory, items: Any, writer: Any, delimiter: str, quoting: Any, told: bool
+    tmp_path_factory: pytest.TempPathFactory, items: Any, writer: Any, delimiter: str, quoting: Any, lines: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("table")
     buffer = io.StringIO(newline="")
-    if told:
+    if lines:
         buffer.write(f"sep={delimiter}{writer['end']}")
     table = csv.writer(buffer, delimiter=delimiter, quoting=quoting, lineterminator=writer["end"])
     table.writerows([("file_name", "caption"), *((name_of(number), text) for number, text in items)])
@@ -208,7 +208,7 @@ def pictures(folder: Path, *names: str) -> Path:
         (["a.png"], " a.png ", "a.png"),
     ],
 )
-def test_names_of_pictures(tmp_path: Path, names: list[str], called: str, meant: str) -> None:
+def test_names_of_images(tmp_path: Path, names: list[str], called: str, meant: str) -> None:
     folder = pictures(tmp_path / "data", *names)
     others = [name for name in names if name != meant]
     rows = [("file_name", "caption"), (called, "one"), *((name, "other") for name in others)]
@@ -245,7 +245,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
     "surrogate": (
         "captions.jsonl",
         b'{"file_name": "a.png", "caption": "\\ud800"}\n',
-        "column 'caption' holds no text",
+        "column 'caption' holds invalid texts",
     ),
     "empty": ("captions.csv", b"", "has no rows"),
     "heading": ("captions.csv", b"file_name,caption\n", "has no rows"),

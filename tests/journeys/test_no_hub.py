@@ -42,7 +42,7 @@ def test_a_folder_that_is_opened_asks_no_hub_for_what_it_names(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     (tmp_path / "empty").mkdir()
     elsewhere = tmp_path / "empty"
-    message = r"'owner/(vit|bert)' .*(nor|not) in the hub's cache here; a folder .*--allow-code"
+    message = r"'owner/(vit|bert)' .*(nor|not) in the hub's cache here; for an opened folder .*--allow-code"
     for use in (
         lambda: open_run(folder, weights_dir=elsewhere).model,
         lambda: load_model(folder, "paired-0", weights_dir=elsewhere),

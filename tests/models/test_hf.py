@@ -354,7 +354,7 @@ def test_the_name_of_an_architecture_depends_on_frozen_weights(context: DataCont
         ("vit", {"trainable": 4}, PICTURES, "the network has 3 layers, not 4"),
         ("vit", {"tower": "text"}, TEXTS, "no tower 'text'"),
         ("clip", {}, PICTURES, "several towers; set tower to one of: vision, text"),
-        ("vit", {"projection": "own"}, PICTURES, "has no space that it shares with another tower"),
+        ("vit", {"projection": "own"}, PICTURES, "does not share a space with another tower"),
         ("clip", {"projection": "own", "tower": "vision"}, PICTURES, "projects to 6, model.dim is 5; set it to 6"),
     ],
 )

@@ -310,9 +310,9 @@ def test_units_are_cut_where_their_middle_lies() -> None:
 def test_natural_clients_are_the_largest_classes_and_rare_ones_join_the_smallest() -> None:
     country = torch.tensor([9] * 8 + [4] * 5 + [7] * 3 + [1] * 2 + [2] * 2 + [3])
     parts = Natural().split(21, country, 3, gen())
-    found = [sorted(country[part].unique().tolist()) for part in parts]
+    result = [sorted(country[part].unique().tolist()) for part in parts]
     # 3 + 2 (class 1) = 5; of two clients with 5 the last takes class 2, then client 1 with 5 takes class 3
-    assert found == [[9], [3, 4], [1, 2, 7]]
+    assert result == [[9], [3, 4], [1, 2, 7]]
 
 
 def test_natural_is_the_same_for_every_seed_but_for_the_order() -> None:
@@ -332,11 +332,11 @@ def test_natural_needs_as_many_classes_as_clients_and_its_minimum() -> None:
 def by_hand(shares: list[int], total: int) -> list[int]:
     """Largest remainder with exact fractions."""
     exact = [Fraction(share * total, sum(shares)) for share in shares]
-    found = [int(value) for value in exact]
-    for _ in range(total - sum(found)):
-        k = max(range(len(shares)), key=lambda k: (exact[k] - found[k], -k))
-        found[k] += 1
-    return found
+    result = [int(value) for value in exact]
+    for _ in range(total - sum(result)):
+        k = max(range(len(shares)), key=lambda k: (exact[k] - result[k], -k))
+        result[k] += 1
+    return result
 
 
 @given(shares=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), total=st.integers(0, 90))
@@ -414,13 +414,13 @@ def test_filling_takes_from_the_richest_as_long_as_it_can(
 ) -> None:
     owner = np.random.default_rng(seed).integers(0, clients, size=len(sizes))
     parts = [np.flatnonzero(owner == client) for client in range(clients)]
-    found = [part.tolist() for part in with_least(Units(np.array(sizes)), parts, least, last)]
+    result = [part.tolist() for part in with_least(Units(np.array(sizes)), parts, least, last)]
     expected = from_the_richest_alone(sizes, [part.tolist() for part in parts], least)
-    assert expected is None or found == expected
-    held = [sum(sizes[unit] for unit in part) for part in found]
-    spare = [unit for part, own in zip(found, held, strict=True) for unit in part if own - sizes[unit] >= least]
+    assert expected is None or result == expected
+    held = [sum(sizes[unit] for unit in part) for part in result]
+    spare = [unit for part, own in zip(result, held, strict=True) for unit in part if own - sizes[unit] >= least]
     assert min(held) >= least or not spare
-    assert sorted(unit for part in found for unit in part) == list(range(len(sizes)))
+    assert sorted(unit for part in result for unit in part) == list(range(len(sizes)))
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ def test_other_data_under_the_name_are_refused_and_none_at_all_name_their_place(
     register_data("shop", splits())
     source = Memory(data="shop", columns={"image": "image"})
     register_data("shop", splits() | {"test": rows(5)})
-    with pytest.raises(DataError, match="are others than those of the experiment"):
+    with pytest.raises(DataError, match="differ from those of the experiment"):
         source.open("test", name="mine", data_dir=None)
-    with pytest.raises(DataError, match=r"only where polyfed.register_data\('shopp', ...\) was called.*did you mean"):
+    with pytest.raises(DataError, match=r"call polyfed.register_data\('shopp', ...\) with the data.*did you mean"):
         Memory(data="shopp").open("test", name="mine", data_dir=None)
     register_data("flat", rows(3))
     with pytest.raises(DataError, match="no split 'test'; valid: train"):
@@ -108,7 +108,7 @@ def test_other_data_under_the_name_are_refused_and_none_at_all_name_their_place(
         ([], "have no rows"),
         ({"train": rows(2), "tset": rows(1)}, "unknown split 'tset'; did you mean 'test'"),
         ([{"a": 1}, {"a": "x"}], "column 'a'"),
-        ([{"a": Path("x.png")}, {"a": "x"}], "images beside a value of type str"),
+        ([{"a": Path("x.png")}, {"a": "x"}], "images and a value of type str"),
     ],
 )
 def test_other_values_are_refused_when_registered(data: Any, message: str) -> None:
@@ -214,5 +214,5 @@ def test_a_run_without_its_data_still_opens(tiny: Config, tmp_path: Path) -> Non
     run(Experiment.load(federation({"name": "memory", "data": "brief"})), tmp_path / "run")
     register_data("brief", splits() | {"train": rows(23)})
     assert open_run(tmp_path / "run").metrics()["gallery_image"] == 6
-    with pytest.raises(PolyfedError, match="others than those"):
+    with pytest.raises(PolyfedError, match="differ from those"):
         resume(tmp_path / "run")

@@ -78,7 +78,7 @@ def test_a_run_goes_on_in_another_folder_to_the_same_bits(
     assert contents(resume(folder, quiet=True)) == contents(tmp_path / "work" / complete.folder)
     assert str(tmp_path) not in (folder / "config.yaml").read_text()
     copy = shutil.copytree(folder, tmp_path / "handed" / "one", ignore=shutil.ignore_patterns(".start"))
-    with pytest.raises(DataError, match="there is no folder 'one'"):
+    with pytest.raises(DataError, match="no folder 'one'"):
         open_run(copy).federation.data.split("private", "test")
     for data in (tmp_path / "work" / "photos", str(tmp_path / "work" / "photos")):
         assert len(open_run(copy, data_dir=data).federation.data.split("private", "test")) == 4

@@ -98,7 +98,7 @@ def test_impossible_experiments_are_refused_and_not_written(cli: Cli, data: Path
             "--method creamfl: needs public pairs; give --public",
         ),
         (("--texts", news, "--method", "fedavgg"), "--method fedavgg: not among change_distillation, creamfl, fedavg"),
-        (("--texts", data / "none.csv"), "there is no"),
+        (("--texts", data / "none.csv"), "no folder"),
         (("--texts", news, "--clients", 200), ""),
     ):
         code, _, err = cli("init", "mine.yaml", *given)

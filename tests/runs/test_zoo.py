@@ -36,9 +36,9 @@ def test_all_that_is_found_is_read_or_left_out_with_a_reason(name: str, tmp_path
     counts = {count.unit: count for count in source.counts}
     assert all(count.adds_up for count in counts.values()), counts
     if not zoo.FOLDERS[name][2]:
-        assert counts["files"].found == zoo.files_in(top)
+        assert counts["files"].total == zoo.files_in(top)
     columns = {column for table in source.tables.values() for column in table.schema.names}
-    assert counts["columns"].found == len(columns) == len(source.sample)
+    assert counts["columns"].total == len(columns) == len(source.sample)
 
 
 def test_reasons_name_what_is_left_out(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_rows_without_their_image_are_counted(tmp_path: Path) -> None:
     zoo.captions(tmp_path)
     counts = Folder(path=str(tmp_path), incomplete="leave_out").account(name="s", data_dir=None)
     rows = next(count for count in counts if count.unit == "rows")
-    assert (rows.found, rows.read, rows.left_out[0].count) == (40, 30, 10)
+    assert (rows.total, rows.read, rows.left_out[0].count) == (40, 30, 10)
 
 
 def test_a_dry_run_and_a_run_list_what_was_read_and_what_is_cut(cli: Cli) -> None:
@@ -231,7 +231,7 @@ def halves(*values: int) -> Callable[[int], Image.Image]:
         (zoo.masked(lambda number: deep(1 + number, 300 + number)), "which are not numbers 0, 1, 2, ... of classes"),
         (zoo.masked(lambda number: zoo.palette(1, (255, 0, 0) if number % 2 else (0, 255, 0))), "palettes that differ"),
         (zoo.masked(lambda number: zoo.grey(1) if number % 2 else zoo.palette(1, (255, 0, 0))), "a palette in some"),
-        (zoo.masked(lambda number: Image.new("RGBA", (16, 12), (0, 0, 0, 9))), "is transparent in places"),
+        (zoo.masked(lambda number: Image.new("RGBA", (16, 12), (0, 0, 0, 9))), "is partly transparent"),
         (zoo.masked(lambda number: zoo.grey(255, size=(12, 12))), "24 of 24 masks have another aspect"),
         (zoo.masked(lambda number: zoo.grey(255), orientation=6), "24 of 24 images are turned by EXIF"),
         (zoo.masked(lambda number: zoo.grey(255), orientation=3), "24 of 24 images are turned by EXIF"),
@@ -250,7 +250,7 @@ def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words
         ((1,), "names: [none, cell]", 'names: ["none", "cell"], threshold: 0'),
         ((255,), "names: [none, cell]", 'names: ["none", "cell"], threshold: 127'),
         ((1, 2), "names: [none, cell, wall]", 'names: ["none", "cell", "wall"]'),
-        ((1, 2, 3), "names: [none, cell, wall]", "masks have 3; say what all of them mean"),
+        ((1, 2, 3), "names: [none, cell, wall]", "masks have 3; write settings that cover all values"),
         ((1, 3), "threshold: 127", "masks have values 0, 1, 3, which it does not divide"),
         ((1,), "class: 3", "write threshold: N, or names"),
         ((1,), "threshold: low", "write threshold: N, or names"),

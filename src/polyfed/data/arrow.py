@@ -24,6 +24,8 @@ MaxBytes = Annotated[
     Field(ge=1, description="bytes of memory that a column may take; None: those of 64 times its files, or 1 GiB"),
 ]
 Mask = npt.NDArray[np.bool_]
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""Type of images and recordings: bytes, or the path of a file."""
 
 
 def is_list(dtype: pa.DataType) -> bool:
@@ -35,19 +37,19 @@ def is_text(dtype: pa.DataType) -> bool:
 
 
 def is_file(dtype: pa.DataType) -> bool:
-    """Whether values are images or recordings {bytes, path}, which may name files."""
+    """True for images or recordings {bytes, path}, which may name files."""
     return pa.types.is_struct(dtype) and {"bytes", "path"} <= {part.name for part in dtype}
 
 
 def innermost(dtype: pa.DataType) -> pa.DataType:
-    """Type of the values of lists, of lists of lists, ...; that of anything else itself."""
+    """Type of the values inside (nested) lists; any other type itself."""
     while is_list(dtype):
         dtype = dtype.value_type
     return dtype
 
 
 def plain_type(dtype: pa.DataType) -> pa.DataType:
-    """The type of the values themselves, where ``kind`` is of categories or of views of them."""
+    """Type of the values themselves, for categories and string or binary views."""
     views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     return plain_type(dtype.value_type) if pa.types.is_dictionary(dtype) else views.get(dtype, dtype)
 
@@ -77,7 +79,7 @@ def unless_blank(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def empty(values: pa.ChunkedArray) -> Mask:
-    """True where an entry is null or a blank text, or a list that has nothing but such entries."""
+    """True where an entry is null or a blank text, or a list with only such entries."""
     if not is_list(values.type):
         return lacking(values)
     lengths = list_lengths(values)
@@ -98,7 +100,7 @@ def lists_of(flat: pa.ChunkedArray, lengths: npt.NDArray[np.int64]) -> pa.Chunke
 
 
 def struct_part(values: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """One part of structs, or of (nested) lists of structs; a list that is null becomes an empty one."""
+    """One field of structs, or of (nested) lists of structs; a null list becomes an empty one."""
     if is_list(values.type):
         return lists_of(struct_part(pc.list_flatten(values), name), list_lengths(values))
     return pc.struct_field(values, name)
@@ -144,7 +146,7 @@ def file_key(file: Path) -> str:
 
 
 def mask_key(rows: Mask) -> str:
-    """Hexadecimal digest of which rows are chosen."""
+    """Hexadecimal digest of a choice of rows."""
     return hashlib.sha256(np.packbits(rows).tobytes()).hexdigest()
 
 
@@ -191,7 +193,7 @@ class _Hashing(io.RawIOBase):
 
 
 def most_bytes(files: Iterable[Path], given: int | None) -> int:
-    """What ``MaxBytes`` says of these files."""
+    """Limit in bytes that ``MaxBytes`` stands for with these files."""
     return given or max(1 << 30, 64 * sum(file.stat().st_size for file in files))
 
 
@@ -209,9 +211,9 @@ def ipc_stream(file: Path) -> pa.NativeFile:
 
 
 def unpacked_bytes(file: Path) -> int:
-    """Bytes of memory that the compressed buffers of a file take: before each stands how long it becomes.
+    """Bytes of memory that the compressed buffers of a file take, from the length that is stored before each.
 
-    It becomes no longer than that, so nothing of it need be decompressed to know.
+    A buffer never becomes longer than that, so none has to be decompressed to find out.
 
     Raises:
         DataError: the layout of a message is damaged.
@@ -221,7 +223,7 @@ def unpacked_bytes(file: Path) -> int:
         for message in pa.ipc.MessageReader.open_stream(ipc_stream(file)):
             lengths = _buffers(message) if message.type in ("record batch", "dictionary") else ()
             total += sum(max(0, _number("<q", message.body, start)) for start, length in lengths if length)
-    except pa.ArrowException:  # whoever reads it comes no further
+    except pa.ArrowException:  # reading the file stops there too
         return total
     except struct.error as error:
         raise DataError(f"'{file}': damaged ({error}); fetch the file again") from error
@@ -233,7 +235,7 @@ def _buffers(message: pa.ipc.Message) -> Iterator[tuple[int, int]]:
     data = message.metadata
 
     def table(place: int, number: int) -> int:
-        """Place of what a field of a FlatBuffers table refers to; 0: the field is missing."""
+        """Position that a field of a FlatBuffers table refers to; 0: the field is missing."""
         fields = place - _number("<i", data, place)
         entry = 4 + 2 * number
         offset = _number("<H", data, fields + entry) if entry < _number("<H", data, fields) else 0
@@ -257,7 +259,7 @@ def bounded(batches: Iterable[pa.RecordBatch], most: int, where: str) -> Iterato
     """The batches as they come, valid ones, as long as all of them take no more than so many bytes.
 
     Raises:
-        DataError: they take more, or one is damaged: a text is no UTF-8, an offset is beyond what there is.
+        DataError: they take more, or one is damaged: a text that is not UTF-8, an offset beyond the data.
     """
     taken = 0
     try:
@@ -271,11 +273,11 @@ def bounded(batches: Iterable[pa.RecordBatch], most: int, where: str) -> Iterato
 
 
 def column_of(data: Any, name: str) -> pa.ChunkedArray:
-    """All values of a column of a table or of a ``datasets.Dataset``, in the order of its rows, nothing decoded."""
+    """All values of a column of a table or ``datasets.Dataset``, in the order of its rows, undecoded."""
     return (data if isinstance(data, pa.Table) else data.select_columns([name]).with_format("arrow")[:]).column(name)
 
 
 def joined(parts: Iterable[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """A column of all splits: numbers of classes of texts must not depend on which split is opened."""
+    """A column of all splits: class numbers of texts must not depend on which split is opened."""
     columns = list(parts)
     return pa.chunked_array([chunk for values in columns for chunk in values.chunks], columns[0].type)

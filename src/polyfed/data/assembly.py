@@ -1,4 +1,4 @@
-"""From splits and views to samples, and the checks that keep public, private and test data apart."""
+"""Samples from splits and views, classes of items, and the checks that keep public, private and test data apart."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def assemble(
     layout: Sequence[str] = (),
     lazy: Mapping[str, View] = MappingProxyType({}),
 ) -> Samples:
-    """All samples of a split, with the modalities that ``views`` names; the others are not loaded.
+    """All samples of a split, with the modalities in ``views``; other modalities are not loaded.
 
     An item with a list of values (captions, questions) makes one sample a value, and its other modalities repeat;
     all lists of an item must be equally long. Modalities in ``layout`` shape the samples without being loaded, so
-    that a participant that has only images still counts a sample for every caption of the public set.
+    that a participant with only images still counts one sample per caption of the public set.
 
-    Targets that ``lazy`` names are opened through a view and loaded with each batch, as masks; a name is that of a
-    target or else of a column.
+    Targets in ``lazy``, by the name of a target or of a column, are opened through a view and loaded with each batch,
+    as masks are.
 
     Where the split names a column of ``matches``, samples of items with equal values in it get equal numbers.
 
@@ -87,7 +87,7 @@ def _modality(split: Split, modality: str) -> Column:
 
 
 def _items_of_samples(columns: Sequence[Column], count: int) -> Int64[Tensor, " n"]:
-    """The item of each sample: one for each entry of the columns that hold lists."""
+    """Item of each sample: one sample per entry of the columns that hold lists."""
     nested = [column for column in columns if column.nested]
     if not nested:
         return torch.arange(count)
@@ -99,12 +99,12 @@ def _items_of_samples(columns: Sequence[Column], count: int) -> Int64[Tensor, " 
         # an item that lacks a modality has no list of it
         differing = ((lengths != longest) & ~((lengths == 0) & column.gaps)).nonzero()[:, 0]
         if len(differing):
-            raise _uneven(int(differing[0]), nested, own)
+            raise _uneven_lists(int(differing[0]), nested, own)
     return torch.repeat_interleave(torch.arange(count), longest)
 
 
-def _uneven(item: int, nested: Sequence[Column], lengths: Sequence[Int64[Tensor, " n"]]) -> DataError:
-    """What to raise for an item whose lists do not go together."""
+def _uneven_lists(item: int, nested: Sequence[Column], lengths: Sequence[Int64[Tensor, " n"]]) -> DataError:
+    """The error for an item whose lists differ in length."""
     own = {column: int(of[item]) for column, of in zip(nested, lengths, strict=True)}
     if not any(own.values()):
         return DataError(f"item {item}: {nested[0].where} is an empty list; fill it, or leave out the row")
@@ -115,7 +115,7 @@ def _uneven(item: int, nested: Sequence[Column], lengths: Sequence[Int64[Tensor,
 
 
 def _without_gaps(column: Column, items: Int64[Tensor, " n"]) -> tuple[Column, Int64[Tensor, " n"]]:
-    """What is there of a column, and the row of each sample in it; -1 where a sample lacks it."""
+    """A column without its gaps, and the row of each sample in it; -1 where a sample lacks it."""
     known, there = column.without_gaps()
     entries = torch.from_numpy(there)
     row = F.pad((entries.cumsum(0) - 1).masked_fill(~entries, -1), (0, 1), value=-1)
@@ -129,7 +129,7 @@ def _without_gaps(column: Column, items: Int64[Tensor, " n"]) -> tuple[Column, I
 
 
 def _groups(column: Column) -> Int64[Tensor, " n"]:
-    """Equal numbers for equal values, in the order in which they first occur; a null or blank one is like no other."""
+    """Equal numbers for equal values, in order of first occurrence; each null or blank value has its own number."""
     # a missing report is not the right answer to another missing one
     alone = torch.from_numpy(lacking(column.values))
     encoded = column.values.combine_chunks().dictionary_encode()
@@ -159,26 +159,25 @@ def item_labels(split: Split) -> Int64[Tensor, " n"] | None:
 def of_items(
     samples: Samples, items: Int64[Tensor, " k"], lacking: Mapping[str, Int64[Tensor, " m"]] = MappingProxyType({})
 ) -> Samples:
-    """The samples of ``items``; those ``lacking`` a modality, by its name, are without."""
+    """Samples of ``items``; items in ``lacking`` lose the modality of that name."""
     chosen = samples.subset(torch.isin(samples.items, items).nonzero().squeeze(1)).lacking(lacking)
-    # what a participant encodes is not all that items have: one that has nothing of it is no sample to it
+    # a participant encodes some of the modalities: an item without any of these is not a sample for it
     return (chosen.having_any(*samples.modalities) if samples.modalities else chosen).prepared()
 
 
 def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:
-    """A column restricted to some items; read when it is first looked at."""
+    """A column restricted to some items; read at first use."""
     rows = items.numpy()
     stamp = fingerprint_of(column.fingerprint, hashlib.sha256(rows.tobytes()).hexdigest())
     return Column(lambda: column.values.take(pa.array(rows)), stamp, column.where, column.nested, folder=column.folder)
 
 
 def order_of(samples: Samples, contents: Sequence[str] = ()) -> str:
-    """A digest of which samples these are, what is in them, and in which order; participants compare it before rows
-    are exchanged.
+    """Digest of the samples, their contents and their order; participants compare it before they exchange rows.
 
     Args:
-        samples: of a public set.
-        contents: digests of the columns that its items are read from.
+        samples: Samples of a public set.
+        contents: Digests of the columns that its items are read from.
     """
     digest = hashlib.sha256()
     for part in (*(samples.ids[item] for item in samples.items.tolist()), "", *contents):
@@ -192,7 +191,7 @@ def require_disjoint(public: Sequence[str], other: Sequence[str], what: str) -> 
     if shared:
         raise DataError(
             f"the public set shares {len(shared)} items with {what}, for example '{min(shared)}'; "
-            "draw public.source/public.split from data that nobody holds privately and nobody is tested on"
+            "draw public.source/public.split from data that no client holds and no model is tested on"
         )
 
 
@@ -206,10 +205,10 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class ItemClasses:
-    """Class of every item of a split, and the columns that the class is made of.
+    """Class of every item of a split, and the columns that define the class.
 
     Attributes:
-        numbers: class number of each item. Splits that are looked at together have equal numbers for equal classes.
+        numbers: class number of each item. Splits that are numbered together have equal numbers for equal classes.
         names: class number -> name, where the data have one.
         columns: column -> number of the value of each item; empty where the class is a target's.
         values: column -> names of its values, by their number.
@@ -226,34 +225,34 @@ class ItemClasses:
         return max([int(self.numbers.max()), *self.names])
 
     def counts(self, items: Int64[Tensor, " k"]) -> dict[str, int]:
-        """Class name -> how many of ``items`` are of it, in the order of the class numbers; none with 0."""
+        """Class name -> number of ``items`` in it, in the order of the class numbers, without zeros."""
         numbers, counts = torch.unique(self.numbers[items], return_counts=True)
         pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
         return {self.names.get(number, str(number)): count for number, count in pairs}
 
     def column_counts(self, items: Int64[Tensor, " k"]) -> dict[str, dict[str, int]]:
-        """Column -> name of a value -> how many of ``items`` have it, zeros included."""
-        counts = {}
-        for name, codes in self.columns.items():
-            times = np.bincount(codes[items.numpy()], minlength=len(self.values[name]))
-            counts[name] = dict(zip(self.values[name], times.tolist(), strict=True))
-        return counts
+        """Column -> name of a value -> number of ``items`` that have it, zeros included."""
+        rows = items.numpy()
+        return {
+            name: dict(zip(values, np.bincount(self.columns[name][rows], minlength=len(values)).tolist(), strict=True))
+            for name, values in self.values.items()
+        }
 
 
 def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[ItemClasses] | None:
     """Classes of the items of each split, with equal numbers for equal classes; None if they have none.
 
     Without columns it is the first target with one value an item. Columns that hold only 0 and 1 (or truth values)
-    make the class sum_i bit_i 2^i, called after the columns that are 1. Otherwise it is the tuple of the columns'
+    make the class sum_i bit_i 2^i, named after the columns that are 1. Otherwise it is the tuple of the columns'
     values, numbered in sorted order, first column first. Numbers do not depend on which columns are targets.
 
     Args:
         splits: splits of one source.
-        of: columns.
+        of: Names of the columns.
         key: setting that names them, for messages.
 
     Raises:
-        ConfigError: there is no such column, or it holds neither whole numbers nor truth values nor texts.
+        ConfigError: a column is missing, or holds neither integers nor booleans nor texts.
     """
     if not of:
         labels = [item_labels(split) for split in splits]
@@ -274,10 +273,10 @@ def item_classes(splits: Sequence[Split], of: Sequence[str], key: str) -> list[I
 
 
 def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
-    """A number for each item, equal for equal values of a column; an item with a null or blank one is like no other.
+    """Equal numbers for items with equal values of a column; each null or blank value has its own number.
 
     Raises:
-        ConfigError: as ``item_classes``.
+        ConfigError: the same as for ``item_classes``.
     """
     joined = _Joined([split], column, f"{key}: '{column}'")
     texts = pa.array([None if value is None else str(value) for value in joined.values], pa.string())
@@ -287,13 +286,13 @@ def item_groups(split: Split, column: str, key: str) -> Int64[Tensor, " n"]:
 
 
 class _Joined:
-    """A column of several splits one after the other.
+    """A column of several splits, concatenated.
 
     Attributes:
-        name: of the column.
-        values: the distinct values in order, null first; of a target of texts the numbers of its classes.
-        codes: place among ``values`` of each item's value.
-        is_bit: whether the values are 0 and 1, or truth values.
+        name: Name of the column.
+        values: distinct values in order, null first; class numbers for a target of texts.
+        codes: index into ``values`` of each item's value.
+        is_bit: True if the values are 0 and 1, or booleans.
         classes: names of the values 0, 1, ... of a target.
     """
 
@@ -328,7 +327,7 @@ class _Joined:
         return [_name(value, self.classes) for value in self.values]
 
     def label(self, code: int) -> str:
-        """How a class with this value is called: a bare number says of which column it is."""
+        """Name of a class with this value; a bare number is preceded by its column."""
         value, name = self.values[code], _name(self.values[code], self.classes)
         return name if isinstance(value, str) or self.classes else f"{self.name} {name}"
 
@@ -340,13 +339,13 @@ def _name(value: bool | int | str | None, classes: Sequence[str]) -> str:
 
 
 def _bit_sums(columns: Sequence[_Joined]) -> tuple[Indices, dict[int, str]]:
-    """Sums of the columns' bits, called after the columns that are 1."""
-    numbers = np.zeros(len(columns[0].codes), dtype=np.int64)
-    for bit, column in enumerate(columns):
-        numbers += np.array([int(value) for value in column.values], dtype=np.int64)[column.codes] << bit
-    names = {}
-    for number in np.unique(numbers).tolist():
-        names[number] = "+".join(column.name for bit, column in enumerate(columns) if number >> bit & 1) or "none"
+    """Sums of the columns' bits, named after the columns that are 1."""
+    numbers = sum(np.array(column.values, np.int64)[column.codes] << bit for bit, column in enumerate(columns))
+    assert isinstance(numbers, np.ndarray)
+    names = {
+        number: "+".join(column.name for bit, column in enumerate(columns) if number >> bit & 1) or "none"
+        for number in np.unique(numbers).tolist()
+    }
     return numbers, names
 
 
@@ -360,9 +359,9 @@ def _tuples(columns: Sequence[_Joined]) -> tuple[Indices, dict[int, str]]:
 
 
 def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
-    """True for each item of which a text has one of the words as a whole word, singular or plural, in any case.
+    """True for each item with one of the words, singular or plural, as a separate word of a text, in any case.
 
-    Underscores in words stand for spaces, as in names of classes. Without words nothing is mentioned.
+    Underscores in words stand for spaces, as in class names. Without words the result is all false.
 
     Raises:
         ConfigError: the column holds no texts, or a word is blank.
@@ -371,12 +370,12 @@ def mentioning(column: Column, words: Iterable[str]) -> Bool[Tensor, " n"]:
     if not is_text(dtype):
         raise ConfigError(f"public.without looks for words in texts, but {column.where} holds {dtype}; name another")
     forms = sorted({word.replace("_", " ").strip().lower() for word in words})
-    if "" in forms:  # it would be found next to every mark
+    if "" in forms:  # it would match next to every mark
         raise ConfigError("public.without has a blank word; leave it out")
     items = column.values.to_pylist()
     if not forms:
         return torch.zeros(len(items), dtype=torch.bool)
-    # not \b, which would never match beside a word that ends in a mark, such as "c++"
+    # not \b, which never matches next to a word that ends in a mark, such as "c++"
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?:s|es)?(?!\w)")
     lists = items if column.nested else [[item] for item in items]
     mentioned = (any(pattern.search(text.lower()) for text in texts or () if text) for texts in lists)

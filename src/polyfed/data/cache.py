@@ -1,6 +1,7 @@
 """Caches in the folder that all runs of a machine share: decoded images, rows that take long to compute, digests.
 
-What a cached file depends on is part of its name, and a file under its final name is complete, whatever was killed.
+The name of a cached file holds a digest of everything that the file depends on, and a file under its final name is
+complete, whichever process was killed.
 """
 
 from __future__ import annotations
@@ -39,22 +40,24 @@ from polyfed.data.view import DataContext
 
 
 class CacheFullError(DataError):
-    """The disk of the cache has no room for a file."""
+    """A full disk in the cache folder."""
 
 
 CHUNK_ITEMS = 512  # images decoded at a time: bounds memory, and keeps the temporary file's time stamp fresh
-_STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
+_STALE = 3600.0  # seconds after which no process is still writing a temporary file
 _VERSION = 1  # raise when decoding changes what it returns
 
 
-def decoded(
-    column: Column,
-    size: int,
-    cache: Path,
-    fit: ImageFit = "squash",
-    resampling: Resampling | MaskResampling = "bicubic",
-    pixels: int = PIXELS,
-) -> UInt8[np.ndarray, "n 3 size size"]:
+class Decoding(NamedTuple):
+    """Arguments of ``decode``."""
+
+    size: int
+    fit: ImageFit = "squash"
+    resampling: Resampling | MaskResampling = "bicubic"
+    pixels: int = PIXELS
+
+
+def decoded(column: Column, how: Decoding, cache: Path) -> UInt8[np.ndarray, "n 3 size size"]:
     """Images of a column (nested columns flattened), decoded once and then read from a memory map.
 
     The layout is channels first: gathering a batch and converting it to float takes half the time of channels
@@ -62,35 +65,32 @@ def decoded(
 
     Args:
         column: image structs {bytes, path}, or encoded bytes.
-        size: height and width in pixels.
-        cache: folder of the cache; made if it is not there.
-        fit: see ``decode``.
-        resampling: see ``decode``.
-        pixels: most pixels of an image.
+        how: size, fit, filter and limit of pixels.
+        cache: folder of the cache; made if it does not exist.
 
     Raises:
         DataError: an image cannot be decoded, is too large or lies outside the data set (names row and path), or the
             folder cannot be written.
     """
-    stamp = fingerprint_of(_VERSION, column.fingerprint, size, fit, resampling)
-    path = cache / f"images-{size}-{fit}-{stamp}.npy"
+    stamp = fingerprint_of(_VERSION, column.fingerprint, *how[:3])
+    path = cache / f"images-{how.size}-{how.fit}-{stamp}.npy"
     with usable(cache):
         images = _opened(path)
     if images is None:
         values = column.flat_values()
         with usable(cache), _replacing(path) as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, size, size)}
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(values), 3, how.size, how.size)}
             np.lib.format.write_array_header_1_0(file, header)
-            for chunk in _decoded_chunks(values, column, Decoding(size, fit, resampling, pixels)):
+            for chunk in _decoded_chunks(values, column, how):
                 file.write(chunk.tobytes())
         images = _opened(path)
     if images is None:
-        raise _unusable(cache, "what was written there cannot be read back")
+        raise _unusable(cache, "a file written there cannot be read back")
     return images
 
 
 def kept_numbers(path: Path, compute: Callable[[], npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
-    """Numbers kept at ``path``, computed if they are not there or damaged.
+    """Numbers kept at ``path``, computed if the file is missing or damaged.
 
     Raises:
         DataError: the folder cannot be written, or has no room.
@@ -106,26 +106,17 @@ def kept_numbers(path: Path, compute: Callable[[], npt.NDArray[np.int32]]) -> np
 
 
 def _opened(path: Path) -> npt.NDArray[Any] | None:
-    """The cached array, or None if it is not there or damaged."""
+    """Cached array; None if the file is missing or damaged."""
     try:
-        # as a plain array: to index a memmap itself runs Python code of numpy's for every batch
+        # as a plain array: indexing a memmap runs Python code of numpy for every batch
         return np.asarray(np.load(path, mmap_mode="r"))
     except (FileNotFoundError, NotADirectoryError, ValueError, EOFError):
         return None
 
 
-class Decoding(NamedTuple):
-    """How images are decoded, see ``decoded``."""
-
-    size: int
-    fit: ImageFit
-    resampling: Resampling | MaskResampling
-    pixels: int
-
-
 @dataclass(frozen=True)
 class Undecoded:
-    """Images [n, 3, size, size] of a column that are decoded when they are first asked for."""
+    """Images [n, 3, size, size] of a column that are decoded at first use."""
 
     column: Column
     how: Decoding
@@ -144,7 +135,7 @@ class Undecoded:
 def _image(column: Column, row: int, entry: Any, how: Decoding) -> npt.NDArray[np.uint8]:
     try:
         return decode(image_bytes(entry, column.folder, how.pixels), *how)
-    except Exception as error:  # Pillow's decoders raise errors of many kinds
+    except Exception as error:  # Pillow's decoders raise errors of many types
         raise unreadable(column, row, entry, error, "not a readable image") from error
 
 
@@ -152,7 +143,7 @@ def _decoded_chunks(values: pa.ChunkedArray, column: Column, how: Decoding) -> I
     def image(row: int) -> npt.NDArray[np.uint8]:
         return _image(column, row, values[row].as_py(), how)
 
-    # Pillow lets go of the interpreter lock while it decodes and resizes
+    # Pillow releases the interpreter lock while it decodes and resizes
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         starts = range(0, len(values), CHUNK_ITEMS)  # mapping all at once would decode far ahead of the file
         rows = (range(start, min(start + CHUNK_ITEMS, len(values))) for start in starts)
@@ -163,9 +154,9 @@ def _decoded_chunks(values: pa.ChunkedArray, column: Column, how: Decoding) -> I
 
 
 def unreadable(column: Column, row: int, entry: Any, error: Exception, what: str) -> PolyfedError:
-    """The error for flat value ``row`` of a column, with its place, its path and what is wrong with it."""
+    """The error for flat value ``row`` of a column, with its position, its path and the reason."""
     if isinstance(error, ConfigError):
-        return error  # an extra that is missing is no fault of the value
+        return error  # a missing extra is not a fault of the value
     path = entry.get("path") if isinstance(entry, dict) else None
     named = f" (path '{path}')" if path else ""
     return DataError(f"{column.place_of(row)}{named}: {what}: {reason_of(error)}; mend or leave out the row")
@@ -173,9 +164,9 @@ def unreadable(column: Column, row: int, entry: Any, error: Exception, what: str
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file next to ``path`` that takes its place at the end, or vanishes on an error."""
+    """A temporary file that is renamed to ``path`` at the end, or removed on an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by killed processes
+    for left in path.parent.glob(f".{path.name}.*.tmp"):  # left by killed processes
         with contextlib.suppress(OSError):  # another process may be as quick
             if time.time() - left.stat().st_mtime > _STALE:
                 left.unlink()
@@ -190,7 +181,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def remembered(path: Path, compute: Callable[[], list[int]]) -> list[int]:
-    """A few integers kept as JSON at ``path``, computed if they are not there or damaged.
+    """A few integers kept as JSON at ``path``, computed if the file is missing or damaged.
 
     Raises:
         DataError: the folder cannot be written.
@@ -206,14 +197,14 @@ def remembered(path: Path, compute: Callable[[], list[int]]) -> list[int]:
 
 
 def cut_count(unit: str, context: DataContext, stamp: str, lengths: Callable[[], Sequence[int]], most: int) -> Count:
-    """Count of the units of values that are cut to ``most`` of them; kept in the cache, unless nothing is.
+    """Count of the units of values that are cut to ``most`` units each; kept in the cache if ``context.ahead``.
 
     Args:
         unit: tokens, or frames.
-        context: has the cache.
-        stamp: what lengths depend on, and ``most``.
-        lengths: gives the units of each value before any is cut.
-        most: units of a value that are read.
+        context: Context with the cache folder.
+        stamp: Digest of everything that the lengths depend on, and of ``most``.
+        lengths: Returns the units of each value before any is cut.
+        most: Units of a value that are read.
     """
 
     def compute() -> list[int]:
@@ -221,14 +212,14 @@ def cut_count(unit: str, context: DataContext, stamp: str, lengths: Callable[[],
         longest = int(units.max(initial=0))
         return [int(units.sum()), int(np.minimum(units, most).sum()), int((units > most).sum()), longest]
 
-    found, read, cut, longest = remembered(context.cache / f"cut-{stamp}.json", compute) if context.ahead else compute()
+    total, read, cut, longest = remembered(context.cache / f"cut-{stamp}.json", compute) if context.ahead else compute()
     values = f"cut off {cut:,} values longer than {most}; the longest has {longest}"
-    return Count.of(unit, found, read, [LeftOut(values, found - read)])
+    return Count.of(unit, total, read, [LeftOut(values, total - read)])
 
 
 @contextlib.contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Errors of files within the block say which setting gives the cache another folder.
+    """Turn file errors within the block into errors that name the setting for another cache folder.
 
     Raises:
         CacheFullError: its disk is full.
@@ -251,20 +242,20 @@ _DIGEST_VERSION = 1  # raise when the same content gives another digest
 
 
 def content_digests(split: Split, items: Int64[Tensor, " n"], context: DataContext) -> list[str]:
-    """Names and digests of what some items of a split are in all its modalities; see ``content_digest``."""
+    """Names of all modalities of a split with the digests of some items in them; see ``content_digest``."""
     return [f"{name} {content_digest(split.modality(name), context, items)}" for name in sorted(split.columns)]
 
 
 def content_digest(column: Column, context: DataContext, items: Int64[Tensor, " n"] | None = None) -> str:
-    """A digest of some items of a column, or of all, computed once and kept in the cache.
+    """Digest of some items of a column, or of all, computed once and kept in the cache.
 
-    A generated column is known by its recipe: encoders of other versions write the same pixels as other bytes.
+    A generated column is identified by its recipe: other versions of encoders write the same pixels as other bytes.
 
     Raises:
         DataError: an image cannot be read (names row and path), or the cache cannot be written.
     """
     chosen = "all" if items is None else hashlib.sha256(items.numpy().tobytes()).hexdigest()
-    # as a digest of pixels would need all images to be drawn
+    # a digest of pixels would need all images to be drawn
     if column.recipe:
         return fingerprint_of(column.recipe, chosen)
     path = context.cache / f"content-{fingerprint_of(_DIGEST_VERSION, column.fingerprint, chosen)}.json"
@@ -286,13 +277,13 @@ def content_digest(column: Column, context: DataContext, items: Int64[Tensor, " 
 
 
 def _parts(value: Any, column: Column, pixels: int) -> Iterator[bytes]:
-    """The value as bytes that no other value has."""
+    """Bytes that identify a value."""
     if isinstance(value, dict) and not value.keys() - {"bytes", "path"}:
         value = image_bytes(value, column.folder, pixels)
     if isinstance(value, dict):
         value = [entry for item in sorted(value.items()) for entry in item]
     if isinstance(value, list):
-        # lengths stand before contents, so that ["ab", "c"] and ["a", "bc"] differ
+        # lengths precede contents, so that ["ab", "c"] and ["a", "bc"] differ
         yield b"list %d " % len(value)
         for entry in value:
             yield from _parts(entry, column, pixels)
@@ -312,19 +303,19 @@ _Values = npt.NDArray[np.float16]
 
 @dataclass
 class StoredRows:
-    """Opened rows, float32 [b, ...], of which a file holds float16 [n, ...].
+    """Opened rows, float32 [b, ...], stored as float16 [n, ...] in a file.
 
-    While rows are missing they stand in ``path.rows``, and ``path.there`` has one byte for each that is there, set when
-    the row is on the disk; with the last of them the file takes its final name. One process writes at a time. Where the
-    disk has no room, rows are computed whenever they are asked for, rounded as those in the file are.
+    Until all rows are computed they are in ``path.rows``, and ``path.there`` has one byte per row, set when the row
+    is on disk; with the last row the file gets its final name. One process writes at a time. On a full disk, rows
+    are computed for every batch, rounded as those in the file are.
 
     Attributes:
-        path: file to keep the rows in; what they depend on must be part of its name.
-        shape: gives the shape of all rows, (n, ...); called if no file tells it.
-        compute: row numbers -> rows [k, ...], whose bits must not depend on which rows are asked for together.
-        what: is computed, for displays and logs.
-        ahead: whether ``prepare`` computes; else rows are computed when they are first asked for.
-        group: rows after which what was computed is written, so many are lost at most by an interruption.
+        path: File of the rows; its name must hold a digest of everything that they depend on.
+        shape: Returns the shape of all rows, (n, ...); called if no file has it.
+        compute: Row numbers -> rows [k, ...], whose bits must not depend on the rows that are computed together.
+        what: Name of the rows, for displays and logs.
+        ahead: True if ``prepare`` computes; else rows are computed at first use.
+        group: Rows that are written together; an interruption loses at most so many.
     """
 
     path: Path
@@ -339,7 +330,7 @@ class StoredRows:
         return len(self._values) if self._has_room else self.shape()[0]
 
     def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
-        """The rows, those that are missing computed now; the same with and without a generator.
+        """The rows, computed if they are missing; the same with and without a generator.
 
         Raises:
             DataError: a row is not finite in float16, or the folder cannot be written.
@@ -351,7 +342,7 @@ class StoredRows:
         return self.compute(distinct.tolist()).half().float()[inverse_index]
 
     def prepare(self, rows: Int64[Tensor, " n"]) -> None:
-        """Compute and keep ``rows``, so that none of them is waited for later; errors as above."""
+        """Compute and keep ``rows`` ahead of their use; errors as above."""
         if self.ahead:
             self._require(rows.numpy())
 
@@ -368,7 +359,7 @@ class StoredRows:
 
     @cached_property
     def _there(self) -> npt.NDArray[np.uint8] | None:
-        """One for each row that is there, as all processes write it; None: all are."""
+        """Marks of the rows that exist, as all processes write them; None: all rows exist."""
         if self._values.size == 0 or self.path.exists():
             return None
         try:
@@ -391,7 +382,7 @@ class StoredRows:
         return known
 
     def _opened(self) -> _Values | None:
-        """The rows as a memory map, those that are missing zero; None if nothing usable is there."""
+        """The rows as a memory map, zero where missing; None if the files are missing or damaged."""
         with contextlib.suppress(FileNotFoundError):
             return self._mapped(self.path)
         with contextlib.suppress(OSError, DataError):
@@ -409,7 +400,7 @@ class StoredRows:
         return rows
 
     def _begun(self, shape: tuple[int, ...]) -> _Values:
-        """Files of a shape in which no row is there; they take no room yet."""
+        """Sparse files of a shape, without any row."""
         rows, there = self._beside(".rows"), self._beside(".there")
         for path in (there, rows):  # damaged ones
             path.unlink(missing_ok=True)
@@ -417,12 +408,12 @@ class StoredRows:
             header = {"descr": "<f2", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             file.truncate(file.tell() + 2 * int(np.prod(shape)))
-        with there.open("wb") as file:  # last, as it says that the other is usable
+        with there.open("wb") as file:  # last, as it marks the other file as usable
             file.truncate(shape[0])
         return self._mapped(rows)
 
     def _missing(self, rows: _Rows) -> _Rows:
-        """Those of the rows that are not there, each once, ascending."""
+        """Rows that are missing, without repetition, ascending."""
         return np.unique(rows[self._there[rows] == 0] if self._there is not None else rows[:0])
 
     def _beside(self, suffix: str) -> Path:
@@ -444,7 +435,7 @@ class StoredRows:
     # ---- computing
 
     def _fill(self, missing: _Rows) -> None:
-        """Compute and write missing rows; whoever calls it holds the lock."""
+        """Compute and write missing rows; called with the lock held."""
         if len(missing) == 0:
             return
         begun, rows, there = time.monotonic(), self._beside(".rows"), self._beside(".there")
@@ -461,7 +452,7 @@ class StoredRows:
         size = self._values[0].nbytes
         start = os.fstat(file).st_size - self._values.nbytes
         for row in rows.tolist() if hasattr(os, "posix_fallocate") else ():
-            os.posix_fallocate(file, start + row * size, size)  # a full disk is told before the work
+            os.posix_fallocate(file, start + row * size, size)  # a full disk fails before the work
         values: _Values = self.compute(rows.tolist()).detach().cpu().half().numpy()
         finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
         if not finite.all():
@@ -470,5 +461,5 @@ class StoredRows:
         for row, value in zip(rows.tolist(), values, strict=True):
             os.pwrite(file, value.tobytes(), start + row * size)
         os.fsync(file)
-        for row in rows.tolist():  # only now: a killed process leaves no mark of a row that is not on the disk
+        for row in rows.tolist():  # only now: a killed process leaves no mark without its row
             os.pwrite(marks, b"\1", row)

@@ -1,6 +1,6 @@
-"""Dialects of text files: encoding, delimiter, decimal sign and marks of missing cells, read off the whole file.
+"""Dialects of text files: encoding, delimiter, decimal sign and marks of missing cells, detected from all of a file.
 
-A dialect says in a line what it is. What may be meant in two ways is refused, with the setting that tells.
+A dialect describes itself in one line. Ambiguous files are refused, with the setting that decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from polyfed.core.errors import DataError
 
 Rows = dict[str, list[Any]]
-"""Name of a column -> its values, None where there is none; all columns have as many."""
+"""Name of a column -> its values, None where missing; all columns are equally long."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Dialect:
 
     Attributes:
         encoding: name of the encoding.
-        delimiter: sign between fields; None: the file is no delimited table.
+        delimiter: sign between fields; None: the file is not a delimited table.
         decimal: sign before decimals; None: no number has any.
         rows: number of rows.
         sample: a word that shows the encoding, where it is guessed.
-        missing: (column, mark) -> cells of a column of numbers that hold this mark in place of one.
-        mixed: column -> its first value that is no number, where at least half of its values are, or have a unit.
+        missing: (column, mark) -> cells of a column of numbers with this mark for a missing value.
+        mixed: column -> its first value other than a number, where at least half of its values are, or have a unit.
     """
 
     encoding: str
@@ -49,30 +49,30 @@ class Dialect:
             parts.append(f"{'tab' if self.delimiter == _TAB else repr(self.delimiter)} between fields")
         if self.decimal is not None:
             parts.append(f"'{self.decimal}' as decimal point")
-        told = [f"{', '.join(parts)}, {self.rows:,} row{'s' * (self.rows != 1)}"]
-        told += [f"{count} '{mark}' in '{name}' read as missing" for (name, mark), count in self.missing.items()]
-        told += [f"'{name}' is no column of numbers, as it has '{value}'" for name, value in self.mixed.items()]
-        return "; ".join(told)
+        notes = [f"{', '.join(parts)}, {self.rows:,} row{'s' * (self.rows != 1)}"]
+        notes += [f"{count} '{mark}' in '{name}' read as missing" for (name, mark), count in self.missing.items()]
+        notes += [f"'{name}' is not a column of numbers, as it has '{value}'" for name, value in self.mixed.items()]
+        return "; ".join(notes)
 
 
 # ---- encodings
 
-# the longer marks first: that of UTF-16 begins that of UTF-32
+# longer marks first: the mark of UTF-32 begins with that of UTF-16
 _MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _SAVE = "save it as UTF-8, or name its encoding in reading.encoding or --encoding"
 
 _ACCENTED = "àáâãäåæçèéêëìíîïñòóôõöøùúûüßœ"
 _LETTER = f"[a-z{_ACCENTED}]"
 _ODD = re.compile(
-    # letters and signs of Windows-1252 that Western texts do not have, or only seldom: other encodings do
+    # letters and signs of Windows-1252 that are rare in Western texts, and common in other encodings
     rf"[^ -~{_ACCENTED}€‚„…‘’“”•–—™‹›\xa0¡£§©ª«®°±²³´µº»½¿×]"
-    # signs within, before and after words, and beside each other
+    # signs within, before and after words, and next to each other
     rf"|(?<={_LETTER})[€‚„“”•™‹›¡£§©ª«®°±²³µº»½¿×](?={_LETTER})|[²³ªº](?={_LETTER})|(?<={_LETTER})[¡¿]"
     rf"|(?<!{_LETTER})´|[âã][\xa0-\xbf€]|[€¡£§©ª®°±²³µº½¿×]{{2}}"
-    # accented letters beside each other, and alone
+    # accented letters next to each other, and alone
     rf"|[{_ACCENTED}]{{3}}|(?![äöü]ß|[çñ]|é[éâçèêôû]|ü[áéí]|[åäöæø][åäöæø])[{_ACCENTED}]{{2}}"
     rf"|(?<!{_LETTER})[áâãäæçêëìíîïñòóôõøùúûüßœ](?![a-z{_ACCENTED}.])"
-    # letters that languages have in some places only, and encodings of others as another letter anywhere
+    # letters that languages have in some positions only, and other encodings anywhere
     rf"|à(?!s\b|quel)(?={_LETTER})|[ìòù](?={_LETTER})|ã(?![oeis])(?={_LETTER})|õ(?!e)|ñ(?![aeiouáéíóú])"
     rf"|(?<!{_LETTER})è(?={_LETTER})|è(?=[aeiouy{_ACCENTED}])|(?<![aeou])ï|œ(?![udsti])|[iy]æ|æ(?=[aiou])"
 )
@@ -81,14 +81,14 @@ _SAMPLE = re.compile(r"[^\W\d_]{,20}[^\0-\x7f][^\W\d_]{,20}")
 
 
 def decoded(data: bytes, encoding: str | None = None) -> tuple[str, Dialect]:
-    """The text of a file's bytes, without a byte-order mark, and how it is encoded.
+    """Text of a file's bytes, without a byte-order mark, and its encoding.
 
     Args:
         data: bytes of the file.
-        encoding: codec of Python; None: that of a byte-order mark, UTF-8, or Windows-1252 for Western texts.
+        encoding: Codec of Python; None: that of a byte-order mark, UTF-8, or Windows-1252 for Western texts.
 
     Raises:
-        DataError: this is no text, or nothing tells its encoding; the message lacks the file.
+        DataError: the bytes are not text, or their encoding is unclear; the message lacks the file.
     """
     mark = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
     name = encoding or mark or "UTF-8"
@@ -104,7 +104,7 @@ def decoded(data: bytes, encoding: str | None = None) -> tuple[str, Dialect]:
             raise DataError(f"is not text in {name} ({error}); {_SAVE}") from error
         return _western(data)
     if "\0" in text:
-        raise DataError(f"is no text in {name}, as it holds NUL; {_SAVE}")
+        raise DataError(f"is not text in {name}, as it holds NUL; {_SAVE}")
     return text.removeprefix("\ufeff"), Dialect(name)
 
 
@@ -119,7 +119,7 @@ def _other_encoding(data: bytes) -> str | None:
 
 
 def _western(data: bytes) -> tuple[str, Dialect]:
-    """Windows-1252, where every accented letter and sign is where Western texts have it."""
+    """Text in Windows-1252, if every accented letter and sign is where Western texts have it."""
     remedy = "windows-1252, windows-1250, windows-1251, shift_jis, gbk, or the like"
     try:
         text = data.decode("windows-1252")
@@ -136,15 +136,15 @@ def _western(data: bytes) -> tuple[str, Dialect]:
 # ---- rows
 
 _TAB = "\t"
-_DELIMITERS = "\t;|,"  # of two that are equally likely the first: names have commas rather than tabs
+_DELIMITERS = "\t;|,"  # the first of equally likely ones: names have commas rather than tabs
 _SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line that Excel writes and reads
 _QUOTED = re.compile(r'"[^"]*"')
 _ROW = re.compile(r'(?:"[^"]*"|[^"\r\n]+)+')
-_LOOKED_AT = 50  # rows that tell the delimiter
+_LOOKED_AT = 50  # rows that decide the delimiter
 
 
 class _Record(NamedTuple):
-    """Fields, and the first and last line that they stand on."""
+    """Fields of a row, and its first and last line."""
 
     fields: list[str]
     first: int
@@ -152,23 +152,23 @@ class _Record(NamedTuple):
 
 
 def delimited_rows(text: str) -> tuple[Rows, str]:
-    """The columns of a table with a heading, as texts, and its delimiter; an empty field is None.
+    """Columns of a table with a heading, as texts, and its delimiter; an empty field is None.
 
     Raises:
-        DataError: a row does not have the heading's fields, or quotes leave open what they mean; without the file.
+        DataError: a row does not have the heading's fields, or quotes are ambiguous; the message lacks the file.
     """
-    # a carriage return among line feeds ends no line, and csv refuses it outside of quotes
+    # a carriage return among line feeds does not end a line, and csv refuses it outside quotes
     lines = io.StringIO(text, newline="\n" if "\n" in text else "").readlines()
-    told = _SEPARATOR.fullmatch(lines[0]) if lines else None
-    start = next((number for number, line in enumerate(lines) if number >= bool(told) and line.strip()), None)
+    given = _SEPARATOR.fullmatch(lines[0]) if lines else None
+    start = next((number for number, line in enumerate(lines) if number >= bool(given) and line.strip()), None)
     if start is None:
         raise DataError("has no rows")
-    delimiter = told[1] if told else _delimiter("".join(lines[start : start + 20 * _LOOKED_AT]))
+    delimiter = given[1] if given else _delimiter("".join(lines[start : start + 20 * _LOOKED_AT]))
     return _columns(_meant(lines, start, delimiter), delimiter), delimiter
 
 
 def _delimiter(text: str) -> str:
-    """The first sign that divides the heading and all rows alike; else what the heading, and the line after it, has."""
+    """First sign that divides the heading and all rows alike; else the most frequent one in the first two lines."""
     rows = [_QUOTED.sub("", row[0]) for row in islice(_ROW.finditer(text), _LOOKED_AT)] or [""]
     counts = {sign: [row.count(sign) for row in rows] for sign in _DELIMITERS}
     alike = next((sign for sign, own in counts.items() if own[0] and len({*own}) == 1 < len(own)), None)
@@ -176,7 +176,7 @@ def _delimiter(text: str) -> str:
 
 
 def _meant(lines: Sequence[str], start: int, delimiter: str) -> list[_Record]:
-    """The records of lines; a space after a delimiter is no content where the heading, or a quote, has one there."""
+    """Records of lines; a space after a delimiter is dropped if the heading, or a quote, has one there."""
     records, spaced = (_records(lines, start, delimiter, skipinitialspace=skips) for skips in (False, True))
     heading = records[0].fields
     pairs = zip(records, spaced, strict=False)
@@ -194,10 +194,10 @@ def _meant(lines: Sequence[str], start: int, delimiter: str) -> list[_Record]:
 
 
 def _encloses(lines: Sequence[str], records: Sequence[_Record], delimiter: str) -> bool:
-    """Whether quotes are known to enclose fields, and are no letters of texts.
+    """True if quotes certainly enclose fields, rather than being characters of texts.
 
-    So it is if names of the heading stand in them, if they are written twice, if lines within them end as others do
-    not, and if a comma of prose, with a space behind it, would be a delimiter.
+    Signs of it: quoted names in the heading, doubled quotes, line ends within quotes that differ from those of rows,
+    and commas of prose, followed by a space, that would be delimiters.
     """
     heading = lines[records[0].first - 1].lstrip()
     if heading.startswith('"') or f'{delimiter}"' in heading or any('""' in line for line in lines):
@@ -271,11 +271,11 @@ _WITH_UNIT = re.compile(r"(?:[<>≤≥]\s*)?[-+−]?\d+(?:[.,]\d+)*(?:\s?[%‰�
 
 def _form(decimal: str) -> re.Pattern[str]:
     group = rf"(?P<group>[ \xa0\u2009\u202f'’{'.' if decimal == ',' else ','}])"
-    whole = rf"(?:0|[1-9]\d*|[1-9]\d{{0,2}}{group}\d{{3}}(?:(?P=group)\d{{3}})*)"
+    integer = rf"(?:0|[1-9]\d*|[1-9]\d{{0,2}}{group}\d{{3}}(?:(?P=group)\d{{3}})*)"
     # a plus before more digits is that of a telephone, and 1e5 is a name
     sign = r"(?:[-−]|\+(?=\d{1,4}(?!\d)))?"
     parts = rf"(?:[{decimal}]\d+(?:e[-+]?\d{{1,3}})?|e[-+]\d{{1,3}})?"
-    return re.compile(rf"(?ai){sign}(?:{whole}{parts}|[{decimal}]\d+)")
+    return re.compile(rf"(?ai){sign}(?:{integer}{parts}|[{decimal}]\d+)")
 
 
 _FORMS = {decimal: _form(decimal) for decimal in ".,"}
@@ -283,7 +283,7 @@ _Parsed = dict[str, int | float]
 
 
 class Numbers(list[Any]):
-    """A column of numbers, with the texts that they are written as, and the decimal sign of these."""
+    """A column of numbers, with their original texts and the decimal sign of these."""
 
     def __init__(self, numbers: Iterable[Any], texts: list[str | None], decimal: str) -> None:
         super().__init__(numbers)
@@ -291,12 +291,12 @@ class Numbers(list[Any]):
 
 
 def as_written(column: list[Any]) -> list[Any]:
-    """The texts of a column of numbers that a delimited table has; any other column as it is."""
+    """Original texts of a column of numbers of a delimited table; any other column unchanged."""
     return column.texts if isinstance(column, Numbers) else column
 
 
 def joined(columns: Sequence[list[Any]]) -> list[Any]:
-    """One column of those of several files: of texts if one has texts, or if their numbers together are codes."""
+    """Concatenated column of several files; texts if one file has texts, or if all numbers together are codes."""
     types = [{*map(type, column)} - {type(None)} for column in columns]
     are_texts = {str} in types and all(one == {str} or one <= {int, float} for one in types)
     own = [column for column, one in zip(columns, types, strict=True) if one]
@@ -310,26 +310,26 @@ def joined(columns: Sequence[list[Any]]) -> list[Any]:
 
 
 def looks_missing(value: str) -> bool:
-    """Whether a text is empty, or one of the usual marks of missing cells: ``NA``, ``k.A.``, ``-`` and the like."""
+    """True if a text is empty or a usual mark of missing cells: ``NA``, ``k.A.``, ``-`` and the like."""
     return _MISSING.fullmatch(value.strip()) is not None
 
 
 def is_numeric_text(values: Iterable[str | None]) -> bool:
-    """Whether a column of texts has no words: only numbers, also with units, dates, times, codes and the like."""
+    """True if a column of texts has only numbers, also with units, dates, times, codes and the like, and no words."""
     known = [value.strip() for value in values if value is not None and not looks_missing(value)]
     return bool(known) and all(map(_NO_WORDS.fullmatch, known))
 
 
 def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> tuple[Rows, Dialect]:
-    """The columns of texts that hold numbers alone, and marks of missing ones, as numbers.
+    """Rows with number columns in place of text columns that hold only numbers and marks of missing ones.
 
     Args:
-        rows: of a delimited table.
-        dialect: of its file; ``decimal`` is what a setting says, or None.
-        keeps: whether a column of this name stays as it is.
+        rows: Rows of a delimited table.
+        dialect: Dialect of its file, with ``decimal`` as set by the user, or None.
+        keeps: True for the names of columns that stay texts.
 
     Raises:
-        DataError: what is a decimal sign may be a sign between thousands; the message lacks the file.
+        DataError: a sign may be decimal or between thousands; the message lacks the file.
     """
     known = {name: own for name, column in rows.items() if not keeps(name) and (own := _known(column))}
     signs = dialect.decimal or ".,"
@@ -337,8 +337,8 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
         name: {sign: parsed for sign in signs if (parsed := _parsed(own, sign)) is not None}
         for name, own in known.items()
     }
-    votes = _votes(own for name, own in known.items() if not readings[name])
-    decimal = dialect.decimal or _decimal(readings, votes, dialect.delimiter)
+    likely = _likely_signs(own for name, own in known.items() if not readings[name])
+    decimal = dialect.decimal or _decimal(readings, likely, dialect.delimiter)
     columns, missing, mixed, is_used = Rows(), Counter[tuple[str, str]](), dict[str, str](), False
     for name, column in rows.items():
         number_of = readings.get(name, {}).get(decimal)
@@ -360,27 +360,27 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
 
 
 def _known(column: Iterable[str | None]) -> list[str]:
-    """The different texts of a column, in order, without marks of missing ones."""
+    """Distinct texts of a column, in order, without marks of missing cells."""
     texts = dict.fromkeys(cell.strip() for cell in column if cell)
     return [text for text in texts if not looks_missing(text)]
 
 
 def _odd(texts: Iterable[str], decimal: str) -> list[str]:
-    """Texts that are no numbers with this decimal sign."""
+    """Texts that are not numbers with this decimal sign."""
     return [text for text in texts if not _FORMS[decimal].fullmatch(text)]
 
 
-def _votes(columns: Iterable[Sequence[str]]) -> set[str]:
-    """The decimal signs of columns with odd cells: at least half of the texts are numbers with it, fewer without."""
-    votes = set[str]()
+def _likely_signs(columns: Iterable[Sequence[str]]) -> set[str]:
+    """Decimal signs with which at least half of a mixed column's texts are numbers, and fewer with the other sign."""
+    likely = set[str]()
     for own in columns:
         counts = {sign: len(_odd(own, sign)) for sign in ".,"}
-        votes |= {sign for sign, odd in counts.items() if 0 < odd <= len(own) / 2 and odd < max(counts.values())}
-    return votes
+        likely |= {sign for sign, odd in counts.items() if 0 < odd <= len(own) / 2 and odd < max(counts.values())}
+    return likely
 
 
 def _parsed(texts: Collection[str], decimal: str) -> _Parsed | None:
-    """Text -> its number; None if one is no number with this decimal sign, or if together they are codes."""
+    """Text -> its number; None if one is not a number with this decimal sign, or if together they are codes."""
     plain, groups = dict[str, str](), set[str]()
     for text in texts:
         if (match := _FORMS[decimal].fullmatch(text)) is None:
@@ -393,13 +393,13 @@ def _parsed(texts: Collection[str], decimal: str) -> _Parsed | None:
 
 
 def _are_codes(plain: Mapping[str, str], numbers: _Parsed, groups: Collection[str], decimal: str) -> bool:
-    """Whether 64 bits do not hold the numbers, or their writing tells more than these.
+    """True if 64 bits cannot hold the numbers, or if their writing carries more information.
 
-    So it is if signs between thousands differ, if all are written as telephones are, and if with points one is written
-    in two ways, or with noughts at its end beside others of other lengths, as in ICD.
+    Signs of the latter: different signs between thousands, the form of telephone numbers, and with decimal points one
+    number written in two ways, or trailing zeros among fractions of different lengths, as in ICD.
     """
-    wholes = [(int(digits), numbers[text]) for text, digits in plain.items() if _WHOLE.fullmatch(digits)]
-    are_exact = all(-(1 << 63) <= whole < 1 << 63 and whole == number for whole, number in wholes)
+    integers = [(int(digits), numbers[text]) for text, digits in plain.items() if _WHOLE.fullmatch(digits)]
+    are_exact = all(-(1 << 63) <= integer < 1 << 63 and integer == number for integer, number in integers)
     if not are_exact or not all(map(math.isfinite, numbers.values())) or len({*map(str.strip, groups)}) > 1:
         return True
     if groups or decimal == ",":
@@ -409,13 +409,13 @@ def _are_codes(plain: Mapping[str, str], numbers: _Parsed, groups: Collection[st
     return has_noughts or len({*numbers.values()}) < len(numbers)
 
 
-def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], votes: Collection[str], delimiter: str | None) -> str:
-    """The decimal sign of a table: the only one that some of its numbers can be read with.
+def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], likely: Collection[str], delimiter: str | None) -> str:
+    """Decimal sign of a table: the only sign with which some of its columns are numbers.
 
-    Where all can be read with both, columns with a few odd cells vote.
+    If every column can be read with both signs, mixed columns decide.
 
     Raises:
-        DataError: some need one, some the other, or all could be of both.
+        DataError: columns need different signs, or all columns can be read with both.
     """
     only = {sign: {name: by[sign] for name, by in readings.items() if {*by} == {sign}} for sign in ".,"}
     points = only["."]
@@ -427,16 +427,16 @@ def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], votes: Collection[st
         firsts = [(other, *next(iter(one.items()))) for other, one in ((".", commas), (",", points))]
         seen = [f"'{next(iter(_odd(own, other) or own))}' in '{name}'" for other, name, own in firsts]
         raise DataError(
-            f'has {" and ".join(seen)}; say which sign is before decimals (reading.decimal, --decimal: "," or ".")'
+            f'has {" and ".join(seen)}; give the sign before decimals (reading.decimal, --decimal: "," or ".")'
         )
     if commas:
         return ","
     both = {name: by for name, by in readings.items() if len(by) > 1 and by["."] != by[","]}
-    if not points and len(votes) == 1 and not (both and delimiter == ","):  # there it is between thousands as well
-        return next(iter(votes))
+    if not points and len(likely) == 1 and not (both and delimiter == ","):  # there it is between thousands as well
+        return next(iter(likely))
     if both and not points and delimiter != ",":
         name, by = next(iter(both.items()))
         text = next(text for text, number in by["."].items() if number != by[","][text])
         meant = f"'{text}' in '{name}' may be {by['.'][text]:g} or {by[','][text]:g}"
-        raise DataError(f'{meant}; say which sign is before decimals (reading.decimal, --decimal: "." or ",")')
+        raise DataError(f'{meant}; give the sign before decimals (reading.decimal, --decimal: "." or ",")')
     return "."

@@ -1,4 +1,4 @@
-"""Files as people have them: whose bytes may be read, tables in whatever dialect, and captions of known layouts.
+"""Files of annotations: safe reading, tables in any dialect, and captions of known layouts.
 
 Tables are read strictly: every row as its writer meant it, or an error that names the line.
 """
@@ -26,16 +26,16 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def regular_bytes(file: Path, folder: Path, most: int, setting: str = "") -> bytes:
-    """The bytes of a regular file that is in a folder, also where links lead to it; ``setting`` is behind ``most``.
+    """Bytes of a regular file in a folder, after resolving links; ``setting`` is the name of the limit ``most``.
 
     Raises:
-        ValueError: it is a pipe or a device, larger than ``most`` bytes, or outside of the folder.
-        OSError: it cannot be read.
+        ValueError: the file is a pipe or a device, larger than ``most`` bytes, or outside the folder.
+        OSError: the file cannot be read.
     """
     top, target = folder.resolve(), file.resolve()
     if not target.is_relative_to(top):
         raise ValueError(f"the path leaves the data set's folder '{folder}'")
-    # not blocking: opening a pipe would wait for whoever writes into it
+    # not blocking: opening a pipe would wait for a writer
     descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
@@ -43,23 +43,18 @@ def regular_bytes(file: Path, folder: Path, most: int, setting: str = "") -> byt
             raise ValueError("the path is not that of a regular file")
         if status.st_size > most:
             raise ValueError(f"a file of {status.st_size:,} bytes, the limit is {most:,}{setting and f' ({setting})'}")
-        # not read(most): Python reserves what it is asked for
+        # not read(most): Python allocates the requested size
         data = stream.read(status.st_size + 1)
     if len(data) > status.st_size:
         raise ValueError(f"a file of {status.st_size:,} bytes that holds more, as one that is being written does")
     return data
 
 
-def text_of(file: Path, folder: Path, encoding: str | None = None) -> str:
-    """The text of a file in a folder; see ``text_and_dialect``."""
-    return text_and_dialect(file, folder, encoding)[0]
-
-
 def text_and_dialect(file: Path, folder: Path, encoding: str | None = None) -> tuple[str, Dialect]:
-    """The text of a file in a folder, without a byte-order mark, and how it is encoded.
+    """Text of a file in a folder, without a byte-order mark, and its encoding.
 
     Raises:
-        DataError: it is no regular file of the folder, or nothing tells its encoding.
+        DataError: it is not a regular file of the folder, or its encoding is unclear.
     """
     try:
         return decoded(regular_bytes(file, folder, MOST_BYTES), encoding)
@@ -76,18 +71,18 @@ def lines_of(text: str) -> list[str]:
 
 
 FILE, SPLIT, CAPTIONS = "file_name", "split", "captions"
-"""Columns of images' file names, of splits, and of captions where a layout has no name of its own for them."""
+"""Columns of images' file names, of splits, and of captions in layouts that do not name them."""
 
 SPLIT_NAMES = {
     "train": ("train", "training", "restval"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing"),
 }
-"""Our splits, and what others call them; Karpathy's ``restval`` is trained on."""
+"""Split -> its usual names; Karpathy's ``restval`` is training data."""
 
 
 def usual_name(split: str, names: Collection[str]) -> str:
-    """What a source calls our split, of the names that it has: so itself, or as others do; ``split`` if it has none."""
+    """Name that a source has for a split: the split's own or a usual one; ``split`` if it has neither."""
     return next((name for name in (split, *SPLIT_NAMES.get(split, ())) if name in names), split)
 
 
@@ -108,22 +103,22 @@ _READABLE = (".json", *_TABLES, ".txt")
 _OF_MASKS = re.compile(r"mas(k|que|cara)|segm|annot|truth|(^|[\W_])(seg|gt|label)s?([\W_]|$)", re.IGNORECASE)
 _LOOKED_AT = 10_000  # rows of which values are compared with names of files
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
-"""Files, of which any is in what ``save_to_disk`` of ``datasets`` wrote."""
+"""Files that mark a folder written by ``save_to_disk`` of ``datasets``."""
 
 
 def holds_texts(name: str) -> bool:
-    """Whether a column, by its name, holds texts: neither numbers nor classes, whatever these look like."""
+    """True if a column holds texts by its name, whatever its values look like."""
     return name.lower() in TEXT_NAMES or name.lower().removesuffix("s") in TEXT_NAMES
 
 
 def split_called(name: str) -> str | None:
-    """Our split that somebody calls so, as in ``val2017``; None if it is none."""
+    """Split with a usual name among the words of ``name``, as in ``val2017``; None if it has none."""
     words = _words(name)
     return next((split for split, names in SPLIT_NAMES.items() if not set(words).isdisjoint(names)), None)
 
 
 def beside_split(name: str) -> tuple[str, ...]:
-    """The words of a name that call no split."""
+    """Words of a name that do not name a split."""
     return tuple(word for word in _words(name) if split_called(word) is None)
 
 
@@ -132,10 +127,10 @@ def _words(name: str) -> list[str]:
 
 
 def annotation_files(folder: Path, has_images: bool) -> list[Path]:
-    """The files of a folder that hold captions, labels or texts; none if images lie there alone.
+    """Files of a folder that hold captions, labels or texts; empty for images alone.
 
     Raises:
-        DataError: there are several that none of the known names tells apart.
+        DataError: there are several without a known name.
     """
     if any((folder / name).is_file() for name in SAVED) and any(folder.rglob("*.arrow")):
         source = f"{{name: arrow, path: {folder.name}}}"
@@ -148,12 +143,12 @@ def annotation_files(folder: Path, has_images: bool) -> list[Path]:
         return tables or _files_of(folder, (".txt",))
     if len(tables) > 1 and not all(split_called(file.stem) for file in tables):
         names = ", ".join(file.name for file in tables)
-        raise DataError(f"'{folder}': which of {names} says what belongs to the images? name it in `annotations`")
+        raise DataError(f"'{folder}': any of {names} may belong to the images; name it in `annotations`")
     return tables
 
 
 def _known_files(folder: Path, has_images: bool) -> list[Path]:
-    """Files of the first known name that there are; names are alike in capitals, as on many file systems."""
+    """Files of the first known name in the folder, in any case, as on many file systems."""
     files = {file.relative_to(folder).as_posix().lower(): file for file in (*folder.glob("*"), *folder.glob("*/*"))}
     readable = {name: file for name, file in sorted(files.items()) if file.suffix.lower() in _READABLE}
     for pattern in _KNOWN if has_images else _KNOWN[:-1]:
@@ -177,26 +172,26 @@ def read_annotations(
     encoding: str | None = None,
     decimal: Literal[".", ","] | None = None,
 ) -> tuple[Rows, Dialect]:
-    """The rows of a file, and how it is written; a column that names files is called ``file_name``, and may repeat.
+    """Rows of a file and its dialect; a column that names files is called ``file_name``, and may repeat.
 
     Args:
         file: CSV, TSV, JSON lines, text, or JSON of COCO or Karpathy.
-        file_column: what the file itself calls the column of images; None: one of the usual names, or found by its
-            content.
-        folder: of the data set, which the file may not lead out of; None: its own.
-        files: paths of the folder's images or recordings, which tell the column that names them.
-        encoding: codec of Python; None: told by the file.
-        decimal: sign before decimals; None: told by the file.
+        file_column: Name of the column of images in the file; None: detected by its name or content.
+        folder: Folder of the data set, which the file must lie in; None: its own.
+        files: Paths of the folder's images or recordings, by which the column that names them is detected.
+        encoding: Codec of Python; None: detected.
+        decimal: Sign before decimals; None: detected.
 
     Raises:
-        DataError: the file cannot be read as what its ending says, may be meant in two ways, or has no such column.
+        DataError: the file does not have the form of its ending, is ambiguous, or lacks the column.
     """
     text, dialect = text_and_dialect(file, file.parent if folder is None else folder, encoding)
     reader = _reader(file, text)
     try:
         if reader is None:
             rows, delimiter = delimited_rows(text)
-            rows, dialect = with_numbers(rows, replace(dialect, delimiter=delimiter, decimal=decimal), _is_named_text)
+            dialect = replace(dialect, delimiter=delimiter, decimal=decimal)
+            rows, dialect = with_numbers(rows, dialect, lambda name: name.lower() in _FILE_COLUMNS or holds_texts(name))
         else:
             rows = reader(text)
     except DataError as error:
@@ -212,7 +207,7 @@ def read_annotations(
 
 
 def _reader(file: Path, text: str) -> Callable[[str], Rows] | None:
-    """The reader of a file's form; None: it is a delimited table."""
+    """Reader for the form of a file; None: a delimited table."""
     suffix = file.suffix.lower()
     if suffix == ".json":
         return _json
@@ -220,10 +215,6 @@ def _reader(file: Path, text: str) -> Callable[[str], Rows] | None:
         return _json_lines
     first = next(iter(lines_of(text[:10_000])), "").lower().replace(" ", "")
     return None if suffix in (".csv", ".tsv") or first.startswith(("image,caption", "image|caption")) else _lines
-
-
-def _is_named_text(name: str) -> bool:
-    return name.lower() in _FILE_COLUMNS or holds_texts(name)
 
 
 def _json_lines(text: str) -> Rows:
@@ -271,17 +262,17 @@ def _with_file_names(rows: Rows, file: Path, column: str | None, files: Collecti
         raise DataError(f"'{file}': no column '{column}' (file_column, --file-column); {nearest(column, names)}")
     file_column = column or _file_column(rows, file, files)
     if file_column != FILE and FILE in names:
-        raise DataError(f"'{file}': '{file_column}' (file_column) is beside a column '{FILE}'; rename one of them")
+        raise DataError(f"'{file}' has both '{file_column}' (file_column) and '{FILE}'; rename one of them")
     return {FILE if name == file_column else name: values for name, values in rows.items()} | (
         {FILE: as_written(rows[file_column])} if file_column else {}
     )
 
 
 def _file_column(rows: Rows, file: Path, files: Collection[str]) -> str | None:
-    """The column of a usual name, unless it names no file and another does; of several, that which is not of masks.
+    """Column of file names: one with a usual name, unless only another names files; of several, not that of masks.
 
     Raises:
-        DataError: several name files of the folder.
+        DataError: several columns name files of the folder.
     """
     lower = {name.lower(): name for name in reversed(list(rows))}
     usual = next((lower[name] for name in _FILE_COLUMNS if name in lower), None)
@@ -292,15 +283,15 @@ def _file_column(rows: Rows, file: Path, files: Collection[str]) -> str | None:
         return usual
     naming = [name for name in naming if not _is_of_masks(name, rows[name])] or naming
     if len(naming) > 1:
-        which = "say which is that of its images in file_column (--file-column)"
+        which = "give that of its images as file_column (--file-column)"
         raise DataError(f"'{file}': the columns {', '.join(naming)} name files of the folder; {which}")
     return naming[0]
 
 
 def _naming_columns(rows: Rows, files: Collection[str]) -> list[str]:
-    """Columns of which half of the values are names of files; if there are none, names without their endings.
+    """Columns with file names in at least half of their values, with endings or, if no column has these, without.
 
-    Numbers without an ending may be anything, such as ages or patients: they name no files, whatever these are called.
+    Numbers without an ending may be ages or patients, and never count as file names.
     """
     called = set(map(_last_part, files))
     stems = {name.rpartition(".")[0] for name in called}
@@ -318,7 +309,7 @@ def _naming_columns(rows: Rows, files: Collection[str]) -> list[str]:
 
 
 def _last_part(path: str) -> str:
-    """The name of a file, in one of the ways in which systems write it."""
+    """Name of a file in a form that is the same on all systems."""
     return unicodedata.normalize("NFC", path.strip().replace("\\", "/").rpartition("/")[2]).lower()
 
 

@@ -1,4 +1,4 @@
-"""Folders as Parquet: every image looked at, every split in shards, and a report of what is wrong with the data."""
+"""Folders as Parquet: every image checked, every split in shards, and a report of problems in the data."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from pyarrow.types import is_struct
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError
@@ -31,18 +32,18 @@ from polyfed.data.sources.stored import Parquet
 from polyfed.data.tables import SplitTable
 
 LABELS = ("label", "labels", "class", "category", "topic", "target", "sentiment", "rating", "fine_label")
-_FEW = 1000  # different values above which texts are no names of classes
+_FEW = 1000  # most distinct texts that may be class names
 _SOUNDS = (AUDIO, "sound", "recording", "wav")
 NO_CONTENT = ("file_name", "split", "id", "path", "url")
 
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Columns that hold images, texts, classes, recordings and masks; None where none seems to.
+    """Columns that seem to hold images, texts, classes, recordings and masks; None without any.
 
     Attributes:
         image, text, label, audio, mask: names of columns.
-        table: those that are one value together.
+        table: Columns that are one value together.
     """
 
     image: str | None = None
@@ -54,23 +55,24 @@ class ColumnRoles:
 
     @classmethod
     def of(cls, table: pa.Table, label: str | None = None) -> ColumnRoles:
-        """By the usual names; else by what values look like: texts are long and differ, classes repeat.
+        """Roles by usual names; else by the form of values: texts are long and differ, classes repeat.
 
-        ``label`` is the column of classes, if that is known.
+        ``label`` is the column of classes, if known.
         """
         files = [field.name for field in table.schema if is_file(field.type)]
-        decoded = (field.name for field in table.schema if _is_recording(field.type))
+        structs = {field.name: {part.name for part in field.type} for field in table.schema if is_struct(field.type)}
+        decoded = (name for name, parts in structs.items() if {"array", "sampling_rate"} <= parts)
         audio = _called(files, _SOUNDS) or _first(decoded)
         images = [name for name in files if name != audio]
         image = _first(name for name in images if not is_mask(name)) or _first(images)
         mask = _first(name for name in images if name != image)
         free = [name for name in table.column_names if name not in files and name.lower() not in NO_CONTENT]
         texts = [name for name in free if is_text(innermost(table.schema.field(name).type))]
-        texts = [name for name in texts if is_list(table.schema.field(name).type) or not _is_of_numbers(table, name)]
+        texts = [name for name in texts if not is_numeric_text(_distinct_texts(table.column(name)))]
 
         def is_of_classes(name: str) -> bool:
             values = table.column(name)
-            if holds_texts(name) or is_list(values.type) or not len(values):  # texts, however few differ
+            if holds_texts(name) or is_list(values.type) or not len(values):  # texts, however few distinct
                 return False
             different = len(values.unique())
             return different <= _FEW and 2 * different <= len(values)
@@ -80,22 +82,19 @@ class ColumnRoles:
         return cls(image, _called(others, TEXT_NAMES) or _first(others), label, audio, mask)
 
     def absent(self, splits: Mapping[str, SplitTable]) -> list[str]:
-        """Which splits lack classes that another has."""
+        """Notes on splits that lack classes of another split."""
         columns = {split: table.read(self.label) for split, table in splits.items() if self.label}
         held = {split: set(one.unique().to_pylist()) for split, one in columns.items() if not is_list(one.type)}
         every = set().union(*held.values()) - {None}
         gaps = {split: sorted(every - own, key=str) for split, own in held.items()}
-        return [
-            f"{split} lacks {len(gap)} of {len(every)} classes, such as '{gap[0]}'"
-            for split, gap in gaps.items()
-            if gap
-        ]
+        lines = {split: f"{split} lacks {len(gap)} of {len(every)} classes" for split, gap in gaps.items() if gap}
+        return [f"{line}, such as '{gaps[split][0]}'" for split, line in lines.items()]
 
     def sample(self, table: SplitTable, unused: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-        """The first item, a column a line with its role, or why it has none, as it would be trained with.
+        """The first item, one line per column, with its role or the reason why it has none.
 
         Raises:
-            DataError: its image, mask or recording is none.
+            DataError: its image, mask or recording cannot be read.
         """
         words = {"image": "image", "text": "text", "label": "class", "audio": "recording", "mask": "mask"}
         role_of = dict.fromkeys(self.table or (), ("table", "table"))
@@ -108,9 +107,9 @@ class ColumnRoles:
             if role in ("image", "audio", "mask"):
                 try:
                     shown = _look(role, value, table.folder)
-                except ConfigError:  # a package is missing
+                except ConfigError:  # a missing package
                     raise
-                except Exception as error:  # decoders raise anything
+                except Exception as error:  # decoders raise errors of any type
                     raise DataError(f"{table.place}: column '{name}' holds no {word}s ({reason_of(error)})") from error
             lines.append(f"{name} ({word}): {shown}")
         return lines
@@ -123,20 +122,19 @@ class ColumnRoles:
         return f"columns: {{{named}}}" + (f", targets: {{label: {_as_yaml(self.label)}}}" if self.label else "")
 
 
-def _is_of_numbers(table: pa.Table, name: str) -> bool:
-    """Whether all texts of a column are numbers, in whatever writing."""
-    values = table.column(name).unique().drop_null().to_pylist()
-    return bool(values) and is_numeric_text(values)
+def _distinct_texts(values: pa.ChunkedArray) -> list[str]:
+    """Distinct texts of a column; none of a column of lists."""
+    return [] if is_list(values.type) else values.unique().drop_null().to_pylist()
 
 
 def _as_yaml(name: str) -> str:
-    """A name of a column as YAML reads it back, in quotes where it is more than a word."""
+    """Name of a column as YAML reads it back, in quotes unless it is a plain word."""
     is_word = re.fullmatch(r"[A-Za-z]\w*", name) and yaml.safe_load(name) == name
     return name if is_word else json.dumps(name, ensure_ascii=False)
 
 
 def _look(role: str, value: Any, folder: Path | None) -> str:
-    """What a file is like, in words."""
+    """Short description of a file."""
     if role == "audio":
         return f"{len(waveform(value, 1000, folder)) / 1000:.2f} s"
     data = image_bytes(value, folder)
@@ -150,42 +148,38 @@ def _first(names: Iterable[str]) -> str | None:
     return next(iter(names), None)
 
 
-def _is_recording(dtype: pa.DataType) -> bool:
-    return pa.types.is_struct(dtype) and {"array", "sampling_rate"} <= {field.name for field in dtype}
-
-
 def _called(names: Sequence[str], usual: Sequence[str]) -> str | None:
     lower = {name.lower(): name for name in reversed(names)}
     return next((lower[name] for name in usual if name in lower), None)
 
 
 REPORT = "report.json"
-"""File of a prepared folder that says what was found."""
+"""File of a prepared folder with its findings."""
 
 BATCH_ITEMS = 64  # rows in memory at a time
 SHARD_BATCHES = 500_000_000  # bytes of rows, after which a new file begins
 _STRUCT = {"bytes", "path"}
-_ORDER = tuple(reversed(SPLIT_NAMES))  # test, validation, train: what is in two splits is left to the one that judges
+_ORDER = tuple(reversed(SPLIT_NAMES))  # test, validation, train: duplicates stay in the split that evaluates
 
 
 @dataclass
 class FolderFindings:
-    """What was written, and what is wrong with the data.
+    """Items written, and problems in the data.
 
     Attributes:
         items: split -> items written.
-        broken: image -> why it cannot be read; its item is left out.
-        in_two_splits: pairs of items of two splits, the first of which judges models, with the same image bit by
-            bit, or without images the same content.
-        repeated: items whose image or content an earlier one of their split has.
-        lacking: column -> items that have nothing in it.
+        broken: image -> reason why it cannot be read; its item is left out.
+        in_two_splits: pairs of items of two splits with bit-identical images, or without images identical content; the
+            first split evaluates models.
+        repeated: number of items with the image or content of an earlier item of their split.
+        lacking: column -> items without a value in it.
         unused: images of the folder that no row names.
-        without_image: what rows call images that are not there; these rows are left out.
+        without_image: names in rows of images that do not exist; these rows are left out.
         unread: ending -> files of the folder that are not read.
-        absent: splits that lack classes which another has.
-        sample: the first training item, a column a line with its role.
-        scaled: how values that are not of 8 bits were scaled -> images.
-        roles: columns that hold images, texts and classes, as far as can be guessed.
+        absent: notes on splits that lack classes of another split.
+        sample: the first training item, one line per column with its role.
+        scaled: scale of images that do not have 8 bits -> number of images.
+        roles: guessed roles of columns.
     """
 
     items: dict[str, int] = field(default_factory=dict)
@@ -203,18 +197,18 @@ class FolderFindings:
 
 
 def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool = False) -> FolderFindings:
-    """Write a folder as Parquet in the Hugging Face layout, with every image as it is in its file.
+    """Write a folder as Parquet in the Hugging Face layout, with the unchanged bytes of every image.
 
     Args:
         folder: settings of the source, with an absolute path.
         destination: folder to be made; it appears when it is complete.
-        drop_duplicates: leave out of train (and validation) what is in test (or validation) as well.
+        drop_duplicates: leave out of train (and validation) the items that test (or validation) has too.
 
     Raises:
-        DataError: the folder cannot be read, nothing of a split is left, or the destination is there already.
+        DataError: the folder cannot be read, no item of a split remains, or the destination exists.
     """
     if destination.exists():
-        raise DataError(f"'{destination}' is there already; name a folder that is not, or remove it")
+        raise DataError(f"'{destination}' exists; name a new folder, or remove it")
     content = folder.content()
     if content.files == AUDIO:
         raise DataError(f"'{folder.path}' holds recordings, which need no preparation: polyfed init --sounds")
@@ -222,7 +216,7 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
     findings.roles = ColumnRoles.of(content.rows)
     sieve = _Sieve(drop_duplicates, findings, content.folder)
     with _appearing(destination) as temporary:
-        drawn = () if content.is_told else [split for split, share in folder.shares.items() if share]
+        drawn = () if content.has_splits else [split for split, share in folder.shares.items() if share]
         for split in (one for one in _ORDER if one in (*content.splits, *drawn)):
             table = folder.rows(split, name="prepare", data_dir=None)
             rows = pa.table({column: table.read(column) for column in table.schema.names})
@@ -239,7 +233,7 @@ def prepare_folder(folder: Folder, destination: Path, *, drop_duplicates: bool =
 
 @contextmanager
 def _appearing(destination: Path) -> Iterator[Path]:
-    """A folder beside the destination, which becomes it at the end; removed if something fails."""
+    """A temporary folder that is renamed to the destination at the end, or removed on an error."""
     temporary = destination.with_name(f".{destination.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -253,11 +247,11 @@ def _appearing(destination: Path) -> Iterator[Path]:
 
 
 class _Sieve:
-    """What has been seen so far, of all splits."""
+    """Filter of broken and duplicate rows, with memory of all splits."""
 
     def __init__(self, drop: bool, findings: FolderFindings, folder: Path) -> None:
         self.drop, self.findings, self.folder = drop, findings, folder
-        self.seen: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of the first item
+        self.seen: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of its first item
 
     @property
     def reasons(self) -> str:
@@ -270,7 +264,7 @@ class _Sieve:
 
     def _keeps(self, row: dict[str, Any], split: str) -> bool:
         data = b"" if IMAGE in row else json.dumps(row, default=str, sort_keys=True).encode()
-        # the image itself last: it tells whether the item is one of another split
+        # the image itself last: its bytes identify duplicates
         columns = [name for name, value in row.items() if isinstance(value, dict) and value.keys() == _STRUCT]
         for column in sorted(columns, key=IMAGE.__eq__):
             image = self._image(row, column)
@@ -290,14 +284,14 @@ class _Sieve:
         return not self.drop
 
     def _image(self, row: dict[str, Any], column: str) -> bytes | None:
-        """Bytes of an image, which the row gets; None if it is broken."""
+        """Bytes of an image, which are put into the row; None if it is broken."""
         path = row[column]["path"]
         try:
             data = image_bytes(row[column], self.folder)
-            decode(data, 32, "squash", "bilinear")  # reads all of the file, as training does
+            decode(data, 32, "squash", "bilinear")  # reads all of the file, as in training
             with opened_image(data) as image:
                 scaling = scaling_of(image)
-        except Exception as error:  # Pillow's decoders raise anything
+        except Exception as error:  # Pillow's decoders raise errors of any type
             self.findings.broken[path] = reason_of(error)
             return None
         if scaling is not None and column == IMAGE:
@@ -307,7 +301,7 @@ class _Sieve:
 
 
 def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
-    """Write the rows of a split in shards; returns how many were kept."""
+    """Write the rows of a split in shards; returns the number of rows kept."""
     schema = _schema(rows.schema)
     written, shards, size = 0, [folder / f"{split}.0"], 0
     writer = pq.ParquetWriter(shards[0], schema)
@@ -332,6 +326,6 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
 
 
 def _schema(schema: pa.Schema) -> pa.Schema:
-    """The columns with Hugging Face metadata that make images of them wherever the files are opened."""
+    """Schema with Hugging Face metadata, by which image columns open as images everywhere."""
     features = {entry.name: {"_type": "Image"} for entry in schema if is_file(entry.type)}
     return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})

@@ -1,4 +1,4 @@
-"""Samples: what a participant trains or is tested on, whatever its modalities; several sets as one."""
+"""Samples: training and test data of a participant in any modalities; unions of sets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
 class Inputs(Protocol):
     """One modality of a data set, opened through a view: row numbers in, encoder input out.
 
-    Inputs whose second dimension differs between batches, such as texts, say with an attribute ``pad`` what shorter
-    ones are filled up with (0 without) where they are joined with others. Those that go with another modality, as a
-    mask with its image, say with an attribute ``of`` which: their training view draws what that modality's draws.
-    Those that take long to compute have a method ``prepare``, which computes those of rows ahead. Those of which each
-    row's training view is its evaluation view say with ``still_bytes`` how large it is.
+    Optional attributes: ``pad``, the value (else 0) that fills up shorter inputs whose second dimension differs between
+    batches, such as texts, where they are joined with others; ``of``, the modality whose draws the training view
+    shares, as a mask shares those of its image; ``prepare``, a method that computes expensive inputs of rows ahead;
+    ``still_bytes``, the size of a row's input if its training view is its evaluation view.
     """
 
     def __len__(self) -> int:
@@ -44,7 +43,7 @@ class Inputs(Protocol):
 
 
 class _Blank:
-    """Zeros in the shape of other inputs."""
+    """Zeros in the shape of given inputs."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs, self.pad = inputs, getattr(inputs, "pad", None)
@@ -57,7 +56,7 @@ class _Blank:
 
     @cached_property
     def _readable(self) -> Tensor:
-        """The first row that can be read; what cannot is why somebody asks for blank ones."""
+        """The first readable row; unreadable rows are why blank inputs are needed."""
         for row in range(len(self) - 1):
             with contextlib.suppress(Exception):
                 return self._inputs(torch.tensor([row]))
@@ -75,8 +74,8 @@ class Batch:
         items: number of the item (image, document) of each sample; siblings, such as the captions of one
             image, share it.
         matches: samples with equal numbers are right answers to each other, as images with the same report; the
-            items unless the source says more.
-        present: modality -> whether each sample has it; without those that no sample lacks.
+            items unless the source has a column for it.
+        present: modality -> True for each sample that has it; without modalities that every sample has.
     """
 
     inputs: Mapping[str, Tensor]
@@ -94,11 +93,11 @@ class Batch:
         return self.index.shape[0]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with every column changed alike."""
+        """The batch with a change applied to every column."""
         return Batch(**_each(vars(self), change))
 
     def split(self, size: int, change: Callable[[Tensor], Tensor]) -> list[Batch]:
-        """Parts of ``size`` samples, every column of them changed alike."""
+        """Parts of ``size`` samples, with a change applied to every column."""
         parts = _each(vars(self), lambda column: [*map(change, column.split(size))])
         return [Batch(**_each(parts, itemgetter(part))) for part in range(-(-len(self) // size))]
 
@@ -107,25 +106,25 @@ class Batch:
 
     @property
     def no_loss(self) -> Tensor:
-        """0, for a loss that none of the samples has what it takes for; it has no gradient, and trains nothing."""
+        """A loss of 0 without gradient, for batches in which no sample has the modalities of the loss."""
         return torch.zeros((), device=self.index.device)
 
     def by_modality(self) -> Iterator[tuple[str, Batch]]:
-        """Each modality with the samples that have it, if two have: statistics of a batch are of two at least."""
+        """Each modality with the samples that have it, if at least two do, as batch statistics need two."""
         for name in self.inputs:
             own = self.having(name)
             if len(own) > 1:
                 yield name, own
 
     def without_lone(self) -> Batch:
-        """The same samples, of which none has a modality that only one has: no statistics of a batch are of one."""
+        """The same samples without modalities that only one of them has, as batch statistics need two."""
         if not self.present:
             return self
         lone = {name: torch.zeros_like(mask) for name, mask in self.present.items() if int(mask.sum()) == 1}
         return replace(self, present={**self.present, **lone}) if lone else self
 
     def having_any(self, *modalities: str) -> Batch:
-        """The samples that have one of ``modalities`` at least."""
+        """The samples that have at least one of ``modalities``."""
         if not self.present or any(name not in self.present for name in modalities):
             return self
         nowhere = torch.zeros_like(self.index, dtype=torch.bool)
@@ -133,7 +132,7 @@ class Batch:
         return self.each(lambda column: column[there])
 
     def having(self, *modalities: str) -> Batch:
-        """The samples that lack none of ``modalities``."""
+        """The samples that have all of ``modalities``."""
         masks = [self.present[name] for name in modalities if name in self.present]
         if not masks:
             return self
@@ -151,7 +150,7 @@ def _each(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str,
 def with_gaps(
     inputs: Inputs, rows: Int64[Tensor, " b"], there: Bool[Tensor, " b"], generator: torch.Generator | None
 ) -> Tensor:
-    """Values of the rows that are there, zeros for the others."""
+    """Values of the rows that exist, zeros for the others."""
     if bool(there.all()):
         return inputs(rows, generator)
     if not bool(there.any()):
@@ -165,16 +164,16 @@ class Samples:
     """A fixed, ordered set of n samples over any number of modalities.
 
     Attributes:
-        inputs: modality -> opened inputs; a modality that the participant does not own is simply absent.
+        inputs: modality -> opened inputs; modalities that the participant does not own are absent.
         rows: modality -> row of each sample in those inputs, also of modalities that shape the samples without being
-            loaded; siblings point at the same row of a shared image; -1 where a sample lacks the modality.
+            loaded; siblings share the row of their image; -1 where a sample lacks the modality.
         items: number of the item of each sample.
         targets: target name -> values, first dimension n.
         ids: item number -> item id, for reports and for disjointness checks.
         classes: target name -> class names in label order, where the source has them.
         matches: see ``Batch``.
-        lazy: target name -> opened values of targets that are too large to be held, such as masks; their rows stand
-            in ``rows``.
+        lazy: target name -> opened values of targets that are too large for memory, such as masks; their rows are in
+            ``rows``.
     """
 
     inputs: Mapping[str, Inputs]
@@ -233,7 +232,7 @@ class Samples:
         streams: Mapping[str, torch.Generator | None],
         generator: torch.Generator | None,
     ) -> Tensor:
-        """Values of a target; one that goes with a modality draws what that has drawn, for the samples that have it."""
+        """Values of a target; with ``of`` it shares that modality's draws, for the samples that have the modality."""
         of = str(getattr(self.lazy[name], "of", ""))
         shown = rows[of if of in streams else name] >= 0
         return with_gaps(self.lazy[name], rows[name], shown, streams.get(of, generator))
@@ -255,14 +254,14 @@ class Samples:
             yield self.batch(order[start : start + size] if size < n else order, generator)
 
     def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
-        """The distinct rows of a modality, ascending, and the inverse index: which of them each sample has."""
+        """The distinct rows of a modality, ascending, and the inverse index: the position among them of each sample."""
         if modality not in self._distinct:
             self._distinct[modality] = torch.unique(self.rows[modality], return_inverse=True)
         return self._distinct[modality]
 
     @cached_property
     def _complete(self) -> frozenset[str]:
-        """Modalities that no sample lacks."""
+        """Modalities that all samples have."""
         return frozenset(name for name, rows in self.rows.items() if bool((rows >= 0).all()))
 
     @cached_property
@@ -280,25 +279,25 @@ class Samples:
         return inf if self.lazy else sum(getattr(inputs, "still_bytes", None) or inf for inputs in self.inputs.values())
 
     def require_all(self, modality: str, what: str) -> None:
-        """Raise DataError, which says ``what`` these are, if a sample lacks a modality."""
+        """Raise DataError about ``what`` if a sample lacks a modality."""
         lacking = int((self.rows[modality] < 0).sum())
         if lacking:
             raise DataError(f"{what}: {lacking} of {len(self)} samples have no '{modality}'; use complete ones")
 
     def prepared(self) -> Samples:
-        """The same samples; what takes long to compute of their inputs is there now."""
+        """The same samples, with their expensive inputs computed."""
         for name, inputs in self.inputs.items():
             if (prepare := getattr(inputs, "prepare", None)) is not None:
                 prepare(self.rows[name][self.rows[name] >= 0])
         return self
 
     def having(self, *modalities: str) -> Samples:
-        """The samples that lack none of ``modalities``, in their order."""
+        """The samples that have all of ``modalities``, in order."""
         there = torch.stack([self.rows[name] >= 0 for name in modalities]).all(0)
         return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
 
     def having_any(self, *modalities: str) -> Samples:
-        """The samples that have one of ``modalities`` at least, in their order."""
+        """The samples that have at least one of ``modalities``, in order."""
         if not self._complete.isdisjoint(modalities):
             return self
         nowhere = torch.zeros(len(self), dtype=torch.bool)
@@ -306,7 +305,7 @@ class Samples:
         return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
 
     def lacking(self, items: Mapping[str, Int64[Tensor, " k"]]) -> Samples:
-        """The same samples, of which those of ``items`` lack a modality, unless they have no other."""
+        """The same samples without the modality in its ``items``, except where it is the only one."""
         rows = dict(self.rows)
         for name, without in items.items():
             others = [rows[other] >= 0 for other in rows if other != name and other not in self.lazy]
@@ -315,7 +314,7 @@ class Samples:
         return replace(self, rows=rows)
 
     def blank(self) -> Samples:
-        """As many samples that say nothing: zeros in place of every input and target."""
+        """The same number of samples with zeros in place of every input and target."""
         return replace(
             self,
             inputs={name: _Blank(inputs) for name, inputs in self.inputs.items()},
@@ -339,7 +338,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Chained:
-    """Inputs one after the other, in one numbering of rows."""
+    """Concatenated inputs, with consecutive row numbers."""
 
     parts: tuple[Inputs, ...]
 
@@ -349,7 +348,7 @@ class _Chained:
     def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
         starts = list(_starts(len(part) for part in self.parts))
         which = torch.bucketize(rows, torch.tensor(starts), right=True) - 1
-        # each part is asked once, for all of its rows
+        # each part loads all of its rows at once
         positions = [(which == number).nonzero().squeeze(1) for number in range(len(self.parts))]
         loaded = [
             part(rows[own] - start, generator)
@@ -374,30 +373,30 @@ def _padded(part: Tensor, length: int, pad: int) -> Tensor:
 
 
 def _together(targets: Sequence[Tensor]) -> Tensor:
-    """One after the other; rows of a target filled up with -1 to the longest."""
+    """Concatenated targets, padded with -1 to the longest."""
     longest = max((part.shape[1] for part in targets if part.dim() > 1), default=0)
     return torch.cat([_padded(part, longest, -1) if longest else part for part in targets])
 
 
 def union(sets: Sequence[Samples]) -> Samples:
-    """All samples of several sets with the same modalities, in their order.
+    """All samples of several sets with the same modalities, in order.
 
-    Sets of one data set keep its numbers of items and right answers, so that equal ones stay equal; those of different
-    data sets are numbered apart. Targets are those that all have.
+    Sets of one data set keep its numbers of items and right answers, so that equal numbers stay equal; those of
+    different data sets get different numbers. Only targets of all sets remain.
 
     Raises:
-        ConfigError: modalities differ, or what a target's classes are called.
+        ConfigError: modalities, or class names of a target, differ.
     """
     first = sets[0]
     for other in sets[1:]:
         _require_alike(first, other)
-    # samples of one data set, opened through the same views, share these very objects
+    # samples of one data set, opened through the same views, share these objects
     keys = [(id(part.ids), *(id(load) for load in part.inputs.values())) for part in sets]
     of_key = dict(zip(keys, sets, strict=True))
     distinct, number = list(of_key.values()), [list(of_key).index(key) for key in keys]  # one set of each data set
 
     def apart(values: Sequence[Tensor], sizes: Sequence[int]) -> Int64[Tensor, " n"]:
-        """Numbers of each set, after those of the data sets before its own, which have so many."""
+        """Numbers of each set, offset by the sizes of the data sets before its own."""
         starts = _starts(sizes)
         return torch.cat([own + starts[data_set] for own, data_set in zip(values, number, strict=True)])
 
@@ -408,7 +407,7 @@ def union(sets: Sequence[Samples]) -> Samples:
     rows = {}
     for name, chain in chains.items():
         own = [part.rows[name] for part in sets]
-        # what is lacking stays so
+        # missing rows stay missing
         rows[name] = apart(own, [len(inputs) for inputs in chain]).masked_fill(torch.cat(own) < 0, -1)
     matches = [0] * len(distinct)  # samples of different data sets are never right answers to each other
     for part, data_set in zip(sets, number, strict=True):
@@ -419,7 +418,7 @@ def union(sets: Sequence[Samples]) -> Samples:
         rows=rows,
         items=apart([part.items for part in sets], [len(part.ids) for part in distinct]),
         targets={name: _together([part.targets[name] for part in sets]) for name in targets},
-        # the very list where there is one, which tells that it is the same data set
+        # the same list object marks the same data set
         ids=first.ids if len(distinct) == 1 else [name for part in distinct for name in part.ids],
         classes={name: classes for name, classes in first.classes.items() if name in targets},
         matches=apart([part.matches for part in sets], matches),
@@ -433,10 +432,8 @@ def _starts(sizes: Iterable[int]) -> list[int]:
 
 def _require_alike(left: Samples, right: Samples) -> None:
     if set(left.modalities) != set(right.modalities):
-        raise ConfigError(
-            f"samples of {list(left.modalities)} and of {list(right.modalities)} make no union; choose sets with "
-            "the same modalities"
-        )
+        both = f"samples of {list(left.modalities)} and of {list(right.modalities)}"
+        raise ConfigError(f"{both} make no union; choose sets with the same modalities")
     if left.lazy.keys() != right.lazy.keys():
         raise ConfigError(f"samples with masks {list(left.lazy)} and {list(right.lazy)} make no union")
     for name in left.classes.keys() & right.classes.keys():

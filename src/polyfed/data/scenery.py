@@ -1,4 +1,4 @@
-"""The generator behind the source ``scenes``: what is in a scene, how it looks and sounds, and what is said of it."""
+"""The generator behind the source ``scenes``: contents of scenes, images, sounds, captions, texts and questions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERSION = 1
 Domain = Literal["day", "night", "sketch"]
 
 TABLES: dict[str, Any] = yaml_content(resources.files(__package__).joinpath("scenery.yaml").read_text("utf-8"))
-"""Names of what is in scenes, and how each is said, drawn and heard."""
+"""Names of the contents of scenes, with their words, drawings and sounds."""
 
 SHAPES, COLOURS, TEXTURES, RELATIONS = (tuple(TABLES[key]) for key in ("shapes", "colours", "textures", "relations"))
 LABELS = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES)
@@ -41,7 +41,7 @@ def pick(options: Sequence[_T], rng: np.random.Generator) -> _T:
 
 @dataclass(frozen=True)
 class SceneRecipe:
-    """All that n scenes of one split depend on; scene i depends on everything but ``count``.
+    """Settings of the n scenes of one split; scene i depends on all of them except ``count``.
 
     Attributes:
         seed: seed of the data set.
@@ -122,7 +122,7 @@ class Scene:
 
 
 def relation(a: Thing, b: Thing) -> str | None:
-    """Where ``a`` is, seen from ``b``; None if that is not clear: they lie diagonally, or too close."""
+    """Position of ``a`` seen from ``b``; None if unclear: they lie diagonally, or too close."""
     dx, dy = a.x - b.x, a.y - b.y
     # people call a thing "left of" another only if it is clearly more left than above or below
     if max(abs(dx), abs(dy)) < max(0.1, 1.3 * min(abs(dx), abs(dy))):
@@ -137,7 +137,7 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
 
     ``recipe.siblings`` scenes in a row share the shapes and textures of their two main things; they differ in
     the relation between them, and every other one has their colours exchanged. So a model must bind
-    attributes and understand relations to tell siblings apart.
+    attributes and understand relations to distinguish siblings.
     """
     family, rank = divmod(index, recipe.siblings)
     main, second, first_relation = _family(recipe, family)
@@ -161,7 +161,7 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
 
 
 def shown(recipe: SceneRecipe, index: int) -> Thing:
-    """The main thing of scene number ``index``, but for its place, turn and colour: what labels and topics go by."""
+    """The main thing of scene number ``index``, except position, turn and colour: the basis of labels and topics."""
     return _family(recipe, index // recipe.siblings)[0]
 
 
@@ -177,7 +177,7 @@ def _family(recipe: SceneRecipe, number: int) -> tuple[Thing, Thing, int]:
 
 
 def _uniform(low: float, high: float, rng: np.random.Generator) -> float:
-    """What ``rng.uniform`` draws, in a third of its time."""
+    """The value of ``rng.uniform``, in a third of its time."""
     return low + (high - low) * rng.random()
 
 
@@ -231,15 +231,15 @@ _Box = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Style:
-    """How a domain looks; colours are red, green, blue from 0 to 1.
+    """Appearance of a domain; colours are red, green, blue from 0 to 1.
 
     Attributes:
         backgrounds: colours that a background runs between.
         clutter: darkest and lightest channel value of clutter.
-        grey: what the tones of things are mixed with.
+        grey: Colour mixed into the tones of things.
         mix: share of that grey in a tone.
         contrast: how far the second tone of a texture goes from the first towards ``accent``.
-        accent: what the second tone is mixed with.
+        accent: Colour mixed into the second tone.
         outline: width of the contour that things are drawn with, in radii; 0 for filled things.
     """
 
@@ -305,7 +305,7 @@ def _background(recipe: SceneRecipe, style: Style, rng: np.random.Generator) -> 
 
 
 def _clutter(canvas: _Floats, recipe: SceneRecipe, style: Style, rng: np.random.Generator) -> None:
-    """Small strokes that nobody mentions."""
+    """Small strokes that captions do not mention."""
     size, count = recipe.size, round(16 * recipe.difficulty)
     corners = rng.integers(size, size=(count, 2))
     extents = rng.integers(1, max(2, size // 9), size=(count, 2))
@@ -462,7 +462,7 @@ def topic(main: Thing, rng: np.random.Generator) -> int:
 
 def text(scene: Scene, topic: int, difficulty: float, rng: np.random.Generator) -> str:
     """Four sentences on the scene with three cue words, each of the topic more often than of any other."""
-    # three different ones, whatever the topic: it must not be told by the pattern
+    # three different ones, whatever the topic: it must not show in the pattern
     frames = [TABLES["frames"][i] for i in rng.permutation(len(TABLES["frames"]))[:3]]
     sentences = [
         frame.format(cue=_cue(topic, difficulty, rng), a=_phrase(pick(scene.things, rng), difficulty, rng))
@@ -546,7 +546,7 @@ def questions(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int]]:
 
 
 def _count(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
-    """Of all things, or of a shape such that every number that occurs is equally likely."""
+    """Question about the number of things, or of a shape, with every occurring number equally likely."""
     if rng.random() < 0.5:
         return "how many shapes are there", str(len(scene.things))
     held = Counter(thing.shape for thing in scene.things)

@@ -19,23 +19,23 @@ from polyfed.core.extras import brought_by
 from polyfed.data.images import image_bytes
 
 MOST_RATE = 1_000_000
-"""Most samples a second that a recording may have; bats are recorded at half of it."""
+"""Highest accepted rate of a recording in samples per second; bats are recorded at half of it."""
 
 MOST_SAMPLES = 1 << 28
-"""Most samples at the rate that is asked for, some hours."""
+"""Most samples at the requested rate, some hours."""
 
 Waveform = Float[np.ndarray, " n"]
 
 
 def waveform(value: Any, rate: int, folder: Path | None = None, most: float | None = None) -> Waveform:
-    """One recording as samples of about -1 to 1, channels averaged, at ``rate`` samples a second.
+    """One recording as samples of about -1 to 1, channels averaged, at ``rate`` samples per second.
 
     Args:
         value: WAV (whole numbers of any width, or fractions) in a struct {bytes, path} or as bytes, or a struct
             {array, sampling_rate}, as ``datasets`` has it decoded: [n], or [channels, n].
-        rate: of the result.
-        folder: of the data set, which a path must lie in.
-        most: seconds that are read at most; None: all.
+        rate: Rate of the result.
+        folder: Folder of the data set, which a path must lie in.
+        most: Most seconds that are read; None: all.
 
     Raises:
         ValueError, OSError: it cannot be read, or has no samples.
@@ -50,13 +50,13 @@ def waveform(value: Any, rate: int, folder: Path | None = None, most: float | No
         own, samples = wavfile.read(io.BytesIO(image_bytes(value, folder)))
         samples = _as_fractions(samples)
     if not 1 <= own <= MOST_RATE or not samples.size:
-        raise ValueError(f"{samples.size:,} samples at {own:,} a second, which may be 1 to {MOST_RATE:,}")
+        raise ValueError(f"{samples.size:,} samples at {own:,} per second, which may be 1 to {MOST_RATE:,}")
     samples = samples if most is None else samples[: math.ceil(most * own)]
     if (length := len(samples) * rate // own) > MOST_SAMPLES:
-        raise ValueError(f"{length:,} samples at {rate:,} a second, the limit is {MOST_SAMPLES:,}")
+        raise ValueError(f"{length:,} samples at {rate:,} per second, the limit is {MOST_SAMPLES:,}")
     mono = samples if samples.ndim == 1 else samples.mean(1)
     if not np.isfinite(mono).all():
-        raise ValueError("samples that are no numbers")
+        raise ValueError("samples that are not numbers")
     shared = math.gcd(own, rate)
     resampled = mono if own == rate else signal.resample_poly(mono, rate // shared, own // shared)
     return np.asarray(resampled, dtype=np.float32)
@@ -96,14 +96,14 @@ _FLOOR = torch.finfo(torch.float32).eps  # silence has no logarithm
 def recorded_mel(
     value: Any, rate: int, bands: int, frames: int, folder: Path | None = None
 ) -> Float[Tensor, "frames bands"]:
-    """``log_mel`` of a recording, cut or filled up to ``frames``; what comes later is neither read nor resampled.
+    """``log_mel`` of a recording, cut or filled up to ``frames``; later samples are neither read nor resampled.
 
     Args:
-        value: as for ``waveform``, whose errors it has.
-        rate: samples a second, to which it is resampled.
+        value: Recording, with the errors of ``waveform``.
+        rate: Samples per second, to which it is resampled.
         bands: number of triangles.
-        frames: of the result.
-        folder: of the data set.
+        frames: Frames of the result.
+        folder: Folder of the data set.
     """
     samples = waveform(value, rate, folder, most=0.01 * (frames + 3))
     return fitted(log_mel(torch.from_numpy(samples), rate, bands), frames)
@@ -118,8 +118,8 @@ def log_mel(
     triangles that overlap by half on the scale 1127 ln(1 + f / 700).
 
     Args:
-        samples: the recording; one shorter than a frame is filled up with zeros.
-        rate: samples a second.
+        samples: the recording; if shorter than a frame, it is padded with zeros.
+        rate: Samples per second.
         bands: number of triangles.
         window: length of a frame in seconds.
         step: from one frame to the next, in seconds.
@@ -138,7 +138,7 @@ def log_mel(
 
 
 def fitted(spectrogram: Float[Tensor, "t bands"], frames: int) -> Float[Tensor, "frames bands"]:
-    """The first frames of a spectrogram; zeros, as transformers has them, where the recording has ended."""
+    """The first frames of a spectrogram; zeros, as in transformers, after the end of the recording."""
     cut = spectrogram[:frames]
     return torch.nn.functional.pad(cut, (0, 0, 0, frames - len(cut)))
 

@@ -1,4 +1,4 @@
-"""Sources of data: named sets of splits, whose columns are read when they are asked for."""
+"""Sources of data: named sets of splits, whose columns are read at first use, and accounts of what was read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ColumnNames = str | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 def called(columns: ColumnNames) -> str:
-    """What one or several columns are called."""
+    """Name of one column, or of several that are one value together."""
     return columns if isinstance(columns, str) else f"[{', '.join(columns)}]"
 
 
@@ -39,16 +39,16 @@ Take = Callable[[npt.NDArray[np.int64]], pa.ChunkedArray]
 
 
 class Column:
-    """One column of a split, whose values are read at first use: what is in a cache is never read again.
+    """One column of a split, whose values are read at first use: cached content is never read again.
 
     Attributes:
         fingerprint: changes whenever the content may have changed; part of every cache key.
         where: file and column, for error messages.
-        encoded: whether the values are numbers of texts, which are what the data hold.
+        encoded: True if the values are class numbers in place of texts that the data hold.
         folder: folder of the data set, in which files lie that values may name; None: they name none.
-        recipe: identifies what a generated column is made of, wherever that is; empty: only its values tell.
-        gaps: whether items may lack it: entries that are null or blank, and empty lists, are no values.
-        take: gives some values, by their rows, without reading the others; None: all are read.
+        recipe: identifies the settings of a generated column, on every machine alike; empty: stored data.
+        gaps: True if items may lack it: null and blank entries and empty lists then count as missing.
+        take: reads the values of some rows without the others; None: all are read.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class Column:
         gaps: bool = False,
         take: Take | None = None,
     ) -> None:
-        """``values``, or a call that reads them; ``nested`` is looked up in them unless it is given."""
-        # whether a column is nested shapes samples; saying so spares reading its values
+        """Column of ``values``, or of those that a call reads; without ``nested`` the values decide."""
+        # nesting shapes samples: given here, it needs no values
         self._values, self._nested, self._take = values, nested, take
         self.fingerprint, self.where, self.encoded = fingerprint, where, encoded
         self.folder, self.recipe, self.gaps = folder, recipe, gaps
 
     @cached_property
     def values(self) -> pa.ChunkedArray:
-        """One entry an item: an image struct {bytes, path}, a string, a number, a list of such, or a struct of them."""
+        """One entry per item: an image struct {bytes, path}, a string, a number, a list or a struct of these."""
         return self._values() if callable(self._values) else self._values
 
     @property
     def nested(self) -> bool:
-        """Whether an item holds a list of values, such as the five captions of an image."""
+        """True if an item holds a list of values, such as the five captions of an image."""
         return is_list(self.values.type) if self._nested is None else self._nested
 
     def without_gaps(self) -> tuple[Column, Mask]:
-        """The flat values that are there, as a column of one value an entry, and which entries they are."""
+        """Flat values that are not missing, as a column of one value per entry, and a mask of those entries."""
         flat = pc.list_flatten(self.values) if self.nested else self.values
         there = ~lacking(flat)
         stamp = fingerprint_of(self.fingerprint, "without gaps")
@@ -95,10 +95,8 @@ class Column:
         values = self.values
         if values.null_count:
             row = pc.index(values.is_null(), True).as_py()
-            raise DataError(
-                f"{self.where}, row {row}: no value; fill it or leave out the row (incomplete: leave_out), as polyfed "
-                "prepare does"
-            )
+            remedy = "fill it or leave out the row (incomplete: leave_out), as polyfed prepare does"
+            raise DataError(f"{self.where}, row {row}: no value; {remedy}")
         flat = pc.list_flatten(values) if self.nested else values
         if flat.null_count:
             place = self.place_of(pc.index(flat.is_null(), True).as_py())
@@ -106,7 +104,7 @@ class Column:
         return flat
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-        """Some of the flat values; errors as above."""
+        """Flat values of some rows; errors of ``flat_values``."""
         return self.flat_values().take(pa.array(rows)) if self._take is None else self._take(rows)
 
     def texts(self) -> list[str]:
@@ -122,7 +120,7 @@ class Column:
         return texts
 
     def place_of(self, row: int) -> str:
-        """Where flat value ``row`` stands, for error messages."""
+        """Position of flat value ``row`` in the data, for error messages."""
         if not self.nested:
             return f"{self.where}, row {row}"
         ends = np.cumsum(list_lengths(self.values))
@@ -131,27 +129,27 @@ class Column:
 
 
 def text_column(texts: Sequence[str], where: str) -> Column:
-    """Texts that come from settings, not from data, as a column: they are tokenised and cached as any are."""
+    """Texts from settings as a column, which is tokenised and cached as those of data."""
     return Column(pa.chunked_array([pa.array(texts, pa.string())]), fingerprint_of(where, *texts), where, nested=False)
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a source; a column is read only when it is asked for.
+    """One split of a source, whose columns are read at first use.
 
     Attributes:
         source: name of the source in the configuration.
         name: ``train``, ``validation`` or ``test``.
-        ids: one id an item, unique within the split; equal ids in two splits mean the same item.
+        ids: one id per item, unique within the split; equal ids in two splits mean the same item.
         columns: modality -> column name.
         targets: target name (``label``, ``answer``, ...) -> column name.
-        classes: target name -> class names in label order, where the source says.
+        classes: target name -> class names in label order, where the source has them.
         read: column name -> Column; raises DataError naming file and column if it is not there.
-        left_out: column -> items that were left out because this column lacks them; an item that lacks two counts in
-            both. Empty unless the source leaves incomplete items out.
-        scope: within which ids tell items apart, such as the folder whose file names they are; empty: everywhere.
-        count: rows found, items read, and why others are left out; None: of a source that counts none.
-        matches: column whose equal values make items right answers to each other; None: each item is its own only.
+        left_out: column -> items left out because they lack it; an item that lacks two columns counts in both. Empty
+            unless the source leaves incomplete items out.
+        scope: where ids are unique, such as the folder whose file names they are; empty: everywhere.
+        count: rows, items read, and reasons why others are left out; None: the source does not count.
+        matches: column whose equal values make items right answers to each other; None: each item only to itself.
     """
 
     source: str
@@ -170,7 +168,7 @@ class Split:
         return len(self.ids)
 
     def known_as(self, ids: Sequence[str]) -> list[str]:
-        """Ids that tell items of all sources apart."""
+        """Ids that are unique among all sources."""
         return [f"{self.scope}/{name}" for name in ids] if self.scope else list(ids)
 
     def modality(self, name: str) -> Column:
@@ -183,12 +181,12 @@ class Split:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Some of what was found and is not used.
+    """Units of data that are not used.
 
     Attributes:
-        reason: in a phrase.
-        count: how many.
-        example: name of the first; empty where there is none to give.
+        reason: Reason in a phrase.
+        count: Number of units.
+        example: Name of the first; may be empty.
     """
 
     reason: str
@@ -202,40 +200,38 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Count:
-    """Count of one unit of a source: ``found`` is ``read`` plus all that is left out.
+    """Count of one unit of a source: ``total`` is ``read`` plus everything left out.
 
     Attributes:
         unit: files, rows, columns, items of a split, tokens, ...
-        found: counted before anything is decided.
-        read: counted in what is used.
-        left_out: the rest, by reason.
+        total: Units before anything is left out.
+        read: Units that are used.
+        left_out: Other units, by reason.
     """
 
     unit: str
-    found: int
+    total: int
     read: int
     left_out: tuple[LeftOut, ...] = ()
 
     @classmethod
-    def of(cls, unit: str, found: int, read: int, left_out: Iterable[LeftOut]) -> Count:
-        """A count without the reasons that leave nothing out."""
-        return cls(unit, found, read, tuple(part for part in left_out if part.count))
+    def of(cls, unit: str, total: int, read: int, left_out: Iterable[LeftOut]) -> Count:
+        """A count without the reasons that do not occur."""
+        return cls(unit, total, read, tuple(part for part in left_out if part.count))
 
     @property
     def adds_up(self) -> bool:
-        return self.found == self.read + sum(part.count for part in self.left_out)
+        return self.total == self.read + sum(part.count for part in self.left_out)
 
     def lines(self) -> list[str]:
-        """One line, and one more for each reason."""
-        return [
-            f"{self.unit}: {self.found:,} found, {self.read:,} read",
-            *(f"  left out: {each}" for each in self.left_out),
-        ]
+        """One line, and one more per reason."""
+        left_out = (f"  left out: {each}" for each in self.left_out)
+        return [f"{self.unit}: {self.total:,} found, {self.read:,} read", *left_out]
 
     def plain(self) -> dict[str, Any]:
-        """For a file: numbers and reasons, without names of files."""
+        """Numbers and reasons for a file, without names of files."""
         left_out = {part.reason: part.count for part in self.left_out}
-        return {"unit": self.unit, "found": self.found, "read": self.read, "left_out": left_out}
+        return {"unit": self.unit, "found": self.total, "read": self.read, "left_out": left_out}
 
 
 Accounts = Mapping[str, tuple[Count, ...]]
@@ -248,21 +244,19 @@ class Source(Settings):
     home: ClassVar[str] = "polyfed.data.sources"
 
     columns: dict[str, ColumnNames] = Field(
-        default_factory=dict,
-        description="modality -> column that holds it, or list of columns of one value an item, such as [age, sex]",
+        default_factory=dict, description="modality -> column, or columns that are one value, such as [age, sex]"
     )
     targets: dict[str, str] = Field(
-        default_factory=dict,
-        description="target name (label, answer, ...) -> column with class numbers, booleans or class names",
+        default_factory=dict, description="target (label, answer, ...) -> column of class numbers, booleans or names"
     )
 
     def beside(self, folder: Path, name: str, data_dir: Path | None) -> Self:
-        """The source with its path made absolute where it lies beside the file that names it, in a folder.
+        """The source with its path made absolute, if it lies in the folder of the file that names it.
 
-        A path that begins with a point always does; another does unless it is in the data folder.
+        A path that begins with a point always does; any other unless it is in the data folder.
 
         Raises:
-            ValueError: it may be either.
+            ValueError: both are possible.
         """
         given = getattr(self, "path", None)
         if not isinstance(given, str) or Path(given).expanduser().is_absolute():
@@ -270,10 +264,8 @@ class Source(Settings):
         here, there = whole(given, folder), None if data_dir is None else whole(given, data_dir)
         if not given.startswith("."):
             if there is not None and there.exists() and here.exists() and not there.samefile(here):
-                raise ValueError(
-                    f"sources.{name}.path: '{given}' may be '{there}', in the data folder, or '{here}', beside the "
-                    f"file; write ./{given}, or an absolute path"
-                )
+                both = f"'{there}', in the data folder, or '{here}', next to the file"
+                raise ValueError(f"sources.{name}.path: '{given}' may be {both}; write ./{given}, or an absolute path")
             if not here.exists():
                 return self
         return self.model_copy(update={"path": str(here)})
@@ -284,7 +276,7 @@ class Source(Settings):
 
         Args:
             split: ``train``, ``validation`` or ``test``.
-            name: what the configuration calls this source.
+            name: Name of this source in the configuration.
             data_dir: folder that relative paths start from.
 
         Raises:
@@ -295,39 +287,39 @@ class Source(Settings):
         """Counts of files, rows, columns and items: found, read, and left out by reason.
 
         Args:
-            name: what the configuration calls this source.
+            name: Name of this source in the configuration.
             data_dir: folder that relative paths start from.
-            used: columns that are read though the source names them not, such as masks.
+            used: columns that are read although the source does not name them, such as masks.
 
         Raises:
-            DataError: as for ``open``.
+            DataError: the same as for ``open``.
         """
         return ()
 
     def most_items(self, split: str, name: str) -> int | None:
-        """Items of a split at most, where settings alone say; ``name`` is what the configuration calls the source.
+        """Largest possible number of items of a split, if settings alone bound it.
 
         Raises:
-            DataError: the settings say that there is no such split.
+            DataError: by its settings the source ``name`` does not have the split.
         """
         return None
 
     @property
     def target_names(self) -> tuple[str, ...] | None:
-        """Targets of all splits; None: only the data tell, as where ``open`` makes its own."""
+        """Targets of all splits; None: they depend on the data, as where ``open`` makes its own."""
         return None if "." in self.component_name() else tuple(self.targets) or None
 
     @property
     def column_names(self) -> dict[str, str]:
-        """Modality -> what its column, or columns, are called in a split."""
+        """Modality -> name of its column, or columns, in a split."""
         return {modality: called(columns) for modality, columns in self.columns.items()}
 
 
 def path_of(path: str, name: str, data_dir: Path | None, *, may_be_file: bool = False) -> Path:
-    """The folder that the setting ``path`` of source ``name`` means, or the file where that may be one.
+    """Folder of the setting ``path`` of source ``name``, or a file where that is allowed.
 
     Raises:
-        DataError: it is not there, or relative without a data folder.
+        DataError: it does not exist, or is relative without a data folder.
     """
     given = Path(path).expanduser()
     full_path = given if data_dir is None else data_dir / given
@@ -335,11 +327,11 @@ def path_of(path: str, name: str, data_dir: Path | None, *, may_be_file: bool = 
         return full_path
     if not given.is_absolute() and data_dir is None:
         remedy = "no data folder is set; correct the path, or give the folder with --data-dir or POLYFED_DATA"
-        raise DataError(f"source '{name}': '{path}' is not beside the file that names it, and {remedy}")
+        raise DataError(f"source '{name}': '{path}' is not next to the file that names it, and {remedy}")
     if full_path.is_file():
         raise DataError(f"source '{name}': '{path}' is a file, not a folder of Parquet files; {OTHER_LAYOUTS}")
     if not full_path.is_dir():
         start = f" under the data folder '{data_dir}'" if data_dir is not None and full_path != given else ""
         remedy = "correct the path, or the data folder (--data-dir or POLYFED_DATA)"
-        raise DataError(f"source '{name}': there is no folder '{path}'{start}; {remedy}")
+        raise DataError(f"source '{name}': no folder '{path}'{start}; {remedy}")
     return full_path

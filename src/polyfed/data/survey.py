@@ -1,6 +1,6 @@
-"""Survey of a whole data set before anything is decided about it: images, masks, class names, texts, groups.
+"""Survey of a complete data set before settings are chosen: images, masks, class names, texts, groups.
 
-Data with two possible meanings are refused, with the setting for each; everything else is reported.
+Ambiguous data are refused, with the setting for each meaning; everything else is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tables = Mapping[str, SplitTable]
 """Split -> its table."""
 
 _ORIENTATION = 0x0112  # of EXIF
-_TURNED = (5, 6, 7, 8)  # by a quarter
+_TURNED = (5, 6, 7, 8)  # by a quarter turn
 _ASPECT = 0.02  # relative difference of two aspects that rounding to whole pixels explains
 _OBJECTS = 2  # objects in a mask above which numbers without gaps are hardly classes
 _EXTREME, _BLURRED = 16, 0.2  # grey values taken for black or white, and the share of others in a blurred mask
@@ -40,14 +40,14 @@ _SHOWN = 9
 
 
 class ImageFacts(NamedTuple):
-    """Facts that an image file states.
+    """Facts about an image file.
 
     Attributes:
-        name: its path, or its row.
-        size: width and height as stored.
-        orientation: of EXIF, 1 where none is given.
-        depth: how its values become 8 bits; empty where they are.
-        digest: of its bytes.
+        name: Path, or row.
+        size: Width and height as stored.
+        orientation: EXIF orientation, 1 without one.
+        depth: Scale of its values; empty for 8 bits.
+        digest: Digest of its bytes.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ImageFacts(NamedTuple):
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Width and height as seen."""
+        """Width and height as displayed."""
         width, height = self.size
         return (height, width) if self.orientation in _TURNED else (width, height)
 
@@ -67,11 +67,11 @@ class MaskFacts(NamedTuple):
     """Values of a mask.
 
     Attributes:
-        grey: pixels of each value of the first channel [256].
-        numbers: pixels of each number of a palette, or grey value [256]; None where it has none.
-        colours: number of a palette, or "" without one -> colours, where channels differ.
-        is_clear: whether it is transparent somewhere.
-        is_deep: whether it has numbers above 255.
+        grey: Pixels with each value of the first channel [256].
+        numbers: Pixels with each palette number, or grey value [256]; None for colour images.
+        colours: Palette number, or "" without a palette -> colours whose channels differ.
+        is_clear: True if pixels are transparent.
+        is_deep: True if values exceed 255.
     """
 
     grey: npt.NDArray[np.int64]
@@ -93,9 +93,9 @@ def _count(tables: Tables) -> int:
 
 
 def images_of(tables: Tables, column: str) -> tuple[list[ImageFacts | None], list[str]]:
-    """Facts of each image (None: it cannot be read), and what is to be told of those that cannot be read."""
+    """Facts about each image (None: unreadable), and a note on each that cannot be read."""
     facts, broken = list[ImageFacts | None](), list[str]()
-    for name, table, value in prepared(f"looking at images ({column})", _rows(tables, column), _count(tables)):
+    for name, table, value in prepared(f"checking images ({column})", _rows(tables, column), _count(tables)):
         try:
             data = image_bytes(value, table.folder)
             with opened_image(data) as image:
@@ -103,7 +103,7 @@ def images_of(tables: Tables, column: str) -> tuple[list[ImageFacts | None], lis
                 scaling = scaling_of(image)
                 depth = scaling.words if scaling else ""
                 facts.append(ImageFacts(name, image.size, orientation, depth, value_digest(data, None)))
-        except Exception as error:  # Pillow's decoders raise anything
+        except Exception as error:  # Pillow's decoders raise errors of any type
             facts.append(None)
             broken += [] if value is None else [f"{name}: {reason_of(error)}"]
     return facts, broken
@@ -116,7 +116,7 @@ def image_notes(facts: Sequence[ImageFacts | None]) -> list[str]:
     depths = Counter(one.depth for one in read)
     if len(depths) > 1 or (depths and "" not in depths):
         shown = ", ".join(f"{number} of {depth or '8 bits'}" for depth, number in depths.most_common())
-        alike = "" if len(depths) == 1 else "; each is scaled by its own: write all alike if they mean the same"
+        alike = "" if len(depths) == 1 else "; each has its own scale: write all with one depth if they mean the same"
         lines.append(f"depths of images: {shown}{alike}")
     aspects = sorted(width / height for width, height in (one.upright for one in read))
     if aspects and aspects[-1] > 1.5 * aspects[0]:
@@ -126,12 +126,12 @@ def image_notes(facts: Sequence[ImageFacts | None]) -> list[str]:
 
 
 def equal_in_two_splits(tables: Tables, column: str, images: Sequence[ImageFacts | None]) -> list[tuple[str, str]]:
-    """Pairs of items of two splits whose images, recordings or texts are equal.
+    """Pairs of items of two splits with equal images, recordings or texts.
 
     Args:
-        tables: the splits.
-        column: of images, recordings or texts.
-        images: facts of the images in it, if it has any.
+        tables: Tables of the splits.
+        column: Column of images, recordings or texts.
+        images: Facts about the images in it, if it has any.
     """
     digests = [one and one.digest for one in images] or [
         _digest(table, value) for _, table, value in _rows(tables, column)
@@ -148,7 +148,7 @@ def equal_in_two_splits(tables: Tables, column: str, images: Sequence[ImageFacts
 def _digest(table: SplitTable, value: Any) -> str | None:
     try:
         return None if value is None else value_digest(value, table.folder)
-    except (OSError, ValueError):  # a view names what it cannot read
+    except (OSError, ValueError):  # views report unreadable values
         return None
 
 
@@ -157,12 +157,12 @@ def _digest(table: SplitTable, value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class MaskSurvey:
-    """All masks of a data set, beside their images.
+    """All masks of a data set, with their images.
 
     Attributes:
-        place: of the data, for messages.
-        images, masks: facts of files, in the same order.
-        values: of the masks that can be read, with their names.
+        place: Name of the data, for messages.
+        images, masks: Facts about files, in the same order.
+        values: Name of a readable mask -> its values.
     """
 
     place: str
@@ -172,7 +172,7 @@ class MaskSurvey:
 
     @classmethod
     def of(cls, tables: Tables, image: str, mask: str) -> MaskSurvey:
-        """Look at every image and mask.
+        """Survey of every image and mask.
 
         Raises:
             DataError: a mask cannot be read.
@@ -182,7 +182,7 @@ class MaskSurvey:
         place = f"{next(iter(tables.values())).where}, column '{mask}'"
         if broken:
             raise DataError(f"{place}: {len(broken)} masks cannot be read, first {broken[0]}; mend or leave them out")
-        rows = prepared(f"looking at masks ({mask})", _rows(tables, mask), _count(tables))
+        rows = prepared(f"checking masks ({mask})", _rows(tables, mask), _count(tables))
         values = {
             name: _values_of(image_bytes(value, table.folder)) for name, table, value in rows if value is not None
         }
@@ -191,13 +191,14 @@ class MaskSurvey:
         return cls(place, images, masks, values)
 
     def require_one_aspect(self) -> None:
-        """Refuse masks that do not lie on their images, or that may have been drawn before these were turned.
+        """Refuse masks with another aspect than their images, or possibly drawn before the images were turned.
 
         Raises:
-            DataError: which, and what to do.
+            DataError: names the first such image and the remedy.
         """
         pairs = [(one, mask) for one, mask in zip(self.images, self.masks, strict=True) if one and mask]
-        turned = [pair for pair in pairs if pair[0].orientation != pair[1].orientation and _is_doubtful(*pair)]
+        turned = [pair for pair in pairs if pair[0].orientation != pair[1].orientation]
+        turned = [(one, mask) for one, mask in turned if _same_aspect(one.size, mask.upright)]
         if turned:
             one, mask = turned[0]
             raise DataError(
@@ -229,7 +230,7 @@ class MaskSurvey:
         """Settings of a segmentation task as YAML, and the reason for them.
 
         Raises:
-            DataError: values mean nothing, or may mean two things; with what to write for each.
+            DataError: values have no meaning, or two; lists the setting for each.
         """
         self._require_plain()
         if len(self._all) == 2:
@@ -247,43 +248,43 @@ class MaskSurvey:
         reason = f"values {_listed(self._numbers)} are taken for numbers of classes (of objects: write threshold: 0)"
         return _names_of(numbers[-1], is_ignored=_IGNORED in self._numbers), reason
 
-    def agreed(self, said: str) -> tuple[str, str]:
-        """Settings that the user gives, where masks fit them, and whose they are.
+    def agreed(self, text: str) -> tuple[str, str]:
+        """Settings given by the user as ``text``, if the masks fit them, and their origin.
 
         Raises:
-            DataError: they are no settings, or masks have other values.
+            DataError: the text does not hold such settings, or masks have other values.
         """
         self._require_plain()
         try:
-            given = yaml_content(said if said.strip().startswith("{") else "{" + said + "}")
+            given = yaml_content(text if text.strip().startswith("{") else "{" + text + "}")
         except ValueError as error:
-            raise DataError(f"--mask-values {said}: is not YAML ({error}); write 'threshold: 0', or names") from error
-        kinds = {"threshold": int, "names": list, "ignore": int}
-        if not isinstance(given, dict) or not all(isinstance(given[key], kinds.get(key, ())) for key in given):
-            raise DataError(f"--mask-values {said}: write threshold: N, or names: [background, ...] and ignore: N")
+            raise DataError(f"--mask-values {text}: is not YAML ({error}); write 'threshold: 0', or names") from error
+        types = {"threshold": int, "names": list, "ignore": int}
+        if not isinstance(given, dict) or not all(isinstance(given[key], types.get(key, ())) for key in given):
+            raise DataError(f"--mask-values {text}: write threshold: N, or names: [background, ...] and ignore: N")
         names, wrong = given.get("names"), ""
         if names is not None and len(names) > 2:
             over = [value for value in self._numbers if value >= len(names) and value != given.get("ignore")]
             wrong = f"masks have {_listed(over or self._all)}" if over or not self._numbers else ""
         else:
-            # two names are told apart by a threshold: of numbers 0 and 1 by 0
+            # two names are separated by a threshold: numbers 0 and 1 by 0
             given.setdefault("threshold", 0 if self._all[-1] < _IGNORED else 127)
             if not self._all[0] <= given["threshold"] < self._all[-1]:
                 wrong = f"masks have values {_listed(self._all)}, which it does not divide"
         if wrong:
-            raise DataError(f"--mask-values {said}: {wrong}; say what all of them mean")
+            raise DataError(f"--mask-values {text}: {wrong}; write settings that cover all values")
         settings = ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
         return settings, "by --mask-values"
 
     @cached_property
     def _numbers(self) -> list[int]:
-        """Numbers of palettes and grey values of all masks; none if one has other values."""
+        """Palette numbers and grey values of all masks; empty if one has other values."""
         counts = [one.numbers for one in self.values.values() if one.numbers is not None]
         return np.flatnonzero(np.sum(counts, axis=0)).tolist() if len(counts) == len(self.values) else []
 
     @property
     def _is_blurred(self) -> bool:
-        """Whether most pixels of each mask are black or white, and the others have many values, as no numbers do."""
+        """True if most pixels of each mask are black or white, and the others have too many values for numbers."""
         if any(one.is_deep for one in self.values.values()):
             return False
         between = [one.grey[_EXTREME : 256 - _EXTREME] for one in self.values.values()]
@@ -294,10 +295,10 @@ class MaskSurvey:
         return bool(len(self._all) > 2 and black and white and max(shares) <= _BLURRED and has_levels)
 
     def _require_plain(self) -> None:
-        """Refuse masks whose colours or transparency no value stands for."""
+        """Refuse masks with transparency, or with colours that do not stand for one value each."""
         clear = [name for name, one in self.values.items() if one.is_clear]
         if clear:
-            raise self._refusal(f"'{clear[0]}' is transparent in places", {})
+            raise self._refusal(f"'{clear[0]}' is partly transparent", {})
         meanings: dict[int | str, set[tuple[int, ...]]] = {}
         for one in self.values.values():
             for number, colours in one.colours.items():
@@ -314,7 +315,7 @@ class MaskSurvey:
             raise self._refusal(f"a palette in some and grey values in others, such as '{grey[0]}'", {})
 
     def _require_one_code(self) -> None:
-        """Refuse numbers of objects, and masks with different values for what may be one class."""
+        """Refuse object numbers, and masks with different values for possibly the same class."""
         held = {name: _used(one) for name, one in self.values.items()}
         single = Counter(values[-1] for values in held.values() if len(values) == 1)
         if len(single) > 1 and sum(single.values()) == sum(map(bool, held.values())):
@@ -367,20 +368,15 @@ def _values_of(data: bytes) -> MaskFacts:
 
 
 def _names_of(last: int, *, is_ignored: bool) -> str:
-    """Settings for masks of numbers up to the last; two names alone would be told apart by a threshold."""
+    """Settings for masks of numbers up to the last; with two names alone a threshold would separate them."""
     names = ["background", *(f"class-{number}" for number in range(1, max(last, 2) + 1))]
     return f"names: [{', '.join(names)}]{', ignore: 255' if is_ignored else ''}"
 
 
 def _used(facts: MaskFacts) -> list[int]:
-    """Values of a mask but 0."""
+    """Values of a mask except 0."""
     levels = facts.grey if facts.numbers is None else facts.numbers
     return [value for value in np.flatnonzero(levels).tolist() if value]
-
-
-def _is_doubtful(one: ImageFacts, mask: ImageFacts) -> bool:
-    """Whether a mask may lie on the image as it is stored."""
-    return _same_aspect(one.size, mask.upright)
 
 
 def _same_aspect(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -400,7 +396,7 @@ def _listed(values: Sequence[int]) -> str:
 
 
 def nearly_equal_classes(tables: Tables, column: str) -> list[list[tuple[str, int]]]:
-    """Classes whose names differ in case, blanks, Unicode form or writing of a number alone, with their counts."""
+    """Classes whose names differ only in case, blanks, Unicode form or writing of a number, with their counts."""
     if not all(is_text(table.type_of(column)) for table in tables.values()):
         return []
     names = Counter[str]()
@@ -418,9 +414,12 @@ _GROUP = re.compile(
 )
 
 
+_CODE = r"^[^\s\d]*[A-Za-z]\S*\d\S*$"
+
+
 def repeating_ids(tables: Tables, taken: Callable[[str], bool]) -> list[tuple[str, int, int]]:
-    """Columns that look like an id and repeat, with their different values and rows; not those that are ``taken``."""
-    train, found = next(iter(tables.values())), []
+    """Columns that look like ids and repeat, with their distinct values and rows, without those ``taken``."""
+    train, repeating = next(iter(tables.values())), []
     for entry in train.schema:
         if taken(entry.name) or not (is_text(entry.type) or pa.types.is_integer(entry.type)):
             continue
@@ -429,17 +428,13 @@ def repeating_ids(tables: Tables, taken: Callable[[str], bool]) -> list[tuple[st
         ).drop_null()
         different = len(values.unique())
         named = _GROUP.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", entry.name)) is not None
-        coded = (
-            is_text(entry.type)
-            and bool(len(values))
-            and pc.all(pc.match_substring_regex(values, r"^[^\s\d]*[A-Za-z]\S*\d\S*$")).as_py()
-        )
+        coded = is_text(entry.type) and pc.all(pc.match_substring_regex(values, _CODE)).as_py()
         if 1 < different < len(values) and (named or (coded and 20 * different > len(values))):
-            found.append((entry.name, different, len(values)))
-    return found
+            repeating.append((entry.name, different, len(values)))
+    return repeating
 
 
 def in_two_splits(tables: Tables, column: str) -> list[str]:
-    """Values of a column that several splits have."""
+    """Values of a column that occur in several splits."""
     counts = Counter(value for table in tables.values() for value in {*table.read(column).to_pylist()} - {None})
     return sorted(str(value) for value, count in counts.items() if count > 1)

@@ -1,4 +1,4 @@
-"""Splits made of Arrow tables: what Parquet files, hub data sets, PhysioNet folders and generated tables share."""
+"""Splits made of Arrow tables: the common part of Parquet files, hub data sets, PhysioNet folders and scenes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.settings import Settings
-from polyfed.data.arrow import (
-    Mask,
-    class_names,
-    column_of,
-    content_key,
-    empty,
-    fingerprint_of,
-    innermost,
-    is_file,
-    is_list,
-    is_text,
-    joined,
-    lacking,
-    mask_key,
-    named_files_key,
-    unless_blank,
-)
+from polyfed.data import arrow
 from polyfed.data.images import image_bytes
 from polyfed.data.source import Column, Count, LeftOut, Source, Split, called
 
@@ -46,22 +30,22 @@ from polyfed.data.source import Column, Count, LeftOut, Source, Split, called
 def label_column(
     values: pa.ChunkedArray, names: tuple[str, ...], stamp: str, where: str, codes: Sequence[int] = ()
 ) -> Column:
-    """Class numbers; each is checked, since a wrong one would only be found by a loss, on a GPU without a message.
+    """Checked class numbers: a wrong one would only fail in a loss, on a GPU without a message.
 
-    ``codes`` are what values hold in place of class numbers; empty: these.
+    ``codes`` are the values that stand for class numbers; empty: the values are class numbers.
     """
     dtype = values.type
-    encoded = is_text(dtype) or bool(codes)
+    encoded = arrow.is_text(dtype) or bool(codes)
     if encoded:
-        values = pc.index_in(values if codes else unless_blank(values), pa.array(codes or names, dtype))
-        stamp = fingerprint_of(stamp, *names, *codes)
-    elif pa.types.is_boolean(innermost(dtype)):
+        values = pc.index_in(values if codes else arrow.unless_blank(values), pa.array(codes or names, dtype))
+        stamp = arrow.fingerprint_of(stamp, *names, *codes)
+    elif pa.types.is_boolean(arrow.innermost(dtype)):
         numbers = pa.int8()
-        while is_list(dtype):
+        while arrow.is_list(dtype):
             numbers, dtype = pa.list_(numbers), dtype.value_type
         values = values.cast(numbers)
     flat, nulls = values, values.null_count
-    while is_list(flat.type):
+    while arrow.is_list(flat.type):
         flat = pc.list_flatten(flat)
         nulls += flat.null_count
     bounds = pc.min_max(flat).as_py()
@@ -72,7 +56,7 @@ def label_column(
 
 
 def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
-    """Names the first label that is null or, where their number is known, none of the classes."""
+    """The error for the first label that is null or, if the number of classes is known, not a class."""
 
     def bad(entry: Any) -> list[Any]:
         if isinstance(entry, list):
@@ -81,7 +65,7 @@ def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
 
     row, label = next((row, labels[0]) for row, entry in enumerate(values.to_pylist()) if (labels := bad(entry)))
     valid = f"in 0 to {classes - 1}" if classes else "an integer"
-    can_leave_out = label is None and not is_list(values.type)
+    can_leave_out = label is None and not arrow.is_list(values.type)
     remedy = f"mend or leave out the row{' (incomplete: leave_out), as polyfed prepare does' if can_leave_out else ''}"
     return DataError(f"{where}, row {row}: label {label} is not {valid}; {remedy}")
 
@@ -89,33 +73,33 @@ def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
 _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
 _Take = Callable[[str, npt.NDArray[np.int64]], pa.ChunkedArray]
-_USUAL = ("train", "validation", "test")  # splits that may be named whether a source has them or not
-_KEYS = 2  # raise when what keys of caches are made of changes
-_SPARSE = 10  # classes for one that occurs, above which labels are codes
-_SHOWN = 20  # values that an error lists at most: a column of ids has thousands
+_USUAL = ("train", "validation", "test")  # splits that may be named even if a source lacks them
+_KEYS = 2  # raise when the content of cache keys changes
+_SPARSE = 10  # classes per class that occurs, above which labels are codes
+_SHOWN = 20  # most values that an error lists: a column of ids has thousands
 
 
 @dataclass(frozen=True)
 class SplitTable:
-    """One split as a table with one row an item, read column by column.
+    """One split as a table with one row per item, read column by column.
 
     Attributes:
         read: column -> all its values.
-        count: gives the number of rows.
+        count: returns the number of rows.
         schema: schema of the table; class names come from its Hugging Face metadata.
         where: path or name of the data as the user gave it, for messages and ids.
         split: name of the split.
         key: column -> text that changes whenever its values in this split, or the files that these name, may have; made
             of the content, or of the files and every setting that chooses rows.
         ids: column of strings or integers, unique; None makes ids ``<where>/<split>:<row>``, with the row's number in
-            the whole table, whatever is selected.
-        everywhere: column -> its values in all splits of the source; None: no other split can be read, and then no
-            target can be texts.
-        filled: whether a column is known, without reading it, to have no null.
-        folder: folder in which files lie that rows may name; None: they name none.
-        recipe: identifies what the table is generated from, on every machine alike; empty: it is not generated.
-        take: column -> its values in some rows, where they can be had without the others.
-        scope: within which ids tell items apart; empty: everywhere.
+            the complete table, whatever is selected.
+        everywhere: column -> its values in all splits of the source; None: other splits cannot be read, so targets
+            cannot be texts.
+        filled: column -> True if it certainly has no null, without reading it.
+        folder: folder of the files that rows may name; None: rows do not name files.
+        recipe: identifies the settings of a generated table, on every machine alike; empty: stored data.
+        take: column -> its values in some rows, if the others need not be read.
+        scope: where ids are unique; empty: everywhere.
     """
 
     read: Callable[[str], pa.ChunkedArray]
@@ -142,21 +126,21 @@ class SplitTable:
     ) -> SplitTable:
         """A split that is an Arrow table or a ``datasets.Dataset``, as are ``parts``, the splits of its source.
 
-        ``stamp`` changes with whatever is in ``data``, but for the files that it names; None: keys are of the content.
+        ``stamp`` changes with the content of ``data`` except for named files; None: keys are digests of the content.
         """
 
         @cache
         def key(column: str) -> str:
-            values = column_of(data, column)
-            return content_key(values, folder) if stamp is None else stamp + named_files_key(values, folder)
+            values = arrow.column_of(data, column)
+            return arrow.content_key(values, folder) if stamp is None else stamp + arrow.named_files_key(values, folder)
 
         return cls(
             key=key,
             folder=folder,
-            read=lambda column: column_of(data, column),
+            read=lambda column: arrow.column_of(data, column),
             count=lambda: len(data),
             schema=data.schema if isinstance(data, pa.Table) else data.features.arrow_schema,
-            everywhere=lambda column: joined(column_of(part, column) for part in parts()),
+            everywhere=lambda column: arrow.joined(arrow.column_of(part, column) for part in parts()),
             **about,
         )
 
@@ -164,48 +148,47 @@ class SplitTable:
         return self.schema.field(column).type
 
     def require(self, column: str, place: str) -> None:
-        """Raise DataError, which says ``place``, if there is no such column."""
+        """Raise DataError about ``place`` if the column is missing."""
         if column not in self.schema.names:
             raise DataError(f"{place}: no column '{column}'; {nearest(column, self.schema.names)}")
 
 
 class TableSource(Source):
-    """A source whose splits are tables with one row an item; some of the rows may be all that is wanted."""
+    """A source whose splits are tables with one row per item, of which settings choose some."""
 
     where: dict[str, _Value | Annotated[list[_Value], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="column -> value, or list of values, that an item must have; other rows are no items",
+        description="column -> value, or list of values, that an item must have; other rows are left out",
     )
     first: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default_factory=dict,
-        description="split -> only so many of its rows, from the first on; the others are no items",
+        default_factory=dict, description="split -> number of its first rows that are used; others are left out"
     )
     incomplete: Literal["refuse", "leave_out", "keep"] = Field(
         default="refuse",
-        description="items without a modality of ``columns`` (null; of texts also blank) or without a target: an error "
+        description="items without a modality of ``columns`` (null, or a blank text) or without a target: an error "
         "when they are read, left out, or kept if they have one modality and all targets",
     )
     keep_first: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
-        description="column of lists -> how many entries of each list are kept: {captions: 5}, as recalls on COCO are "
-        "of five captions per image",
+        description="column of lists -> number of first entries kept of each list: {captions: 5}, as recalls on COCO "
+        "use five captions per image",
     )
     matches: str | None = Field(
         default=None,
-        description="column of texts or integers: items with equal values are right answers to each other, an item "
-        "with a null or blank one only to itself",
+        description="column of texts or integers: items with equal values are right answers to each other; an item "
+        "with a null or blank value only to itself",
     )
 
     @abstractmethod
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The table of one split as it is stored; arguments and errors are those of ``open``."""
+        """The stored table of one split; arguments and errors are those of ``open``."""
 
     def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The table of one split, stored or drawn."""
         return self.table(split, name=name, data_dir=data_dir)
 
     def has(self, split: str, name: str = "", data_dir: Path | None = None) -> bool:
-        """Whether the split is stored."""
+        """True if the split is stored."""
         try:
             self.table(split, name=name, data_dir=data_dir)
         except DataError:
@@ -217,13 +200,13 @@ class TableSource(Source):
         return self.first.get(split)
 
     def open(self, split: str, *, name: str, data_dir: Path | None) -> Split:
-        """Open one split; reads its schema, the ids, and the columns that decide which rows are items."""
+        """Open one split; reads its schema, the ids, and the columns that choose its rows."""
         for other in sorted(self.first.keys() - {split, *_USUAL}):
             try:
                 self.rows(other, name=name, data_dir=data_dir)
             except DataError as error:
-                valid = f"valid are {', '.join(_USUAL)}, and what else it has ({error})"
-                raise DataError(f"source '{name}', first.{other}: no split of the source; {valid}") from error
+                valid = f"valid are {', '.join(_USUAL)}, and others that it has ({error})"
+                raise DataError(f"source '{name}', first.{other}: not a split of the source; {valid}") from error
         return split_of_table(self.rows(split, name=name, data_dir=data_dir), self, name)
 
     def account(self, *, name: str, data_dir: Path | None, used: Collection[str] = ()) -> tuple[Count, ...]:
@@ -232,7 +215,7 @@ class TableSource(Source):
         for split in _USUAL:
             try:
                 table = self.rows(split, name=name, data_dir=data_dir)
-            except DataError:  # there is none
+            except DataError:  # a missing split
                 continue
             columns |= dict.fromkeys(table.schema.names)
             opened = split_of_table(table, self, name)
@@ -246,36 +229,35 @@ class TableSource(Source):
 
     @property
     def split_columns(self) -> tuple[str, ...]:
-        """Columns that decide which rows belong to which split."""
+        """Columns that define the splits."""
         return ()
 
 
 class Reading(Settings):
-    """How cells of tables are read."""
+    """Reading of table cells."""
 
     fold_labels: bool = Field(
         default=False,
-        description="class names that differ in case, blanks, Unicode form or the writing of a number alone are one "
-        "class, with the most frequent spelling",
+        description="class names that differ only in case, blanks, Unicode or number format are one class",
     )
     classes: dict[str, Annotated[tuple[StrictInt | StrictStr, ...], Field(min_length=2)]] = Field(
         default_factory=dict,
-        description="target -> its classes as the column has them, texts or whole numbers, in their order: equal for "
-        "all sites, whose own data may lack some; another value is refused. Of no target: those that the data have",
+        description="target -> its classes as in the column, texts or integers, in order: equal for all sites, whose "
+        "own data may lack some; other values are refused. Without an entry: the classes in the data",
     )
 
 
 class StoredSource(TableSource):
-    """A source of tables that somebody stored; a split that is missing may be drawn from ``train``."""
+    """A source of stored tables; missing splits may be drawn from ``train``."""
 
     fractions: dict[str, float | tuple[str, ...]] = Field(
         default_factory=dict,
-        description="validation or test -> share of train that is drawn for it, where the source has no such split; "
-        "the same rows on every machine; together -> columns whose equal values stay in one split, such as "
-        "[patient_id], or [contents] for equal images, or rows",
+        description="validation or test -> share of train that is drawn for it if the source lacks the split, the same "
+        "rows on every machine; together -> columns whose equal values stay in one split, such as [patient_id], or "
+        "[contents] for equal images, or rows",
     )
-    reading: Reading = Field(default=Reading(), description="how cells are read")
-    max_rows: int = Field(default=10_000_000, ge=1, description="rows that a stored split may have")
+    reading: Reading = Field(default=Reading(), description="reading of cells")
+    max_rows: int = Field(default=10_000_000, ge=1, description="most rows of a stored split")
 
     @property
     def shares(self) -> dict[str, float]:
@@ -297,8 +279,7 @@ class StoredSource(TableSource):
     def _leave_something(self) -> Self:
         for key, value in self.fractions.items():
             if key not in ("validation", "test", _TOGETHER):
-                valid = "valid: validation, test, together"
-                raise ValueError(f"fractions: '{key}' is no split to be drawn; {valid}")
+                raise ValueError(f"fractions: '{key}' cannot be drawn; valid: validation, test, together")
             if isinstance(value, tuple) != (key == _TOGETHER) or (isinstance(value, float) and not 0 <= value < 1):
                 wanted = "a list of columns" if key == _TOGETHER else "a share of 0 to less than 1"
                 raise ValueError(f"fractions.{key}: {value} is not {wanted}")
@@ -323,22 +304,22 @@ class StoredSource(TableSource):
             return stored
         for column in self.where:
             stored.require(column, f"{stored.place} (source '{name}', where)")
-        fitting = _fitting(stored, self, class_names(stored.schema, stored.where))
+        fitting = _fitting(stored, self, arrow.class_names(stored.schema, stored.where))
         return _drawn(stored, split, shares, self.together, fitting)
 
 
 _TOGETHER = "together"
 CONTENTS = "contents"
-"""In ``together``: items with equal images, or without images equal rows."""
+"""Entry of ``together`` for items with equal images, or without images equal rows."""
 
 
 def _drawn(
-    table: SplitTable, split: str, shares: Mapping[str, float], together: Sequence[str], fitting: Mask
+    table: SplitTable, split: str, shares: Mapping[str, float], together: Sequence[str], fitting: arrow.Mask
 ) -> SplitTable:
-    """The rows of ``train`` that a split has, by a hash of ids, or without ids of all but images and recordings.
+    """The rows of ``train`` drawn for a split, by a hash of ids, or without ids of all columns except files.
 
     They are the same on every machine; equal ids, equal contents and rows that ``together`` joins are in one split.
-    Shares are of the rows that fit ``where``; others, which are no items, stay in ``train``.
+    Shares are of the rows that fit ``where``; other rows, which are left out anyway, stay in ``train``.
     """
     if table.ids is not None:
         table.require(table.ids, table.place)
@@ -354,7 +335,7 @@ def _drawn(
     keys = _groups([keys, *joining]) if together else keys
     drawn_from = [key for key, fits in zip(keys, fitting, strict=True) if fits]
     order = sorted(set(drawn_from), key=lambda key: hashlib.sha256(key.encode()).digest())
-    # a share is of items, of which groups have several
+    # shares count items, and groups have several
     sizes = Counter(drawn_from) if together else Counter(order)
     parts = list[str]()
     for one, share in shares.items():
@@ -371,19 +352,19 @@ def _drawn(
     return replace(_with_rows(table, np.array([part == split for part in parts_of])), split=split)
 
 
-def _with_rows(table: SplitTable, rows: Mask) -> SplitTable:
+def _with_rows(table: SplitTable, rows: arrow.Mask) -> SplitTable:
     mask = pa.array(rows)
     return replace(
         table,
         read=lambda column: table.read(column).filter(mask),
         count=lambda: int(rows.sum()),
-        key=lambda column: fingerprint_of(table.key(column), mask_key(rows)),
+        key=lambda column: arrow.fingerprint_of(table.key(column), arrow.mask_key(rows)),
         take=None,
     )
 
 
 def _groups(columns: Sequence[Sequence[Any]]) -> list[str]:
-    """One key a row; rows that have a value of a column in common, directly or by others, have the same."""
+    """One key per row; rows that share a value of a column, directly or through other rows, share the key."""
     parent = list(range(len(columns[0])))
 
     def root(row: int) -> int:
@@ -412,14 +393,14 @@ def value_digest(value: Any, folder: Path | None) -> str:
     return hashlib.sha256(image_bytes(value, folder) if is_stored else repr(value).encode()).hexdigest()
 
 
-_digests: dict[str, list[str]] = {}  # of the contents of a few tables, which every participant opens
+_digests: dict[str, list[str]] = {}  # contents of a few tables, which every participant opens
 
 
 def _contents(table: SplitTable) -> list[str]:
-    """Digest of the image or recording of each row, or without any of all of it."""
-    files = [entry.name for entry in table.schema if is_file(entry.type)]
+    """Digest of the image or recording of each row, or without files of the complete row."""
+    files = [entry.name for entry in table.schema if arrow.is_file(entry.type)]
     columns = files[:1] or table.schema.names
-    stamp = fingerprint_of(*map(table.key, columns))
+    stamp = arrow.fingerprint_of(*map(table.key, columns))
     if stamp not in _digests:
         rows = list(zip(*(table.read(column).to_pylist() for column in columns), strict=True))
         try:
@@ -436,20 +417,20 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     """The rows of a table that are items, with the columns and targets that a source names.
 
     A target is a column of integers or booleans, of (nested) lists of these, or of texts, whose classes are the
-    different texts of all splits in alphabetical order. Integers that are codes of classes, such as 3, 40 and 2000000,
-    are numbered in their order, and name their classes.
+    distinct texts of all splits in alphabetical order. Integers that are codes of classes, such as 3, 40 and 2000000,
+    are numbered in order, and name their classes.
 
     Args:
         table: all rows.
         source: settings that choose among them.
-        name: of the source in the configuration.
+        name: Name of the source in the configuration.
 
     Raises:
-        DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row is left.
+        DataError: a named column is missing or of the wrong type, an id is missing or not unique, or no row remains.
     """
     table = with_folded(_with_structs(table, source, name), source)
     _require_columns(table, source, name)
-    names = class_names(table.schema, table.where)
+    names = arrow.class_names(table.schema, table.where)
     codes = {column: _codes(table, column, names) for column in source.targets.values()}
     agreed = _agreed_classes(table, source, names)
     codes |= {column: [one for one in classes if isinstance(one, int)] for column, classes in agreed.items()}
@@ -459,7 +440,7 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         target: names[column] if column in agreed else _classes(table, source, target, names)
         for target, column in source.targets.items()
     }
-    # a column is read as labels wherever a target names it, and as it stands otherwise
+    # a column is read as labels if a target names it, else unchanged
     names_of_labels = {column: classes[target] for target, column in source.targets.items()}
     rows, left_out, counted = _items(table, source, names)
     with_gaps = set(source.column_names.values()) if source.incomplete == "keep" else set[str]()
@@ -471,22 +452,22 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
     def take(of_table: _Take, column: str, chosen: npt.NDArray[np.int64]) -> pa.ChunkedArray:
         return of_table(column, chosen if rows is None else np.flatnonzero(rows)[chosen])
 
-    @cache  # labels are small, and every participant wants them
+    @cache  # labels are small, and every participant needs them
     def labels(column: str, stamp: str, here: str) -> Column:
         return label_column(kept(column), names_of_labels[column], stamp, here, codes[column])
 
     def read(column: str) -> Column:
         table.require(column, table.place)
         here = f"{table.place}, {'' if rows is None else 'kept items, '}column '{column}'"
-        # the same rows have the same fingerprint, however they were chosen
-        choice = () if rows is None else (mask_key(rows),)
+        # the same rows have the same fingerprint, whichever settings chose them
+        choice = () if rows is None else (arrow.mask_key(rows),)
         parts = [part for part in _parts(source).get(column, (column,)) if part in source.keep_first]
         choice = (*choice, *(f"first {source.keep_first[part]} of {part}" for part in parts))
-        stamp = fingerprint_of(_KEYS, table.key(column), table.split, column, *choice)
+        stamp = arrow.fingerprint_of(_KEYS, table.key(column), table.split, column, *choice)
         if column in names_of_labels:
             return labels(column, stamp, here)
-        recipe = table.recipe and fingerprint_of(table.recipe, column, *choice)
-        nested = is_list(table.type_of(column))
+        recipe = table.recipe and arrow.fingerprint_of(table.recipe, column, *choice)
+        nested = arrow.is_list(table.type_of(column))
         gaps = column in with_gaps and not _is_known_full(table, column)
         taken = None if nested or table.take is None else partial(take, table.take, column)
         return Column(
@@ -509,12 +490,12 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
 
 
 def _parts(source: TableSource) -> dict[str, tuple[str, ...]]:
-    """What columns in brackets are called -> these."""
+    """Name of columns in brackets -> these columns."""
     return {called(parts): parts for parts in source.columns.values() if not isinstance(parts, str)}
 
 
 def folded(name: str) -> str:
-    """A name without what is easily overlooked: case, blanks at its ends or doubled, Unicode form; a number's value."""
+    """A name without case, surplus blanks and Unicode form; a number by its value."""
     plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
     return f"{float(plain):g}" if re.fullmatch(r"[-+]?\d+(\.\d*)?", plain) else plain
 
@@ -522,21 +503,21 @@ def folded(name: str) -> str:
 def spellings(names: Iterable[str | None]) -> dict[str, list[str]]:
     """Folded name -> its spellings, the most frequent first."""
     counts = Counter(name for name in names if name is not None and name.strip())
-    found: dict[str, list[str]] = {}
+    of_name: dict[str, list[str]] = {}
     for name, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])):
-        found.setdefault(folded(name), []).append(name)
-    return found
+        of_name.setdefault(folded(name), []).append(name)
+    return of_name
 
 
 def with_folded(table: SplitTable, source: TableSource) -> SplitTable:
-    """The table with one spelling of each class, where the source says so."""
+    """The table with one spelling of each class, if ``reading.fold_labels`` is set."""
     everywhere = table.everywhere
     if not isinstance(source, StoredSource) or not source.reading.fold_labels or everywhere is None:
         return table
     agreed = {source.targets[target]: classes for target, classes in source.reading.classes.items()}
 
     def usual(column: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        if column not in source.targets.values() or not is_text(values.type):
+        if column not in source.targets.values() or not arrow.is_text(values.type):
             return values
         known = spellings(everywhere(column).to_pylist())
         known |= {folded(name): [name] for name in map(str, agreed.get(column, ()))}
@@ -547,15 +528,15 @@ def with_folded(table: SplitTable, source: TableSource) -> SplitTable:
         table,
         read=lambda column: usual(column, table.read(column)),
         everywhere=lambda column: usual(column, everywhere(column)),
-        key=lambda column: fingerprint_of(table.key(column), "folded"),
+        key=lambda column: arrow.fingerprint_of(table.key(column), "folded"),
     )
 
 
 def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTable:
-    """The table with a column of structs for each modality that is of several columns.
+    """The table with a column of structs for each modality of several columns.
 
     Raises:
-        DataError: one of these is missing, or a target, which no model may see.
+        DataError: one of these is missing, or a target, which models may not see.
     """
     structs = _parts(source)
     for modality, column in source.column_names.items():
@@ -580,7 +561,7 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
         schema=schema,
         filled=lambda column: any(map(table.filled, structs.get(column, (column,)))),
         key=lambda column: (
-            fingerprint_of(*((part, table.key(part)) for part in structs[column]))
+            arrow.fingerprint_of(*((part, table.key(part)) for part in structs[column]))
             if column in structs
             else table.key(column)
         ),
@@ -596,23 +577,23 @@ def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
         if column is not None:
             table.require(column, f"{table.place} (source '{name}', {use})")
     for column in source.keep_first:
-        if not is_list(dtype := table.type_of(column)):
+        if not arrow.is_list(dtype := table.type_of(column)):
             raise DataError(f"{table.place}, keep_first: column '{column}' holds {dtype}; name one of lists")
     column = source.matches
-    if column is not None and not (is_text(dtype := table.type_of(column)) or pa.types.is_integer(dtype)):
+    if column is not None and not (arrow.is_text(dtype := table.type_of(column)) or pa.types.is_integer(dtype)):
         raise DataError(f"{table.place}, matches: column '{column}' holds {dtype}; name one of texts or integers")
 
 
 def _entries(table: SplitTable, source: TableSource, column: str) -> pa.ChunkedArray:
-    """A column of all rows, with those entries of its lists that are kept."""
+    """A column of all rows, with the kept entries of its lists."""
     values, entries = table.read(column), source.keep_first.get(column)
     return values if entries is None else pc.list_slice(values, 0, entries)
 
 
 def _items(
     table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
-) -> tuple[Mask | None, dict[str, int], Count]:
-    """Which rows are items (None: all), column -> how many fitting rows lack it, and the count of all."""
+) -> tuple[arrow.Mask | None, dict[str, int], Count]:
+    """Mask of the rows that are items (None: all), column -> number of fitting rows that lack it, and the count."""
     lenient, first = source.incomplete != "refuse", source.first.get(table.split)
     unit, total = f"items ({table.split})", table.count()
     if not source.where and not lenient and first is None:
@@ -628,9 +609,9 @@ def _items(
     return None if rows.all() else rows, left_out, Count.of(unit, total, int(rows.sum()), reasons)
 
 
-def _fitting(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]) -> Mask:
-    """Which rows are as ``where`` wants them."""
-    fitting: Mask = np.ones(table.count(), np.bool_)
+def _fitting(table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]) -> arrow.Mask:
+    """Mask of the rows that fit ``where``."""
+    fitting: arrow.Mask = np.ones(table.count(), np.bool_)
     wanted = {column: value if isinstance(value, list) else [value] for column, value in source.where.items()}
     for column, values in wanted.items():
         fitting &= _having(table, column, values, names.get(column, ()))
@@ -641,23 +622,23 @@ def _fitting(table: SplitTable, source: TableSource, names: Mapping[str, Sequenc
 
 
 def fitting_rows(table: SplitTable, source: TableSource) -> SplitTable:
-    """The rows of a table that are as ``where`` wants them."""
-    names = class_names(table.schema, table.where)
+    """The rows of a table that fit ``where``."""
+    names = arrow.class_names(table.schema, table.where)
     return _with_rows(table, _fitting(table, source, names)) if source.where else table
 
 
-def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Mask, dict[str, int]]:
-    """Which of the rows lack nothing, or no more than they may, and column -> how many of the others lack it."""
+def _complete(table: SplitTable, source: TableSource, fitting: arrow.Mask) -> tuple[arrow.Mask, dict[str, int]]:
+    """Mask of the rows that are complete, or complete enough, and column -> number of other rows that lack it."""
     keeps = set(source.column_names.values()) if source.incomplete == "keep" else set[str]()
-    # a list of labels may be empty, which is no gap
-    single = [column for column in source.targets.values() if not is_list(table.type_of(column))]
-    gaps, gone, lacks_all = dict[str, Mask](), np.zeros_like(fitting), fitting.copy()
+    # a list of labels may be empty
+    single = [column for column in source.targets.values() if not arrow.is_list(table.type_of(column))]
+    gaps, gone, lacks_all = dict[str, arrow.Mask](), np.zeros_like(fitting), fitting.copy()
     for column in dict.fromkeys((*source.column_names.values(), *single)):
         gap = np.zeros_like(fitting)
         if not _is_known_full(table, column):
-            gap = fitting & (empty if column in keeps else lacking)(_entries(table, source, column))
+            gap = fitting & (arrow.empty if column in keeps else arrow.lacking)(_entries(table, source, column))
         gaps[column] = gap
-        if column in keeps:  # an item that has one of those to keep is kept
+        if column in keeps:  # an item with one of these is kept
             lacks_all &= gap
         else:
             gone |= gap
@@ -673,32 +654,32 @@ def _complete(table: SplitTable, source: TableSource, fitting: Mask) -> tuple[Ma
 
 
 def _is_known_full(table: SplitTable, column: str) -> bool:
-    """Images are not read to find that all are there."""
+    """True if a column of files certainly has no gap, without reading it."""
     dtype = table.type_of(column)
-    return not is_text(dtype) and not is_list(dtype) and table.filled(column)
+    return not arrow.is_text(dtype) and not arrow.is_list(dtype) and table.filled(column)
 
 
 _FITS: Mapping[type, tuple[Callable[[pa.DataType], bool], str]] = {
     bool: (pa.types.is_boolean, "give true or false"),
     int: (pa.types.is_integer, "give an integer (or, where the column has class names, one of these)"),
-    str: (is_text, "give a text (in quotes if it looks like a number)"),
+    str: (arrow.is_text, "give a text (in quotes if it looks like a number)"),
 }
-"""Type of a value in settings -> columns that may hold it, and what these want."""
+"""Type of a value in settings -> test of columns that may hold it, and the remedy for others."""
 
 
-def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Sequence[str]) -> Mask:
-    """Which rows have one of the values; a class may be given by its name."""
+def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Sequence[str]) -> arrow.Mask:
+    """Mask of the rows with one of the values; a class may be given by its name."""
     place = f"{table.place}, where.{column}"
     stored = [_stored(value, table.type_of(column), names, place) for value in wanted]
 
-    def read(column_of: Callable[[str], pa.ChunkedArray]) -> pa.ChunkedArray:
-        values = column_of(column)  # shards and splits may hold a column as integers of different width
+    def read(values_of: Callable[[str], pa.ChunkedArray]) -> pa.ChunkedArray:
+        values = values_of(column)  # shards and splits may hold a column as integers of different width
         return values.cast(pa.int64()) if pa.types.is_integer(values.type) else values
 
     values = read(table.read)
     present = set(values.unique().to_pylist())
     if table.everywhere is not None and not present.issuperset(stored):
-        # a value that this split happens to lack is no mistake
+        # a value may be missing in this split alone
         present |= set(read(table.everywhere).unique().to_pylist())
     for value, number in zip(wanted, stored, strict=True):
         if number not in present:
@@ -706,12 +687,12 @@ def _having(table: SplitTable, column: str, wanted: Sequence[_Plain], names: Seq
             close = difflib.get_close_matches(str(value), words, n=_SHOWN) or words[:_SHOWN]
             hint = nearest(str(value), words if len(words) <= _SHOWN else close)
             raise DataError(f"{place}: no item has {value!r}; {hint}")
-    rows: Mask = pc.is_in(values, value_set=pa.array(stored, values.type)).to_numpy().astype(np.bool_)
+    rows: arrow.Mask = pc.is_in(values, value_set=pa.array(stored, values.type)).to_numpy().astype(np.bool_)
     return rows
 
 
 def _stored(value: _Plain, dtype: pa.DataType, names: Sequence[str], place: str) -> _Plain:
-    """A value as it stands in a column: the number of a class that is given by its name."""
+    """A value as it is stored in a column: the number of a class that is given by its name."""
     if _FITS[type(value)][0](dtype):
         return value
     if isinstance(value, str) and names and pa.types.is_integer(dtype):
@@ -727,38 +708,38 @@ def _stored(value: _Plain, dtype: pa.DataType, names: Sequence[str], place: str)
 def _classes(
     table: SplitTable, source: TableSource, target: str, names: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Class names of a target in label order; none if only its numbers are known."""
+    """Class names of a target in label order; empty if only its numbers are known."""
     column = source.targets[target]
     dtype = table.type_of(column)
-    if pa.types.is_boolean(innermost(dtype)):
+    if pa.types.is_boolean(arrow.innermost(dtype)):
         return "false", "true"
-    if pa.types.is_integer(innermost(dtype)):
+    if pa.types.is_integer(arrow.innermost(dtype)):
         return names.get(column, ())
     place = f"{table.place}, target '{target}', column '{column}'"
-    if not is_text(dtype) or table.everywhere is None:
+    if not arrow.is_text(dtype) or table.everywhere is None:
         texts = "" if table.everywhere is None else ", or one text an item,"
         raise DataError(f"{place}: a target needs integers or lists of integers{texts} not {dtype}; use class numbers")
     if column in source.column_names.values():
         raise DataError(f"{place}: its texts are a modality already; a target needs a column of its own")
-    return tuple(sorted(unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))
+    return tuple(sorted(arrow.unless_blank(table.everywhere(column)).unique().drop_null().to_pylist()))
 
 
 def _agreed_classes(
     table: SplitTable, source: TableSource, names: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[int | str, ...]]:
-    """Column -> its classes, of those that the settings say.
+    """Column -> its classes from ``reading.classes``.
 
     Raises:
-        DataError: the column has another value, or says its classes itself.
+        DataError: the column has another value, or class names of its own.
     """
     agreed = {}
     for target, classes in source.reading.classes.items() if isinstance(source, StoredSource) else ():
         column, key = source.targets[target], f"reading.classes.{target}"
         dtype, place = table.type_of(column), f"{table.place}, column '{column}'"
-        if column in names or not (is_text(dtype) or pa.types.is_integer(dtype)):
+        if column in names or not (arrow.is_text(dtype) or pa.types.is_integer(dtype)):
             raise DataError(f"{place}: {key} is for texts and whole numbers without names, not {dtype}; leave it out")
         values = (table.everywhere or table.read)(column)
-        there = (unless_blank(values) if is_text(dtype) else values).unique().drop_null().to_pylist()
+        there = (arrow.unless_blank(values) if arrow.is_text(dtype) else values).unique().drop_null().to_pylist()
         if unknown := [value for value in there if value not in classes]:
             shown = ", ".join(map(repr, classes[:_SHOWN]))
             raise DataError(f"{place}: {unknown[0]!r} is not among {key}, {shown}; add it there, or mend the data")
@@ -767,9 +748,9 @@ def _agreed_classes(
 
 
 def _codes(table: SplitTable, column: str, names: Mapping[str, Sequence[str]]) -> list[int]:
-    """Whole numbers that are codes of classes, in their order; none where they are the classes' numbers.
+    """Integers that are codes of classes, in order; empty if they are class numbers.
 
-    Codes are 1 to k, or so far apart that not a tenth of the classes up to the largest would occur in any split.
+    Codes are 1 to k, or so sparse that less than a tenth of the classes up to the largest would occur in any split.
     """
     if column in names or table.everywhere is None or not pa.types.is_integer(table.type_of(column)):
         return []
@@ -780,7 +761,7 @@ def _codes(table: SplitTable, column: str, names: Mapping[str, Sequence[str]]) -
     return numbers if from_one or numbers[-1] + 1 > _SPARSE * len(numbers) else []
 
 
-def _ids(table: SplitTable, rows: Mask | None, read: Callable[[str], pa.ChunkedArray]) -> tuple[str, ...]:
+def _ids(table: SplitTable, rows: arrow.Mask | None, read: Callable[[str], pa.ChunkedArray]) -> tuple[str, ...]:
     if table.ids is None:
         numbers = range(table.count()) if rows is None else np.flatnonzero(rows).tolist()
         return tuple(f"{table.place}:{row}" for row in numbers)

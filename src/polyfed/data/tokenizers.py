@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 NO_WORD = "\ufffd"
-"""Stands for a text without words: no vocabulary has it, so it becomes ``<unk>``."""
+"""Placeholder for a text without words: vocabularies lack it, so it becomes ``<unk>``."""
 
 Encode = Callable[[Sequence[str], int], list[list[int]]]
 
-_SHORT = 8  # tokens that say how a text begins
-_TEXTS = 8192  # texts that are encoded at a time
+_SHORT = 8  # tokens that show the beginning of a text
+_TEXTS = 8192  # texts per call that encodes
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Vocabulary:
     Attributes:
         tokens: token strings by id.
         encode: texts and the greatest length -> token ids of each text, cut to that length.
-        pad: id that fills up short texts.
-        unknown: id that stands for what the vocabulary lacks.
+        pad: id of padding.
+        unknown: id of words that the vocabulary lacks.
         fixed: ids that are never dropped or deleted, such as marks of begin and end.
-        pipeline: a tokenizer of the library ``tokenizers`` that gives the same ids; None where there can be none.
+        pipeline: equivalent tokenizer of the library ``tokenizers``; None if it has none.
     """
 
     tokens: tuple[str, ...]
@@ -60,13 +60,13 @@ class Vocabulary:
 
     @property
     def begins(self) -> bool:
-        """Whether every text begins with a mark."""
+        """True if every text begins with a mark."""
         (ids,) = self.encode(["a text"], _SHORT)
         return len(ids) > 1 and ids[0] in self.fixed
 
 
 class Tokenizer(Settings):
-    """How texts become token ids. Subclasses live in ``polyfed.data.tokenizers``."""
+    """Conversion of texts to token ids. Subclasses live in ``polyfed.data.tokenizers``."""
 
     home: ClassVar[str] = "polyfed.data.tokenizers"
 
@@ -75,20 +75,15 @@ class Tokenizer(Settings):
         """Learn or read the vocabulary of a modality; ``ready`` does so once.
 
         Raises:
-            ConfigError: what the vocabulary is made from (public texts, a file) is not there.
+            ConfigError: the origin of the vocabulary (public texts, a file) is missing.
         """
 
     def ready(self, modality: str, context: DataContext) -> Vocabulary:
-        """The vocabulary of a modality, from the memo of the context if it is there."""
-        key = f"tokenizer:{self.key(modality, context)}"
-        if key not in context.fitted:
-            context.fitted[key] = self.load(modality, context)
-        vocabulary = context.fitted[key]
-        assert isinstance(vocabulary, Vocabulary)
-        return vocabulary
+        """The vocabulary of a modality, loaded once and kept in the memo of the context."""
+        return context.memo(f"tokenizer:{self.key(modality, context)}", lambda: self.load(modality, context))
 
     def key(self, modality: str, context: DataContext) -> str:
-        """Changes whenever the vocabulary may: depends on the settings and on where files are looked up."""
+        """Digest of everything that the vocabulary depends on: settings and the folder of files."""
         return fingerprint_of(json.dumps(self.model_dump(mode="json"), sort_keys=True), context.weights)
 
 
@@ -97,7 +92,7 @@ class LearntTokenizer(Tokenizer):
 
     @abstractmethod
     def learn(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Token strings by id, ``<pad>`` and ``<unk>`` first; the same texts always give the same tokens."""
+        """Token strings by id, ``<pad>`` and ``<unk>`` first; the same for the same texts."""
 
     @abstractmethod
     def build(self, tokens: tuple[str, ...]) -> Vocabulary:
@@ -114,7 +109,7 @@ class LearntTokenizer(Tokenizer):
         )
 
     def key(self, modality: str, context: DataContext) -> str:
-        """Depends on the settings and on the public texts."""
+        """Digest of the settings and the public texts."""
         settings = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return fingerprint_of(settings, self._public_texts(modality, context).fingerprint)
 
@@ -126,8 +121,8 @@ class LearntTokenizer(Tokenizer):
 def words_of(text: str) -> list[str]:
     """Lower-cased runs of letters and digits, with their combining marks, composed (NFC); all else separates them.
 
-    Signs that only say how to write, such as soft hyphens, are left out, and each Chinese character is a word. Scripts
-    without spaces (Thai, Lao, Khmer) have no other words: ``wordpiece`` splits them.
+    Formatting characters, such as soft hyphens, are left out, and each Chinese character is a word. Scripts without
+    spaces (Thai, Lao, Khmer) are not split: use ``wordpiece`` for them.
     """
     if text.isascii():  # most texts, in a tenth of the time
         return re.findall(r"[^\W_]+", text.lower())
@@ -137,7 +132,7 @@ def words_of(text: str) -> list[str]:
 
 @cache
 def word_splitter() -> tokenizers.Tokenizer:
-    """What makes words of texts, with no vocabulary; Python's ``re`` knows no marks."""
+    """Splitter of texts into words, without a vocabulary; Python's ``re`` does not support combining marks."""
     import tokenizers
     from tokenizers import Regex, normalizers
 
@@ -149,7 +144,7 @@ def word_splitter() -> tokenizers.Tokenizer:
             normalizers.NFC(),
             normalizers.Replace(Regex(rf"(?<={letter})[\p{{Cf}}&&[^\x{{200b}}]]+(?={letter})"), ""),
             normalizers.BertNormalizer(False, True, False, False),  # spaces around Chinese characters
-            # the one letter whose lower case depends on its place, which the library's own rule leaves out
+            # the one letter whose lower case depends on its position, which the library's own rule ignores
             normalizers.Replace(Regex(r"(?<=[\p{L}\p{M}])Σ(?!\p{L})"), "ς"),
             normalizers.Lowercase(),
             normalizers.NFC(),
@@ -161,7 +156,7 @@ def word_splitter() -> tokenizers.Tokenizer:
 
 
 def vocabulary_of_words(tokens: tuple[str, ...]) -> Vocabulary:
-    """Whole words, which ``words_of`` finds, by their place among ``tokens``."""
+    """Vocabulary of words, split as by ``words_of``, with their positions among ``tokens`` as ids."""
     import tokenizers
     from tokenizers import normalizers
 
@@ -178,7 +173,7 @@ def encoder(pipeline: tokenizers.Tokenizer) -> Encode:
 
     def encode(texts: Sequence[str], length: int) -> list[list[int]]:
         pipeline.enable_truncation(length)
-        # in parts: the library makes an object of a kilobyte of every text
+        # in parts: the library makes an object of a kilobyte per text
         parts = (list(texts[start : start + _TEXTS]) for start in range(0, len(texts), _TEXTS))
         return [encoding.ids for part in parts for encoding in pipeline.encode_batch_fast(part)]
 
@@ -186,7 +181,7 @@ def encoder(pipeline: tokenizers.Tokenizer) -> Encode:
 
 
 class Words(LearntTokenizer):
-    """The most frequent words of the public texts, lower-cased; all others are ``<unk>``."""
+    """The most frequent words of the public texts, lower-cased; other words are ``<unk>``."""
 
     short_name: ClassVar[str] = "words"
 
@@ -211,7 +206,7 @@ class Hashing(Tokenizer):
     size: int = Field(default=8192, ge=3, le=2**20, description="number of ids, <pad> and <unk> included")
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:
-        """Buckets are called ``#2``, ``#3``, ...: like their ids."""
+        """Buckets are named ``#2``, ``#3``, ..., after their ids."""
 
         @functools.cache
         def bucket(word: str) -> int:
@@ -294,7 +289,7 @@ class Glove(Tokenizer):
     short_name: ClassVar[str] = "glove"
 
     folders: tuple[str, ...] = Field(
-        min_length=1, description="folders with words.txt: absolute, or relative to the weights folder"
+        min_length=1, description="folders with words.txt, absolute or in the weights folder"
     )
 
     def load(self, modality: str, context: DataContext) -> Vocabulary:
@@ -360,8 +355,7 @@ class PretrainedTokenizer(Tokenizer):
             name, own = (str(local) if local.exists() else self.path), local.exists() or not context.hub
             return transformers.AutoTokenizer.from_pretrained(name, local_files_only=own, **NO_CODE)
         except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(
-                f"tokenizer '{self.path}' can be loaded neither from '{local}' nor the hub "
-                f"({str(error).splitlines()[0] if context.hub else f'not {NOT_ASKED}'}); correct it, or set "
-                "data.weights_dir or POLYFED_WEIGHTS"
-            ) from error
+            reason = str(error).splitlines()[0] if context.hub else f"not {NOT_ASKED}"
+            remedy = "correct it, or set data.weights_dir or POLYFED_WEIGHTS"
+            where = f"neither from '{local}' nor the hub ({reason})"
+            raise ConfigError(f"tokenizer '{self.path}' can be loaded {where}; {remedy}") from error

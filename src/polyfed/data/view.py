@@ -1,4 +1,4 @@
-"""Views: how a modality's raw column becomes the input of an encoder, and what they learn from the public set."""
+"""Views: a modality's raw column as the input of an encoder, and what views learn from the public set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.files import write_atomically
@@ -17,16 +17,18 @@ from polyfed.data.images import PIXELS
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column, Count
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What an encoder must know of its input.
+    """Description of an encoder's input.
 
     Attributes:
         shape: shape of one sample as the encoder receives it, without the batch dimension.
         vocabulary: token strings by id, for token inputs; empty otherwise.
         pad: id of the padding token, for token inputs.
-        begins: whether every text begins with a token that marks it, for token inputs.
+        begins: True if every text begins with a token that marks it, for token inputs.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +39,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class DataContext:
-    """Where views find what they need beyond the column.
+    """Folders, limits and memos that views need in addition to a column.
 
     Attributes:
         cache: folder of decoded images and frozen features, shared by all runs of this machine.
@@ -45,11 +47,11 @@ class DataContext:
         public: modality -> column of the public set's training texts or images, which every participant may see; what a
             view learns from data (a vocabulary) it learns from here.
         bundles: folder of the run in which learnt vocabularies are kept, or None.
-        fitted: in-memory memo of what views learnt, keyed by their settings.
-        pixels: most pixels of an image.
-        seed: of the run, for random values that all models share.
-        hub: whether the hub may be asked for pretrained networks; else its cache alone.
-        ahead: whether what takes long is computed for all rows before the first batch; else as batches come.
+        fitted: Memo of what views learnt, keyed by their settings.
+        pixels: Limit of an image's pixels.
+        seed: Seed of the run, for random values that all models share.
+        hub: True if pretrained networks may be downloaded from the hub; else its cache alone is used.
+        ahead: True to compute expensive inputs of all rows before the first batch; else with each batch.
     """
 
     cache: Path
@@ -62,9 +64,15 @@ class DataContext:
     ahead: bool = True
     hub: bool = True
 
+    def memo(self, key: str, make: Callable[[], _T]) -> _T:
+        """Result of ``make``, which is called once per key."""
+        if key not in self.fitted:
+            self.fitted[key] = make()
+        return cast("_T", self.fitted[key])
+
 
 class View(Settings):
-    """How one modality is presented to an encoder. Subclasses live in ``polyfed.data.views``, one a module."""
+    """Presentation of one modality to an encoder. Subclasses live in ``polyfed.data.views``."""
 
     home: ClassVar[str] = "polyfed.data.views"
 
@@ -73,51 +81,44 @@ class View(Settings):
         """Open a column; nested columns are flattened in item order.
 
         Raises:
-            DataError: a value cannot be decoded; the message names the row and the file.
+            DataError: a value cannot be decoded; names the row and the file.
         """
 
     def cut(self, column: Column, modality: str, context: DataContext) -> Count | None:
-        """Count of the parts of values that fit, and of those that are cut off; None: the view cuts nothing off.
-
-        Raises:
-            DataError, ConfigError: as for ``open``.
-        """
+        """Count of the parts of values that fit and that are cut off, with the errors of ``open``; None: no cuts."""
         return None
 
     def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
-        """The view as it is beside those of other modalities, whose settings it may share.
+        """The view next to those of other modalities, whose settings it may share.
 
         Raises:
-            ConfigError: it goes with one that is not there, or cannot.
+            ConfigError: the view that it depends on is missing or does not fit.
         """
         return self
 
     def resolved(self, modality: str, context: DataContext) -> View:
-        """The view that this one comes to with the files that it names, and with what it learns that is a setting.
+        """The view with settings read from the files that it names, and with learnt settings filled in.
 
         Raises:
-            ConfigError: they cannot be had, or there is nothing to learn from.
+            ConfigError: the files are missing, or it has no data to learn from.
         """
         return self
 
     @abstractmethod
     def spec(self, modality: str, context: DataContext) -> InputSpec:
-        """What an encoder of this view receives.
+        """Description of the input that encoders of this view receive.
 
         Raises:
-            ConfigError: the view needs something (a public set, a weights folder) that is not there.
+            ConfigError: a public set or weights folder that the view needs is missing.
         """
-
-
-_T = TypeVar("_T")
 
 
 def learnt(
     context: DataContext, name: str, learn: Callable[[], Mapping[str, Any]], read: Callable[[Mapping[str, Any]], _T]
 ) -> _T:
-    """What ``read`` makes of the run's file ``name``, learnt and written if it is not there; without a run, learnt.
+    """Result of ``read`` on the run's file ``name``, which is learnt and written if missing; without a run, learnt.
 
-    A resumed run, and a saved model without its data, must have what the first round had.
+    A resumed run, and a saved model without its data, must have the same as the first round.
 
     Raises:
         DataError: the file cannot be read.
@@ -137,7 +138,7 @@ def public_column(context: DataContext, modality: str, who: str, instead: str) -
     """The public set's column of a modality.
 
     Raises:
-        ConfigError: there is none; the message says ``who`` learns from it, and what to do ``instead``.
+        ConfigError: it has no such column; names ``who`` learns from it, and what to do ``instead``.
     """
     if modality not in context.public:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Partitions: which client holds which items: evenly, by number, by class, or as the data have it."""
+"""Partitions of items among clients: evenly, by number, by class, or by a column of the data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from polyfed.data.assembly import Indices
 
 
 class Partition(Settings):
-    """A rule that hands items to clients. Subclasses live in ``polyfed.partitions.partition``.
+    """A rule that assigns items to clients. Subclasses live in ``polyfed.partitions.partition``.
 
-    What is divided are items (images, documents), so the captions of one image always stay together, or groups of
-    items (those of a patient) that stay together.
+    Items (images, documents) are divided, so the captions of one image always stay together, or groups of items (such
+    as those of a patient).
     """
 
     home: ClassVar[str] = "polyfed.partitions.partition"
@@ -32,9 +32,7 @@ class Partition(Settings):
         max_length=62,
         description="columns whose values together are the class of an item; empty: the source's first target",
     )
-    together: str | None = Field(
-        default=None, description="column, such as the patient, whose equal values stay with one client; empty: alone"
-    )
+    together: str | None = Field(default=None, description="column, such as the patient, that keeps items together")
 
     @field_validator("of")
     @classmethod
@@ -59,8 +57,8 @@ class Partition(Settings):
             labels: class of each item, for the partitions that need it; any integers.
             clients: how many lists to make.
             generator: the only source of randomness; one number is drawn from it.
-            groups: items with equal numbers stay together; their class is that of most of them, and the smallest of
-                several that are equally frequent. A minimum a client counts items all the same.
+            groups: items with equal numbers stay together; their class is the most frequent one, the smallest of
+                equally frequent ones. Minimum sizes of clients still count items.
 
         Raises:
             ConfigError: labels are needed and absent, there are more clients than items or groups, or a minimum per
@@ -68,10 +66,10 @@ class Partition(Settings):
         """
         name = f"partition '{self.component_name()}'"
         if labels is None and self.needs_labels():
-            raise ConfigError(
-                f"{name}: needs a label for each item and this source has none; name a label column "
-                "under the source's targets, or columns under 'of', or use partition 'iid' or 'quantity'"
+            remedy = (
+                "name a label column under its targets, or columns under 'of', or use partition 'iid' or 'quantity'"
             )
+            raise ConfigError(f"{name}: needs a label for each item, and the source has none; {remedy}")
         if labels is not None and len(labels) != items:
             raise ConfigError(f"{name}: {len(labels)} labels for {items} items; needs exactly one label for each item")
         classes = None if labels is None else labels.numpy(force=True)
@@ -80,30 +78,29 @@ class Partition(Settings):
         else:
             units, members = grouped(groups.numpy(force=True), classes)
         self.require(clients, units.items, units)
-        # one number, whatever the partition draws: what is drawn after it stays the same
+        # one number, however many the partition draws: later draws stay the same
         seed = int(torch.randint(2**63 - 1, (1,), generator=generator))
         rng = np.random.default_rng(seed)
         parts = self.assign(units, clients, rng)
         least = min(int(units.sizes[part].sum()) for part in parts)
-        if least < self.smallest():  # whole groups may leave less to a client than single items would
-            raise ConfigError(
-                f"{name}: a client would have {least} items, and {self.smallest()} are promised; the largest group "
-                f"that stays together ('{self.together}') has {int(units.sizes.max())}; use fewer clients"
-            )
+        if least < self.smallest():  # groups may leave less to a client than single items would
+            largest = f"the largest group that stays together ('{self.together}') has {int(units.sizes.max())}"
+            least_of = f"a client would have {least} items, and {self.smallest()} are promised"
+            raise ConfigError(f"{name}: {least_of}; {largest}; use fewer clients")
         if members is not None:
             parts = [rng.permutation(np.concatenate([members[unit] for unit in part])) for part in parts]
         return [torch.from_numpy(np.ascontiguousarray(part, dtype=np.int64)) for part in parts]
 
     def require(self, clients: int, items: int | None, units: Units | None = None) -> None:
-        """Check that there is enough to deal out.
+        """Check that there are enough items for all clients.
 
         Args:
-            clients: how many get some.
-            items: to deal out, at most; None: it is not known yet how many.
-            units: single items, or groups that stay together, once they are known.
+            clients: Number of clients.
+            items: Largest possible number of items; None: unknown.
+            units: Single items, or groups that stay together, once they are known.
 
         Raises:
-            ConfigError: there is not.
+            ConfigError: there are too few.
         """
         name, there = f"partition '{self.component_name()}'", items if units is None else len(units)
         if clients < 1:
@@ -112,31 +109,28 @@ class Partition(Settings):
             count = f"{there} {units.called if units else 'items'}"
             raise ConfigError(f"{name}: {clients} clients but only {count}; use at most {there} clients")
         if items is not None and clients * self.smallest() > items:
-            raise ConfigError(
-                f"{name}: min_size={self.smallest()} for {clients} clients needs "
-                f"{clients * self.smallest()} items, there are {items}; "
-                "lower min_size or use fewer clients"
-            )
+            needed = f"min_size={self.smallest()} for {clients} clients needs {clients * self.smallest()} items"
+            raise ConfigError(f"{name}: {needed}, there are {items}; lower min_size or use fewer clients")
 
     @abstractmethod
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         """The numbers of each client's units, disjoint, in random order; called by ``split`` with checked arguments.
 
         Args:
-            units: what is dealt out: single items, or groups of items.
-            clients: how many lists to make.
+            units: single items, or groups of items.
+            clients: number of lists.
             rng: the only source of randomness.
         """
 
     def smallest(self) -> int:
-        """The number of items that every client is promised: the setting ``min_size``, 1 without."""
+        """Least number of items of each client: the setting ``min_size``, else 1."""
         return int(getattr(self, "min_size", 1))
 
     def needs_labels(self) -> bool:
         return False
 
 
-# ---- what is dealt out: single items, or groups of items that stay together, such as those of a patient
+# ---- single items, or groups of items that stay together, such as those of a patient
 
 
 @dataclass(frozen=True)
@@ -169,8 +163,8 @@ class Units:
     def cut(self, order: Indices, ends: Indices) -> list[Indices]:
         """Cut an order of units in pieces: piece k ends before item ``ends[k]`` of that order, the last at the end.
 
-        A unit goes where its middle item lies, so a piece is at most half a unit larger or smaller at each end than
-        asked for; single items are cut exactly.
+        A unit goes where its middle item lies, so a piece is at most half a unit too large or small at each end; single
+        items are cut exactly.
         """
         sizes = self.sizes[order]
         # counted in items before each unit; the smaller of two middles for even sizes
@@ -186,9 +180,9 @@ def grouped(groups: Indices, labels: Indices | None) -> tuple[Units, list[Indice
     """Groups of items as units, in the order of their numbers, and the items of each.
 
     Args:
-        groups: [n] any integers; items with equal ones are a group.
-        labels: [n] class of each item. That of a group is the class of most of its items, the smallest of several
-            that are equally frequent.
+        groups: [n] any integers; items with equal numbers are a group.
+        labels: [n] class of each item. A group has the most frequent class of its items, the smallest of equally
+            frequent ones.
     """
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1])
@@ -205,12 +199,12 @@ def with_least(
 ) -> list[Indices]:
     """Move units to the client with fewest items until all clients have ``least``, or none can spare a unit.
 
-    A unit comes from the client with most items of those that keep ``least`` without it.
+    A unit comes from the client with most items among those that keep ``least`` without it.
 
     Args:
-        units: what is dealt out.
-        parts: units of each client.
-        least: items that every client shall have.
+        units: All units.
+        parts: Units of each client.
+        least: Least number of items of each client.
         choose: (units that a client can spare, in its order; the client that gets one) -> one of these units.
     """
     parts = list(parts)
@@ -241,15 +235,15 @@ def partitioned(
     can spare such.
 
     Args:
-        units: what is dealt out, with a class each.
-        held: class -> items of it that each client holds; a class that is missing here, or that nobody holds, is
+        units: All units, with their classes.
+        held: class -> items of it that each client holds; a class that is missing here, or that no client holds, is
             shared out by ``sizes``.
         sizes: items that each client holds.
         rng: decides which items of a class go where.
         least: items that every client gets, if there are enough units that can be moved.
     """
     labels = np.asarray(units.labels)
-    pieces: list[list[Indices]] = []  # of each class, one a client
+    pieces: list[list[Indices]] = []  # class -> one piece per client
     for label in np.unique(labels):
         order = rng.permutation(np.flatnonzero(labels == label))
         share = held.get(int(label), sizes)
@@ -265,11 +259,11 @@ def partitioned(
 
 
 def largest_remainder(shares: Indices, total: int) -> Indices:
-    """``total`` things in proportion to ``shares``: whole parts first, the rest by largest remainder.
+    """``total`` units in proportion to ``shares``: integer parts first, the remaining ones by largest remainder.
 
     Args:
         shares: [k] not negative, not all zero.
-        total: number of things.
+        total: number of units.
     """
     parts, remainders = np.divmod(shares * total, shares.sum())
     parts[np.argsort(-remainders, kind="stable")[: total - int(parts.sum())]] += 1
@@ -277,7 +271,7 @@ def largest_remainder(shares: Indices, total: int) -> Indices:
 
 
 class Iid(Partition):
-    """Every client gets a random part of the items; sizes differ by at most one, or as whole groups allow."""
+    """Every client gets a random part of the items; sizes differ by at most one, or as groups allow."""
 
     short_name: ClassVar[str] = "iid"
 
@@ -288,7 +282,7 @@ class Iid(Partition):
 class Quantity(Partition):
     """Sizes follow a Dirichlet distribution; the items of each client are a random sample.
 
-    Every client first gets ``min_size`` items; the rest is shared out in proportions p ~ Dir(alpha).
+    Every client first gets ``min_size`` items; the others are shared out in proportions p ~ Dir(alpha).
     """
 
     short_name: ClassVar[str] = "quantity"
@@ -297,10 +291,10 @@ class Quantity(Partition):
     min_size: int = Field(default=10, ge=1, description="items that every client has at least")
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Cut a random order in pieces of Dirichlet sizes; a client that whole groups leave short gets more."""
+        """Cut a random order in pieces of Dirichlet sizes; clients that groups leave short get more."""
         spare = units.items - clients * self.min_size
         shares = rng.dirichlet(np.full(clients, self.alpha))
-        # the minimum is given out first, and only the rest in random shares
+        # the minimum comes first, and only the remaining items in random shares
         ends = np.floor(np.cumsum(shares) * spare).astype(np.int64) + self.min_size * np.arange(1, clients + 1)
         parts = units.cut(rng.permutation(len(units)), ends[:-1])
         return with_least(units, parts, self.min_size, lambda spare, _: int(spare[-1]))
@@ -309,8 +303,8 @@ class Quantity(Partition):
 class Drop(Partition):
     """Equal random parts, then each client keeps a share drawn from U[keep_least, keep_most].
 
-    FedCola (Sun et al. 2024) divides Flickr and COCO images so, with 0.95 to 0.99. What is dropped is held
-    by nobody.
+    FedCola (Sun et al. 2024) divides Flickr and COCO images so, with 0.95 to 0.99. No client
+    holds the dropped items.
     """
 
     short_name: ClassVar[str] = "drop"
@@ -339,33 +333,29 @@ class Shards(Partition):
 
     ``order: random`` is how CreamFL and FedAFD divide captioned images (150 shards, 10 a client; 200
     shards, 13 a client): in effect equal random parts. ``order: label`` is the pathological split of McMahan
-    et al. (2017), in which a client sees about ``per_client`` classes. Shards that nobody gets stay unused.
+    et al. (2017), in which a client sees about ``per_client`` classes. Unassigned shards stay unused.
     """
 
     short_name: ClassVar[str] = "shards"
 
     per_client: int = Field(default=2, ge=1, description="shards of each client")
-    order: Literal["random", "label"] = Field(default="random", description="what the items are ordered by")
+    order: Literal["random", "label"] = Field(default="random", description="order of the items")
     total: int | None = Field(default=None, ge=1, description="shards in all; default: as many as clients need")
 
     def needs_labels(self) -> bool:
         return self.order == "label"
 
     def require(self, clients: int, items: int | None, units: Units | None = None) -> None:
-        """See ``Partition``; there must be as many shards as clients get, and no more than items."""
+        """See ``Partition``; also needs as many shards as clients get, and no more than items."""
         super().require(clients, items, units)
         needed, there = clients * self.per_client, items if units is None else len(units)
         total = self.total or needed
         if total < needed:
-            raise ConfigError(
-                f"partition 'shards': total={total}, but {clients} clients with "
-                f"per_client={self.per_client} need {needed}; raise total"
-            )
+            given = f"total={total}, but {clients} clients with per_client={self.per_client} need {needed}"
+            raise ConfigError(f"partition 'shards': {given}; raise total")
         if there is not None and total > there:
-            raise ConfigError(
-                f"partition 'shards': {total} shards of only {there} {units.called if units else 'items'}; "
-                "lower per_client or total, or use fewer clients"
-            )
+            given = f"{total} shards of only {there} {units.called if units else 'items'}"
+            raise ConfigError(f"partition 'shards': {given}; lower per_client or total, or use fewer clients")
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Cut, deal out, and shuffle within each client."""
@@ -380,7 +370,7 @@ class Shards(Partition):
 
 
 _DRAWS = 1000  # before giving up on min_size
-_ENOUGH, _MANY = 20, 10  # draws after which it is given up if more clients than so many are always too small
+_ENOUGH, _MANY = 20, 10  # draws after which to give up if more clients than this are always too small
 
 
 class Dirichlet(Partition):
@@ -428,11 +418,10 @@ class Dirichlet(Partition):
             fewest = min(fewest, int((held < self.min_size).sum()))
             if attempt >= _ENOUGH and fewest > max(_MANY, clients // 10):
                 break  # so many never come right at once
-        raise ConfigError(
-            f"partition 'dirichlet': with alpha={self.alpha}, {clients} clients and {len(sizes)} classes "
-            f"the smallest client had at most {best} items in {attempt} draws, min_size="
-            f"{self.min_size}; raise alpha, lower min_size or use fewer clients"
-        )
+        settings = f"with alpha={self.alpha}, {clients} clients and {len(sizes)} classes"
+        result = f"the smallest client had at most {best} items in {attempt} draws, min_size={self.min_size}"
+        remedy = "raise alpha, lower min_size or use fewer clients"
+        raise ConfigError(f"partition 'dirichlet': {settings} {result}; {remedy}")
 
 
 def _draw(classes: list[Units], clients: int, alpha: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
@@ -452,7 +441,7 @@ def _draw(classes: list[Units], clients: int, alpha: float, rng: np.random.Gener
 
 
 class Natural(Partition):
-    """Client k holds all items of the k-th most frequent class, such as ``of: [country]``; rare classes are merged.
+    """All items of the k-th most frequent class for client k, such as ``of: [country]``; rare classes are merged.
 
     Classes go by their number of items, the smallest class first among equally frequent ones. The first ``clients``
     classes make one client each; every further class, the most frequent first, joins the client that has fewest
@@ -469,18 +458,15 @@ class Natural(Partition):
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
         classes, class_index = np.unique(np.asarray(units.labels), return_inverse=True)
         if len(classes) < clients:
-            raise ConfigError(
-                f"partition 'natural': {clients} clients, but the items are of {len(classes)} classes; "
-                f"use at most {len(classes)} clients, or more columns under 'of'"
-            )
+            given = f"{clients} clients, but the items are of {len(classes)} classes"
+            remedy = f"use at most {len(classes)} clients, or more columns under 'of'"
+            raise ConfigError(f"partition 'natural': {given}; {remedy}")
         holder = _holders(np.bincount(class_index, weights=units.sizes).astype(np.int64), clients)
         parts = [rng.permutation(np.flatnonzero(holder[class_index] == client)) for client in range(clients)]
         sizes = [int(units.sizes[part].sum()) for part in parts]
         if min(sizes) < self.min_size:
-            raise ConfigError(
-                f"partition 'natural': min_size={self.min_size}, but {len(sizes)} clients would hold {sizes} items; "
-                "lower min_size or use fewer clients"
-            )
+            given = f"min_size={self.min_size}, but {len(sizes)} clients would hold {sizes} items"
+            raise ConfigError(f"partition 'natural': {given}; lower min_size or use fewer clients")
         return parts
 
 

@@ -119,4 +119,4 @@ def test_the_command_writes_nothing(cli: Cli, tiny: dict[str, Any], tmp_path: Pa
     wrong = "data.sources.private={name: parquet, path: nowhere, columns: {image: image}, targets: {label: label}}"
     code, _, err = cli("run", tmp_path / "tiny.yaml", "--dry-run", "--set", wrong)
     assert code == 2
-    assert "source 'private': 'nowhere' is not beside the file that names it, and no data folder is set" in err
+    assert "source 'private': 'nowhere' is not next to the file that names it, and no data folder is set" in err

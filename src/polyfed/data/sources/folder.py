@@ -1,4 +1,4 @@
-"""A folder as people have it: images with captions or in class folders, recordings, or files of texts."""
+"""Folders of images with captions or in class folders, of recordings, or of texts, in common layouts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import file_key
+from polyfed.data import arrow
 from polyfed.data.dialects import Rows, joined
 from polyfed.data.files import (
     CAPTIONS,
@@ -29,7 +28,7 @@ from polyfed.data.files import (
     lines_of,
     read_annotations,
     split_called,
-    text_of,
+    text_and_dialect,
 )
 from polyfed.data.images import has_remedy, image_endings, remedy_of
 from polyfed.data.source import Count, LeftOut, path_of
@@ -39,61 +38,56 @@ IMAGE, AUDIO, LABEL, MASK = "image", "audio", "label", "mask"
 """Columns of images, of recordings in a folder without images, of names of class folders, and of masks."""
 
 _SOUNDS = frozenset(("wav",))
-_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _MASKS = re.compile(r"(seg(mentation)?_?)?(masks?|labels?)|annotations|segmentations?|ground_?truth|gt", re.I)
 _OF_MASK = re.compile(r"[_-](mask|seg|segmentation|label|gt)s?$", re.I)  # at the end of a mask's name
 _Stem = tuple[tuple[str, ...], tuple[str, ...], str]  # folders above and below that of masks or images, and a name
 _NUMBERS = re.compile(r"[-+.,\deE\s]*")
-_BASE, _TOLD = "_base", "_told"  # folder that names are relative to, and what a file is called, while rows are read
+# while rows are read: folder that names are relative to, and name of the file; files cannot hold NUL
+_BASE, _LABEL = "\0base", "\0label"
 
 
 class FolderReading(Reading):
-    """How texts and cells of files are read."""
+    """Reading of texts and cells of files."""
 
-    encoding: str | None = Field(default=None, description="of texts, such as windows-1251; null: told by the files")
-    decimal: Literal[".", ","] | None = Field(default=None, description="sign before decimals; null: told by the file")
+    encoding: str | None = Field(default=None, description="encoding of texts, such as windows-1251; null: detected")
+    decimal: Literal[".", ","] | None = Field(default=None, description="sign before decimals; null: detected")
 
 
 class Folder(StoredSource):
     """A folder of images with captions or labels, of images in class folders, or of texts, without conversion.
 
-    Found without being told: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
+    Detected: ``metadata.csv`` or ``.jsonl`` (the *imagefolder* of Hugging Face), ``captions.csv``,
     ``.tsv``, ``.jsonl`` or ``.txt``, ``labels.csv``, annotations of COCO, Karpathy's JSON, the
     ``results.csv`` of Flickr30k; class folders, or ``images`` and ``masks`` with equal names, with or
-    without folders of splits above; ``1.txt`` with captions of ``1.jpg`` beside it, a line each; without images
-    ``.csv``, ``.tsv``, ``.jsonl`` and ``.txt`` (a text a line). Rows of one image become one item, with lists of what
-    differs among them.
+    without folders of splits above; ``1.txt`` with one caption of ``1.jpg`` per line; without images ``.csv``,
+    ``.tsv``, ``.jsonl`` and ``.txt`` (one text per line). Rows of one image become one item, with lists of the values
+    that differ.
 
-    Without images WAV files are read as these are. Columns are those of the file, with ``image`` for the image or
+    Without images WAV files are read likewise. Columns are those of the file, with ``image`` for the image or
     ``audio`` for the recording, ``file_name`` for its path, ``label`` for its class folder, ``mask`` for its mask,
-    ``captions`` for those of COCO, Karpathy and files beside images, ``text`` for lines. Splits are told by a
-    column or by names of files or folders; else ``fractions`` are drawn, the same on every machine.
+    ``captions`` for those of COCO, Karpathy and ``1.txt``, ``text`` for lines. A column, or names of files or folders,
+    define the splits; else ``fractions`` are drawn, the same on every machine.
     """
 
     path: str = Field(description="the folder, or one file of texts: absolute, or relative to the data folder")
-    annotations: str | None = Field(
-        default=None, description="file with captions, labels or texts, relative to the folder; null: found by its name"
-    )
-    file_column: str | None = Field(
-        default=None,
-        description="column with images' file names; null: found by its name (file_name, image, ...) or its content",
-    )
-    split_column: str | None = Field(default=None, description="column that says the split; null: `split`, if any")
+    annotations: str | None = Field(default=None, description="file with captions, labels or texts; null: by its name")
+    file_column: str | None = Field(default=None, description="column of file names; null: by its name or content")
+    split_column: str | None = Field(default=None, description="column with the split; null: `split`, if any")
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
-        default_factory=dict, description="our split -> values of the column, or names of folders, that it is made of"
+        default_factory=dict, description="split -> values of the column, or names of folders, that belong to it"
     )
     fractions: dict[str, float | tuple[str, ...]] = Field(
         default={"validation": 0.1, "test": 0.1},
-        description="share of each split where nothing tells, or of those that are missing where others are told, if "
-        "it names no other; the rest is train; together: as for all sources",
+        description="share of each split, drawn from train if the folder defines no splits, or only others than these; "
+        "together: as for all sources",
     )
-    reading: FolderReading = Field(default=FolderReading(), description="how texts and cells are read")
+    reading: FolderReading = Field(default=FolderReading(), description="reading of texts and cells")
 
     def rows(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """See ``TableSource``; shares are drawn where nothing tells splits, or for those that are missing alone."""
+        """See ``TableSource``; shares are drawn if the folder does not define any of their splits."""
         content = self.content(name, data_dir)
-        is_told = content.is_told and not self.shares.keys().isdisjoint(content.splits)
-        return (self.table if is_told or not self.shares else super().rows)(split, name=name, data_dir=data_dir)
+        is_defined = content.has_splits and not self.shares.keys().isdisjoint(content.splits)
+        return (self.table if is_defined or not self.shares else super().rows)(split, name=name, data_dir=data_dir)
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; lists the folder and reads its annotations."""
@@ -114,17 +108,17 @@ class Folder(StoredSource):
         )
 
     def content(self, name: str = "folder", data_dir: Path | None = None) -> FolderTable:
-        """All rows; read once a process while no file of the folder changes.
+        """All rows, read again only if a file of the folder has changed.
 
         Raises:
-            DataError: there is nothing to read, or what there is does not fit together.
+            DataError: the folder has no readable data, or its files do not fit together.
         """
         path = path_of(self.path, name, data_dir, may_be_file=True)
         folder = path.parent if path.is_file() else path
         return _read(self.model_dump_json(), path, folder, _files_in(folder))
 
     def account(self, *, name: str, data_dir: Path | None, used: Collection[str] = ()) -> tuple[Count, ...]:
-        """See ``Source``; of files, and of rows of annotations, too."""
+        """See ``Source``; also counts of files, and of rows of annotations."""
         return (*self.content(name, data_dir).counts, *super().account(name=name, data_dir=data_dir, used=used))
 
     @property
@@ -133,7 +127,7 @@ class Folder(StoredSource):
         return (*super().split_columns, FILE, self.split_column or SPLIT)
 
     def split_called(self, name: str) -> str | None:
-        """Our split that a name means; None if it means none."""
+        """Split that a name stands for; None without one."""
         if self.splits:
             return next((split for split, names in self.splits.items() if name in names), None)
         return split_called(name)
@@ -141,19 +135,19 @@ class Folder(StoredSource):
 
 @dataclass(frozen=True)
 class FolderTable:
-    """One row an item.
+    """Content of a folder, one row per item.
 
     Attributes:
-        folder: in which all files lie.
-        rows: columns of the annotations, and ``image`` (or ``audio``), ``file_name``, ``label`` of files.
-        splits: split of each row.
-        files: column of the images or recordings that the rows name, ``image`` or ``audio``; None: they name none.
-        unused: images of the folder that no row names, and that have no captions beside them.
-        without_image: what rows call images that are not there, where these rows are left out; captions of none.
-        unread: ending -> files of the folder that are neither images nor recordings, nor say anything about them.
-        counts: of files, and of rows of annotations.
-        notes: how each file of annotations is written, and what of it is replaced.
-        is_told: whether anything tells splits; else all is ``train``.
+        folder: Folder of all files.
+        rows: Columns of the annotations, and ``image`` (or ``audio``), ``file_name``, ``label`` of files.
+        splits: Split of each row.
+        files: Column of images or recordings, ``image`` or ``audio``; None: rows do not name files.
+        unused: Images of the folder without a row or captions.
+        without_image: Names of missing images, whose rows are left out, and files of captions without an image.
+        unread: Ending -> number of files that are neither images, recordings nor annotations.
+        counts: Counts of files, and of rows of annotations.
+        notes: Dialect of each file of annotations, and columns that are replaced.
+        has_splits: True if the folder defines splits; else all rows are ``train``.
     """
 
     folder: Path
@@ -165,16 +159,16 @@ class FolderTable:
     unread: Mapping[str, int] = field(default_factory=dict)
     counts: tuple[Count, ...] = ()
     notes: tuple[str, ...] = ()
-    is_told: bool = False
+    has_splits: bool = False
 
 
 class _Files(NamedTuple):
     """Files of a folder.
 
     Attributes:
-        keys: path below the folder and ``file_key`` of every file that is looked at, in the order of paths.
-        hidden: paths of files that are hidden, or in hidden folders.
-        systems: paths of files that systems make for themselves, such as thumbnails.
+        keys: Path below the folder and ``file_key`` of every visible file, in the order of paths.
+        hidden: Paths of files that are hidden, or in hidden folders.
+        systems: Paths of files that operating systems create, such as thumbnails.
     """
 
     keys: tuple[tuple[str, str], ...]
@@ -182,7 +176,7 @@ class _Files(NamedTuple):
     systems: tuple[str, ...]
 
 
-# of Synology, QNAP, Windows, macOS and Linux; hidden ones begin with a point
+# files of Synology, QNAP, Windows, macOS and Linux; hidden ones begin with a point
 _OF_SYSTEMS = re.compile(
     r"@.*|#(recycle|snapshot)|\$recycle\.bin|~\$.*|__macosx|lost\+found|system volume information|(eh)?thumbs\.db|"
     r"desktop\.ini|_?thumb(nail)?s?",
@@ -205,7 +199,7 @@ def _files_in(folder: Path) -> _Files:
                 continue
             try:
                 name.encode()
-                stamps[name] = file_key(path)
+                stamps[name] = arrow.file_key(path)
             except UnicodeEncodeError as error:
                 raise DataError(f"the name of {name!a} in '{folder}' is not UTF-8; rename it") from error
             except OSError as error:
@@ -219,18 +213,18 @@ def _read(settings: str, path: Path, folder: Path, files: _Files) -> FolderTable
 
 
 class _Reader:
-    """Makes a table of a folder.
+    """Reader of a folder's table.
 
     Attributes:
-        settings: what the source was told.
-        path: the folder, or one file of it.
-        folder: the folder.
-        files: all of it.
-        names: of those that are looked at.
-        images: those that are images; of a folder without images, recordings.
-        column: what these are called in the table.
-        rows: count of the rows of annotations, once they are read.
-        notes: lines on files of annotations, likewise.
+        settings: Settings of the source.
+        path: The folder, or one file of it.
+        folder: The folder.
+        files: All its files.
+        names: Paths of the visible files.
+        images: Paths of images; recordings if the folder has no images.
+        column: Column of these in the table.
+        rows: Count of the rows of annotations, once they are read.
+        notes: Notes on files of annotations, likewise.
     """
 
     def __init__(self, settings: Folder, path: Path, folder: Path, files: _Files) -> None:
@@ -243,42 +237,41 @@ class _Reader:
 
     def table(self) -> FolderTable:
         annotations = self._annotations()
-        beside = {} if annotations else self._captions_beside()
-        rows, without_image = self._beside(beside) if beside else self._rows(annotations)
-        table = self._arrow({name: values for name, values in rows.items() if name not in (_BASE, _TOLD)})
-        told = self._told_splits(rows)
-        splits = told or ("train",) * _count(rows)
-        texts = [name for name in self.names if beside and _ending(name) == "txt"]
-        read = [file.relative_to(self.folder).as_posix() for file in annotations]
-        unread = self._unread({*self.images, *read, *texts})
-        if FILE not in rows:
-            counts = self._counts({*read}, unread=unread)
-            notes = tuple(self.notes)
-            return FolderTable(
-                self.folder, table, splits, unread=unread, counts=counts, notes=notes, is_told=bool(told)
-            )
-        others = self._other_images(rows)
-        if self.column in rows:
-            self.notes.append(f"column '{self.column}' names no files that '{FILE}' does not: it is replaced by them")
-        for name, paths in ({self.column: rows[FILE]} | others).items():
-            table = _with_images(table, name, paths)
-        unused = tuple(sorted(set(self.images).difference(rows[FILE], *others.values())))
-        lonely = without_image if beside else ()
-        named = {*read, *texts, *self.images} - {*unused, *lonely}
-        counts = self._counts(named, unused, lonely, unread)
-        left_out = unused, without_image, unread, counts, tuple(self.notes)
-        return FolderTable(self.folder, table, splits, self.column, *left_out, is_told=bool(told))
+        captions = {} if annotations else self._caption_files()
+        rows, without_image = self._with_caption_files(captions) if captions else self._rows(annotations)
+        table = self._arrow({name: values for name, values in rows.items() if name not in (_BASE, _LABEL)})
+        splits = self._splits(rows)
+        read = {file.relative_to(self.folder).as_posix() for file in annotations}
+        read |= {name for name in self.names if captions and _ending(name) == "txt"}
+        unread, unused = self._unread({*self.images, *read}), tuple[str, ...]()
+        if FILE in rows:
+            others = self._other_images(rows)
+            if self.column in rows:
+                self.notes.append(f"column '{self.column}' is replaced by the files that '{FILE}' names")
+            for name, paths in ({self.column: rows[FILE]} | others).items():
+                table = _with_images(table, name, paths)
+            unused = tuple(sorted(set(self.images).difference(rows[FILE], *others.values())))
+            read |= {*self.images}
+        lonely = without_image if captions else ()
+        return FolderTable(
+            self.folder,
+            table,
+            splits or ("train",) * _count(rows),
+            self.column if FILE in rows else None,
+            unused,
+            without_image,
+            unread,
+            self._counts(read - {*unused, *lonely}, unused, lonely, unread),
+            tuple(self.notes),
+            bool(splits),
+        )
 
     def _counts(
-        self,
-        read: set[str],
-        unused: Sequence[str] = (),
-        lonely: Sequence[str] = (),
-        unread: Mapping[str, int] = MappingProxyType({}),
+        self, read: set[str], unused: Sequence[str], lonely: Sequence[str], unread: Mapping[str, int]
     ) -> tuple[Count, ...]:
-        """Counts of files and rows; of a file that is named itself, and the images that its rows may name."""
+        """Counts of files and rows; for a single file, of the file and the images that its rows may name."""
         is_folder = not self.path.is_file()
-        found = len(self.names) if is_folder else 1 + (len(self.images) if {*self.images} & read or unused else 0)
+        total = len(self.names) if is_folder else 1 + (len(self.images) if {*self.images} & read or unused else 0)
         left_out = [
             LeftOut(f"{self.column} files that no row or caption names", len(unused), next(iter(unused), "")),
             LeftOut("caption files without an image", len(lonely), next(iter(lonely), "")),
@@ -288,11 +281,10 @@ class _Reader:
             ),
         ]
         if is_folder:
-            hidden, systems = self.files.hidden, self.files.systems
-            found += len(hidden) + len(systems)
-            left_out += [LeftOut("hidden files", len(hidden), next(iter(hidden), ""))]
-            left_out += [LeftOut("files of operating systems", len(systems), next(iter(systems), ""))]
-        return (Count.of("files", found, len(read), left_out), *self.rows)
+            others = {"hidden files": self.files.hidden, "files of operating systems": self.files.systems}
+            total += sum(map(len, others.values()))
+            left_out += [LeftOut(reason, len(names), next(iter(names), "")) for reason, names in others.items()]
+        return (Count.of("files", total, len(read), left_out), *self.rows)
 
     def _annotations(self) -> list[Path]:
         if self.path.is_file():
@@ -302,11 +294,11 @@ class _Reader:
         file = self.folder / self.settings.annotations
         if not file.is_file():
             hint = nearest(file.name, [path.name for path in self.folder.iterdir() if path.is_file()][:20])
-            raise DataError(f"there is no file '{self.settings.annotations}' in '{self.folder}'; {hint}")
+            raise DataError(f"no file '{self.settings.annotations}' in '{self.folder}'; {hint}")
         return [file]
 
     def _unread(self, read: set[str]) -> dict[str, int]:
-        """Ending -> files of a folder that are not read; of a file that is named itself there is no folder to read."""
+        """Ending -> number of files of a folder that are not read; empty for a single file."""
         names = [] if self.path.is_file() else [name for name in self.names if name not in read]
         return dict(Counter(PurePosixPath(name).suffix.lower() or "without ending" for name in names).most_common())
 
@@ -318,18 +310,17 @@ class _Reader:
                 columns[name] = array.cast(pa.string()) if pa.types.is_null(array.type) else array
             except (pa.ArrowException, UnicodeError, OverflowError) as error:
                 reason = " ".join(str(error).split())
-                what = "no text" if isinstance(error, UnicodeError) else "values of several types"
+                what = "invalid texts" if isinstance(error, UnicodeError) else "values of several types"
                 raise DataError(f"'{self.path}', column '{name}' holds {what}: {reason}") from error
         return pa.table(columns)
 
     def _rows(self, files: Sequence[Path]) -> tuple[Rows, tuple[str, ...]]:
-        """The rows, and what those that are left out call images that are not there."""
+        """The rows, and the names of missing images, whose rows are left out."""
         if files:
             rows = _together([self._annotated(file) for file in files])
             self.rows = [Count("rows", _count(rows), _count(rows))]
-            # a file that is named itself may hold texts beside somebody's images
-            is_of_images = FILE in rows or (self.images and not self.path.is_file())
-            if not is_of_images:
+            # a single file may hold texts in a folder with unrelated images
+            if FILE not in rows and (not self.images or self.path.is_file()):
                 return rows, ()
             matched, missing = self._matched(rows, files[0])
             return _joined(matched), missing
@@ -340,44 +331,39 @@ class _Reader:
                 what = f"'{self.folder}' has no image or recording that is read, but {number} {ending} files"
                 raise DataError(f"{what}, such as '{first}': {remedy_of(first)}")
             wanted = "images or WAV files, captions.csv, metadata.csv, train.csv, texts.txt"
-            raise DataError(f"there is nothing to read in '{self.folder}'; it should hold {wanted}, or the like")
+            raise DataError(f"no readable data in '{self.folder}'; it should hold {wanted}, or the like")
         return self._class_folders(), ()
 
     def _annotated(self, file: Path) -> Rows:
-        settings = self.settings
-        rows, dialect = read_annotations(
-            *(file, settings.file_column, self.folder),
-            files=self.images,
-            encoding=settings.reading.encoding,
-            decimal=settings.reading.decimal,
-        )
+        reading = self.settings.reading
+        options: dict[str, Any] = {"encoding": reading.encoding, "decimal": reading.decimal}
+        rows, dialect = read_annotations(file, self.settings.file_column, self.folder, files=self.images, **options)
         self.notes.append(f"{file.name}: {dialect}")
         base = file.parent.relative_to(self.folder).as_posix()
-        told = file.stem if base in (".", "annotations") else f"{base} {file.stem}"
-        count = _count(rows)
-        return rows | {_BASE: [base] * count, _TOLD: [told] * count}
+        label = file.stem if base in (".", "annotations") else f"{base} {file.stem}"
+        return rows | {_BASE: [base] * _count(rows), _LABEL: [label] * _count(rows)}
 
     # ---- images and their rows
 
-    def _captions_beside(self) -> dict[str, list[str]]:
-        """Image -> lines of the file of text beside it that is called alike, if half of them have one."""
+    def _caption_files(self) -> dict[str, list[str]]:
+        """Image -> lines of the text file with its name and another ending, if half of the images have one."""
         files = {_stem(name): self.folder / name for name in self.names if _ending(name) == "txt"}
         texts = {
-            name: text_of(files[stem], self.folder, self.settings.reading.encoding)
+            name: text_and_dialect(files[stem], self.folder, self.settings.reading.encoding)[0]
             for name in self.images
             if (stem := _stem(name)) in files
         }
         lines = {name: [line.strip() for line in lines_of(text) if line.strip()] for name, text in texts.items()}
         captions = {name: own for name, own in lines.items() if own}
-        # boxes of objects lie beside images too, and so may a note
+        # files of boxes, and single notes, lie next to images too
         are_numbers = all(_NUMBERS.fullmatch(line) for own in captions.values() for line in own)
         return {} if are_numbers or 2 * len(captions) < len(self.images) else captions
 
-    def _beside(self, captions: Mapping[str, Sequence[str]]) -> tuple[Rows, tuple[str, ...]]:
-        """Rows of images with captions beside them, and files of captions beside none."""
+    def _with_caption_files(self, captions: Mapping[str, Sequence[str]]) -> tuple[Rows, tuple[str, ...]]:
+        """Rows of images with files of captions, and such files without an image."""
         pairs = [(name, line) for name, lines in captions.items() for line in lines]
         rows: Rows = {FILE: [name for name, _ in pairs], CAPTIONS: [line for _, line in pairs]}
-        with contextlib.suppress(DataError):  # they are in no class folders
+        with contextlib.suppress(DataError):  # without class folders
             folders = self._class_folders()
             for column in folders.keys() - {FILE}:  # classes, or masks
                 value_of = dict(zip(folders[FILE], folders[column], strict=True))
@@ -386,38 +372,37 @@ class _Reader:
         return _joined(rows), tuple(name for name in self.names if _ending(name) == "txt" and _stem(name) not in known)
 
     def _matched(self, rows: Rows, file: Path) -> tuple[Rows, tuple[str, ...]]:
-        """Rows with the paths of images in place of what the file calls them, and what it calls those not there."""
+        """Rows with the paths of images in place of their names in the file, and the names of missing images."""
         if FILE not in rows:
-            columns = ", ".join(name for name in rows if name not in (_BASE, _TOLD))
+            columns = ", ".join(name for name in rows if name not in (_BASE, _LABEL))
             remedy = "such as file_name; name it in file_column (--file-column)"
             raise DataError(f"'{file}' has no column of file names, {remedy}: {columns}")
         find = _finder(self.images)
         paths = [find(str(name), base) for name, base in zip(rows[FILE], rows[_BASE], strict=True)]
         missing = [str(name) for name, path in zip(rows[FILE], paths, strict=True) if path is None]
-        told = self._missing_images(missing, len(paths), file) if missing else ()
+        named = self._missing_images(missing, len(paths), file) if missing else ()
         kept = [number for number, path in enumerate(paths) if path is not None]
-        reason = LeftOut("whose image is missing or not read", len(missing), next(iter(told), ""))
+        reason = LeftOut("whose image is missing or not read", len(missing), next(iter(named), ""))
         self.rows = [Count.of("rows", len(paths), len(kept), [reason])]
-        return {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}, told
+        return {name: [values[number] for number in kept] for name, values in (rows | {FILE: paths}).items()}, named
 
     def _missing_images(self, missing: Sequence[str], rows: int, file: Path) -> tuple[str, ...]:
-        """What rows call images that are not there, or not of a type that is read."""
+        """Names in rows of images that are missing, or of a type that is not read."""
         there = {PurePosixPath(name).name for name in self.names}
         hints = dict.fromkeys(missing, "")
         for name in (name for name in hints if PurePosixPath(name.replace("\\", "/")).name in there):
             hints[name] = f" (there, but {PurePosixPath(name).suffix} is not read: {remedy_of(name)})"
         first, hint = max(hints.items(), key=lambda entry: bool(entry[1]))
         if len(missing) == rows:
-            raise DataError(f"'{file}': no image called '{first}', nor any other of its rows, is in the folder{hint}")
+            raise DataError(f"'{file}': neither '{first}' nor any other image of its rows is in the folder{hint}")
         if self.settings.incomplete == "refuse":
             count = f"names {len(hints)} images that are not in '{self.folder}', first '{first}'{hint}"
-            raise DataError(
-                f"'{file}' {count}; add them, or leave these rows out (incomplete: leave_out), as polyfed prepare does"
-            )
+            remedy = "add them, or leave these rows out (incomplete: leave_out), as polyfed prepare does"
+            raise DataError(f"'{file}' {count}; {remedy}")
         return tuple(name + hint for name, hint in hints.items())
 
     def _class_folders(self) -> Rows:
-        """Images with the innermost folder above them, but for that of the split, as label; or with their masks."""
+        """Images with the innermost folder above them, except that of the split, as label; or with their masks."""
         if masks := self._masks():
             return {FILE: list(masks), MASK: list(masks.values())}
         level = self._split_level(self.images, needs_class=True)
@@ -433,10 +418,10 @@ class _Reader:
         return {FILE: list(self.images), LABEL: labels}
 
     def _masks(self) -> dict[str, str]:
-        """Image -> its mask, where a folder of masks stands beside one of images that are called as they are.
+        """Image -> its mask, if a folder of masks has the same names as a folder of images.
 
         Raises:
-            DataError: half of the masks are called as images, but not every one, or an image lacks its own.
+            DataError: at least half of the masks have names of images, but not all, or an image lacks its mask.
         """
         masks, images = dict[_Stem, str](), dict[_Stem, list[str]]()
         for path in self.images:
@@ -452,20 +437,20 @@ class _Reader:
             return {}
         paired = {images[place][0]: masks[place] for place in shared if len(images[place]) == 1}
         if odd := sorted({*self.images} - paired.keys() - {*paired.values()}):
-            what = f"'{self.folder}': masks are called as images, such as '{masks[shared[0]]}', but not '{odd[0]}'"
+            what = f"'{self.folder}': masks have names of images, such as '{masks[shared[0]]}', but not '{odd[0]}'"
             remedy = "add what it lacks, name masks in a metadata.csv (columns file_name, mask), or rename the class"
             raise DataError(f"{what}; {remedy}")
         return paired
 
     def _other_images(self, rows: Rows) -> dict[str, list[str | None]]:
-        """Column of paths of other images of the folder, such as masks -> these.
+        """Column of paths of further images of the folder, such as masks -> these paths.
 
         Raises:
-            DataError: some of its images are not there.
+            DataError: some of its images are missing.
         """
         columns: dict[str, list[str | None]] = {}
         there, bases = set(self.images), rows.get(_BASE) or [""] * _count(rows)
-        for name in rows.keys() - {IMAGE, FILE, _BASE, _TOLD}:
+        for name in rows.keys() - {IMAGE, FILE, _BASE, _LABEL}:
             known = [value for value in rows[name] if value is not None]
             if not known or not all(isinstance(value, str) and _ending(value) in image_endings() for value in known):
                 continue
@@ -473,24 +458,24 @@ class _Reader:
             if (there.isdisjoint(paths) and not is_mask(name)) or paths == rows[FILE]:
                 continue
             if missing := set(paths) - there - {None}:
-                what = f"'{self.path}', column '{name}': there is no image '{min(missing)}'"
+                what = f"'{self.path}', column '{name}': no image '{min(missing)}'"
                 raise DataError(f"{what}; write paths from the folder on")
             columns[name] = paths
         return dict(sorted(columns.items()))
 
     # ---- splits
 
-    def _told_splits(self, rows: Rows) -> tuple[str, ...]:
-        """Split of each row, by a column, or by files or folders with at least two splits; else nothing."""
+    def _splits(self, rows: Rows) -> tuple[str, ...]:
+        """Split of each row, by a column, or by files or folders with at least two splits; else empty."""
         column = self.settings.split_column or SPLIT
         if column in rows:
             return tuple(self._split_of(value, column) for value in rows[column])
         if self.settings.split_column is not None:
-            names = [name for name in rows if name not in (_BASE, _TOLD)]
+            names = [name for name in rows if name not in (_BASE, _LABEL)]
             raise DataError(f"'{self.folder}': no column '{column}' (split_column); {nearest(column, names)}")
-        for told in self._tellings(rows):
-            if None not in told and len(set(told)) > 1:
-                return tuple(str(split) for split in told)
+        for splits in self._named_splits(rows):
+            if None not in splits and len(set(splits)) > 1:
+                return tuple(map(str, splits))
         return ()
 
     def _split_of(self, value: object, column: str) -> str:
@@ -498,21 +483,22 @@ class _Reader:
         if split is None:
             named = "; ".join(f"{ours}: {', '.join(names)}" for ours, names in self.settings.splits.items())
             valid = named or "train, validation, test"
-            what = f"'{value}' is none of the splits ({valid}); say in `splits` what it belongs to"
+            what = f"'{value}' is not one of the splits ({valid}); add it to one under `splits`"
             raise DataError(f"'{self.folder}', column '{column}': {what}")
         return split
 
-    def _tellings(self, rows: Rows) -> Iterable[list[str | None]]:
-        if _TOLD in rows:
-            yield [self.settings.split_called(name) for name in rows[_TOLD]]
+    def _named_splits(self, rows: Rows) -> Iterable[list[str | None]]:
+        """Splits of rows by names of their files of annotations, and by folders of their images."""
+        if _LABEL in rows:
+            yield [self.settings.split_called(name) for name in rows[_LABEL]]
         if FILE in rows:
-            level = self._split_level(rows[FILE], needs_class=_TOLD not in rows)
+            level = self._split_level(rows[FILE], needs_class=_LABEL not in rows)
             yield [None if level is None else self.settings.split_called(_folders(path)[level]) for path in rows[FILE]]
 
     def _split_level(self, images: Sequence[str], needs_class: bool) -> int | None:
-        """The outermost level of folders of which each is a split's, of at least two; None if there is none.
+        """Outermost level of folders that all name splits, at least two different ones; None without such a level.
 
-        Folders such as ``valid`` and ``test_strip``, which say more than a split, are classes if there are no others.
+        Names with further words, such as ``valid`` and ``test_strip``, are classes if the folder has no other classes.
         """
         paths = [_folders(path) for path in images]
         for level in range(min(map(len, paths), default=0)):
@@ -525,7 +511,7 @@ class _Reader:
 
 
 def is_mask(name: str) -> bool:
-    """Whether a folder or a column is called as masks are."""
+    """True if a folder or a column has a usual name of masks."""
     return _MASKS.fullmatch(name) is not None
 
 
@@ -542,16 +528,16 @@ def _count(rows: Rows) -> int:
 
 
 def _together(parts: Sequence[Rows]) -> Rows:
-    """The rows of several files; a column that is of texts in one is of texts in all, as numbers are written."""
+    """Rows of several files; a column of texts in one file becomes texts in all, with numbers as written."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: joined([part.get(name) or [None] * _count(part) for part in parts]) for name in names}
 
 
 def _finder(images: Sequence[str]) -> Callable[[str, str], str | None]:
-    """Finds an image by its path, by its name in whatever folder, or by its name without ending.
+    """Finds an image by its path, by its name in any folder, or by its name without ending.
 
-    As systems write names in several ways, accents are composed and endings in small letters before names are compared;
-    a name that is letter by letter that of a file is that file's all the same.
+    As systems write names differently, names are compared with composed accents and endings in lower case; exact paths
+    come first.
     """
     paths = set(images)
     by_name: dict[str, list[str]] = {}
@@ -579,7 +565,7 @@ def _folded(path: str) -> PurePosixPath:
 
 
 def _joined(rows: Rows) -> Rows:
-    """One row per image; what differs among its rows becomes a list, without the missing ones."""
+    """One row per image; values that differ among its rows become lists, without missing ones."""
     numbers_of: dict[str, list[int]] = {}
     for number, path in enumerate(rows[FILE]):
         numbers_of.setdefault(path, []).append(number)
@@ -599,9 +585,8 @@ def _folders(path: str) -> tuple[str, ...]:
 
 def _with_images(table: pa.Table, column: str, names: Sequence[str | None]) -> pa.Table:
     paths = pa.array(names, pa.string())
-    image = pa.StructArray.from_arrays(
-        [pa.nulls(len(paths), pa.binary()), paths], fields=list(_IMAGE), mask=paths.is_null()
-    )
+    parts = [pa.nulls(len(paths), pa.binary()), paths]
+    image = pa.StructArray.from_arrays(parts, fields=list(arrow.IMAGE), mask=paths.is_null())
     if column in table.column_names:
         table = table.drop_columns([column])
     return table.append_column(column, image)

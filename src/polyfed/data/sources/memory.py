@@ -1,4 +1,4 @@
-"""Data of this Python process, registered under a name: data sets of Hugging Face, pandas frames, lists of rows."""
+"""Registered data of this Python process: data sets of Hugging Face, pandas frames, lists of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from pydantic import Field, model_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import content_key, fingerprint_of
+from polyfed.data.arrow import IMAGE, content_key, fingerprint_of
 from polyfed.data.tables import SplitTable, StoredSource
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ _REGISTERED: dict[str, RegisteredData] = {}
 
 @dataclass(frozen=True)
 class RegisteredData:
-    """Data under a name: split -> table, or data set of ``datasets``, which may be larger than memory."""
+    """Registered data: split -> table, or data set of ``datasets``, which may be larger than memory."""
 
     splits: Mapping[str, pa.Table | datasets.Dataset]
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits of the content."""
+        """Digest of the content, 16 hexadecimal digits."""
         return fingerprint_of(*(f"{name}:{_digest(data)}" for name, data in self.splits.items()))
 
 
@@ -48,13 +48,13 @@ def register_data(name: str, data: Any) -> None:
     under the same name; its settings hold a digest, and other data are refused.
 
     Args:
-        name: what experiments call the data; data registered before under it are forgotten.
-        data: a ``datasets.Dataset``, a pandas frame, a pyarrow table or a list of rows (dictionaries), whose column
-            ``split`` says train, validation or test, without one all is train; or a mapping of splits to such data, as
-            ``datasets.DatasetDict`` is.
+        name: Name of the data in experiments; replaces data registered under it before.
+        data: A ``datasets.Dataset``, a pandas frame, a pyarrow table or a list of rows (dictionaries), with a column
+            ``split`` of train, validation or test (without it, all rows are train); or a mapping of splits to such
+            data, like ``datasets.DatasetDict``.
 
     Raises:
-        DataError: they are of another kind, a split has no rows or another name, or a value fits no column.
+        DataError: the data have another type, a split is empty or has another name, or values do not fit a column.
     """
     named = dict(data) if isinstance(data, Mapping) else _by_column(_ready(data, name), name)
     for split in named:
@@ -68,27 +68,22 @@ def register_data(name: str, data: Any) -> None:
 
 
 def registered_data(name: str) -> RegisteredData:
-    """What is registered in this process under a name.
+    """Data registered in this process under a name.
 
     Raises:
-        DataError: nothing is.
+        DataError: the name is not registered.
     """
     if name not in _REGISTERED:
+        remedy = f"call polyfed.register_data('{name}', ...) with the data of the run first"
+        saved = "every process can read saved data (source 'arrow' or 'parquet')"
         raise DataError(
-            f"no data are registered as '{name}' in this process, and in-memory data live nowhere else: a run with "
-            f"them goes on, and is evaluated, only where polyfed.register_data('{name}', ...) was called with the same "
-            f"data; {nearest(name, _REGISTERED)}; saved data (source 'arrow' or 'parquet') are found by every process"
+            f"no data are registered as '{name}' in this process; {remedy}; {nearest(name, _REGISTERED)}; {saved}"
         )
     return _REGISTERED[name]
 
 
-def digest_of_registered(name: str) -> str | None:
-    """Digest of the data under a name; None where none are registered."""
-    return _REGISTERED[name].digest if name in _REGISTERED else None
-
-
 def image_struct(value: Any) -> dict[str, Any] | None:
-    """An image of PIL, a path or an array of pixels as an image struct {bytes, path}; None for anything else."""
+    """A PIL image, path or array of pixels as an image struct {bytes, path}; None for any other value."""
     if isinstance(value, Path):
         return {"bytes": None, "path": str(value.expanduser().absolute())}
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
@@ -96,13 +91,13 @@ def image_struct(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, Image.Image):
         return None
     stream = io.BytesIO()
-    # PNG loses nothing, and is the one format that all runs decode alike
+    # PNG is lossless, and all runs decode it alike
     value.save(stream, "PNG") if value.mode != "CMYK" else value.convert("RGB").save(stream, "PNG")
     return {"bytes": stream.getvalue(), "path": None}
 
 
 def _by_column(data: pa.Table | datasets.Dataset, name: str) -> dict[str, Any]:
-    """The rows of each split that the column ``split`` names; without that column all are ``train``."""
+    """Rows of each split by the column ``split``; without that column all are ``train``."""
     columns = data.column_names
     if _SPLIT not in columns:
         return {"train": data}
@@ -113,7 +108,7 @@ def _by_column(data: pa.Table | datasets.Dataset, name: str) -> dict[str, Any]:
 
 
 def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
-    library = sys.modules.get("datasets")  # who has a data set of it has imported it
+    library = sys.modules.get("datasets")  # imported already if data are of its types
     if isinstance(data, pa.Table) or (library is not None and isinstance(data, library.Dataset)):
         return data
     if type(data).__name__ == "DataFrame":
@@ -122,10 +117,8 @@ def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
     if is_sequence and all(isinstance(row, Mapping) for row in data):
         columns = dict.fromkeys(str(key) for row in data for key in row)
         return _table({column: [row.get(column) for row in data] for column in columns}, name)
-    raise DataError(
-        f"data '{name}' are of type {type(data).__name__}; give a datasets.Dataset, a pandas frame, a pyarrow table, a "
-        "list of dictionaries, or a dictionary of splits with these"
-    )
+    wanted = "a datasets.Dataset, a pandas frame, a pyarrow table, a list of dictionaries, or these by split"
+    raise DataError(f"data '{name}' are of type {type(data).__name__}; give {wanted}")
 
 
 def _table(columns: Mapping[str, list[Any]], name: str) -> pa.Table:
@@ -146,12 +139,14 @@ def _array(values: Iterable[Any]) -> pa.Array:
         return pa.array(known)
     odd = next((value for value, struct in zip(known, images, strict=True) if value is not None and not struct), None)
     if odd is not None:
-        raise ValueError(f"images beside a value of type {type(odd).__name__}")
-    return pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+        raise ValueError(f"images and a value of type {type(odd).__name__}")
+    return pa.array(images, IMAGE)
 
 
 def _digest(data: pa.Table | datasets.Dataset) -> str:
-    if not isinstance(data, pa.Table) and data.cache_files:  # may be larger than memory, and its files tell
+    if (
+        not isinstance(data, pa.Table) and data.cache_files
+    ):  # may be larger than memory, and has a fingerprint of its files
         return str(data._fingerprint)
     return content_key(data if isinstance(data, pa.Table) else data.with_format("arrow")[:])
 
@@ -164,24 +159,22 @@ class Memory(StoredSource):
     """
 
     data: str = Field(description="name that the data were registered under in this process")
-    digest: str | None = Field(
-        default=None, description="of the content; null: that of what is registered when the settings are read"
-    )
-    id: str | None = Field(default=None, description="column that identifies an item; without it an id is its row")
+    digest: str | None = Field(default=None, description="digest of the content; null: that of the registered data")
+    id: str | None = Field(default=None, description="column that identifies an item; without it the row does")
 
     @model_validator(mode="before")
     @classmethod
     def _with_digest(cls, content: Any) -> Any:
         # written into the run folder, so that a resumed run finds out if it gets other data
-        if isinstance(content, dict) and not content.get("digest") and isinstance(content.get("data"), str):
-            return {**content, "digest": digest_of_registered(content["data"])}
+        if isinstance(content, dict) and not content.get("digest") and str(content.get("data")) in _REGISTERED:
+            return {**content, "digest": _REGISTERED[str(content["data"])].digest}
         return content
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         held = registered_data(self.data)
         if self.digest is not None and self.digest != held.digest:
             digests = f"(digest {held.digest}, not {self.digest}); register the same data, or start a new run"
-            what = f"the data registered as '{self.data}' are others than those of the experiment"
+            what = f"the data registered as '{self.data}' differ from those of the experiment"
             raise DataError(f"source '{name}': {what} {digests}")
         if split not in held.splits:
             remedy = f"register them as {{'{split}': ..., ...}} or with a column 'split', or set fractions"
@@ -195,5 +188,5 @@ class Memory(StoredSource):
             split=split,
             stamp=fingerprint_of("memory", held.digest, split),
             ids=self.id,
-            folder=Path("/"),  # whoever registers data here may name any file of this machine
+            folder=Path("/"),  # code of this process may name any file of the machine
         )

@@ -18,7 +18,7 @@ import pyarrow.csv as pcsv
 from pydantic import Field, field_validator
 
 from polyfed.core.errors import DataError, nearest
-from polyfed.data.arrow import file_key, fingerprint_of
+from polyfed.data.arrow import IMAGE, file_key, fingerprint_of
 from polyfed.data.source import ColumnNames, path_of
 from polyfed.data.tables import SplitTable, TableSource
 
@@ -30,7 +30,7 @@ FINDINGS = {
         *("Pneumothorax", "Support Devices"),
     )
 }
-"""Our columns -> those of the CheXpert table."""
+"""Column of the source -> column of the CheXpert table."""
 
 _SPLITS = {"train": "train", "validation": "validate", "test": "test"}
 _IMAGES, _REPORTS = "mimic-cxr-jpg", "mimic-cxr"  # names of the projects on PhysioNet
@@ -46,32 +46,25 @@ class MimicCxr(TableSource):
     An item is an image, with the columns ``id`` (DICOM id), ``image``, ``text`` (null without a report), ``patient``,
     ``study``, ``view``, and for each of the 14 CheXpert labels one of 0 and 1: ``edema``, ``pleural_effusion``,
     ``no_finding``, ... A study without labels has 0 in all. Images of a study share its report, and are right
-    answers to each other unless ``matches`` says otherwise.
+    answers to each other unless ``matches`` is changed.
 
-    Reports are read when texts are asked for, and are taken to stay as they are: cached features of texts do not see
-    that a report was changed on disk.
+    Reports are read at first use of texts, and must not change on disk afterwards: cached features of texts would not
+    notice.
     """
 
     columns: dict[str, ColumnNames] = Field(
         default={"image": "image", "text": "text"}, description="modality -> column that holds it"
     )
-    matches: str | None = Field(default="study", description="items with equal values of it match each other")
+    matches: str | None = Field(default="study", description="column whose equal values make items match each other")
     path: str = Field(description="folder of MIMIC-CXR-JPG: absolute, or relative to the data folder")
     reports: str | None = Field(default=None, description="folder whose ``files`` hold the reports; None: ``path``")
-    views: tuple[str, ...] | None = Field(
-        default=("AP", "PA"), description="ViewPosition of the images that are items; None: all images"
-    )
-    sections: tuple[str, ...] = Field(
-        default=("findings", "impression"),
-        description="sections of a report that make up the text, in the order of the report; none: the whole report",
-    )
+    views: tuple[str, ...] | None = Field(default=("AP", "PA"), description="ViewPosition of items; None: any")
+    sections: tuple[str, ...] = Field(default=("findings", "impression"), description="sections of the text; none: all")
     without_sections: Literal["whole", "none"] = Field(
-        default="whole", description="text of a report that has none of the sections: the whole report, or no text"
+        default="whole", description="text of reports without these sections: the complete report, or none"
     )
     labels: Literal["mentioned", "positive"] = Field(
-        default="mentioned",
-        description="what makes a label 1: any entry (FedAID's rule, which counts negative and uncertain ones too), or "
-        "the entry 1 only",
+        default="mentioned", description="entries that are 1: any (FedAID), even negative and uncertain ones, or 1 only"
     )
 
     @field_validator("views")
@@ -86,11 +79,11 @@ class MimicCxr(TableSource):
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         nameless = [name for name in value if not _words(name)]
         if nameless:
-            raise ValueError(f"'{nameless[0]}' names no section; give words, such as impression")
+            raise ValueError(f"'{nameless[0]}' does not name a section; give words, such as impression")
         return value
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The table of one split; reads the tables that say which images it has."""
+        """The table of one split; reads the tables that list its images."""
         if split not in _SPLITS:
             raise DataError(f"source '{name}': no split '{split}'; {nearest(split, _SPLITS)}")
         folder = path_of(self.path, name, data_dir).absolute()  # paths of images start with it
@@ -105,7 +98,7 @@ class MimicCxr(TableSource):
             schema=cxr_schema(),
             where=Path(self.path).as_posix(),
             split=split,
-            # images stay cached whatever is made of reports and labels
+            # images stay cached under other settings of reports and labels
             key=lambda column: fingerprint_of("mimic_cxr", folder.resolve(), self.views, depends.get(column), *stamps),
             ids="id",
             everywhere=replace(release, splits=tuple(_SPLITS.values())).read,
@@ -114,22 +107,21 @@ class MimicCxr(TableSource):
 
 
 def cxr_schema() -> pa.Schema:
-    """Schema of the table; the labels are classes called ``absent`` and ``present``."""
+    """Schema of the table, with the classes ``absent`` and ``present`` for labels."""
     label = {"_type": "ClassLabel", "names": ["absent", "present"]}
     metadata = {"huggingface": json.dumps({"info": {"features": dict.fromkeys(FINDINGS, label)}})}
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    dtypes = {"id": pa.string(), "image": image, "text": pa.string(), "view": pa.string()}
+    dtypes = {"id": pa.string(), "image": IMAGE, "text": pa.string(), "view": pa.string()}
     dtypes |= {"patient": pa.int64(), "study": pa.int64(), **dict.fromkeys(FINDINGS, pa.int8())}
     return pa.schema(dtypes, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class _Release:
-    """The files that splits are read from.
+    """Files of the splits.
 
     Attributes:
-        settings: the source.
-        name: its name in the configuration.
+        settings: Settings of the source.
+        name: Name of the source in the configuration.
         folder: folder of the images and tables.
         reports: folder of the reports.
         splits: names of the splits in the split table.
@@ -165,8 +157,7 @@ class _Release:
         for column in ("dicom_id", "study_id", "subject_id"):
             if table[column].null_count:
                 row = pc.index(table[column].is_null(), True).as_py()
-                remedy = "every image needs one, so fill it or take the row out"
-                raise DataError(f"{place}, column '{column}', row {row}: no value; {remedy}")
+                raise DataError(f"{place}, column '{column}', row {row}: no value; fill it or take the row out")
         table = table.filter(pc.is_in(table["split"], value_set=pa.array(self.splits)))
         if self.settings.views is not None:
             chosen = pa.array(self.settings.views, pa.string())
@@ -184,7 +175,7 @@ class _Release:
         return _looked_up(rows["dicom_id"], metadata["dicom_id"], metadata["ViewPosition"])
 
     def _pictures(self) -> list[dict[str, str | None] | None]:
-        """One struct per image; where incomplete items are left out, None if the file is not there."""
+        """One struct per image; None for a missing file if incomplete items are left out."""
         self._require_files(self.folder, "images", _IMAGES)
         keys = zip(*(self.rows[key].to_pylist() for key in ("subject_id", "study_id", "dicom_id")), strict=True)
         paths = [f"{_study(self.folder, patient, study)}/{dicom}.jpg" for patient, study, dicom in keys]
@@ -193,9 +184,9 @@ class _Release:
 
     @cached_property
     def _texts(self) -> list[str | None]:
-        """The text of each image's study; None where there is no report or nothing in it.
+        """Text of each image's study; None for a missing or empty report.
 
-        Kept, as which items are complete is asked before what they hold.
+        Kept, because it is read twice: to choose complete items, and as a column.
         """
         self._require_files(self.reports, "reports", _REPORTS)
         studies = list(zip(self.rows["subject_id"].to_pylist(), self.rows["study_id"].to_pylist(), strict=True))
@@ -214,18 +205,16 @@ class _Release:
         with ThreadPoolExecutor(8) as pool:  # a quarter of a million small files: waiting for the disk dominates
             texts = dict(zip(distinct, pool.map(text_of, distinct), strict=True))
         if not any(texts.values()):
-            raise DataError(
-                f"source '{self.name}': none of {len(texts)} studies has a report with text in "
-                f"'{self.reports}/files'; {_how_to_get(_REPORTS)}, set reports to where they are, or look at sections"
+            place = (
+                f"source '{self.name}': none of {len(texts)} studies has a report with text in '{self.reports}/files'"
             )
+            raise DataError(f"{place}; {_how_to_get(_REPORTS)}, set reports to their folder, or check sections")
         return [texts[study] for study in studies]
 
     def _require_files(self, top: Path, what: str, project: str) -> None:
         if not (top / "files").is_dir():
-            raise DataError(
-                f"source '{self.name}': no folder 'files' with {what} in '{top}'; {_how_to_get(project)}"
-                + ("" if what == "images" else ", or set reports to where they are")
-            )
+            remedy = _how_to_get(project) + ("" if what == "images" else ", or set reports to their folder")
+            raise DataError(f"source '{self.name}': no folder 'files' with {what} in '{top}'; {remedy}")
 
     def find(self, table: str) -> Path | None:
         files = [self.folder / f"mimic-cxr-2.0.0-{table}.csv{packed}" for packed in (".gz", "")]
@@ -249,7 +238,7 @@ class _Release:
 
 
 def _study(top: Path, patient: int, study: int) -> str:
-    # a text, as paths of a quarter of a million images take ten seconds to put together
+    # a text, as joining paths of a quarter of a million images takes ten seconds
     folder = f"p{patient:08d}"
     return f"{top}/files/{folder[:3]}/{folder}/s{study}"
 
@@ -259,26 +248,26 @@ def _how_to_get(project: str) -> str:
 
 
 def _looked_up(keys: pa.ChunkedArray, table_keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
-    # not a join, which gives rows in an order of its own
+    # not a join, which reorders rows
     rows = pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks())
     return values.combine_chunks().take(rows)
 
 
 def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole", "none"] = "whole") -> str | None:
-    """The text of some sections of a radiology report, in the report's order, with single spaces.
+    """Text of some sections of a radiology report, in the report's order, with single spaces.
 
     A section begins with a heading and a colon at the start of a line, and ends at the next heading. In capitals a
     heading is any short phrase with a common word (``FINDINGS AND IMPRESSION``); otherwise all its words must be common
-    ones (``Impression``), so that a sentence with a colon, or ``LUNGS:`` among the findings, is none.
+    ones (``Impression``), which excludes sentences with a colon, and ``LUNGS:`` among the findings.
 
     Args:
         report: text of a report.
         sections: names of sections in any case, singular or plural; a heading with all words of one is that section.
-            Without names it is the whole report.
-        otherwise: what a report gives in which all of these are missing or empty: its ``whole`` text, or none.
+            Without names the text is the complete report.
+        otherwise: text of a report in which all of these are missing or empty: ``whole`` of it, or ``none``.
 
     Returns:
-        The text, None if it would be empty.
+        The text; None instead of an empty one.
     """
     wanted = [_words(name) for name in sections]
     headings = [*_headings(report, _HEADING_WORDS.union(*wanted)), (len(report), len(report), frozenset[str]())]
@@ -306,7 +295,7 @@ def _words(phrase: str) -> frozenset[str]:
 
 _HEADING = re.compile(r"^[ \t]*([A-Za-z][A-Za-z /&(),-]{0,60}?)[ \t]*:", re.MULTILINE)
 _FIRST_LINE = re.compile(r"\A\s*FINAL REPORT\b")
-_LINKING = frozenset({"and", "for", "of", "the", ""})  # blank: what is left of the plural in "(S)"
+_LINKING = frozenset({"and", "for", "of", "the", ""})  # blank: remains of the plural in "(S)"
 _HEADING_WORDS = _words(
     "addendum comparison conclusion diagnosis exam examination findings history impression indication information "
     "notification procedure reason recommendation report study summary technique"

@@ -1,4 +1,4 @@
-"""Questions with answers: another source whose answers, texts or sets of texts, become classes."""
+"""Questions with answers: another source, with answers, texts or sets of texts, as classes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from polyfed.data.arrow import fingerprint_of, innermost, is_list, list_lengths,
 from polyfed.data.source import Column, Count, Source, Split
 
 OTHER = "<other>"
-"""Name of the last class of a target: all answers outside the table. No model predicts it."""
+"""Name of the last class, of all answers outside the table; models do not predict it."""
 
 ANY_KIND = "other"
-"""The kind of questions that no rule matches."""
+"""Kind of the questions without a matching rule."""
 
 Several = Literal["set", "majority"]
 
 
 class AskedQuestion(NamedTuple):
-    """A question, its answer, and what each annotator answered; lower-cased, with single spaces."""
+    """A question, its answer, and the answer of each annotator; lower-cased, with single spaces."""
 
     question: str
     answer: str
-    votes: tuple[str, ...] = ()
+    by_annotator: tuple[str, ...] = ()
 
 
 class QuestionKind(Settings):
@@ -46,7 +46,7 @@ class QuestionKind(Settings):
     @model_validator(mode="after")
     def _usable(self) -> Self:
         if self.name == ANY_KIND:
-            raise ValueError(f"'{ANY_KIND}' is the kind of questions that no rule matches; take another name")
+            raise ValueError(f"'{ANY_KIND}' is the kind of questions without a matching rule; choose another name")
         if self.question is None and self.answer is None:
             raise ValueError(f"kind '{self.name}' has no pattern; give it a question or an answer")
         for key, pattern in (("question", self.question), ("answer", self.answer)):
@@ -64,12 +64,12 @@ class QuestionKind(Settings):
 
 @dataclass(frozen=True)
 class AnswerClasses:
-    """What the training split says of answers.
+    """Answer classes learnt from the training split.
 
     Attributes:
-        table: the answers that are classes, in class order.
-        kinds: the rules, in order.
-        most_frequent: kind (by number) -> its most frequent training answer; None -> that of all questions.
+        table: Answers that are classes, in class order.
+        kinds: Rules, in order.
+        most_frequent: Number of a kind -> its most frequent training answer; None -> that of all questions.
     """
 
     table: tuple[str, ...]
@@ -82,42 +82,42 @@ class AnswerClasses:
 
     @property
     def kind_names(self) -> tuple[str, ...]:
-        return (*(kind.name for kind in self.kinds), ANY_KIND)
+        return (*(rule.name for rule in self.kinds), ANY_KIND)
 
     def number(self, answers: Iterable[str]) -> list[int]:
         """Class of each answer; that of OTHER for those outside the table."""
-        # a dictionary, as tuple.index would look through thousands of answers for each question
+        # a dictionary, as tuple.index would search thousands of answers per question
         classes = {answer: number for number, answer in enumerate(self.table)}
         return [classes.get(answer, len(self.table)) for answer in answers]
 
     def guesses(self, kinds: Iterable[int]) -> list[int]:
-        """Class of the most frequent training answer of each kind; of all where training had no such question."""
-        return self.number(self.most_frequent.get(kind, self.most_frequent[None]) for kind in kinds)
+        """Class of the most frequent training answer of each kind, or of all kinds if training lacks the kind."""
+        return self.number(self.most_frequent.get(number, self.most_frequent[None]) for number in kinds)
 
 
 def learn_answers(
     asked: Sequence[AskedQuestion], kinds: Sequence[QuestionKind], most: int | None, table: Sequence[str] = ()
 ) -> AnswerClasses:
-    """Count training answers; among equally frequent ones the first in the alphabet comes first.
+    """Answer classes by frequency in training, equally frequent ones in alphabetical order.
 
     Args:
-        asked: training questions with answers, at least one.
-        kinds: rules, in order.
-        most: number of answers that become classes; None: all.
-        table: the answers that are classes, where they are given instead of learnt.
+        asked: Training questions with answers, at least one.
+        kinds: Rules, in order.
+        most: Number of answers that become classes; None: all.
+        table: Given classes, in place of learnt ones.
     """
     counts: dict[int | None, Counter[str]] = {None: Counter(one.answer for one in asked)}
     for one in asked:
         counts.setdefault(kind_of(kinds, one), Counter())[one.answer] += 1
     # ties go by the alphabet: the classes must not depend on the order of the questions
-    ranked = {kind: sorted(times, key=lambda answer: (-times[answer], answer)) for kind, times in counts.items()}
+    ranked = {number: sorted(times, key=lambda answer: (-times[answer], answer)) for number, times in counts.items()}
     classes = tuple(map(plain_answer, table)) or tuple(ranked[None][:most])
-    return AnswerClasses(classes, tuple(kinds), {kind: answers[0] for kind, answers in ranked.items()})
+    return AnswerClasses(classes, tuple(kinds), {number: answers[0] for number, answers in ranked.items()})
 
 
 def kind_of(kinds: Sequence[QuestionKind], asked: AskedQuestion) -> int:
     """Number of the first kind that matches; the number of kinds if none does."""
-    return next((number for number, kind in enumerate(kinds) if kind.matches(asked)), len(kinds))
+    return next((number for number, rule in enumerate(kinds) if rule.matches(asked)), len(kinds))
 
 
 def plain_answer(text: str) -> str:
@@ -125,14 +125,14 @@ def plain_answer(text: str) -> str:
 
 
 def plain_answers(given: Any) -> tuple[str, ...]:
-    """A text, or the texts of several answers, each as ``plain_answer``.
+    """One or several answers, each as ``plain_answer``.
 
     Raises:
-        ValueError: there is no answer, or it is not a text.
+        ValueError: answers are missing or not texts.
     """
     texts = list(given) if isinstance(given, list | tuple) else [given]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError(f"{given!r} is no answer: a text or a list of texts is needed")
+        raise ValueError(f"{given!r} is not an answer; give a text or a list of texts")
     return tuple(map(plain_answer, texts))
 
 
@@ -141,8 +141,8 @@ def one_answer(answers: Sequence[str], several: Several) -> str:
 
     Args:
         answers: at least one, as ``plain_answers`` gives them.
-        several: ``set``: all of them, whatever their order and repetition; ``majority``: the one given most often,
-            of equally frequent ones the one named first.
+        several: ``set``: the set of all answers; ``majority``: the most frequent answer, of equally frequent ones the
+            first.
     """
     # Counter keeps the order of first occurrence among equally frequent answers
     if several == "majority":
@@ -151,37 +151,33 @@ def one_answer(answers: Sequence[str], several: Several) -> str:
 
 
 ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES = "answer", "kind", "prior", "kind_prior", "votes"
-"""The targets: class of the answer, kind of the question, the classes of two guesses, and those of all annotators."""
+"""Targets: class of the answer, kind of the question, classes of two guesses, and of all annotators' answers."""
 
-_TEXT = "answer"  # of an answer that is a struct, as VQA v2 has it on the hub
+_TEXT = "answer"  # part of answers that are structs, as in VQA v2 on the hub
 
 
 class Questions(Source):
     """Another source with questions and answers, whose most frequent training answers become classes.
 
-    To the targets of that source it adds ``answer`` (the answer's class; the last class, ``<other>``, stands for all
-    answers outside the table), ``kind`` (the kind of question, by the rules in ``kinds``), ``prior`` (class of the most
-    frequent training answer, the same for all) and ``kind_prior`` (that among training questions of the same kind).
+    It adds the targets ``answer`` (the answer's class; the last class, ``<other>``, stands for all answers outside the
+    table), ``kind`` (the kind of question, by the rules in ``kinds``), ``prior`` (class of the most frequent training
+    answer, the same for all) and ``kind_prior`` (that among training questions of the same kind).
 
     Table and priors are learnt from the split ``train_split`` alone, whichever split is opened. Answers are compared in
     lower case with single spaces. An answer is a text, a class number, or a list of texts (``several``); a text may be
-    the part ``answer`` of a struct. With ``several: majority`` there is the target ``votes`` too: the class of each
-    annotator's answer, [n, annotators], -1 where a question has fewer.
+    the part ``answer`` of a struct. ``several: majority`` adds the target ``votes``: the class of each annotator's
+    answer, [n, annotators], -1 where a question has fewer.
     """
 
     of: SerializeAsAny[Source] = Field(description="source that holds images, questions and answers")
-    question: str = Field(default="questions", description="column with a question, or a list of questions, an item")
+    question: str = Field(default="questions", description="column with one question, or a list of questions, per item")
     answers: str = Field(default="answers", description="column with the answers, parallel to the questions")
     train_split: str = Field(default="train", description="split that the classes are learnt from")
     most: int | None = Field(default=3000, ge=1, description="number of answers that become classes; None: all")
-    table: tuple[str, ...] = Field(
-        default=(), description="the classes, given instead of learnt: sites that train one model need the same"
-    )
-    several: Several = Field(
-        default="set", description="several answers to a question: their set is the class, or the one given most often"
-    )
+    table: tuple[str, ...] = Field(default=(), description="given classes: sites that train one model need the same")
+    several: Several = Field(default="set", description="class of several answers: their set, or the most frequent one")
     kinds: tuple[QuestionKind, ...] = Field(
-        default=(), description="kinds of questions, {name, question, answer}; first match"
+        default=(), description="kinds {name, question, answer}, by the first match"
     )
 
     @model_validator(mode="before")
@@ -197,23 +193,23 @@ class Questions(Source):
         names = [plain_answer(name) for name in value]
         twice = next((name for name in names if names.count(name) > 1 or name in ("", OTHER)), None)
         if twice is not None:
-            raise ValueError(f"answer '{twice}' cannot be a class, or is one twice; name different answers")
+            raise ValueError(f"answer '{twice}' cannot be a class, or is repeated; name different answers")
         return value
 
     @model_validator(mode="after")
     def _distinct_kinds(self) -> Self:
-        names = [kind.name for kind in self.kinds]
+        names = [rule.name for rule in self.kinds]
         if len(set(names)) < len(names):
             raise ValueError(f"kinds {names} must have different names")
         taken = sorted({ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES} & set(self.targets))
         if taken:
-            raise ValueError(f"target '{taken[0]}' is what this source makes of the answers; name yours otherwise")
+            raise ValueError(f"target '{taken[0]}' is made by this source; choose another name for yours")
         return self
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        votes = (VOTES,) if self.several == "majority" else ()
-        return (*self.targets, ANSWER, KIND, PRIOR, KIND_PRIOR, *votes)
+        own = (ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES)
+        return (*self.targets, *(own if self.several == "majority" else own[:-1]))
 
     def beside(self, folder: Path, name: str, data_dir: Path | None) -> Self:
         """See ``Source``."""
@@ -249,9 +245,9 @@ class Questions(Source):
             KIND_PRIOR: lambda: pa.array(classes.guesses(kinds()), pa.int64()),
         }
         if self.several == "majority":
-            values[VOTES] = lambda: _padded([classes.number(one.votes) for one in asked.asked])
+            values[VOTES] = lambda: _padded([classes.number(one.by_annotator) for one in asked.asked])
         names = dict.fromkeys(values, classes.names) | {KIND: classes.kind_names}
-        # names of columns that no table would have
+        # column names that tables do not have
         learnt = *classes.table, train.questions.fingerprint, train.answers.fingerprint
         columns = {f"<{target}>": asked.column(target, learnt, make) for target, make in values.items()}
         return replace(
@@ -268,8 +264,8 @@ class Questions(Source):
     def _asked(self, split: Split, name: str, data_dir: Path | None) -> _Asked:
         answers = _texts_of(split.read(self.answers))
         names: Sequence[str] = ()
-        # names of numbered answers are part of the files' metadata
-        if pa.types.is_integer(innermost(answers.values.type)):  # names are with targets only
+        # names of numbered answers are metadata of the files, which only targets have
+        if pa.types.is_integer(innermost(answers.values.type)):
             source = self.of.model_copy(update={"columns": {}, "targets": {ANSWER: self.answers}})
             names = source.open(split.name, name=name, data_dir=data_dir).classes.get(ANSWER, ())
         stamp = fingerprint_of(self.model_dump_json(exclude={"of"}))
@@ -277,25 +273,25 @@ class Questions(Source):
 
 
 def _texts_of(answers: Column) -> Column:
-    """A column whose answers are texts or numbers, where they may be structs.
+    """A column of answers as texts or numbers, in place of structs.
 
     Raises:
-        DataError: structs have no text.
+        DataError: structs lack the text.
     """
-    kind = innermost(answers.values.type)
-    if not pa.types.is_struct(kind):
+    dtype = innermost(answers.values.type)
+    if not pa.types.is_struct(dtype):
         return answers
-    if kind.get_field_index(_TEXT) < 0:
-        raise DataError(f"{answers.where}: holds {kind}, without a part '{_TEXT}'; name a column of answers")
+    if dtype.get_field_index(_TEXT) < 0:
+        raise DataError(f"{answers.where}: holds {dtype}, without a part '{_TEXT}'; name a column of answers")
     values = struct_part(answers.values, _TEXT)
     return Column(values, answers.fingerprint, answers.where, is_list(answers.values.type))
 
 
-def _padded(votes: Sequence[Sequence[int]]) -> pa.Array:
-    """Rows of one length, filled up with -1."""
-    width = max(map(len, votes), default=0)
-    rows = np.full((len(votes), width), -1, np.int64)
-    for row, own in zip(rows, votes, strict=True):
+def _padded(classes: Sequence[Sequence[int]]) -> pa.Array:
+    """Rows of equal length, padded with -1."""
+    width = max(map(len, classes), default=0)
+    rows = np.full((len(classes), width), -1, np.int64)
+    for row, own in zip(rows, classes, strict=True):
         row[: len(own)] = own
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), width)
 
@@ -307,9 +303,9 @@ class _Asked:
     Attributes:
         questions: column of texts or lists of texts.
         answers: parallel column.
-        names: names of the answers where these are numbers; without, the numbers are names.
+        names: names of numbered answers; empty: numbers are names.
         several: see ``one_answer``.
-        stamp: changes with the settings.
+        stamp: Digest of the settings.
     """
 
     questions: Column
@@ -323,17 +319,19 @@ class _Asked:
         """All questions, in item order, with their answers.
 
         Raises:
-            DataError: a question or an answer is missing, or an item has more of one than of the other.
+            DataError: a question or an answer is missing, or their numbers differ.
         """
         questions = self.questions.texts()
-        if self.questions.nested:  # undoes the lists of the items, and not those of several answers
+        if self.questions.nested:  # flattens the lists of items, not those of several answers
             self._require_parallel_lists()
             given = self.answers.flat_values().to_pylist()
         else:
             given = self.answers.values.to_pylist()
         if len(questions) != len(given):
-            what = f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers "
-            raise DataError(f"{what}{len(given)}; every question needs its answer at the same place")
+            what = (
+                f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers {len(given)}"
+            )
+            raise DataError(f"{what}; every question needs its answer at the same position")
         answered = (self._answers(row, given[row]) for row in range(len(given)))
         return [
             AskedQuestion(plain_answer(text), one_answer(answers, self.several), answers)
@@ -342,11 +340,11 @@ class _Asked:
 
     def _require_parallel_lists(self) -> None:
         if not self.answers.nested:
-            raise DataError(f"{self.answers.where}: one answer an item, but {self.questions.where} holds lists")
+            raise DataError(f"{self.answers.where}: one answer per item, but {self.questions.where} holds lists")
         unequal = np.flatnonzero(list_lengths(self.questions.values) != list_lengths(self.answers.values))
         if len(unequal):
-            what = f"{self.questions.where} and {self.answers.where}, row {unequal[0]}: lists of different length; "
-            raise DataError(f"{what}every question needs its answer at the same place")
+            what = f"{self.questions.where} and {self.answers.where}, row {unequal[0]}: lists of different length"
+            raise DataError(f"{what}; every question needs its answer at the same position")
 
     def _answers(self, row: int, given: Any) -> tuple[str, ...]:
         try:
@@ -360,7 +358,7 @@ class _Asked:
             raise DataError(f"{place}: {error}; mend or leave out the question") from error
 
     def column(self, target: str, table: Sequence[str], make: Callable[[], pa.Array]) -> Column:
-        """The column of a target, made when it is first looked at; nested as the questions are."""
+        """Column of a target, made at first use, and nested like the questions."""
 
         def values() -> pa.ChunkedArray:
             flat = pa.chunked_array([make()])

@@ -14,7 +14,7 @@ from pydantic import Field
 from polyfed.core.activity import prepared
 from polyfed.core.errors import DataError, nearest
 from polyfed.data import scenery
-from polyfed.data.arrow import fingerprint_of
+from polyfed.data.arrow import IMAGE, fingerprint_of
 from polyfed.data.sounds import wav
 from polyfed.data.source import ColumnNames
 from polyfed.data.tables import SplitTable, TableSource
@@ -33,7 +33,7 @@ class Scenes(TableSource):
     """
 
     columns: dict[str, ColumnNames] = Field(
-        default={"image": "image", "text": "captions"}, description="modality -> column that holds it"
+        default={"image": "image", "text": "captions"}, description="modality -> column"
     )
     targets: dict[str, str] = Field(default={"label": "label"}, description="target -> column: label, topic or answers")
     train: int = Field(default=2000, ge=0, le=1_000_000, description="training scenes")
@@ -41,12 +41,7 @@ class Scenes(TableSource):
     test: int = Field(default=300, ge=0, le=1_000_000, description="test scenes")
     size: int = Field(default=64, ge=16, le=512, description="height and width of an image in pixels")
     seed: int = Field(default=0, ge=0, lt=2**63, description="another seed gives other scenes")
-    difficulty: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="more things, clutter, noise and look-alike scenes; vaguer and more relational captions",
-    )
+    difficulty: float = Field(default=0.5, ge=0, le=1, description="clutter, noise, look-alikes and vague captions")
     domain: scenery.Domain = Field(default="day", description="style of the images: day, night or sketch")
     shift: float = Field(default=0.0, ge=0, le=1, description="how far colours and contrast move from the domain's")
 
@@ -72,10 +67,10 @@ class Scenes(TableSource):
         )
 
     def recipe(self, split: str, name: str = "scenes") -> scenery.SceneRecipe:
-        """What one split is generated from.
+        """Recipe of one split.
 
         Raises:
-            DataError: there is no such split, or it has no scenes.
+            DataError: the split does not exist or is empty.
         """
         counts = {"train": self.train, "validation": self.validation, "test": self.test}
         if split not in counts:
@@ -134,7 +129,7 @@ def _asked(recipe: scenery.SceneRecipe, index: int, part: int) -> list[str | int
 
 
 def _attribute(name: str, recipe: scenery.SceneRecipe, index: int) -> float | str | None:
-    """A cell of the table; None where it is not known, the more often the higher the difficulty."""
+    """A cell of the table; None where unknown, more often for higher difficulty."""
     if recipe.stream(f"gap {name}", index).random() < _GAPS * recipe.difficulty:
         return None
     return ATTRIBUTES[name][1](drawn_scene(recipe, index))
@@ -165,23 +160,18 @@ _STRING = {"_type": "Value", "dtype": "string"}
 _STRINGS = {"_type": "List", "feature": _STRING}
 _ANSWERS = {"_type": "ClassLabel", "names": list(scenery.ANSWERS)}
 _LABELS = {"_type": "ClassLabel", "names": list(scenery.LABELS)}
-_FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 # column -> Arrow type, Hugging Face feature, and how the value of one scene is made
 _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[scenery.SceneRecipe, int], Any]]] = {
     "id": (pa.string(), _STRING, scenery.SceneRecipe.scene_id),
-    "image": (_FILE, {"_type": "Image"}, _png),
+    "image": (IMAGE, {"_type": "Image"}, _png),
     "captions": (pa.list_(pa.string()), _STRINGS, _captions),
-    "label": (
-        pa.int64(),
-        {"_type": "ClassLabel", "names": list(scenery.LABELS)},
-        lambda *scene: scenery.shown(*scene).label,
-    ),
+    "label": (pa.int64(), _LABELS, lambda *scene: scenery.shown(*scene).label),
     "text": (pa.string(), _STRING, _text),
     "topic": (pa.int64(), {"_type": "ClassLabel", "names": list(scenery.TOPICS)}, _topic),
     "questions": (pa.list_(pa.string()), _STRINGS, partial(_asked, part=0)),
     "answers": (pa.list_(pa.int64()), {"_type": "List", "feature": _ANSWERS}, partial(_asked, part=1)),
-    "mask": (_FILE, {"_type": "Image"}, partial(_png, mask=True)),
-    "audio": (_FILE, {"_type": "Audio"}, _sound),
+    "mask": (IMAGE, {"_type": "Image"}, partial(_png, mask=True)),
+    "audio": (IMAGE, {"_type": "Audio"}, _sound),
     **{
         name: (pa.type_for_alias(dtype), {"_type": "Value", "dtype": dtype}, partial(_attribute, name))
         for name, (dtype, _) in ATTRIBUTES.items()
@@ -192,4 +182,4 @@ _FEATURES = {"info": {"features": {name: feature for name, (_, feature, _) in _C
 SCHEMA = pa.schema(
     [(name, dtype) for name, (dtype, _, _) in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}
 )
-"""Of every split; class names stand in the Hugging Face metadata."""
+"""Schema of every split, with class names in the Hugging Face metadata."""

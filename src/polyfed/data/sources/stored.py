@@ -18,20 +18,7 @@ from pydantic import Field
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.core.extras import brought_by
-from polyfed.data.arrow import (
-    MaxBytes,
-    bounded,
-    file_key,
-    fingerprint_of,
-    innermost,
-    ipc_stream,
-    is_text,
-    most_bytes,
-    named_files_key,
-    plain_type,
-    require_bytes,
-    unpacked_bytes,
-)
+from polyfed.data import arrow
 from polyfed.data.files import usual_name
 from polyfed.data.source import OTHER_LAYOUTS, path_of
 from polyfed.data.tables import SplitTable, StoredSource
@@ -50,29 +37,29 @@ try:
 except MemoryError:
     sys.exit(1)
 except Exception:
-    pass  # whoever asked finds it, and says which file
+    pass  # the calling process meets it too, and reports the file
 """
 _FILE = re.compile(r"(?P<split>\w+)(-(?P<shard>\d+)-of-(?P<shards>\d+)(-\w+)?)?\.parquet")
 _T = TypeVar("_T")
 
 
 class Parquet(StoredSource):
-    """A folder with ``<split>.parquet`` or ``<split>-00000-of-00002.parquet``, ... for every split; a file is 'train'.
+    """A folder with ``<split>.parquet`` or ``<split>-00000-of-00002.parquet``, ... per split; a file is 'train'.
 
-    Only the columns that are asked for are read. Class names come from the files' Hugging Face metadata. Files may hold
-    a column as whole numbers of different width, as texts or lists of different offsets, or as nothing but nulls.
+    Columns are read at first use. Class names come from the files' Hugging Face metadata. Files may hold a column as
+    integers of different width, as texts or lists of different offsets, or as nulls alone.
     """
 
     short_name: ClassVar[str] = "parquet"
 
     path: str = Field(description="folder with the files, or one file: absolute, or relative to the data folder")
-    max_bytes: MaxBytes = None
+    max_bytes: arrow.MaxBytes = None
     id: str | None = Field(default=None, description="column that identifies an item; None: by path, split and row")
 
     splits: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="our split -> the splits of the files that it is made of, one after the other: of Karpathy's COCO "
-        "{train: [train, restval], validation: [val]}",
+        description="split -> stored splits that are concatenated for it: of Karpathy's COCO {train: [train, restval], "
+        "validation: [val]}",
     )
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
@@ -83,10 +70,10 @@ class Parquet(StoredSource):
         stored = {path: "train"} if path.is_file() else _splits(folder, what)
         parts = self.splits.get(split) or (usual_name(split, stored.values()),)
         files = [file for part in parts for file in _files(stored, part, what)]
-        shards, stamp = ParquetShards(files, where, self.max_bytes), fingerprint_of(*map(file_key, files))
+        shards, stamp = ParquetShards(files, where, self.max_bytes), arrow.fingerprint_of(*map(arrow.file_key, files))
 
         def everywhere(column: str) -> pa.ChunkedArray:
-            # classes and values are those of all splits, whichever is opened
+            # classes and values of all splits, whichever is opened
             return ParquetShards([*stored], where, self.max_bytes).having(column).read(column)
 
         return SplitTable(
@@ -109,7 +96,7 @@ def _splits(folder: Path, what: str) -> dict[Path, str]:
     stored = {file: match["split"] for file, match in matches.items() if match}
     if not stored:
         example = "train.parquet or train-00000-of-00002.parquet"
-        raise DataError(f"{what}: there is no file such as {example}; {OTHER_LAYOUTS}")
+        raise DataError(f"{what}: no file such as {example}; {OTHER_LAYOUTS}")
     return stored
 
 
@@ -123,14 +110,13 @@ def _files(stored: Mapping[Path, str], split: str, what: str) -> list[Path]:
     expected = int(shards[0]["shards"] or 1) if shards else 0
     if [int(match["shard"] or 0) for match in shards] != list(range(expected)):
         names = ", ".join(match.string for match in shards)
-        raise DataError(
-            f"{what}, split '{split}': needs exactly {expected} file(s) but has {names}; fetch or remove files"
-        )
+        needed = f"needs exactly {expected} file(s) but has {names}"
+        raise DataError(f"{what}, split '{split}': {needed}; fetch or remove files")
     return files
 
 
 class ParquetShards:
-    """Parquet files as one ``pyarrow`` data set, whose types hold the values of all files as they are."""
+    """Parquet files as one data set, with column types that hold the values of all files unchanged."""
 
     def __init__(self, files: Sequence[Path], where: str, max_bytes: int | None) -> None:
         self.files, self.where, self.max_bytes = files, where, max_bytes
@@ -144,24 +130,24 @@ class ParquetShards:
         return ParquetShards([file for file, schema in files if column in schema.names], self.where, self.max_bytes)
 
     def count(self) -> int:
-        # a table without columns has no rows to count
+        # a table without columns cannot count its rows
         return sum(self._of_file(file, pq.read_metadata).num_rows for file in self.files)
 
     def common_schema(self) -> pa.Schema:
-        """The first file's columns; one without a common type keeps its own, and is refused when it is read."""
+        """The first file's columns with types common to all files; without one, reading the column fails."""
         schema = self.schemas[0]
         for place, field in enumerate(schema):
             dtypes = [other.field(field.name).type for other in self.schemas if field.name in other.names]
             common = field.type
             for dtype in dtypes:
                 common = _common(common, dtype) or common
-            schema = schema.set(place, field.with_type(plain_type(common)))
+            schema = schema.set(place, field.with_type(arrow.plain_type(common)))
         return schema
 
     def read(self, column: str) -> pa.ChunkedArray:
         if self.max_bytes is not None and sys.platform == "linux":  # elsewhere an address space has no limit
             _try_elsewhere(self.max_bytes, column, *map(str, self.files))
-        dtype, most = self._type(column), most_bytes(self.files, self.max_bytes)
+        dtype, most = self._type(column), arrow.most_bytes(self.files, self.max_bytes)
         values = list[pa.ChunkedArray]()
         for file in self.files:
             left, where = most - sum(part.nbytes for part in values), f"{self.where}/{file.name}, column '{column}'"
@@ -174,21 +160,21 @@ class ParquetShards:
             raise DataError(f"{self.where}, {names}, column {column}: {reason}") from error
 
     def filled(self, column: str) -> bool:
-        """Whether the files' statistics say that no part of a column is null: images need not be read for that."""
+        """True if statistics of the files show that no part of a column is null, without reading images."""
         parts = [_chunks(self._of_file(file, pq.read_metadata), column) for file in self.files]
         null_free = (part.is_stats_set and part.statistics.null_count == 0 for chunks in parts for part in chunks)
         return all(parts) and all(null_free)
 
     def named_files_key(self, column: str, folder: Path) -> str:
-        """See ``arrow.named_files_key``; values are read only where statistics say that images lack bytes."""
+        """See ``arrow.named_files_key``; values are read only if statistics show images without bytes."""
         parts = [_chunks(self._of_file(file, pq.read_metadata), f"{column}.bytes") for file in self.files]
         lack_bytes = any(part.is_stats_set and part.statistics.null_count for chunks in parts for part in chunks)
-        return named_files_key(self.read(column), folder) if lack_bytes else ""
+        return arrow.named_files_key(self.read(column), folder) if lack_bytes else ""
 
     def _type(self, column: str) -> pa.DataType:
         common, holder = self.schemas[0].field(column).type, self.files[0]
         for file, schema in zip(self.files[1:], self.schemas[1:], strict=True):
-            if column not in schema.names:  # the data set would fill it up with nulls
+            if column not in schema.names:
                 raise DataError(f"{self.where}/{file.name}: no column '{column}', which {holder.name} has; add it")
             dtype = schema.field(column).type
             both = _common(common, dtype)
@@ -196,7 +182,7 @@ class ParquetShards:
                 types = f"holds {dtype}, but {holder.name} holds {common}; write both files with one type"
                 raise DataError(f"{self.where}/{file.name}, column '{column}': {types}")
             common, holder = both, holder if both == common else file
-        return plain_type(common)
+        return arrow.plain_type(common)
 
     def _of_file(self, file: Path, read: Callable[[Path], _T]) -> _T:
         try:
@@ -208,10 +194,10 @@ class ParquetShards:
 
 @cache
 def _try_elsewhere(most: int, *column_and_files: str) -> None:
-    """Read a column in another process, of limited memory: a page may be larger than what a file says of it.
+    """Read a column in another process with limited memory, as a page may be larger than its header states.
 
     Raises:
-        DataError: it takes more, or ends the process.
+        DataError: reading takes more memory, or ends the process.
     """
     command = [sys.executable, "-c", _READ, str(4 * most + _SPARE), *column_and_files]
     if subprocess.run(command, capture_output=True, check=False).returncode:
@@ -224,15 +210,15 @@ def _column(file: Path, column: str, most: int, where: str) -> pa.ChunkedArray:
     with pq.ParquetFile(file) as opened:
         chunks = _chunks(opened.metadata, column)
         needed = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
-        require_bytes(needed, most, where)
+        arrow.require_bytes(needed, most, where)
         largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
-        # a value may be as large as its chunk, but where that hardly shrinks, many are in it
+        # a value may be as large as its chunk; a chunk that hardly shrinks holds many values
         least = 1 if any(chunk.total_uncompressed_size > 100 * chunk.total_compressed_size for chunk in chunks) else 256
         parts = opened.iter_batches(min(max(least, most // 8 // max(1, largest)), 1 << 16), columns=[column])
-        dtype = plain_type(opened.schema_arrow.field(column).type)
-        # before they are counted: categories take little, their values may take much
+        dtype = arrow.plain_type(opened.schema_arrow.field(column).type)
+        # cast before counting: categories are small, their values may be large
         plain = (pa.record_batch([part.column(column).cast(dtype)], [column]) for part in parts)
-        return pa.chunked_array([part.column(0) for part in bounded(plain, most, where)], dtype)
+        return pa.chunked_array([part.column(0) for part in arrow.bounded(plain, most, where)], dtype)
 
 
 def _chunks(metadata: pq.FileMetaData, column: str) -> list[pq.ColumnChunkMetaData]:
@@ -243,7 +229,7 @@ def _chunks(metadata: pq.FileMetaData, column: str) -> list[pq.ColumnChunkMetaDa
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """A type that holds the values of both as they are, if there is one: a whole number becomes no float or decimal."""
+    """A type that holds the values of both unchanged, or None: integers do not become floats or decimals."""
     if one == other:
         return one
     try:
@@ -251,8 +237,9 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         both = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         return None
-    inner = [innermost(dtype) for dtype in (one, other) if not pa.types.is_null(innermost(dtype))]
-    same = all(test(dtype) == test(innermost(both)) for dtype in inner for test in (pa.types.is_integer, is_text))
+    inner = [arrow.innermost(dtype) for dtype in (one, other) if not pa.types.is_null(arrow.innermost(dtype))]
+    tests = (pa.types.is_integer, arrow.is_text)
+    same = all(test(dtype) == test(arrow.innermost(both)) for dtype in inner for test in tests)
     return both if same else None
 
 
@@ -267,7 +254,7 @@ _SAVED = ("dataset_dict.json", "state.json")
 
 
 class Arrow(StoredSource):
-    """What ``save_to_disk`` of ``datasets`` wrote, or files ``train.arrow`` (.feather, .ipc) in a folder, as they are.
+    """A data set written by ``save_to_disk`` of ``datasets``, or files ``train.arrow`` (.feather, .ipc) in a folder.
 
     A data set without splits, or a single file, is ``train``. Images are image features with their bytes, or with
     paths within the folder.
@@ -276,17 +263,15 @@ class Arrow(StoredSource):
     short_name: ClassVar[str] = "arrow"
 
     path: str = Field(description="folder, or one file: absolute, or relative to the data folder")
-    splits: dict[str, str] = Field(
-        default_factory=dict, description="our split -> name of the saved one, or of the file without its ending"
-    )
-    max_bytes: MaxBytes = None
+    splits: dict[str, str] = Field(default_factory=dict, description="split -> saved split, or file without its ending")
+    max_bytes: arrow.MaxBytes = None
     id: str | None = Field(default=None, description="column that identifies an item; None: by path, split and row")
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
         """The rows of one split; opens the files, which stay mapped into memory."""
         path = path_of(self.path, name, data_dir, may_be_file=True)
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in _ENDINGS)
-        parts = _opened_parts(path, files, name, most_bytes(files, self.max_bytes))
+        parts = _opened_parts(path, files, name, arrow.most_bytes(files, self.max_bytes))
         wanted = self.splits.get(split) or usual_name(split, parts)
         if wanted not in parts:
             raise DataError(
@@ -297,19 +282,19 @@ class Arrow(StoredSource):
             parts.values,
             where=Path(self.path).as_posix(),
             split=split,
-            stamp=fingerprint_of(wanted, *map(file_key, files)),
+            stamp=arrow.fingerprint_of(wanted, *map(arrow.file_key, files)),
             ids=self.id,
             folder=path if path.is_dir() else path.parent,
         )
 
 
 def _opened_parts(path: Path, files: Sequence[Path], name: str, most: int) -> dict[str, Any]:
-    """Split -> data set that ``save_to_disk`` wrote, or file in the folder; nothing points beyond what there is."""
+    """Split -> data set that ``save_to_disk`` wrote, or file in the folder, with valid offsets and indices."""
     is_saved = any((path / mark).is_file() for mark in _SAVED)
     try:
-        # which files a saved set is made of is written in it
-        unpacked = map(unpacked_bytes, filter(Path.is_file, path.rglob("*")) if is_saved else files)
-        require_bytes(sum(unpacked), most, f"'{path}'")
+        # a saved set lists its files itself
+        unpacked = map(arrow.unpacked_bytes, filter(Path.is_file, path.rglob("*")) if is_saved else files)
+        arrow.require_bytes(sum(unpacked), most, f"'{path}'")
         if path.is_file():
             parts = {"train": _opened(path, most)}
         elif is_saved:
@@ -318,15 +303,12 @@ def _opened_parts(path: Path, files: Sequence[Path], name: str, most: int) -> di
             parts = {file.stem: _opened(file, most) for file in files if file.parent == path}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
-        raise DataError(
-            f"source '{name}': cannot read '{path}' ({reason}); give what save_to_disk of datasets wrote, or files of "
-            "Arrow IPC or Feather"
-        ) from error
+        remedy = "give a folder that save_to_disk of datasets wrote, or files of Arrow IPC or Feather"
+        raise DataError(f"source '{name}': cannot read '{path}' ({reason}); {remedy}") from error
     if not parts:
-        raise DataError(
-            f"source '{name}': '{path}' holds neither a data set that save_to_disk wrote nor files ending in "
-            f"{', '.join(_ENDINGS)}; give another path, or another source (folder, parquet)"
-        )
+        wanted = f"a data set that save_to_disk wrote nor files ending in {', '.join(_ENDINGS)}"
+        remedy = "give another path, or another source (folder, parquet)"
+        raise DataError(f"source '{name}': '{path}' holds neither {wanted}; {remedy}")
     return parts
 
 
@@ -344,9 +326,9 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 
 def _opened(file: Path, most: int) -> pa.Table:
-    """One file, of either format."""
-    reader = pa.ipc.open_stream(ipc_stream(file))
-    return pa.Table.from_batches(bounded(reader, most, f"'{file}'"), reader.schema)
+    """Table of one file, of either format."""
+    reader = pa.ipc.open_stream(arrow.ipc_stream(file))
+    return pa.Table.from_batches(arrow.bounded(reader, most, f"'{file}'"), reader.schema)
 
 
 class Hub(StoredSource):
@@ -358,15 +340,13 @@ class Hub(StoredSource):
     repository: str = Field(description="name on the hub, e.g. uoft-cs/cifar100")
     config: str | None = Field(default=None, description="configuration of the data set, where it has several")
     revision: str | None = Field(default=None, description="commit or tag; fix it, or the data may change")
-    splits: dict[str, str] = Field(
-        default_factory=dict, description="our split -> its name on the hub, e.g. {validation: 'train[90%:]'}"
-    )
+    splits: dict[str, str] = Field(default_factory=dict, description="split -> its name on the hub, or 'train[90%:]'")
     id: str | None = Field(
-        default=None, description="column that identifies an item; without it an id is repository, split and row"
+        default=None, description="column that identifies an item; None: repository, split and row do"
     )
 
     def table(self, split: str, *, name: str, data_dir: Path | None) -> SplitTable:
-        """The table of one split; downloads it if it is not in the cache of ``datasets``."""
+        """The table of one split, downloaded unless it is in the cache of ``datasets``."""
         with brought_by("hub"):
             import datasets  # takes a second, and most runs do not need it
 
@@ -376,13 +356,13 @@ class Hub(StoredSource):
             lambda: self._loaded(None, name).values(),
             where=self.repository,
             split=split,
-            stamp=fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
+            stamp=arrow.fingerprint_of(self.repository, self.config, self.revision, data._fingerprint),
             ids=self.id,
             folder=Path(datasets.config.HF_CACHE_HOME),  # images among what it downloads
         )
 
     def _loaded(self, split: str | None, name: str) -> Any:
-        """One split, or with None all of them by name."""
+        """One split, or for None all splits by name."""
         import datasets
         from huggingface_hub import constants
 

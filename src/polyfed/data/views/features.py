@@ -1,4 +1,4 @@
-"""What a frozen pretrained network says of its input, computed once and cached; and its input as it takes it."""
+"""Cached features of frozen pretrained networks, and input prepared for pretrained networks."""
 
 from __future__ import annotations
 
@@ -36,18 +36,15 @@ _DEFAULT = "facebook/deit-tiny-patch16-224"
 
 
 class Features(View):
-    """What a frozen ``transformers`` network says of an image, a text or a sound: float32 [f], or [l, f] by position.
+    """Features of an image, text or sound from a frozen ``transformers`` network: float32 [f], or [l, f] by position.
 
     A backbone of images or sounds (its folder has ``preprocessor_config.json``) needs a column of these, one of texts
-    (with a tokenizer) strings. The features of rows that are needed are computed once, on the GPU if there is one,
-    and kept as float16 in the cache, under the content of the backbone and of the column; where its disk has no room
-    for them, they are computed anew for every batch, which a warning tells. There is no training view: frozen
-    features have no augmentation.
+    (with a tokenizer) strings. Features of the rows in use are computed once, on the GPU if available, and kept as
+    float16 in the cache, under digests of the backbone and of the column; on a full disk they are computed for every
+    batch, with a warning. The training view equals the evaluation view: frozen features are not augmented.
     """
 
-    backbone: str = Field(
-        default=_DEFAULT, min_length=1, description="folder below data.weights_dir, or hub name owner/name"
-    )
+    backbone: str = Field(default=_DEFAULT, min_length=1, description="folder below data.weights_dir, or hub name")
     pool: backbones.Pool = Field(
         default="auto",
         description="cls, mean (of all positions), pooled (its own pooler), projected (where towers meet) or tokens "
@@ -57,21 +54,15 @@ class Features(View):
     positions: int | None = Field(
         default=None,
         ge=1,
-        description="of pool tokens: neighbours averaged to so many positions, a square number for images, which "
-        "keep their CLS token before them; null: all",
+        description="for pool tokens: number of positions that neighbours are averaged to, a square number for images, "
+        "which keep their CLS token before them; null: all",
     )
-    tower: backbones.BackboneTower = Field(
-        default="whole", description="vision or text, for backbones with both (CLIP)"
-    )
+    tower: backbones.BackboneTower = Field(default="whole", description="vision or text, if it has both (CLIP)")
     size: int | None = Field(default=None, ge=8, description="image side in pixels; the backbone's own by default")
     fit: ImageFit = Field(default="squash", description="squash to a square, or crop to one")
-    length: int = Field(default=64, ge=1, le=8192, description="tokens of a text, the rest is cut off")
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="arithmetic of the backbone; bf16 is faster and coarser"
-    )
-    batch_size: int | None = Field(
-        default=None, ge=1, description="images or texts at a time; by default 4 on a CPU, 128 on a GPU"
-    )
+    length: int = Field(default=64, ge=1, le=8192, description="tokens of a text; longer texts are cut")
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="arithmetic; bf16 is faster and coarser")
+    batch_size: int | None = Field(default=None, ge=1, description="values per batch; null: 4 on a CPU, 128 on a GPU")
 
     @model_validator(mode="after")
     def _averages_tokens(self) -> Self:
@@ -81,15 +72,15 @@ class Features(View):
 
     @property
     def left(self) -> int | None:
-        """How many layers of the backbone are still to work on what it gives; None: it is the backbone's output."""
+        """Number of the backbone's last layers that are left out; None: its output."""
         return None
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Features of a column, nested columns flattened in item order.
 
         Raises:
-            ConfigError: the backbone cannot be had, or does not fit the settings.
-            DataError: a value is not an image (or text); the message names its row and file.
+            ConfigError: the backbone is missing, or does not fit the settings.
+            DataError: a value is not an image (or text); names its row and file.
         """
         folder = self._folder(context)
         compute = FeatureComputation(self, folder, column, context)
@@ -103,7 +94,7 @@ class Features(View):
         )
 
     def cut(self, column: Column, modality: str, context: DataContext) -> Count | None:
-        """See ``View``; of texts alone."""
+        """See ``View``; only texts are cut."""
         folder = self._folder(context)
         if backbones.input_kind(folder, self.tower) != "text":
             return None
@@ -113,24 +104,19 @@ class Features(View):
     def spec(self, modality: str, context: DataContext) -> InputSpec:
         folder = self._folder(context)
         path = context.cache / f"{self._stem(folder, 'shape')}.json"
-        key = str(path)
-        if key not in context.fitted:
 
-            def shape() -> list[int]:
-                one = self.prepare(folder).shape
-                is_text = backbones.input_kind(folder, self.tower) == "text"
-                blank = torch.zeros(1, *one, dtype=torch.int64 if is_text else torch.float32, device="meta")
-                mask = torch.ones(1, *one, dtype=torch.bool, device="meta") if is_text else None
-                outlined = backbones.outline(folder, self.pool, self.tower, self.left)(blank)
-                return list(self.averaged(outlined, mask).shape[1:])
+        def shape() -> list[int]:
+            one = self.prepare(folder).shape
+            is_text = backbones.input_kind(folder, self.tower) == "text"
+            blank = torch.zeros(1, *one, dtype=torch.int64 if is_text else torch.float32, device="meta")
+            mask = torch.ones(1, *one, dtype=torch.bool, device="meta") if is_text else None
+            outlined = backbones.outline(folder, self.pool, self.tower, self.left)(blank)
+            return list(self.averaged(outlined, mask).shape[1:])
 
-            context.fitted[key] = InputSpec(tuple(remembered(path, shape)))
-        spec = context.fitted[key]
-        assert isinstance(spec, InputSpec)
-        return spec
+        return context.memo(str(path), lambda: InputSpec(tuple(remembered(path, shape))))
 
     def prepare(self, folder: Path) -> backbones.Preparation:
-        """What turns values of a column into input of the backbone in ``folder``.
+        """Conversion of a column's values to input of the backbone in ``folder``.
 
         Raises:
             ConfigError: the folder lacks the preprocessor or the tokenizer.
@@ -139,7 +125,7 @@ class Features(View):
         match backbones.input_kind(folder, self.tower):
             case "image":
                 if positions is not None and math.isqrt(positions) ** 2 != positions:
-                    raise ConfigError(f"{what}, of images a square such as 4 or 9")
+                    raise ConfigError(f"{what}, for images it must be a square such as 4 or 9")
                 return backbones.ImagePreparation.of(folder, self.size, self.fit)
             case "sound":
                 if positions is not None:
@@ -147,9 +133,9 @@ class Features(View):
                 return backbones.SoundPreparation.of(folder)
         most = backbones.most_tokens(folder)
         if most is not None and self.length > most:
+            has = f"the text backbone '{self.backbone}' has positions for {most} tokens"
             raise ConfigError(
-                f"view features: length is {self.length}, but the text backbone '{self.backbone}' has positions for "
-                f"{most} tokens; set the view's length to {most} or less"
+                f"view features: length is {self.length}, but {has}; set the view's length to {most} or less"
             )
         return backbones.TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not positions)
 
@@ -161,7 +147,7 @@ class Features(View):
 
     def _stem(self, folder: Path, content: str) -> str:
         """Name of a file in the cache, by the backbone, the settings that matter to it, and ``content``."""
-        # batch_size is not among them: it changes the speed only
+        # without batch_size, which changes only the speed
         settings: list[Any] = {"image": [self.size, self.fit], "sound": []}.get(
             takes := backbones.input_kind(folder, self.tower), []
         )
@@ -176,7 +162,7 @@ class Features(View):
 
 
 class FeatureComputation:
-    """Features of any rows of a column, which is read when it is needed, as the backbone is."""
+    """Features of any rows of a column, which is read at first use, like the backbone."""
 
     def __init__(self, view: Features, folder: Path, column: Column, context: DataContext) -> None:
         self.view, self.folder, self.column, self.context = view, folder, column, context
@@ -192,25 +178,25 @@ class FeatureComputation:
 
     @property
     def block(self) -> int:
-        """Rows that the backbone takes at a time."""
+        """Rows per batch of the backbone."""
         return self.view.batch_size or _BATCH[self.device.type]
 
     @functools.cached_property
     def backbone(self) -> nn.Module:
-        fitted, view = self.context.fitted, self.view
-        key = f"backbone {backbones.digest(self.folder)} {view.pool} {view.tower} {view.left}"
-        if key not in fitted:  # one for all columns
+        view = self.view
+
+        def load() -> nn.Module:
             loaded = backbones.frozen_backbone(self.folder, view.pool, view.tower, view.left)
-            fitted[key] = backbones.channels_last(loaded).to(self.device)
-        backbone = fitted[key]
-        assert isinstance(backbone, nn.Module)
-        return backbone
+            return backbones.channels_last(loaded).to(self.device)
+
+        # one for all columns
+        return self.context.memo(f"backbone {backbones.digest(self.folder)} {view.pool} {view.tower} {view.left}", load)
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
-        """Features of ``rows``, with the bits that they have whichever others are asked for.
+        """Features of ``rows``, whose bits do not depend on the other rows.
 
-        A batch has the shape of that in which its rows are where all rows are encoded in order, as kernels differ
-        between shapes; it is filled up with one of its rows.
+        As kernels differ between shapes, each batch has the shape that its rows would have if all rows were encoded in
+        order; it is filled up with one of its rows.
         """
         together = defaultdict[tuple[int, int | None], list[int]](list)  # rows of a batch and tokens of a row -> rows
         blocks = defaultdict[int, list[int]](list)
@@ -219,7 +205,7 @@ class FeatureComputation:
         for start, members in blocks.items():
             of_block = self.values.slice(start, self.block)
             together[len(of_block), self.prepare.width(of_block)] += members
-        taken = self.values.take(pa.array(rows))  # at once: it looks at the whole column
+        taken = self.values.take(pa.array(rows))  # at once: it scans the complete column
         value_of, features = dict(zip(rows, taken, strict=True)), dict[int, Tensor]()
         for (size, width), members in together.items():
             for first in range(0, len(members), size):
@@ -246,20 +232,20 @@ class FeatureComputation:
             for row, value in zip(rows, values, strict=True):  # one at a time, to name the value that fails
                 try:
                     self.prepare([value], folder, pixels)
-                except Exception as error:  # Pillow's decoders raise errors of many kinds
+                except Exception as error:  # Pillow's decoders raise errors of many types
                     what = f"backbone '{self.view.backbone}' cannot read it"
                     raise unreadable(self.column, row, value, error, what) from error
             raise
 
 
 class States(Features):
-    """States [l, f] of all positions before the last layers of a ``transformers`` network, for who trains these."""
+    """States [l, f] of all positions before the last layers of a ``transformers`` network, which are trained."""
 
     short_name: ClassVar[str] = "states"
 
-    pool: Literal["tokens"] = Field(default="tokens", description="states are of all positions")
+    pool: Literal["tokens"] = Field(default="tokens", description="states have all positions")
     positions: None = Field(default=None, description="states are not averaged")
-    before_last: int = Field(ge=1, description="how many layers are still to come")
+    before_last: int = Field(ge=1, description="number of last layers that are left out")
 
     @property
     def left(self) -> int:
@@ -267,16 +253,16 @@ class States(Features):
 
 
 class Native(View):
-    """Pixels, tokens or spectrograms as a pretrained network's folder says: size, filter, mean, spread, tokenizer."""
+    """Pixels, tokens or spectrograms with the settings of a pretrained network's folder, such as its tokenizer."""
 
     short_name: ClassVar[str] = "native"
 
     backbone: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
     tower: backbones.BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
     size: int | None = Field(default=None, ge=8, le=2048, description="image side in pixels; None: the network's own")
-    fit: ImageFit | None = Field(default=None, description="squash or crop; as the network's processor by default")
+    fit: ImageFit | None = Field(default=None, description="squash or crop; by default that of the network's processor")
     augment: Augment = Field(default=Augment(), description="random changes of images in the training view")
-    length: int = Field(default=64, ge=2, le=8192, description="tokens of a text, the rest is cut off")
+    length: int = Field(default=64, ge=2, le=8192, description="tokens of a text; longer texts are cut")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         return self.resolved(modality, context).open(column, modality, context)
@@ -289,10 +275,10 @@ class Native(View):
         return self.resolved(modality, context).spec(modality, context)
 
     def resolved(self, modality: str, context: DataContext) -> Pixels | Tokens | Mel:
-        """The view with what the network's folder says.
+        """The view with the settings of the network's folder.
 
         Raises:
-            ConfigError: the folder cannot be had, or lacks its preprocessor or tokenizer.
+            ConfigError: the folder is missing, or lacks its preprocessor or tokenizer.
         """
         folder = backbones.locate(self.backbone, context.weights, key="view native, backbone", hub=context.hub)
         match backbones.input_kind(folder, self.tower):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import pyarrow as pa
 import torch
 from jaxtyping import Float, Int64
 from pydantic import Field
@@ -46,38 +45,48 @@ class SpecAugment(Settings):
 class Mel(View):
     """Log-mel spectrograms of recordings (WAV, or arrays of samples), computed once into the cache; float32.
 
-    The spectrogram is Kaldi's, as that of AST (Gong et al. 2021); it is cut, or filled up with zeros, to ``frames``.
+    Spectrograms follow Kaldi, as in AST (Gong et al. 2021), and are cut, or padded with zeros, to ``frames``.
     """
 
-    rate: int = Field(default=16000, ge=1000, le=192_000, description="samples a second; recordings are resampled")
+    rate: int = Field(default=16000, ge=1000, le=192_000, description="samples per second; recordings are resampled")
     bands: int = Field(default=64, ge=8, le=256, description="mel bands, from 20 Hz to half the rate")
     frames: int = Field(default=96, ge=8, le=8192, description="frames of 25 ms, one every 10 ms")
-    mean: float = Field(default=-4.2677393, description="taken off; by default that of AudioSet")
-    std: float = Field(default=9.1379948, gt=0, description="divided by; by default twice that of AudioSet, as in AST")
+    mean: float = Field(default=-4.2677393, description="mean that is subtracted; by default that of AudioSet")
+    std: float = Field(default=9.1379948, gt=0, description="divisor; by default twice that of AudioSet, as in AST")
     layout: Literal["map", "positions"] = Field(
         default="map", description="an image [1, bands, frames] for networks of images, or positions [frames, bands]"
     )
-    augment: SpecAugment = Field(default=SpecAugment(), description="runs that are hidden in the training view")
+    augment: SpecAugment = Field(default=SpecAugment(), description="runs that are masked in the training view")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         """Open recordings.
 
         Raises:
-            DataError: one cannot be read (when it is first asked for), or the cache cannot be written.
+            DataError: a recording cannot be read (at first use), or the cache cannot be written.
         """
+        values = functools.cache(column.flat_values)  # read if spectrograms are missing
+
+        def compute(rows: Sequence[int]) -> Float[Tensor, "k frames bands"]:
+            return torch.stack([self._spectrogram(column, row, values()[row].as_py()) for row in rows])
+
         stamp = fingerprint_of(_VERSION, self.rate, self.bands, self.frames, column.fingerprint)
-        compute = MelComputation(self, column)
         stored = StoredRows(
             path=context.cache / f"mel-{self.bands}-{self.frames}-{stamp}.npy",
-            shape=lambda: (len(compute.values), self.frames, self.bands),
+            shape=lambda: (len(values()), self.frames, self.bands),
             compute=compute,
             what=f"spectrograms of {column.where}",
             ahead=context.ahead,
         )
         return MelRows(stored, self)
 
+    def _spectrogram(self, column: Column, row: int, value: Any) -> Float[Tensor, "frames bands"]:
+        try:
+            return recorded_mel(value, self.rate, self.bands, self.frames, column.folder)
+        except Exception as error:  # scipy raises errors of many types for other files than WAV
+            raise unreadable(column, row, value, error, "not a readable recording") from error
+
     def cut(self, column: Column, modality: str, context: DataContext) -> Count:
-        """See ``View``; in frames of 10 ms."""
+        """See ``View``; counts frames of 10 ms."""
 
         def lengths() -> list[int]:
             values = prepared(f"lengths of {column.where}", column.flat_values(), len(column.flat_values()))
@@ -91,30 +100,9 @@ class Mel(View):
         return InputSpec((1, self.bands, self.frames) if self.layout == "map" else (self.frames, self.bands))
 
 
-class MelComputation:
-    """Spectrograms of any rows of a column."""
-
-    def __init__(self, view: Mel, column: Column) -> None:
-        self.view, self.column = view, column
-
-    @functools.cached_property
-    def values(self) -> pa.ChunkedArray:
-        return self.column.flat_values()
-
-    def __call__(self, rows: Sequence[int]) -> Float[Tensor, "k frames bands"]:
-        view, spectrograms = self.view, []
-        for row in rows:
-            value = self.values[row].as_py()
-            try:
-                spectrograms.append(recorded_mel(value, view.rate, view.bands, view.frames, self.column.folder))
-            except Exception as error:  # scipy raises errors of many kinds for what is no WAV
-                raise unreadable(self.column, row, value, error, "not a readable recording") from error
-        return torch.stack(spectrograms)
-
-
 @dataclass(frozen=True)
 class MelRows:
-    """Opened recordings: their spectrograms, and the view that standardises and augments them."""
+    """Opened recordings: spectrograms, and the view that standardises and augments them."""
 
     stored: StoredRows
     view: Mel

@@ -1,4 +1,4 @@
-"""Images as float pixels, and masks of images: foreground and background, or a class for every pixel."""
+"""Images as float pixels, and masks of images: foreground and background, or a class per pixel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.settings import require_default
 from polyfed.data.cache import Decoding, Undecoded, decoded
-from polyfed.data.images import Augment, ImageFit, MaskResampling, MeanStd, Normalisation, Resampling, normalised
+from polyfed.data.images import Augment, ImageFit, MeanStd, Normalisation, Resampling, normalised
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
@@ -34,7 +34,7 @@ class Pixels(View):
     augment: Augment = Field(default=Augment(), description="random changes in the training view")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        images = images_of(column, self.size, self.fit, self.resampling, context)
+        images = images_of(column, Decoding(self.size, self.fit, self.resampling, context.pixels), context)
         return PixelRows(images, self.normalise, self.augment)
 
     def spec(self, modality: str, context: DataContext) -> InputSpec:
@@ -42,13 +42,9 @@ class Pixels(View):
         return InputSpec((3, self.size, self.size))
 
 
-def images_of(
-    column: Column, size: int, fit: ImageFit, resampling: Resampling | MaskResampling, context: DataContext
-) -> Images:
-    """Images of a column, all of them decoded unless the context has it otherwise."""
-    if not context.ahead:
-        return Undecoded(column, Decoding(size, fit, resampling, context.pixels))
-    return decoded(column, size, context.cache, fit, resampling, context.pixels)
+def images_of(column: Column, how: Decoding, context: DataContext) -> Images:
+    """Images of a column, all of them decoded if ``context.ahead``."""
+    return decoded(column, how, context.cache) if context.ahead else Undecoded(column, how)
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class PixelRows:
 
     Attributes:
         images: all images, usually a memory map.
-        normalise: the constants, or their name.
+        normalise: constants, or their name.
         augment: changes of the training view.
     """
 
@@ -86,28 +82,17 @@ class PixelRows:
 
 
 class Masks(View):
-    """Square masks, decoded once into the cache; uint8 [b, size, size]: 1 where a pixel is above the threshold, or the
-    number of its class.
-    """
+    """Square masks, decoded once into the cache; uint8 [b, size, size]: 1 above the threshold, or class numbers."""
 
     short_name: ClassVar[str] = "masks"
 
-    size: int | None = Field(default=None, ge=8, le=2048, description="height and width in pixels; None: those of `of`")
-    fit: ImageFit = Field(default="squash", description="squash or crop: as the images that the masks belong to")
+    size: int | None = Field(default=None, ge=8, le=2048, description="height and width; None: the size of `of`")
+    fit: ImageFit = Field(default="squash", description="squash or crop, like the images that the masks belong to")
     of: str | None = Field(default=None, description="modality whose size, fit and augment the masks share")
     threshold: int = Field(default=127, ge=0, le=254, description="grey value (red, in colour) above which a mask is 1")
-    classes: int | None = Field(
-        default=None,
-        ge=2,
-        le=256,
-        description="how many; numbers of a palette, or grey values, are those of classes; None: by the threshold",
-    )
-    ignore: int | None = Field(
-        default=None, ge=0, le=255, description="number of pixels that have none of the classes, such as 255"
-    )
-    augment: Augment = Field(
-        default=Augment(), description="of the images; masks move likewise (rotate, crop, shift, flip)"
-    )
+    classes: int | None = Field(default=None, ge=2, le=256, description="number of classes; None: two, by threshold")
+    ignore: int | None = Field(default=None, ge=0, le=255, description="value of unlabelled pixels, such as 255")
+    augment: Augment = Field(default=Augment(), description="changes of the images, whose moves masks share")
 
     @model_validator(mode="after")
     def _either(self) -> Self:
@@ -116,17 +101,16 @@ class Masks(View):
         else:
             require_default(self, f"with classes: {self.classes}", "threshold")
         if self.size is None and self.of is None:
-            raise ValueError("size is not given; give it, or the images that these masks are of")
+            raise ValueError("size is missing; give it, or name the images that these masks belong to in of")
         return self
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
         assert self.size is not None
-        resampling: MaskResampling = "nearest" if self.classes is None else "numbers"
-        images = images_of(column, self.size, self.fit, resampling, context)
-        return MaskRows(images, column.where, self)
+        how = Decoding(self.size, self.fit, "nearest" if self.classes is None else "numbers", context.pixels)
+        return MaskRows(images_of(column, how, context), column.where, self)
 
     def beside(self, views: Mapping[str, View], context: DataContext) -> Self:
-        """With size, fit and augment of the images; features of these say fit alone."""
+        """Masks with size, fit and augment of the images' view; a view of features has fit alone."""
         if self.of is None:
             return self
         if self.of not in views:
@@ -134,10 +118,8 @@ class Masks(View):
         image = views[self.of].resolved(self.of, context)
         size = getattr(image, "size", None) if isinstance(image, Pixels) else self.size
         if size is None or self.size not in (None, size):
-            raise ConfigError(
-                f"masks of '{self.of}' have its size {size} where its view is pixels, else one that is given; the size "
-                f"given is {self.size}, the view {image.component_name()}"
-            )
+            view = f"its view is '{image.component_name()}', its size {size}"
+            raise ConfigError(f"masks of '{self.of}' have size {self.size}, but {view}; give the size of the view")
         shared = {key: getattr(image, key) for key in ("fit", "augment") if hasattr(image, key)}
         return self.model_copy(update={**shared, "size": size})
 
@@ -145,10 +127,10 @@ class Masks(View):
         """Shape (size, size).
 
         Raises:
-            ConfigError: the size is that of images.
+            ConfigError: the size depends on the images' view.
         """
         if self.size is None:
-            raise ConfigError(f"masks of '{self.of}' have the size of these; ask beside their view")
+            raise ConfigError(f"masks of '{self.of}' have the size of its view, which is needed first")
         return InputSpec((self.size, self.size))
 
 
@@ -158,8 +140,8 @@ class MaskRows:
 
     Attributes:
         images: all masks as images, usually a memory map.
-        where: what they were read from, for messages.
-        view: how they are presented.
+        where: Column of the data, for messages.
+        view: Settings of the view.
     """
 
     images: Images
@@ -168,7 +150,7 @@ class MaskRows:
 
     @property
     def of(self) -> str | None:
-        """Modality of the images that they belong to."""
+        """Modality of the images that the masks belong to."""
         return self.view.of
 
     def __len__(self) -> int:
@@ -180,7 +162,7 @@ class MaskRows:
         """Masks of ``rows``; with a generator moved as their images are.
 
         Raises:
-            DataError: a value is the number of no class.
+            DataError: a value is not a class number.
         """
         values, view = torch.from_numpy(self.images[rows.numpy()][:, :1]), self.view
         if view.classes is None:
@@ -190,15 +172,15 @@ class MaskRows:
         if unknown := {*present.any(0).nonzero()[:, 0].tolist()} - {*range(view.classes), view.ignore}:
             raise DataError(
                 f"{self.where} has the value {min(unknown)}, and there are {view.classes} classes, numbered from 0; "
-                "name all classes, or set ignore to a value that stands for none"
+                "name all classes, or set ignore to the value of unlabelled pixels"
             )
         if generator is None:
             return values[:, 0]
-        # plane by plane: a mean of the numbers of two classes is that of a third; each image has planes of its own
+        # plane by plane: the mean of two class numbers is a third class; each image has its own planes
         most = max(present.sum(1).tolist(), default=1)
         numbers = present.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         planes = 255 * (values == numbers[:, :, None, None]).to(torch.uint8)
         strongest, place = view.augment.moved(planes, generator).max(1)
         moved = numbers.gather(1, place.flatten(1)).view_as(place).to(torch.uint8)
-        # what comes in from outside of the image has no class
+        # areas from outside the image have no class
         return moved.where(strongest > 0, view.ignore or 0)

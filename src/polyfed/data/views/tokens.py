@@ -24,57 +24,59 @@ from polyfed.data.tokenizers import Tokenizer, Vocabulary, Words
 from polyfed.data.view import DataContext, InputSpec, View
 
 _log = logging.getLogger(__name__)
-_MANY = 0.5  # share of unknown words that is more than a remark
-_FEW_CUT = 0.05  # share of tokens that is no more than a remark
-_WHOLE = 1 << 20  # tokens, beyond every text
-_LOOKED_AT = 1000  # texts, where not all become tokens ahead
+_MANY = 0.5  # share of unknown words above which a note is a warning
+_FEW_CUT = 0.05  # share of tokens up to which a note is not a warning
+_UNCUT = 1 << 20  # tokens, longer than any text
+_LOOKED_AT = 1000  # texts, if not all are tokenised ahead
 _VERSION = 2  # raise when the same settings give other ids
 
 
 class Tokens(View):
-    """Token ids, int64 [b, longest text of the batch], padded; a text without tokens is one unknown.
+    """Token ids, int64 [b, longest text of the batch], padded; a text without tokens becomes one unknown.
 
-    The training view may damage texts, as CreamFL does with 0.1 and 0.1: tokens become unknown, then some are
-    deleted.
+    The training view can corrupt texts, as in CreamFL with 0.1 and 0.1: tokens become unknown, then some are deleted.
     """
 
-    tokenizer: SerializeAsAny[Tokenizer] = Field(default=Words(), description="how texts become tokens")
-    length: int = Field(default=32, ge=2, le=8192, description="greatest number of tokens; the rest is cut off")
-    drop: float = Field(default=0.0, ge=0, lt=1, description="chance of a token to become unknown in training")
+    tokenizer: SerializeAsAny[Tokenizer] = Field(default=Words(), description="tokenizer of the texts")
+    length: int = Field(default=32, ge=2, le=8192, description="greatest number of tokens; longer texts are cut")
+    drop: float = Field(default=0.0, ge=0, lt=1, description="probability that a token becomes unknown in training")
     delete: float = Field(default=0.0, ge=0, lt=1, description="share of the tokens then deleted, rounded down")
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        """Open texts; they are tokenised once, for all runs of the machine.
+        """Open texts, which are tokenised once for all runs of the machine.
 
         Raises:
-            DataError: a value is no text, or the cache cannot be written.
+            DataError: a value is not a text, or the cache cannot be written.
         """
         vocabulary = self.tokenizer.ready(modality, context)
         if not context.ahead:
             return TokenRows(_Untokenised(vocabulary, column, self.length), vocabulary, self.drop, self.delete)
         key = f"tokens:{fingerprint_of(self.tokenizer.key(modality, context), self.length, column.fingerprint)}"
-        if key not in context.fitted:
+
+        def tokenise() -> Tensor:
             path = context.cache / f"tokens-{self._stamp(vocabulary, column)}.npy"
-            ids = kept_numbers(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
-            context.fitted[key] = torch.from_numpy(ids)
-            _tell_unknown(torch.from_numpy(ids), vocabulary, column)
-            if ids.shape[1] >= self.length:  # else nothing can have been cut
-                _tell_cut(self.cut(column, modality, context), column)
-        tokens = context.fitted[key]
-        assert isinstance(tokens, Tensor)
-        return TokenRows(tokens, vocabulary, self.drop, self.delete)
+            numbers = kept_numbers(path, lambda: matrix_of(vocabulary, column.texts(), self.length).numpy())
+            _log_unknown(ids := torch.from_numpy(numbers), vocabulary, column)
+            cut = self.cut(column, modality, context) if ids.shape[1] >= self.length else None  # else no text was cut
+            for part in cut.left_out if cut else ():
+                level = logging.WARNING if cut and part.count > _FEW_CUT * cut.total else logging.INFO
+                reason = f"{part.count:,} tokens {part.reason}; raise length of the view"
+                _log.log(level, "%s: %s", column.where, reason)
+            return ids
+
+        return TokenRows(context.memo(key, tokenise), vocabulary, self.drop, self.delete)
 
     def cut(self, column: Column, modality: str, context: DataContext) -> Count:
-        """See ``View``; in tokens, marks of begin and end included."""
+        """See ``View``; counts tokens, including marks of begin and end."""
         vocabulary = self.tokenizer.ready(modality, context)
 
         def lengths() -> list[int]:
-            return [len(row) for row in vocabulary.encode(column.texts(), _WHOLE)]
+            return [len(row) for row in vocabulary.encode(column.texts(), _UNCUT)]
 
         return cut_count(f"tokens ({modality})", context, self._stamp(vocabulary, column), lengths, self.length)
 
     def _stamp(self, vocabulary: Vocabulary, column: Column) -> str:
-        """Changes whenever the ids may: with the tokenizer, its code, what it has learnt or read, and the texts."""
+        """Digest of everything that determines the ids: tokenizer, its code, its vocabulary, and the texts."""
         settings, code = self.tokenizer.model_dump_json(), own_code(self.tokenizer)
         learnt = vocabulary.tokens
         if (pipeline := vocabulary.pipeline) is not None:
@@ -88,17 +90,11 @@ class Tokens(View):
         return InputSpec((self.length,), vocabulary.tokens, vocabulary.pad, vocabulary.begins)
 
 
-def _tell_unknown(ids: Int32[Tensor, "n longest"], vocabulary: Vocabulary, column: Column) -> None:
+def _log_unknown(ids: Int32[Tensor, "n longest"], vocabulary: Vocabulary, column: Column) -> None:
     words = int((~torch.isin(ids, torch.tensor((vocabulary.pad, *vocabulary.fixed)))).sum())
     share = int((ids == vocabulary.unknown).sum()) / max(1, words)
     level = logging.WARNING if share > _MANY else logging.INFO
     _log.log(level, "%s: %.1f %% of its words are unknown to the tokenizer", column.where, 100 * share)
-
-
-def _tell_cut(cut: Count, column: Column) -> None:
-    for part in cut.left_out:
-        level = logging.WARNING if part.count > _FEW_CUT * cut.found else logging.INFO
-        _log.log(level, "%s: %s tokens %s; raise length of the view", column.where, f"{part.count:,}", part.reason)
 
 
 def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int32[Tensor, "n longest"]:
@@ -114,7 +110,7 @@ def matrix_of(vocabulary: Vocabulary, texts: Sequence[str], length: int) -> Int3
 
 @dataclass(frozen=True)
 class _Untokenised:
-    """Texts that become tokens whenever they are asked for."""
+    """Texts that are tokenised at each use."""
 
     vocabulary: Vocabulary
     column: Column
@@ -123,7 +119,7 @@ class _Untokenised:
     @cached_property
     def texts(self) -> list[str]:
         texts = self.column.texts()
-        _tell_unknown(matrix_of(self.vocabulary, texts[:_LOOKED_AT], self.length), self.vocabulary, self.column)
+        _log_unknown(matrix_of(self.vocabulary, texts[:_LOOKED_AT], self.length), self.vocabulary, self.column)
         return texts
 
     def __len__(self) -> int:
@@ -139,8 +135,8 @@ class TokenRows:
 
     Attributes:
         ids: token ids of all texts, padded.
-        vocabulary: what they mean.
-        drop: chance of a token to become unknown in the training view.
+        vocabulary: Meaning of the ids.
+        drop: Probability that a token becomes unknown in the training view.
         delete: share of the tokens deleted in the training view.
     """
 
@@ -154,13 +150,13 @@ class TokenRows:
 
     @property
     def pad(self) -> int:
-        """Id of the padding token, with which shorter batches are filled up."""
+        """Id of the padding token."""
         return self.vocabulary.pad
 
     def __call__(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
     ) -> Int64[Tensor, "b longest"]:
-        """Token ids of ``rows``, damaged if there is a generator."""
+        """Token ids of ``rows``, corrupted with a generator."""
         ids = self.ids[rows].long()
         if generator is not None and self.drop:
             chosen = torch.rand(ids.shape, generator=generator) < self.drop
@@ -178,10 +174,10 @@ class TokenRows:
     def _deleted(self, ids: Int64[Tensor, "b l"], generator: torch.Generator) -> Int64[Tensor, "b l"]:
         """Delete floor(share x words) words of each text, which ones at random, and close the gaps."""
         words = self._words(ids)
-        # marks and padding get a lot above those of all words, so they are never among the first
+        # marks and padding sort after all words
         lots = torch.rand(ids.shape, generator=generator).masked_fill(~words, 2.0)
         rank = lots.argsort(1).argsort(1)
         gone = rank < (words.sum(1, keepdim=True).double() * self.delete).floor()
-        # stable: what stays keeps its order, and gaps move to the end
+        # stable: remaining tokens keep their order, and gaps move to the end
         order = gone.long().argsort(dim=1, stable=True)
         return ids.masked_fill(gone, self.vocabulary.pad).gather(1, order)
