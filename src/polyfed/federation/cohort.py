@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from polyfed.core.errors import ExchangeError, StepError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import CHECKS, Ask, Filter, Reply, ReplyCheck, each
+from polyfed.federation.filters import CHECKS, Ask, Filter, Reply, ReplyCheck, each, passed
 from polyfed.wire.ledger import Channel
 from polyfed.wire.messages import NO_ANSWER, Answer, Cause, Failure, Request, StateVersion
 from polyfed.wire.payload import Payload, Weights
@@ -102,7 +102,7 @@ class Cohort:
     round: int
     channel: Channel
     reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
-    filters: Sequence[Filter] = CHECKS
+    filters: Sequence[Filter[Ask]] = CHECKS
     secure: Sums | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     listener: CohortListener = field(default_factory=CohortListener)
@@ -164,10 +164,7 @@ class Cohort:
         if self.secure is not None and name in self.secure.weights:
             yield from self.summed(self.secure, ask, phase)
         else:
-            replies = self.replies(ask, phase)
-            for passing in self.filters:
-                replies = passing(replies, ask)
-            yield from replies
+            yield from passed(self.replies(ask, phase), self.filters, ask)
         asked = len(ask.sent)
         usable, needed = asked - sum(map(len, reasons.values())), self.reply_policy(name).quorum(asked)
         if usable < needed:

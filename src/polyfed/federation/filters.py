@@ -23,6 +23,7 @@ from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
 from polyfed.wire.schema import StepSchema
 
 _T = TypeVar("_T")
+_Asked = TypeVar("_Asked", contravariant=True)  # an ask at the server, a step at a site
 _SPARE = ReplySize(1 << 12, 1 << 24)  # for a field whose layout nothing tells before it comes
 
 
@@ -190,10 +191,17 @@ class Ask:
         return ReplySize(tensors, size) if word is None else ReplySize(1, size + word)
 
 
-class Filter(Protocol):
-    """Passes replies on, in the order in which they come: as they are, changed, or not at all."""
+class Filter(Protocol[_Asked]):
+    """Passes replies on in order of arrival: unchanged, changed, or not at all; at the server and at a site alike."""
 
-    def __call__(self, replies: Iterator[Reply], ask: Ask) -> Iterator[Reply]: ...
+    def __call__(self, replies: Iterator[Reply], ask: _Asked, /) -> Iterator[Reply]: ...
+
+
+def passed(replies: Iterator[Reply], filters: Iterable[Filter[_T]], ask: _T) -> Iterator[Reply]:
+    """The replies after all filters, in this order."""
+    for link in filters:
+        replies = link(replies, ask)
+    return replies
 
 
 # ---- checks, each of which raises PayloadError for a reply that does not pass
@@ -313,7 +321,7 @@ def checks(counted: Mapping[str, int]) -> Checks:
     return Checks((SchemaCheck(), FiniteCheck(), SampleCountCap(counted), MethodCheck(), SameShapes(), SizeCheck()))
 
 
-CHECKS: tuple[Filter, ...] = (checks({}),)
+CHECKS: tuple[Filter[Ask], ...] = (checks({}),)
 
 
 # ---- norm clipping
