@@ -435,8 +435,8 @@ def _size(
     if issubclass(content, Weights):
         state = population.client_model(member).exchanged()
         types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
-        size = sum(value.numel() * (word or value.element_size()) for value in state.values())
-        return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size / 2**20:,.2f} MiB"
+        size = sum(value.numel() * (word or value.element_size()) for value in state.values()) / 2**20
+        return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size:,.2f} MiB"
     if not issubclass(content, Representations):
         of = "of public samples" if issubclass(content, PublicRows) else "named tensors"
         return f"{KIND_KEYS.get(content, content.kind)}: {of}, in a size set by the method"

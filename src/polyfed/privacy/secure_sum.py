@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import floor, prod
@@ -90,7 +90,8 @@ class FixedPoint:
             share: Sum of their shares, above 0.
             like: Type of the encoded values.
         """
-        return words.view(self.signed).astype(np.float64) * (self._limit(like) / 2.0 ** (self.bits - 2) / share)
+        values: NDArray[np.float64] = words.view(self.signed).astype(np.float64)
+        return values * (self._limit(like) / 2.0 ** (self.bits - 2) / share)
 
     def _limit(self, dtype: np.dtype[Any]) -> float:
         is_floating = np.issubdtype(dtype, np.floating)
@@ -265,9 +266,10 @@ class SummedReply:
         sizes = [prod(shape) for _, _, _, entries in layout for _, _, shape in entries]
         if sum(sizes) != len(values):
             raise PayloadError(f"{len(values)} words, the layout has {sum(sizes)}")
-        parts, fields = iter(np.split(values, np.cumsum(sizes))), dict[str, Any]()
+        parts: Iterator[Any] = iter(np.split(values, np.cumsum(sizes)))
+        share, fields = weight / total, dict[str, Any]()
         for field, name, attributes, entries in layout:
-            tensors = {key: _tensor(next(parts), *about, weight / total, numbers) for key, *about in entries}
+            tensors = {key: _tensor(next(parts), dtype, shape, share, numbers) for key, dtype, shape in entries}
             fields[field] = BUNDLE_KINDS[name](tensors=tensors, **attributes)
         return Payload(fields), weight
 
