@@ -86,9 +86,7 @@ def test_a_run_reports_its_preparation_each_client_and_the_server(
     assert any(
         reported[0] == "preparing" and reported[1].startswith("reading scenes") for reported in heard.reported[:first]
     )
-    assert any(
-        reported[0] == "preparing" and reported[1].startswith("decoding images") for reported in heard.reported
-    )
+    assert any(reported[0] == "preparing" and reported[1].startswith("decoding images") for reported in heard.reported)
     started = [reported[1:] for reported in heard.reported if reported[0] == "started"]
     assert started == [reported[1:] for reported in heard.reported if reported[0] == "done"]
     for one in ("paired-0", "image"):

@@ -33,7 +33,7 @@ RECORDER = Path(__file__).parent / "recorder"
 
 
 def experiment_settings() -> dict[str, Any]:
-    """Texts at one site, texts and pictures at another; generated in a blink."""
+    """Texts at one site, texts and images at another, generated."""
     text = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16}}
     image = {"name": "resnet", "widths": [4], "depths": [1], "block": "basic", "view": {"name": "pixels", "size": 16}}
     texts = {"name": "scenes", "train": 24, "test": 8, "seed": 2, "columns": {"text": "text"}}
@@ -146,12 +146,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, complaint: Callabl
 
 def marked_processes(mark: str) -> dict[int, str]:
     """Number -> command line, of the live processes whose environment has ``POLYFED_TEST=<mark>``."""
-    found = {}
+    seen = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+                seen[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return seen
 
 
 def marked(mark: str) -> list[str]:

@@ -30,9 +30,9 @@ class Block:
     """Commands of a page.
 
     Attributes:
-        code: for bash.
+        code: Commands for bash.
         terminal: name of the terminal that they run in in the background; empty: in the foreground.
-        ready: what the output must have before the next block.
+        ready: Text of the output before the next block.
     """
 
     code: str
@@ -132,8 +132,8 @@ def carried_out(page: Path, folder: Path, **more: str) -> str:
             for block in blocks(page.read_text(encoding="utf-8"), {"9443": str(port), "9091": str(superlink)}):
                 guide.carry_out(block)
             assert set(guide.codes.values()) == {None}, "all terminals are still there"
-            said = guide.output()
+            message = guide.output()
         assert set(guide.codes.values()) == {0}, guide.codes
     finally:
         wait_until(lambda: not marked(mark), 20, lambda: f"left: {marked(mark)}")
-    return said
+    return message

@@ -86,7 +86,7 @@ def test_a_signature_is_good_for_one_request(site: Path, signatures: Signatures)
     assert signatures.accepts(once)
     assert not signatures.accepts(once)
     first, second = decode_dss_signature(b64decode(once[SIGNATURE_HEADER]))
-    other = encode_dss_signature(first, ORDER_OF_P384 - second)  # as valid, and computed by anybody
+    other = encode_dss_signature(first, ORDER_OF_P384 - second)  # as valid, and computed without the key
     assert not signatures.accepts({**once, SIGNATURE_HEADER: b64encode(other).decode()})
 
 
@@ -115,9 +115,9 @@ def test_signatures_are_forgotten_once_they_have_run_out(site: Path) -> None:
 def test_what_is_missing_or_damaged_is_refused(
     site: Path, signatures: Signatures, name: str, value: str | None
 ) -> None:
-    found = headers(site)
-    del found[name]
-    assert not signatures.accepts(found if value is None else {**found, name: value})
+    shown = headers(site)
+    del shown[name]
+    assert not signatures.accepts(shown if value is None else {**shown, name: value})
 
 
 def test_another_time_than_the_signed_one_is_refused(site: Path, signatures: Signatures) -> None:
@@ -140,19 +140,19 @@ class OverSocket(http.client.HTTPConnection):
         self.sock.connect(self._address)
 
 
-def answered(address: str, found: Iterable[tuple[str, str]]) -> tuple[int, bytes, dict[str, str]]:
+def answered(address: str, shown: Iterable[tuple[str, str]]) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers of the answer to headers, of which some may come twice."""
     with contextlib.closing(OverSocket(address)) as connection:
         connection.putrequest("GET", "/")
-        for name, value in found:
+        for name, value in shown:
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()
         return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
 
 
-def asked(address: str, found: dict[str, str]) -> tuple[int, bytes]:
-    return answered(address, found.items())[:2]
+def asked(address: str, shown: dict[str, str]) -> tuple[int, bytes]:
+    return answered(address, shown.items())[:2]
 
 
 def test_the_gate_is_answered_over_a_socket_that_is_this_users_without_a_word_in_any_log(
@@ -184,13 +184,13 @@ def test_a_header_that_comes_twice_is_refused(
     assert (status, body) == (401, REFUSAL.encode())
 
 
-def test_the_gate_is_told_what_was_checked(site: Path, signatures: Signatures) -> None:
+def test_the_gate_receives_the_checked_headers(site: Path, signatures: Signatures) -> None:
     own = headers(site)
     with answering(signatures.accepts) as address:
-        status, _, told = answered(address, own.items())
+        status, _, reported = answered(address, own.items())
         _, _, refused = answered(address, own.items())
     assert status == 200
-    assert {name: told[name] for name in own} == own
+    assert {name: reported[name] for name in own} == own
     assert not own.keys() & refused.keys()
 
 
@@ -198,7 +198,7 @@ def test_the_gate_is_told_what_was_checked(site: Path, signatures: Signatures) -
 def test_a_gate_that_hangs_up_leaves_no_word_in_any_log(is_accepted: bool, capfd: pytest.CaptureFixture[str]) -> None:
     has_arrived, has_hung_up = threading.Event(), threading.Event()
 
-    def accepts(found: object) -> bool:
+    def accepts(shown: object) -> bool:
         has_arrived.set()
         assert has_hung_up.wait(60)
         return is_accepted

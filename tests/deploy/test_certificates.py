@@ -79,7 +79,7 @@ def test_lifetimes_and_names_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["https://a.example.org", "a.example.org:9443", "a b", "", "bücher.example", None])
-def test_what_is_no_host_is_named(host: str | None) -> None:
+def test_a_wrong_host_is_named(host: str | None) -> None:
     with pytest.raises(ConfigError, match="needs a host" if host is None else "neither a name nor an address"):
         issue_server(AUTHORITY, [] if host is None else [host])
 
@@ -92,7 +92,7 @@ def test_a_key_of_another_authority_is_found_out() -> None:
         issue_server(Identity(AUTHORITY.certificate, b"nonsense"), ["a.example.org"])
 
 
-def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+def test_a_file_without_a_certificate_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cannot read certificate .*absent\.crt"):
         read_certificate(tmp_path / "absent.crt")
     path = write_new(tmp_path / "bad.crt", "nonsense")

@@ -34,7 +34,7 @@ def connection(site: SiteFolder, log: Path, environment: dict[str, str]) -> Star
 
 
 def intruder(live: Live, folder: Path) -> SiteFolder:
-    """What a site has that was never admitted: the authority's certificate, the address, a key of its own."""
+    """Files of a site that was never admitted: the authority's certificate, the address, a key of its own."""
     site = SiteFolder(folder / "intruder")
     known = live.folders.site("archive")
     for path in (known.config, known.agreed, known.connection, known.authority):
@@ -59,7 +59,7 @@ def test_admitted_sites_come_online_and_an_unknown_key_is_refused(live: Live, tm
         unknown.stop()
 
 
-def test_without_a_key_nobody_takes_part(live: Live, tmp_path: Path) -> None:
+def test_without_a_key_no_site_takes_part(live: Live, tmp_path: Path) -> None:
     site = live.folders.site("archive")
     command = [flower_programs.program("flower-supernode"), "--superlink", f"localhost:{live.folders.address.port}"]
     command += ["--root-certificates", str(site.authority)]
@@ -86,8 +86,8 @@ def credentials(live: Live) -> dict[str, str]:
 def answer(live: Live, target: str, **how: str) -> tuple[int, bytes]:
     """To a request that an admitted site has signed: what is closed must be closed to sites too."""
     how["headers"] = how.get("headers", "") + lines(credentials(live))
-    found = http1(live.folders.address.port, live.folders.server.authority[0], target, **how)
-    return found.status, found.body
+    seen = http1(live.folders.address.port, live.folders.server.authority[0], target, **how)
+    return seen.status, seen.body
 
 
 def test_superlink_itself_would_answer_what_the_gate_refuses(live: Live) -> None:
@@ -162,7 +162,7 @@ def test_no_other_method_passes(live: Live, method: str) -> None:
     assert answer(live, LIST, method=method)[0] in (404, 400, 405, 501)
 
 
-def test_http2_is_no_other_way(live: Live) -> None:
+def test_http2_does_not_open_another_way(live: Live) -> None:
     port, authority = live.folders.address.port, live.folders.server.authority[0]
     assert http2(port, authority, FLEET) == REFUSAL.encode()
     assert SUPERLINKS in http2(port, authority, FLEET, credentials(live))
@@ -181,8 +181,8 @@ def test_a_second_request_cannot_be_smuggled_in_a_first(live: Live) -> None:
     ):
         who = lines(credentials(live))
         head = f"POST {FLEET} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n{who}".encode()
-        found = raw(port, authority, head + lengths + inner.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
-        assert b"node" not in found.body.replace(b"SuperNode", b""), lengths
+        seen = raw(port, authority, head + lengths + inner.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert b"node" not in seen.body.replace(b"SuperNode", b""), lengths
     log = live.process.output
     assert f'127.0.0.1:0 - "POST {LIST}' not in log, "a request for the control API came through the gate"
 
@@ -193,7 +193,7 @@ def test_a_body_beyond_what_flower_sends_is_refused(live: Live) -> None:
     def status(path: str, size: int) -> int:
         return posted(port, authority, path, bytes(size), credentials(live)).status
 
-    assert status(PUSH, 6 * 2**20) == 400  # from SuperLink: zeros are no message
+    assert status(PUSH, 6 * 2**20) == 400  # from SuperLink: zeros are not a message
     assert status(PUSH, BODY_LIMIT + 1) == 413
     assert status(FLEET, 2**20 + 1) == 413  # what brings nothing is small
 
@@ -212,8 +212,8 @@ def test_a_strangers_body_is_refused_unread(live: Live, tmp_path: Path) -> None:
 
     def refused(number: int) -> str:
         headers = [{}, stale, signed(stranger)][number % 3]
-        found = posted(port, authority, "/v1/fleet/push-messages", body, headers)
-        return "" if (found.status, found.body) in ((401, REFUSAL.encode()), (0, b"")) else f"{found}"
+        seen = posted(port, authority, "/v1/fleet/push-messages", body, headers)
+        return "" if (seen.status, seen.body) in ((401, REFUSAL.encode()), (0, b"")) else f"{seen}"
 
     superlink = _superlink(live)
     before, requests = superlink.memory_info().rss, live.process.output.count("push-messages")
@@ -248,7 +248,7 @@ def test_no_log_holds_a_signature_and_none_is_good_twice(live: Live) -> None:
     assert [path.name for path in logs.iterdir() if path.stat().st_mode & 0o77] == []
 
 
-# ---- Flower's own command line, and an app of somebody else's
+# ---- Flower's own command line, and an app of an attacker
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_without_a_credential_flowers_command_line_gets_nowhere(
     assert {node["node-id"] for node in live.folders.link.nodes()} == {node["node-id"] for node in before}
 
 
-def test_nobody_takes_the_server_half_of_a_run_without_the_secret(live: Live) -> None:
+def test_the_server_half_of_a_run_cannot_be_taken_without_the_secret(live: Live) -> None:
     address, authority = live.folders.address, live.folders.server.authority[0]
     for path in ("acquire-task", "push-messages", "pull-messages", "get-nodes"):
         asked = ask("127.0.0.1", address.superlink_port, f"/v1/runtime/{path}", authority, method="POST", body=b"")
@@ -285,7 +285,7 @@ def test_nobody_takes_the_server_half_of_a_run_without_the_secret(live: Live) ->
 def test_a_site_does_not_run_an_app_that_was_submitted_with_the_servers_secret(
     live: Live, tmp_path: Path, app: Path
 ) -> None:
-    """Whoever has broken into the server's machine has it."""
+    """An intruder on the server's machine has it."""
     running, out = connection(live.folders.site("archive"), tmp_path / "log", live.environment), tmp_path / "out"
     try:
         running.wait_for("connected to")
@@ -343,8 +343,8 @@ def test_a_site_refuses_a_server_of_another_authority(live: Live, tmp_path: Path
 def test_superlink_listens_on_loopback_alone(live: Live) -> None:
     port = f":{live.folders.address.superlink_port:04X}"
     listening = "0A"
-    found = []
+    seen = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
-        found += [row[1] for row in rows if row[3] == listening and row[1].endswith(port)]
-    assert found == [f"0100007F{port}"]
+        seen += [row[1] for row in rows if row[3] == listening and row[1].endswith(port)]
+    assert seen == [f"0100007F{port}"]

@@ -1,4 +1,4 @@
-"""What a site demands of the protection of runs: refused where it opens a run, printed by its check."""
+"""Demands of a site on the protection of runs: enforced when it opens a run, printed by its check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polyfed.core.errors import BudgetError, PayloadError, RefusedError
 from polyfed.deploy import host
 from polyfed.deploy.check import check_site
 from polyfed.deploy.folders import SiteFolder
-from polyfed.deploy.host import open_host, require_protection
+from polyfed.deploy.host import Announced, open_host, require_met
 from polyfed.deploy.init import create_federation
 from polyfed.deploy.settings import SiteConfig
 from polyfed.engines.run_spec import RunSpec
@@ -56,14 +56,13 @@ def opened(site: SiteFolder, run: Experiment, name: str = "a-run") -> host.Host:
     return open_host(run.spec(name, "").model_dump_json(), {"config": str(site.config)})
 
 
-def test_a_run_that_asks_for_test_metrics_is_refused_and_so_is_who_asks_without_having_said_so(tmp_path: Path) -> None:
+def test_a_run_that_asks_for_test_metrics_is_refused_and_so_is_an_unannounced_request_for_them(tmp_path: Path) -> None:
     made = site(tmp_path / "f", max_epsilon=9.0)
-    with pytest.raises(
-        PayloadError, match=r"no test metrics .*demands.metrics: false\); set run.evaluate_clients: false"
-    ):
+    reason = r"has demands.metrics: false, but the run asks for test metrics; set run.evaluate_clients: false"
+    with pytest.raises(PayloadError, match=reason):
         opened(made, experiment(NOISE | {"metrics": "clear"}, evaluate_clients=True))
-    place = opened(made, experiment(NOISE | {"metrics": "clear"}), "quiet").site
-    answer = place.answer(Request(place.infos[0].id, "assess", 1, 0, None, Payload({})))
+    hosted = opened(made, experiment(NOISE | {"metrics": "clear"}), "quiet").site
+    answer = hosted.answer(Request(hosted.infos[0].id, "assess", 1, 0, None, Payload({})))
     assert answer.failure is not None
     assert answer.failure.text == "PayloadError: 'assess': no test metrics leave this site (demands.metrics: false)"
 
@@ -71,15 +70,14 @@ def test_a_run_that_asks_for_test_metrics_is_refused_and_so_is_who_asks_without_
 def test_training_with_too_little_noise_for_the_samples_here_is_refused(tmp_path: Path) -> None:
     run = experiment({"samples": {"noise_multiplier": 0.5}})
     made = site(tmp_path / "f", run, max_epsilon=2.0)
-    reason = (
-        r"at most epsilon 2 at delta 1e-05 .*2 rounds of the run would have 'hospital-0' give away [\d.]+; raise its"
-    )
-    with pytest.raises(PayloadError, match=reason):
+    reason = r"in 2 rounds of the run 'hospital-0' would spend epsilon [\d.]+"
+    with pytest.raises(PayloadError, match=rf"demands.max_epsilon: 2 \(at .*{reason}; add 'privacy', raise"):
         opened(made, run)
     assert not list((tmp_path / "f" / "hospital" / "state").rglob("run.json")), "it is not among those that began"
-    (found,) = (finding for finding in check_site(made.path, network=False) if finding.what == "plan and demands")
-    assert found.level == "error"
-    assert re.search(reason, found.detail)
+    (finding,) = (finding for finding in check_site(made.path, network=False) if finding.level == "error")
+    assert finding.what == "demands.max_epsilon"
+    assert re.match(rf"2 \(at delta 1e-05, over all runs\); {reason}; .*'hospital-1'", finding.detail)
+    assert finding.remedy == "add 'privacy', raise its noise or lower its rounds"
 
 
 # ---- sums, and kinds of tensors
@@ -96,7 +94,7 @@ def exchanging(method: dict[str, Any], secure: str | None = None, privacy: Any =
     return plain.model_copy(
         update={
             "algorithm": Algorithm.model_validate(method),
-            "secure": None if secure is None else SecureSum.model_validate(secure),
+            "secure": SUMS[secure] if secure in SUMS else secure and SecureSum.model_validate(secure),
         }
     )
 
@@ -106,44 +104,32 @@ def demanded(**demands: Any) -> SiteConfig:
 
 
 FEDAVG = {"name": "fedavg"}
+SUMS = {"narrow": PairwiseMasks(range=0.001)}
 
 
 @pytest.mark.parametrize(
     ("demands", "run", "message"),
     [
-        ({"max_epsilon": 2.0}, (FEDAVG,), r"epsilon 2 at most \(demands.max_epsilon\); add 'privacy'"),
-        ({"max_epsilon": 2.0}, (FEDAVG, None, NOISE), "2 rounds of the run would give away 2.9"),
-        (
-            {"weights": "protected"},
-            (FEDAVG,),
-            r"differential privacy only \(demands.weights: protected\).*; add 'privacy'",
-        ),
-        (
-            {"weights": "never"},
-            (FEDAVG, None, NOISE),
-            "no weights leave it .*'fit' of 'fedavg' sends them; choose another method",
-        ),
-        (
-            {"weights": "summed"},
-            (FEDAVG, None, NOISE),
-            r"masked sums only \(demands.weights: summed\), from 'fit' .*pairwise_masks",
-        ),
-        (
-            {"sums": "only"},
-            (FEDAVG,),
-            r"masked sums only \(demands.sums: only\), and 'fit' of 'fedavg' sends 'weights' alone",
-        ),
-        # a server that says it sums, and would see every reply
+        ({"max_epsilon": 2.0}, (FEDAVG,), "but the run has no 'privacy'; add 'privacy'"),
+        ({"max_epsilon": 2.0}, (FEDAVG, None, NOISE), "in 2 rounds of the run each client would spend epsilon 2.9"),
+        ({"weights": "protected"}, (FEDAVG,), "'fit' of 'fedavg' sends weights; add 'privacy' for these"),
+        ({"weights": "never"}, (FEDAVG, None, NOISE), "'fit' of 'fedavg' sends weights; choose another method"),
+        ({"weights": "summed"}, (FEDAVG, None, NOISE), "'fit' of 'fedavg' sends weights; set .*pairwise_masks"),
+        ({"sums": "only"}, (FEDAVG,), "'fit' of 'fedavg' sends 'weights' alone; set .*pairwise_masks"),
+        # a server that announces sums, and would see every reply
         ({"sums": "only"}, (FEDAVG, "unmasked"), "'fit' of 'fedavg' sends 'weights' alone"),
         ({"sums": "only"}, ({"name": "fed_mae"}, "pairwise_masks"), "sends numbers such as losses alone"),
         ({"sums": "only"}, ({"name": "scaffold"}, "pairwise_masks"), "'controlled_fit' of 'scaffold' sends 'weights'"),
-        ({"representations": "never"}, ({"name": "creamfl"},), "no representations leave it"),
-        ({"representations": "summed"}, ({"name": "fedmd"},), "demands.representations: summed"),
+        ({"smallest_range": 64.0}, (FEDAVG, "narrow"), "aggregation.secure.range is 0.001: .*; raise aggregation"),
+        ({"representations": "never"}, ({"name": "creamfl"},), "sends representations; choose another"),
+        ({"representations": "summed"}, ({"name": "fedmd"},), "sends representations; set"),
     ],
 )
 def test_a_run_that_protects_less_is_refused(demands: Any, run: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(PayloadError, match=f"site 'hospital' demands .*{message}"):
-        require_protection(exchanging(*run), demanded(**demands))
+    ((name, value),) = demands.items()
+    shown = f"{value:g}" if name == "max_epsilon" else value
+    with pytest.raises(RefusedError, match=f"site 'hospital' has demands.{name}: {shown}.*{message}"):
+        require_met(Announced(exchanging(*run), demanded(**demands)))
 
 
 @pytest.mark.parametrize(
@@ -157,14 +143,14 @@ def test_a_run_that_protects_less_is_refused(demands: Any, run: tuple[Any, ...],
     ],
 )
 def test_what_meets_the_demands_is_let_in(demands: Any, method: Any, secure: str | None) -> None:
-    require_protection(exchanging(method, secure), demanded(**demands))
+    require_met(Announced(exchanging(method, secure), demanded(**demands)))
 
 
 def test_a_server_that_announces_masks_gets_no_reply_without(tmp_path: Path) -> None:
     place = opened(site(tmp_path / "f", sums="only"), masked()).site
     client = place.infos[0].id
     model = place.federation.client_model(place.federation.members[client]).state_dict()
-    refusals = {"no reply goes out in the clear": {}, "there are no keys of this sum here": {TOTAL: 24}}
+    refusals = {"no reply goes out in the clear": {}, "keys of this sum are missing here": {TOTAL: 24}}
     for reason, fields in refusals.items():
         sent = Payload({"weights": Weights(model), **fields})
         answer = place.answer(Request(client, "fit", 1, 0, None, sent))
@@ -194,84 +180,88 @@ def test_a_run_that_protects_enough_is_let_in_and_counted_with_those_before(tmp_
         sent = Payload({"weights": Weights(model)})
         place.handle(Request(client, "fit", 1, 0, None, sent))
     assert len(place.guard.ledger(client).costs()) == 2
-    with pytest.raises(BudgetError, match=r"2 replies gave away epsilon 2\.94 at delta 1e-05, one more"):
+    with pytest.raises(BudgetError, match=r"2 replies spent epsilon 2\.94 at delta 1e-05, one more"):
         place.handle(Request(client, "fit", 2, 0, None, sent))
     spent = place.answer(Request(client, "fit", 2, 0, None, sent), tracebacks=False).failure
     assert spent is not None
     assert re.fullmatch(r"BudgetError: its privacy budget is spent; error \w{8} in the site's log", spent.text)
     assert (made.path / "state" / PRIVATE / "secret").is_file()
-    found = {finding.what: finding for finding in check_site(made.path, network=False)}
-    assert found["demands"].detail == (
-        "epsilon 3 at most at delta 1e-05 over all runs; replies by themselves; weights protected, representations "
-        "allowed, logits allowed; test metrics never"
-    )
-    assert found["protection in run-1"].detail == (
+    seen = {finding.what: finding for finding in check_site(made.path, network=False)}
+    assert {what: finding.detail for what, finding in seen.items() if what.startswith("demands.")} == {
+        "demands.max_epsilon": "3 (at delta 1e-05, over all runs); the run has no 'privacy'",
+        "demands.metrics": "false; the planned run meets it",
+        "demands.weights": "protected; 'fit' of 'fedavg' sends weights",
+    }
+    assert seen["protection in run-1"].detail == (
         "fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 "
         "replies"
     )
-    assert found["protection in run-2"].detail.endswith("unlike plan.yaml in privacy, seed (2, planned 0)")
-    assert found["protection in run-2"].level == "warning"
-    assert found[f"given away by {client}"].detail == "epsilon 2.94 at delta 1e-05 in 2 replies, of 3"
+    assert seen["protection in run-2"].detail.endswith("unlike plan.yaml in privacy, seed (2, planned 0)")
+    assert seen["protection in run-2"].level == "warning"
+    assert seen[f"spent by {client}"].detail == "epsilon 2.94 at delta 1e-05 in 2 replies, of 3"
 
 
-def test_sites_of_a_protected_experiment_demand_what_it_plans(tmp_path: Path) -> None:
-    plan = experiment({"reply": {"weights": 1.0}, "budget": {"epsilon": 5.0, "delta": 1e-6}})
+@pytest.mark.parametrize(
+    ("plan", "demands", "difference"),
+    [
+        (
+            experiment({"reply": {"weights": 1.0}, "budget": {"epsilon": 5.0, "delta": 1e-6}}),
+            {"max_epsilon": 5.0, "delta": 1e-6, "weights": "protected", "metrics": False},
+            "privacy",
+        ),
+        (masked(), {"sums": "only", "max_epsilon": None, "weights": "allowed"}, "secure"),
+    ],
+    ids=["noise", "masks"],
+)
+def test_sites_of_a_protected_experiment_demand_its_plan(
+    tmp_path: Path, plan: Experiment, demands: dict[str, Any], difference: str
+) -> None:
     made = site(tmp_path / "f", plan)
-    demands = SiteConfig.load(made.config).demands
-    assert demands is not None
-    assert (demands.max_epsilon, demands.delta, demands.weights, demands.metrics) == (5.0, 1e-6, "protected", False)
+    own = SiteConfig.load(made.config).demanded
+    assert {name: getattr(own, name) for name in demands} == demands
     opened(made, plan)
-    with pytest.raises(PayloadError, match="add 'privacy'"):
+    with pytest.raises(RefusedError, match=rf"demands\.plan: exact, but the run differs from it in {difference}"):
         opened(made, experiment(), "bare")
 
 
-def test_sites_of_an_experiment_with_masked_sums_demand_them(tmp_path: Path) -> None:
-    plan = masked(evaluate_clients=True)
-    made = site(tmp_path / "f", plan)
-    demands = SiteConfig.load(made.config).demands
-    assert demands is not None
-    assert (demands.sums, demands.metrics, demands.max_epsilon, demands.weights) == ("only", True, None, "allowed")
-    with pytest.raises(PayloadError, match=r"demands\.sums: only"):
-        opened(made, experiment(), "bare")
-
-
-# ---- what deploy check says of the planned run
+# ---- deploy check of the planned run
 
 
 def lines(made: SiteFolder) -> str:
     return "\n".join(map(str, check_site(made.path, network=False)))
 
 
-def test_the_check_says_what_masks_hide_and_what_stays_in_the_clear(tmp_path: Path) -> None:
-    found = lines(site(tmp_path / "f", masked(evaluate_clients=True)))
-    assert "protection in the plan: fit of 'fedavg' in masked sums" in found
-    assert re.search(r"fit: weights \(25 tensors .*; masked: the server gets the sum\), num_examples .*masked", found)
-    assert "assess: numbers such as metrics of its test (float; in the clear)" in found
-    assert all(f": {phase}: " in found for phase in ("mask_keys", "mask_shares", "mask_opening"))
-    assert "stays in the clear: test metrics, what is told at joining (name, group, " in found
-    assert "plan and demands: the planned run meets them" in found
+def test_the_check_lists_what_masks_hide_and_what_stays_in_the_clear(tmp_path: Path) -> None:
+    seen = lines(site(tmp_path / "f", masked(evaluate_clients=True)))
+    assert "protection in the plan: fit of 'fedavg' in masked sums" in seen
+    assert re.search(r"fit: weights \(25 tensors .*; masked: the server gets the sum\), num_examples .*masked", seen)
+    assert "assess: numbers such as metrics of its test (float; in the clear)" in seen
+    assert all(f": {phase}: " in seen for phase in ("mask_keys", "mask_shares", "mask_opening"))
+    assert "stays in the clear: test metrics, the description at joining (name, group, " in seen
+    for demand in ("plan: exact", "sums: only"):
+        assert f"demands.{demand}; the planned run meets it" in seen
 
 
-def test_the_check_says_what_is_noisy_at_which_epsilon(tmp_path: Path) -> None:
-    found = lines(site(tmp_path / "f", experiment(NOISE)))
-    assert "MiB; with noise: clipped to norm 1, noise multiplier 4), num_examples (one int; in the clear)" in found
-    assert "noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 replies" in found
-    assert "assess" not in found
-    assert "stays in the clear: num_examples of fit, what" in found
+def test_the_check_lists_what_is_noisy_at_which_epsilon(tmp_path: Path) -> None:
+    seen = lines(site(tmp_path / "f", experiment(NOISE)))
+    assert "MiB; with noise: clipped to norm 1, noise multiplier 4), num_examples (one int; in the clear)" in seen
+    assert "noise multiplier 4; planned epsilon 2.94 at delta 1e-05 in 2 replies" in seen
+    assert "assess" not in seen
+    assert "stays in the clear: num_examples of fit, the description" in seen
 
 
 def test_the_check_gives_the_epsilon_of_each_client_that_trains_with_noise(tmp_path: Path) -> None:
     plan = experiment({"samples": {"noise_multiplier": 1.0}})
-    found = lines(site(tmp_path / "f", plan))
-    assert "(25 tensors of the model, float32+int64, 0.00 MiB; trained with noise (DP-SGD))" in found
+    seen = lines(site(tmp_path / "f", plan))
+    assert "(25 tensors of the model, float32+int64, 0.00 MiB; trained with noise (DP-SGD))" in seen
     settings = plan.clients["hospital"].training
     cost = training_cost(plan.privacy.samples, 40, settings.batch_size, 1, None)
-    assert f"planned for hospital-1: epsilon {epsilon_of([cost] * 2, 1e-5):.3g} at delta 1e-05 in 2 replies" in found
+    assert f"planned for hospital-1: epsilon {epsilon_of([cost] * 2, 1e-5):.3g} at delta 1e-05 in 2 replies" in seen
 
 
 def test_a_plan_that_does_not_meet_the_demands_is_an_error(tmp_path: Path) -> None:
-    found = lines(site(tmp_path / "f", sums="only"))
-    assert re.search(r"error +plan and demands: the plan would be refused: site 'hospital' demands", found)
+    seen = lines(site(tmp_path / "f", sums="only"))
+    assert re.search(r"error +demands.sums: only; 'fit' of 'fedavg' sends 'weights' alone; .*\n +-> set", seen)
 
 
 @pytest.mark.parametrize(
@@ -289,14 +279,14 @@ def test_a_plan_that_cannot_be_is_named(tmp_path: Path, content: str, message: s
     assert "plan.yaml" in error
     assert message in error
     made.plan.unlink()
-    assert "plan and demands" not in lines(made)
+    assert "demands." not in lines(made)
 
 
-def test_a_site_without_demands_says_so(tmp_path: Path) -> None:
+def test_a_site_without_demands_is_reported(tmp_path: Path) -> None:
     made = site(tmp_path / "f")
     made.config.write_text(yaml.safe_dump(yaml.safe_load(made.config.read_text()) | {"demands": None}))
-    found = {finding.what: finding for finding in check_site(made.path, network=False)}
-    assert found["demands"].detail.startswith("none: replies may leave without noise")
+    seen = {finding.what: finding for finding in check_site(made.path, network=False)}
+    assert seen["demands"].detail.startswith("none: replies may leave without noise")
 
 
 # ---- the plan
@@ -313,14 +303,14 @@ def test_a_site_as_it_is_made_takes_part_in_the_planned_run_alone(tmp_path: Path
     assert opened(made, run(run={"rounds": 1}), "fewer").site.spec.rounds == 1
     assert opened(made, run(), "as-planned")
     for name, changes, reason in (
-        ("more", {"run": {"rounds": 50}}, r"another in rounds \(50, planned 2\); agree on a new plan.yaml"),
-        ("other", {"algorithm": {"local_epochs": 7}}, r"another in algorithm.local_epochs \(7, planned 1\)"),
-        ("seeds", {"run": {"seed": 5}}, r"another in seed \(5, planned 0\)"),
+        ("more", {"run": {"rounds": 50}}, r"in rounds \(50, planned 2\); agree on a new plan.yaml"),
+        ("other", {"algorithm": {"local_epochs": 7}}, r"in algorithm.local_epochs \(7, planned 1\)"),
+        ("seeds", {"run": {"seed": 5}}, r"in seed \(5, planned 0\)"),
     ):
-        with pytest.raises(RefusedError, match=r"site 'hospital' demands the planned run .*" + reason):
+        with pytest.raises(RefusedError, match=r"'hospital' has demands.plan: exact, but the run differs .*" + reason):
             opened(made, run(**changes), name)
     made.plan.unlink()
-    with pytest.raises(RefusedError, match=r"demands the planned run \(demands.plan: exact\) and has no plan.yaml"):
+    with pytest.raises(RefusedError, match=r"demands\.plan: exact, but this site has no plan\.yaml"):
         opened(made, run(run={"rounds": 1}), "unplanned")
 
 
@@ -345,10 +335,3 @@ def test_runs_of_one_plan_share_a_folder_and_what_a_site_has_answered(tmp_path: 
     (folder,) = (made.path / "state").glob("[!.]*")
     assert json.loads((folder / "run.json").read_text())["run"] == "another-name"
     assert opened(site(tmp_path / "g", plan="any"), experiment(seed=3)).site.store.folder.parent.name != folder.name
-
-
-def test_a_site_bounds_the_range_of_masked_sums(tmp_path: Path) -> None:
-    config = SiteConfig.load(site(tmp_path / "f", smallest_range=64.0).config)
-    spec = experiment().spec("a-run", "").model_copy(update={"secure": PairwiseMasks(range=0.001)})
-    with pytest.raises(PayloadError, match=r"a range of 64 at least .*aggregation.secure.range is 0.001"):
-        require_protection(spec, config)

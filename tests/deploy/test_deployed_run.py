@@ -68,7 +68,7 @@ def train(live: Live, sites: list[str], out: Path) -> None:
         completed(live.process, "run", str(folders.server.experiment), *arguments, environment=environment)
         assert status(folders, "/v1/control/register-node") == 404
         assert status(folders, "/v1/control/start-run") == 404
-        assert status(folders, "/v1/fleet/pull-messages") not in (200, 404)  # there, and closed to whoever has no key
+        assert status(folders, "/v1/fleet/pull-messages") not in (200, 404)  # there, and closed without a key
 
 
 def in_one_process(settings: dict[str, Any], folder: Path) -> Path:
@@ -109,7 +109,7 @@ def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
 
 
 def guide() -> Any:
-    """The experiment of the guide to masked sums and noise, of sites that share a secret, so that noise can be told."""
+    """The experiment of the guide to masked sums and noise, of sites with one secret, so that noise is equal."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "masked-sums-at-sites.md").read_text(encoding="utf-8")
     written = yaml.safe_load(page.partition("<<'END'\n")[2].partition("END\n")[0])
     return yaml.safe_load(Experiment.parse(written).to_yaml())  # with clients for sites
@@ -117,8 +117,8 @@ def guide() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [guide(), federation_for("creamfl")], ids=["masks and noise", "creamfl"])
-def test_sites_tell_all_that_is_told_at_one_desk(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """What privacy has cost is told as well, and models have the same names."""
+def test_sites_give_the_records_of_a_run_in_one_process(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """The cost of privacy and the names of models are equal as well."""
     pytest.importorskip("opacus", reason="opacus is not installed")
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     folders, secret = make(tmp_path / "federation", settings=settings), tmp_path / "secret"
@@ -138,8 +138,8 @@ def test_sites_tell_all_that_is_told_at_one_desk(tmp_path: Path, settings: dict[
     assert models(tmp_path / "run") == models(expected)
     assert spent(folders.path) == spent(expected)
     records = polyfed.open_run(tmp_path / "run").records
-    told = {name for name in ("server", *records.clients) if "epsilon" in records.last(name, "privacy")}
-    assert told == ({"server", *settings["clients"]} if "privacy" in settings else set())
+    reported = {name for name in ("server", *records.clients) if "epsilon" in records.last(name, "privacy")}
+    assert reported == ({"server", *settings["clients"]} if "privacy" in settings else set())
     report = (tmp_path / "run" / "report.html").read_text()
     assert ("no client gave away more than epsilon" in report) == ("privacy" in settings)
 
@@ -178,7 +178,7 @@ def test_a_run_that_is_killed_goes_on_from_another_folder_to_the_same_bits(tmp_p
         first.kill()
         first.wait()
         for pid, line in marked_processes(live.environment[MARK]).items():
-            if "serverapp" in line or "deploy.connection" in line:  # the first would go on without whoever launched it
+            if "serverapp" in line or "deploy.connection" in line:  # the first would go on without its launcher
                 os.kill(pid, signal.SIGKILL)
         assert not (out / "report.html").exists()
         completed(live.process, "resume", str(out), environment=environment, cwd=Path("/"))

@@ -164,7 +164,7 @@ def test_the_bound_is_that_of_what_all_clients_of_a_message_were_asked() -> None
 def test_pulling_ends_where_a_reply_is_larger_than_what_was_asked_for() -> None:
     link = SuperLink(honest(1 << 26))
     refusal = one(link, largest_message(Limits(), [ReplySize(1, 28_000)]))
-    assert "which is all that is taken of what was asked for" in refusal.reason
+    assert "the largest possible answer to the request" in refusal.reason
     assert link.bytes == refusal.bytes < 1 << 23
 
 
@@ -172,23 +172,23 @@ def test_pulling_ends_where_a_reply_is_larger_than_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "most", "told"),
+    ("kind", "most", "reported"),
     [
-        ("train.step", MOST, '{"said": "done"}'),
+        ("train.step", MOST, '{"state": "done"}'),
         ("train.step", 3000, '{"error": "message of more than 3,000 bytes'),
         ("query.describe", MOST, "the site's worker died"),
         ("train.steal", 0, "'train.steal' is for an app of the server, and this site runs none"),  # nothing is fetched
     ],
 )
-def test_a_site_answers_messages_of_polyfed_and_no_other(kind: str, most: int, told: str) -> None:
+def test_a_site_answers_messages_of_polyfed_and_no_other(kind: str, most: int, reported: str) -> None:
     def serve(kind: str, *message: Any) -> Any:
         if kind == "describe":
             raise ConnectionError("the site's worker died")
-        return {"said": "done"}, []
+        return {"state": "done"}, []
 
     link = SuperLink(honest(4000))
     asked = make_message(Metadata(1, link.name, 7, 1, "", "", 1e9, 0.0, kind), content=RecordDict())
     reply = reply_to(asked, link.tree, most, link.objects.__getitem__, link.received.append, serve, {})
-    said = str(reply.error.reason) if reply.has_error() else json.dumps(from_records(reply.content)[0])
-    assert said.startswith(told)
+    output = str(reply.error.reason) if reply.has_error() else json.dumps(from_records(reply.content)[0])
+    assert output.startswith(reported)
     assert link.received == [link.name]

@@ -15,24 +15,24 @@ PAGE = DOCS / "tutorials" / "three-sites.md"
 
 @pytest.mark.slow
 def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
-    said = carried_out(PAGE, tmp_path, **recording(tmp_path / "records"))
+    message = carried_out(PAGE, tmp_path, **recording(tmp_path / "records"))
     shown = PAGE.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
     assert shown in (tmp_path / "consortium.yaml").read_text()
     assert outside(recorded(tmp_path / "records")) == [], "training looks up nothing and stays on loopback"
     rows = [json.loads(line) for line in (tmp_path / "runs" / "consortium" / "metrics.jsonl").read_text().splitlines()]
     assert {"north", "south", "west"} <= {str(value) for row in rows for value in row.values()}
-    assert "equal to runs/desk: metrics.jsonl and all weights of models" in said
+    assert "equal to runs/desk: metrics.jsonl and all weights of models" in message
 
 
 @pytest.mark.slow
 def test_the_guide_to_masked_sums_works_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("opacus", reason="opacus is not installed")
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    said = carried_out(DOCS / "how-to" / "masked-sums-at-sites.md", tmp_path)
-    assert "plan and demands: the planned run meets them" in said
-    assert "planned for north: epsilon 4.94 at delta 0.0001 in 2 replies to fit" in said
-    assert "masked: the server gets the sum, trained with noise (DP-SGD)" in said
-    assert "given away by north: epsilon 4.94 at delta 0.0001 in 2 replies, of 8" in said
+    message = carried_out(DOCS / "how-to" / "masked-sums-at-sites.md", tmp_path)
+    assert "demands.plan: exact; the planned run meets it" in message
+    assert "planned for north: epsilon 4.94 at delta 0.0001 in 2 replies to fit" in message
+    assert "masked: the server gets the sum, trained with noise (DP-SGD)" in message
+    assert "spent by north: epsilon 4.94 at delta 0.0001 in 2 replies, of 8" in message
     ledger = [json.loads(line) for line in (tmp_path / "runs" / "wards" / "ledger.jsonl").read_text().splitlines()]
     assert {"mask_keys", "mask_shares", "fit", "mask_opening"} <= {line["step"] for line in ledger}
     for site in ("north", "south", "coast"):

@@ -1,4 +1,4 @@
-"""Real processes: whoever has an admitted key and another site's file gets nothing, and is named."""
+"""Real processes: an impostor with an admitted key and another site's file gets nothing, and is named."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_impostors_get_nothing_and_are_named(live: Live, tmp_path: Path) -> None
         attended(late, "late").wait_for("connected to")
         attended(live.folders.path / "hospital", "hospital-again")
         assert run.process.wait(300) == 0, run.output
-    told = {(e.participant, e.reason) for e in RunRecords.load(out).events if e.incident == SITE_REFUSED}
+    reported = {(e.participant, e.reason) for e in RunRecords.load(out).events if e.incident == SITE_REFUSED}
     sent_nothing = "it is connected and not among run.engine.sites; it is sent nothing"
-    assert told == {("clinic", f"{sent_nothing} (key {early_key})"), ("spa", f"{sent_nothing} (key {late_key})")}
+    assert reported == {("clinic", f"{sent_nothing} (key {early_key})"), ("spa", f"{sent_nothing} (key {late_key})")}
     for folder in (early, late):
         assert not (folder / "state").exists()
         assert not (folder / "cache").exists()
     for report in ("report.md", "report.html"):
         assert early_key in (out / report).read_text()
-    assert "site refused: clinic" in run.output  # whoever launched the run reads it as it happens
+    assert "site refused: clinic" in run.output  # the launcher shows it as it happens

@@ -159,7 +159,7 @@ def test_a_wrong_host_leaves_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     write_new(tmp_path / "f" / "precious", "x")
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="exists already"):
         create(tmp_path / "f")
     assert [path.name for path in (tmp_path / "f").iterdir()] == ["precious"]
 
@@ -168,7 +168,7 @@ def test_admitting_checks_the_key_and_the_name(tmp_path: Path, fresh: Folders) -
     public = create_keys(tmp_path / "new")
     path = admit_site(fresh.server.path, "clinic", public)
     assert read_public(path) == read_public(public)
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="exists already"):
         admit_site(fresh.server.path, "clinic", public)
     with pytest.raises(RunError, match="not an OpenSSH public key"):
         admit_site(fresh.server.path, "other", tmp_path / "new" / "node.key")
@@ -218,8 +218,8 @@ def test_connections_are_read_back(tmp_path: Path) -> None:
 def test_caddy_takes_the_configuration(fresh: Folders, host: str) -> None:
     fresh.server.gate.write_text(caddyfile(host, 9443, 9091))
     command = [program("caddy"), "validate", "--config", "Caddyfile", "--adapter", "caddyfile"]
-    found = subprocess.run(command, cwd=fresh.server.path, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+    seen = subprocess.run(command, cwd=fresh.server.path, capture_output=True, text=True, check=False)
+    assert seen.returncode == 0, seen.stderr
 
 
 @pytest.mark.parametrize(("host", "bound"), [("localhost", True), ("127.0.0.2", True), ("::1", True), ("a.org", False)])
@@ -270,7 +270,7 @@ def archive(folder: Path, *changes: str) -> SiteConfig:
 
 
 def test_superlink_gives_no_new_tokens_for_old_ones(tmp_path: Path) -> None:
-    """Those of Flower's own plugin, which it extends, do."""
+    """Flower's own plugin, which it extends, does."""
     from polyfed.deploy.superlink import SecretPlugin
 
     plugin = SecretPlugin(b"secret")

@@ -25,10 +25,10 @@ def test_a_pair_belongs_together_and_the_key_is_private(tmp_path: Path) -> None:
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     create_keys(tmp_path)
     before = (tmp_path / "node.key").read_bytes()
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="exists already"):
         create_keys(tmp_path)
     (tmp_path / "node.key").rename(tmp_path / "old.key")
-    with pytest.raises(RunError, match=r"node\.pub' is there already"):
+    with pytest.raises(RunError, match=r"node\.pub' exists already"):
         create_keys(tmp_path)
     assert (tmp_path / "old.key").read_bytes() == before
     assert not (tmp_path / "node.key").exists()
@@ -41,7 +41,7 @@ def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
     assert fingerprint(read_public(public)) == shown.split()[1]
 
 
-def test_a_file_that_is_no_key_is_named(tmp_path: Path) -> None:
+def test_a_file_without_a_key_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"node\.key' is missing.*polyfed deploy key"):
         public_half(tmp_path / "node.key")
     write_new(tmp_path / "node.key", "nonsense", secret=True)
@@ -68,7 +68,7 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_files_are_new_and_secrets_private(tmp_path: Path) -> None:
     assert is_private(write_new(tmp_path / "a" / "secret", b"x", secret=True))
     assert not is_private(write_new(tmp_path / "open", "x"))
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="exists already"):
         write_new(tmp_path / "open", "y")
     assert (tmp_path / "open").read_text() == "x"
     with pytest.raises(RunError, match="cannot make the folder"):

@@ -1,4 +1,4 @@
-"""A federation talks to nobody but itself: no name is looked up and nothing outside loopback is contacted.
+"""A federation contacts only itself: no name is looked up and nothing outside loopback is contacted.
 
 Python processes write down their own look-ups and connections (an audit hook); strace, where it may be used, sees all
 processes, Caddy and libraries in C among them.
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def strace() -> list[str]:
-    """What to put before a command to trace it and its offspring, or nothing where that cannot be done."""
+    """Prefix of a command that traces it and its offspring; empty where that is impossible."""
     program = shutil.which("strace")
     if program is None:
         return []
@@ -34,10 +34,10 @@ def strace() -> list[str]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What was seen in one whole cycle.
+    """Records of one complete cycle.
 
     Attributes:
-        python: what Python processes did.
+        python: Events of Python processes.
         system: lines of strace, or None without it.
     """
 
@@ -96,8 +96,8 @@ def test_no_process_leaves_loopback(cycle: Traces) -> None:
 
 
 def test_a_look_up_would_have_been_seen(tmp_path: Path) -> None:
-    code = "import socket\ntry: socket.create_connection(('nobody.invalid', 9), 1)\nexcept OSError: pass"
+    code = "import socket\ntry: socket.create_connection(('nowhere.invalid', 9), 1)\nexcept OSError: pass"
     records = tmp_path / "records"
     subprocess.run([sys.executable, "-c", code], env=recording(records), check=True, timeout=60)
-    found = outside(recorded(records))
-    assert [(record.event, record.host) for record in found] == [("socket.getaddrinfo", "nobody.invalid")]
+    shown = outside(recorded(records))
+    assert [(record.event, record.host) for record in shown] == [("socket.getaddrinfo", "nowhere.invalid")]

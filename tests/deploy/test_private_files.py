@@ -17,21 +17,21 @@ from polyfed.core.files import private_files
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """What most systems have: others may read."""
+    """The usual umask: others may read."""
     before = os.umask(0o022)
     yield
     assert os.umask(before) == 0o022, "a program left another umask"
 
 
 def others_can_read(folder: Path, before: set[Path]) -> dict[str, str]:
-    """What is new in a folder and open to others, with its mode."""
+    """New files of a folder that others can read, with their modes."""
     new = [path for path in folder.rglob("*") if path not in before and not path.is_symlink()]
     assert new
     modes = {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in new}
     return {name: oct(mode) for name, mode in modes.items() if mode & (stat.S_IRWXG | stat.S_IRWXO)}
 
 
-def test_the_check_of_a_site_leaves_no_picture_that_others_can_read(
+def test_the_check_of_a_site_leaves_no_image_that_others_can_read(
     fresh: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POLYFED_CACHE", raising=False)

@@ -62,7 +62,7 @@ def test_who_ignores_a_polite_request_is_killed(tmp_path: Path) -> None:
     assert offspring(processes.family) == []
 
 
-def test_what_ends_by_itself_is_told_with_its_code(tmp_path: Path) -> None:
+def test_a_process_that_ends_by_itself_is_reported_with_its_code(tmp_path: Path) -> None:
     with Processes() as processes:
         processes.start("short", python("raise SystemExit(7)"), os.environ, tmp_path)
         processes.start("long", python(SLEEP), os.environ, tmp_path)
@@ -91,7 +91,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_signal_to_the_wrapper_ends_all(tmp_path: Path, number: signal.Signals) -> None:
     if number is signal.SIGKILL and sys.platform != "linux":
-        pytest.skip("only Linux tells children of their parent's death")
+        pytest.skip("only Linux signals children at their parent's death")
     mark = uuid.uuid4().hex
     wrapper = Started([*python(WRAPPER), SLEEP], tmp_path / "log", {MARK: mark})
     try:
@@ -113,7 +113,7 @@ def test_stopping_restores_the_handlers() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_other_processes_are_no_offspring() -> None:
+def test_other_processes_are_not_offspring() -> None:
     other = subprocess.Popen(python(SLEEP))
     try:
         assert offspring(uuid.uuid4().hex) == []

@@ -47,33 +47,33 @@ def test_a_rehearsal_that_loses_a_site_goes_on_to_the_bits_of_one_process(tmp_pa
     wait_until((tmp_path / "rehearsal/run/checkpoints/round-000001.json").exists, 300, lambda: "no round")
     (site,) = [pid for pid, line in marked_processes(mark).items() if "deploy site rehearsal/archive" in line]
     os.kill(site, signal.SIGKILL)
-    said, _ = first.communicate()
-    assert first.returncode == 2, said
-    assert "the rehearsal ended with archive (exit code -9)" in said
+    output, _ = first.communicate()
+    assert first.returncode == 2, output
+    assert "the rehearsal ended with archive (exit code -9)" in output
     wait_until(lambda: not marked(mark), 40, lambda: f"left: {marked(mark)}")
     again = start()
-    said, _ = again.communicate()
-    assert again.returncode == 0, said
-    assert "equal to desk: metrics.jsonl and all weights of models" in said
+    output, _ = again.communicate()
+    assert again.returncode == 0, output
+    assert "equal to desk: metrics.jsonl and all weights of models" in output
     wait_until(lambda: not marked(mark), 40, lambda: f"left: {marked(mark)}")
 
 
 def test_what_cannot_be_rehearsed_ends_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, told = consortium(tmp_path), list[str]()
+    settings, reported = consortium(tmp_path), list[str]()
     monkeypatch.setattr(module, "_POLYFED", ("sh", "-c", "echo no such port; exit 3"))
     with pytest.raises(RunError, match=r"ended with server \(exit code 3\)"):
-        rehearse(Experiment.parse(settings), tmp_path / "f", told.append)
-    assert "server: no such port" in told
+        rehearse(Experiment.parse(settings), tmp_path / "f", reported.append)
+    assert "server: no such port" in reported
     monkeypatch.setattr(module, "_POLYFED", ("sh", "-c", "sleep 60"))
     monkeypatch.setattr(module, "_is_open", lambda server: True)
     (tmp_path / "letters.csv").unlink()
-    with pytest.raises(RunError, match=r"site archive: .* data.sources.reports.path: there is no"):
-        rehearse(Experiment.parse(settings), tmp_path / "f", told.append)
+    with pytest.raises(RunError, match=r"site archive: .* data.sources.reports.path: .* is missing"):
+        rehearse(Experiment.parse(settings), tmp_path / "f", reported.append)
     with pytest.raises(RunError, match="of another experiment"):
-        rehearse(Experiment.parse(settings | {"name": "other"}), tmp_path / "f", told.append)
+        rehearse(Experiment.parse(settings | {"name": "other"}), tmp_path / "f", reported.append)
 
 
-def test_a_rehearsal_that_is_unlike_the_run_says_in_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_unlike_the_run_lists_the_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("run", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(name)

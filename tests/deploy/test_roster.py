@@ -52,9 +52,9 @@ def test_init_writes_sites_and_their_clients(tmp_path: Path) -> None:
     }
     archive = read_public(tmp_path / "f" / "archive" / "node.pub")
     assert sites["archive"].key == archive
-    (found,) = findings(site)
-    assert found.level == "ok"
-    assert f"archive {fingerprint(archive)}" in found.detail
+    (seen,) = findings(site)
+    assert seen.level == "ok"
+    assert f"archive {fingerprint(archive)}" in seen.detail
     assert SiteConfig.load(site.config).roster == site.roster
 
 
@@ -75,9 +75,9 @@ def test_keys_are_exchanged_by_people(tmp_path: Path) -> None:
     public = tmp_path / "f" / "archive" / "node.pub"
     done = CliRunner().invoke(deploy_app, ["trust", str(site.path), "archive", str(public)])
     assert done.output == f"trusted: archive ({fingerprint(read_public(public))})\n"
-    assert site.roster.read_text().startswith("# Sites whose clients")
-    (found,) = findings(site)
-    assert found.level == "ok"
+    assert site.roster.read_text().startswith("# Sites with whose clients")
+    (seen,) = findings(site)
+    assert seen.level == "ok"
     identity = identity_of(site, SiteConfig.load(site.config))
     assert identity is not None
     assert set(identity.roster or {}) == {"archive", "hospital-0", "hospital-1"}, "its own key need not be written"
@@ -86,9 +86,9 @@ def test_keys_are_exchanged_by_people(tmp_path: Path) -> None:
 def test_a_site_with_masked_sums_and_without_a_roster_is_warned(tmp_path: Path) -> None:
     site = make(tmp_path / "f")
     site.config.write_text(yaml.safe_dump(yaml.safe_load(site.config.read_text()) | {"roster": None}))
-    (found,) = findings(site)
-    assert found.level == "warning"
-    assert "whoever runs the server could send keys of its own" in found.detail
+    (seen,) = findings(site)
+    assert seen.level == "warning"
+    assert "the server could send keys of its own" in seen.detail
     identity = identity_of(site, SiteConfig.load(site.config))
     assert identity is not None, "it signs for the sites that have one"
     assert identity.roster is None
@@ -98,9 +98,9 @@ def test_a_site_with_masked_sums_and_without_a_roster_is_warned(tmp_path: Path) 
     ("name", "values", "message"),
     [
         ("hospital", {"clients": ["hospital-0"]}, "sites.hospital: no clients hospital-1; add them"),
-        ("archive", {"clients": ["archive", "hospital-1"]}, "client 'hospital-1' stands at two sites"),
+        ("archive", {"clients": ["archive", "hospital-1"]}, "client 'hospital-1' is listed for two sites"),
         ("archive", {"key": "ssh-ed25519 AAAA"}, "is not an OpenSSH public key"),
-        ("archive", {"key": "own"}, r"key 'ecdsa-sha2-nistp384 .*' stands at two sites"),
+        ("archive", {"key": "own"}, r"key 'ecdsa-sha2-nistp384 .*' is listed for two sites"),
         ("hospital", {"key": "new"}, "its key is not that of .*node.key; set it to null"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The server half of a deployed run tells whoever launched it how it ended."""
+"""The server half of a deployed run leaves its outcome for the launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyfed.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "mendable"),
+    ("error", "reported", "mendable"),
     [
         (KeyboardInterrupt(), "the run was stopped at SuperLink; all complete rounds are safe: start the server", True),
         (SystemExit(1), "the run was stopped at SuperLink", True),
@@ -23,8 +23,8 @@ from polyfed.runs.folder import RunFolder
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_end_is_told_with_what_can_be_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: str, mendable: bool
+def test_an_end_is_recorded_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, reported: str, mendable: bool
 ) -> None:
     def fails(*arguments: object, **options: object) -> None:
         raise error
@@ -36,7 +36,7 @@ def test_an_end_is_told_with_what_can_be_done(
         launch.server_app()(None, SimpleNamespace(run_config={"launch": tmp_path}))
     outcome = ServedOutcome.read(tmp_path)
     assert outcome is not None
-    assert outcome.error.startswith(told)
+    assert outcome.error.startswith(reported)
     assert outcome.mendable == mendable
 
 

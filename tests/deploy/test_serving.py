@@ -40,7 +40,7 @@ def test_a_key_is_admitted_and_expelled_while_the_server_runs(live: Live, tmp_pa
 
 
 @real
-def test_a_file_that_is_no_key_is_reported_once_and_does_no_harm(live: Live) -> None:
+def test_a_file_without_a_key_is_reported_once_and_does_no_harm(live: Live) -> None:
     path = live.folders.server.sites / "broken.pub"
     path.write_text("nonsense")
     live.process.wait_for("not an OpenSSH public key", 30)
@@ -58,7 +58,7 @@ def test_a_file_that_is_no_key_is_reported_once_and_does_no_harm(live: Live) -> 
 def test_a_site_waits_for_its_admission_and_for_a_new_server_until_it_is_expelled(
     fresh: Folders, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """Nobody lends a hand at the site."""
+    """Without a hand at the site."""
     key = fresh.server.sites / "archive.pub"
     text = key.read_text()
     key.unlink()

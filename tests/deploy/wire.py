@@ -94,17 +94,17 @@ def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
 
 
 def _data(secure: ssl.SSLSocket) -> bytes:
-    found = b""
+    seen = b""
     reader = secure.makefile("rb")
     while len(head := reader.read(9)) == 9:
         content = reader.read(int.from_bytes(head[:3], "big"))
         kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
         assert kind not in (3, 7), f"stream or connection was reset: {content!r}"
         if stream == 1 and kind == 0:
-            found += content
+            seen += content
         if stream == 1 and flags & 1:
             break
-    return found
+    return seen
 
 
 def _all(secure: ssl.SSLSocket) -> bytes:

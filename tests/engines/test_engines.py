@@ -74,7 +74,7 @@ def assert_same_bits(config: Config, folder: Path, engines: Iterable[str] = ENGI
     ["serialized", "ray", pytest.param("flower", marks=pytest.mark.slow)],
 )
 def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: str) -> None:
-    """A method of two steps a round whose clients keep everything that they can."""
+    """A method of two steps per round whose clients keep everything that they can."""
     assert_same_bits(tiny | {"algorithm": "two_phases.TwoPhases"}, tmp_path, [engine])
 
 
@@ -91,7 +91,7 @@ def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: 
     ],
 )
 def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, attack: str, engine: str) -> None:
-    """What clients falsify and what they train on, sent in 16 bits."""
+    """False replies and false data, sent in 16 bits."""
     config = topics(name="fedavg") | {"aggregation": {"robust": None if engine == "ray" else "geometric_median"}}
     config["clients"]["text"]["count"] = 5
     config["run"]["attackers"] = {"name": attack, "clients": 2}
@@ -138,20 +138,20 @@ def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: Config, tm
 def test_an_error_in_a_step_stops_the_run_at_its_authors_line_or_excludes_the_client(
     tiny: Config, tmp_path: Path, engine: str, on_error: str | None
 ) -> None:
-    """On Flower, whose clients are another program's, it excludes unless the run says otherwise."""
+    """On Flower, whose clients are another program's, it excludes by default."""
     config = tiny | {"algorithm": {"name": "failing.Failing"}, "run": tiny["run"] | {"exchange": {"min_clients": 3}}}
     out, stops = tmp_path / "run", (on_error or {"flower": "exclude"}.get(engine)) != "exclude"
     with pytest.raises(StepError if stops else ExchangeError, match="ZeroDivisionError: division by zero") as caught:
         finished(config, out, engine=engine, on_error=on_error)
-    said, text = str(caught.value), (out / "tracebacks.log").read_text()
+    output, text = str(caught.value), (out / "tracebacks.log").read_text()
     line = next(n for n, line in enumerate(Path(failing.__file__).read_text().splitlines(), 1) if "1 / 0" in line)
     if stops:
-        assert said.startswith("round 1: client 'image', step 'fit' of Failing: ZeroDivisionError: division by zero")
-        assert f"({failing.__file__}:{line}; " in said
+        assert output.startswith("round 1: client 'image', step 'fit' of Failing: ZeroDivisionError: division by zero")
+        assert f"({failing.__file__}:{line}; " in output
         assert isinstance(caught.value.__cause__, ZeroDivisionError) == (engine == "local")
     else:
-        assert "2 of 3 clients" in said
-    assert said.endswith(f"; clients' tracebacks: {out / 'tracebacks.log'}")
+        assert "2 of 3 clients" in output
+    assert output.endswith(f"; clients' tracebacks: {out / 'tracebacks.log'}")
     assert "client image" in text
     assert "1 / 0" in text
     assert not RunRecords.load(tmp_path / "run").seconds  # the round was not complete

@@ -1,4 +1,4 @@
-"""What the clients of an institution answer a server: each ask for one request, and no more asks than a run has."""
+"""Answers of an institution's clients: each ask for one request, and no more asks than a run has."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def small(**run: Any) -> Config:
     return config
 
 
-def told(site: Site, request: Request) -> str:
-    """What a server hears of a refusal."""
+def reported(site: Site, request: Request) -> str:
+    """Text of a refusal at the server."""
     failure = site.answer(request, tracebacks=False).failure
     assert failure is not None
     assert failure.cause is Cause.REFUSED
@@ -57,7 +57,7 @@ def test_an_ask_is_answered_for_one_request_whatever_the_run_is_called(site: Sit
         assert again is not None
         assert again.digest == first.digest
         for request in (asked(place, 1.001), asked(place, step="assess_global")):
-            assert re.match(f"RefusedError: {other}", told(place, request))
+            assert re.match(f"RefusedError: {other}", reported(place, request))
     assert institution(tmp_path, small(seed=9), "plan of another seed").answer(asked(site)).failure is None
 
 
@@ -72,7 +72,7 @@ def test_an_ask_that_was_begun_is_on_the_account_whatever_ended_it(
         with pytest.raises(KeyboardInterrupt):
             site.answer(asked(site))
     resumed = institution(tmp_path)
-    assert "answered here for another request" in told(resumed, asked(resumed, 2.0))
+    assert "answered here for another request" in reported(resumed, asked(resumed, 2.0))
     assert resumed.answer(asked(resumed)).failure is None
 
 
@@ -95,7 +95,7 @@ def test_no_ask_beyond_those_of_the_run_is_answered(site: Site, ask: dict[str, A
     for request in (first, asked(site, step="assess_global", phase=90)):
         assert site.answer(request).failure is None
     assert site.answer(replace(first, step="initial", round=0, payload=Payload())).failure is None
-    assert re.search(reason, told(site, asked(site, **ask)))
+    assert re.search(reason, reported(site, asked(site, **ask)))
 
 
 @pytest.mark.parametrize(
@@ -119,29 +119,29 @@ def test_other_weights_than_a_clients_are_refused_by_name_before_any_charge(
     weights = dict(request.payload.bundles["weights"])
     name = next(name for name in weights if name.startswith("heads.") and weights[name].ndim == 2)
     payload = Payload({"weights": Weights(change(name, weights))})
-    said = told(site, replace(request, payload=payload))
-    assert re.match(f"RefusedError: request field 'weights': first at '({name}s?|encoders.*)': {reason}", said)
+    output = reported(site, replace(request, payload=payload))
+    assert re.match(f"RefusedError: request field 'weights': first at '({name}s?|encoders.*)': {reason}", output)
     assert site.guard is not None
     assert site.guard.ledger(request.client).entries() == []
     assert not list(tmp_path.rglob(FILE))
     assert site.answer(request).failure is None
 
 
-def test_noise_is_drawn_once_for_an_ask_however_long_the_run_says_it_is(tmp_path: Path) -> None:
+def test_noise_is_drawn_once_for_an_ask_for_any_announced_length_of_the_run(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     noise = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
-    places = [institution(tmp_path, small(rounds=rounds) | {"privacy": noise}, f"of-{rounds}") for rounds in (2, 1)]
-    assert places[0].answer(asked(places[0])).failure is None
-    assert "answered here for another request" in told(places[1], asked(places[1]))
-    assert places[0].answer(asked(places[0])).failure is None
+    positions = [institution(tmp_path, small(rounds=rounds) | {"privacy": noise}, f"of-{rounds}") for rounds in (2, 1)]
+    assert positions[0].answer(asked(positions[0])).failure is None
+    assert "answered here for another request" in reported(positions[1], asked(positions[1]))
+    assert positions[0].answer(asked(positions[0])).failure is None
 
 
 def test_rows_of_another_public_set_are_refused(tmp_path: Path) -> None:
     site = institution(tmp_path, federation_for("creamfl"))
     client = next(iter(site.federation.members))
     rows = Payload({"representations": Representations({"image": torch.zeros(3, 4)}, order="another")})
-    said = told(site, Request(client, "fit", 1, 0, None, rows))
-    assert "'representations': representations of another public set or order (another, expected" in said
+    output = reported(site, Request(client, "fit", 1, 0, None, rows))
+    assert "'representations': representations of another public set or order (another, expected" in output
 
 
 def test_a_reply_depends_on_more_than_the_request_and_so_does_the_account(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_reply_depends_on_more_than_the_request_and_so_does_the_account(tmp_pa
     site = institution(tmp_path / "moon", federation_for("moon"))
     for number, after in ((1, None), (2, (1, 0))):
         assert site.answer(asked(site, round=number, after=after)).failure is None
-    assert "answered here for another request" in told(site, asked(site, round=2, after=None))
+    assert "answered here for another request" in reported(site, asked(site, round=2, after=None))
     config = small()
     config["clients"]["text"]["training"] |= {"schedule": {"kind": "cosine"}}
     for rounds in (2, 1):

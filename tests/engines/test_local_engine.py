@@ -98,7 +98,7 @@ def test_a_client_that_raises_is_an_answer_among_others(odd: Session, serialize:
 
 
 @pytest.mark.parametrize("serialize", [False, True])
-def test_a_reply_that_cannot_cross_costs_its_client_the_round_and_nobody_else(odd: Session, serialize: bool) -> None:
+def test_a_reply_that_cannot_cross_costs_only_its_client_the_round(odd: Session, serialize: bool) -> None:
     odd.engine = engine_of(site_of(odd), serialize=serialize)
     cohort = odd.cohort(1, Ledger())
     algorithm = odd.experiment.algorithm

@@ -1,4 +1,4 @@
-"""Mistakes in an author's code: each ends the run at once, in a line that says where it is and what it is."""
+"""Mistakes in an author's code: each ends the run at once, in a line with its place and cause."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_replies_are_counted_not_clients_that_come_back_to_be_measured(tiny: Con
 
 def test_a_dry_run_shows_the_authors_line_as_a_run_does(tiny: Config) -> None:
     config = tiny | {"algorithm": {"name": "failing.Failing"}}
-    said = rf"client 'image', step 'fit' of Failing: ZeroDivisionError: division by zero \({FILE}:{line_of('1 / 0')}; "
-    with pytest.raises(StepError, match=said) as caught:
+    text = rf"client 'image', step 'fit' of Failing: ZeroDivisionError: division by zero \({FILE}:{line_of('1 / 0')}; "
+    with pytest.raises(StepError, match=text) as caught:
         DryRun.of(Experiment.parse(config))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

@@ -1,4 +1,4 @@
-"""Protected clients whose steps fail: nothing tells it, it costs as much, and the client goes on from where it was."""
+"""Protected clients whose steps fail: nothing shows it, it costs as much, and the client goes on as before."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ SLOW += ["fedmkd", "fedprox", "margin_weighted", "moon"]
 
 @dataclass
 class Unreadable:
-    """Inputs of which only the first can be read."""
+    """Inputs of which one row cannot be read, or all but the first."""
 
     inputs: Inputs
+    row: int | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        if bool((rows > rows.new_zeros(())).any()):
-            raise DataError("patient 17 has no picture")
+        if bool((rows > 0 if self.row is None else rows == self.row).any()):
+            raise DataError("patient 17 has no image")
         return self.inputs(rows, generator)
 
 
@@ -156,7 +157,7 @@ def test_what_goes_wrong_leaves_as_noise_on_what_was_received(
 
 
 @pytest.mark.parametrize("lost", ["num_examples", "weights", "a tensor"])
-def test_a_reply_that_lacks_something_is_no_exception(site: Site, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+def test_an_incomplete_reply_is_protected_too(site: Site, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     honest = Site.perform
 
     def losing(self: Site, *arguments: Any, **more: Any) -> Payload:
@@ -246,9 +247,9 @@ def test_a_ledger_that_is_gone_stops_its_client(site: Site, tmp_path: Path) -> N
 # ---- what is kept
 
 
-def test_a_state_says_which_requests_led_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_records_the_requests_that_led_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a request that was put again after another history would be answered alike if, and only if, that changed
-    nothing, which tells of the data."""
+    nothing, which reveals the data."""
     session = prepared(federation("moon"), tmp_path / "run")
     site, client = site_of(session), session.server.clients[0].id
     assert site.guard is not None
@@ -295,22 +296,6 @@ def sampled(tmp_path: Path) -> Site:
     return site_of(prepared(config, tmp_path / "run"))
 
 
-@dataclass
-class OneUnreadable:
-    """Inputs of which one cannot be read."""
-
-    inputs: Inputs
-    row: int
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        if bool((rows == self.row).any()):
-            raise DataError("patient 17 has no text")
-        return self.inputs(rows, generator)
-
-
 def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
     sampled: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +312,7 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
     monkeypatch.setattr(private_training.PerSampleGradients, "clipped_sums", noting)
     data = sampled.data_of(sampled.federation.members["text-0"])
     row = int(data.train.rows["text"][5])
-    inputs = {"text": OneUnreadable(data.train.inputs["text"], row)}
+    inputs = {"text": Unreadable(data.train.inputs["text"], row)}
     monkeypatch.setattr(sampled, "data_of", lambda member: replace(data, train=replace(data.train, inputs=inputs)))
     assert sampled.answer(asked(sampled)).failure is None
     assert all(float(total.norm()) > 0.5 for total in sums)  # more than one sample can add
@@ -366,13 +351,13 @@ def test_a_step_of_training_that_fails_has_learnt_noise(sampled: Site, monkeypat
     assert len(sampled.guard.ledger("text-0").costs()) == 1
 
 
-def test_a_failure_that_blank_samples_have_too_is_told_and_has_cost(
+def test_a_failure_that_blank_samples_have_too_is_reported_and_has_cost(
     sampled: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     answer = sampled.answer(asked(sampled))
     assert answer.failure is not None
-    assert answer.failure.text == "PayloadError: step 'fit' failed; a protected client does not say how"
+    assert answer.failure.text == "PayloadError: step 'fit' failed; a protected client does not disclose the cause"
     assert "patient" not in answer.failure.details
     assert sampled.guard is not None
     assert len(sampled.guard.ledger("text-0").costs()) == 1

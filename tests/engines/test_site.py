@@ -1,4 +1,4 @@
-"""Sites: what a request may ask for, what is kept, and what an answer tells."""
+"""Sites: what a request may ask for, what is kept, and the content of an answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def asked(
         (asked("_more"), "'_more' is not a client step"),
         (asked("round"), "'round' is not a client step"),
         (asked("__init__"), "'__init__' is not a client step"),
-        (asked("count", client="nobody"), "client 'nobody' does not live here; there are: paired-0, paired-1, image"),
+        (
+            asked("count", client="stranger"),
+            "client 'stranger' does not live here; there are: paired-0, paired-1, image",
+        ),
         (asked("count", by="two"), "request field 'by' is str, declared is int"),
         (asked("count", by=True), "request field 'by' is bool, declared is int"),
         (asked("count", more=1), r"request has an undeclared field 'more' \(int\); declared: by"),
@@ -142,7 +145,7 @@ def test_a_method_that_keeps_nothing_needs_no_state(tiny: Config, tmp_path: Path
 # ---- answers
 
 
-def test_an_answer_tells_what_went_wrong_in_a_line_and_in_detail(site: Site) -> None:
+def test_an_answer_describes_the_error_in_a_line_and_in_detail(site: Site) -> None:
     answer = site.answer(asked("fail"))
     assert answer.failure is not None
     assert (answer.client, answer.payload, answer.failure.text) == ("image", None, "ZeroDivisionError: halfway")
@@ -172,12 +175,12 @@ def test_initial_weights_are_those_of_a_fresh_client(tiny: Config, tmp_path: Pat
 # ---- opening
 
 
-def test_a_place_with_another_public_set_says_so(tiny: Config, tmp_path: Path) -> None:
+def test_a_place_with_another_public_set_is_refused(tiny: Config, tmp_path: Path) -> None:
     experiment = Experiment.parse(tiny)
     order = prepared(tiny, tmp_path / "a").federation.public_order
     Site.open(experiment.site(), experiment.spec("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
     other = Experiment.parse(tiny | {"public": {"source": "scenes", "items": 15}})
-    with pytest.raises(DataError, match=rf"public set here is another one \(\w+, expected {order}\): compare source"):
+    with pytest.raises(DataError, match=rf"public set here differs \(\w+, expected {order}\): compare source"):
         Site.open(other.site(), experiment.spec("r", order), tmp_path / "s", vocabulary=tmp_path / "v")
     none = Experiment.parse({key: value for key, value in tiny.items() if key != "public"})
     with pytest.raises(DataError, match=rf"\(none, expected {order}\)"):
@@ -192,13 +195,13 @@ def test_a_place_that_does_not_attack_refuses_a_run_with_attackers(tiny: Config,
 
 
 def test_a_place_may_host_some_of_the_clients(odd: Config, tmp_path: Path) -> None:
-    """What a client is and holds depends on its group alone, not on who lives beside it."""
-    whole = site_of(prepared(odd, tmp_path / "a"))
+    """A client and its data depend only on its group, not on other clients of the site."""
+    undisturbed_run = site_of(prepared(odd, tmp_path / "a"))
     part = Experiment.parse(odd | {"clients": {"image": odd["clients"]["image"]}})
-    alone = Site.open(part.site(), whole.spec, tmp_path / "s", vocabulary=tmp_path / "v")
+    alone = Site.open(part.site(), undisturbed_run.spec, tmp_path / "s", vocabulary=tmp_path / "v")
     assert [info.id for info in alone.infos] == ["image"]
-    assert alone.infos[0] == whole.infos[2]
-    assert torch.equal(alone.federation.members["image"].items, whole.federation.members["image"].items)
+    assert alone.infos[0] == undisturbed_run.infos[2]
+    assert torch.equal(alone.federation.members["image"].items, undisturbed_run.federation.members["image"].items)
     with pytest.raises(PayloadError, match="client 'paired-0' does not live here; there are: image"):
         alone.handle(asked("count", client="paired-0"))
 

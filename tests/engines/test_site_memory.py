@@ -59,7 +59,7 @@ def test_a_reply_is_not_touched_by_the_clients_after_it(session: Session, built:
         assert all(torch.equal(session.server.weights[kind][name], value) for name, value in model.items())
 
 
-def test_clients_give_the_same_whoever_was_there_before(session: Session) -> None:
+def test_clients_give_the_same_after_any_others(session: Session) -> None:
     sent = requests(session)
     *_, after_others = session.engine.exchange(sent, None)
     (alone,) = session.engine.exchange(sent[-1:], None)

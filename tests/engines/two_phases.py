@@ -14,7 +14,7 @@ from polyfed.wire.payload import Weights
 
 
 class TwoPhases(Algorithm):
-    """Train and average; then measure the average everywhere, and train on with steps as large as the losses say.
+    """Train and average; then measure the average everywhere, and train on with steps by the losses.
 
     Each client keeps its model from the first phase for the second, and an optimiser for the whole run.
     """
@@ -26,9 +26,9 @@ class TwoPhases(Algorithm):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         self._average(server, cohort.ask(self.fit, weights=each(server.weights_for)))
-        found = {r.sender.id: r.loss for r in cohort.ask(self.measure, weights=each(server.weights_for))}
-        worst = max(found.values())
-        share = each(lambda client: found[client.id] / worst)
+        seen = {r.sender.id: r.loss for r in cohort.ask(self.measure, weights=each(server.weights_for))}
+        worst = max(seen.values())
+        share = each(lambda client: seen[client.id] / worst)
         self._average(server, cohort.ask(self.again, weights=each(server.weights_for), share=share))
         server.record(worst=worst)
 

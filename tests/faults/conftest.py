@@ -42,7 +42,7 @@ def keeping_from(tiny: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def undisturbed(keeping: dict[str, Any], tmp_path: Path) -> dict[str, bytes]:
-    """What a run of ``keeping`` leaves to which nothing happened, on the local engine; made once."""
+    """Results of an undisturbed run of ``keeping`` on the local engine; made once."""
     if not _LEFT:
         _LEFT.update(results(polyfed.run(Experiment.parse(keeping), tmp_path / "undisturbed", quiet=True).folder))
     return _LEFT

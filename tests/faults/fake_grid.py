@@ -18,7 +18,7 @@ MANY = 10**6
 
 
 class FakeMessage:
-    """What ``flwr.app.Message`` is outside a run of Flower's, where that one cannot be made."""
+    """Replacement for ``flwr.app.Message``, which cannot be made outside a run of Flower's."""
 
     def __init__(self, content: Any, dst_node_id: int, message_type: str, *, group_id: str = "", ttl: Any = None):
         self.content = content
@@ -38,7 +38,7 @@ class FakeMessage:
 
 
 class Lost(Exception):  # noqa: N818 - it is what became of a message
-    """The process or the node of a message died over it; SuperLink says so."""
+    """The process or the node of a message died over it; SuperLink reports it."""
 
 
 class Silence(Exception):  # noqa: N818
@@ -50,8 +50,8 @@ class Delivery:
     """A message at its node.
 
     Attributes:
-        message: what was pushed.
-        grid: where.
+        message: The pushed message.
+        grid: Its grid.
         serve: performs what is in a content, and gives the reply's.
     """
 
@@ -64,13 +64,13 @@ class Delivery:
         return int(self.message.metadata.dst_node_id)
 
     def end_process(self) -> None:
-        """What the node's process holds in memory is gone."""
+        """The node's process loses its memory."""
         serve, _ = self.grid.nodes[self.node]
         serve.opener.end()  # type: ignore[attr-defined]
 
 
 Fault = Callable[[Delivery], Any]
-"""What becomes of a message: the content of the reply; raises Lost or Silence."""
+"""Fate of a message: the content of the reply; raises Lost or Silence."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class FakeGrid:
         nodes: id -> what serves its messages, and its configuration.
         rules: faults to come.
         away: nodes that are not connected -> looks at who is there until they are back.
-        refused: so many messages are not taken.
+        refused: Number of messages to refuse.
         keys: node -> name and key (PEM) that it was admitted with; by default those of its site's folder.
     """
 
@@ -141,8 +141,8 @@ class FakeGrid:
         return ids
 
     def pull_messages(self, message_ids: Sequence[str]) -> list[FakeMessage]:
-        found = [self._reply(key) for key in list(message_ids) if key in self._waiting]
-        return [reply for reply in found if reply is not None]
+        seen = [self._reply(key) for key in list(message_ids) if key in self._waiting]
+        return [reply for reply in seen if reply is not None]
 
     def steps(self, client: str) -> list[tuple[str, int]]:
         """Names and rounds of the requests that were pushed for a client."""

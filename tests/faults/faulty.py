@@ -17,7 +17,7 @@ from polyfed.wire.payload import Representations, TensorBundle, Weights
 
 
 class Struck(CreamFL):
-    """In round 2, one client does what ``how`` says, as often as ``times`` says; a file counts for all processes."""
+    """In round 2, one client fails as in ``how``, ``times`` times; a file counts for all processes."""
 
     counter: str
     how: str = "kill"
@@ -47,11 +47,11 @@ class Struck(CreamFL):
 
 
 FALSE_REPLY = ""
-"""What is wrong with replies of a ``Liar``'s client ``image`` in this process; nothing if empty."""
+"""Fault in replies of a ``Liar``'s client ``image`` in this process; empty: none."""
 
 
 class Liar(CreamFL):
-    """One client's replies are false as ``FALSE_REPLY`` says at the moment."""
+    """One client's replies have the fault ``FALSE_REPLY``."""
 
     @client_step(representations=Representations, num_examples=int)
     def fit(self, client: Client, representations: Representations) -> Reply:
@@ -81,8 +81,8 @@ def _falsified(how: str, reply: Reply) -> Reply:
         "text": {"num_examples": "ten"},
         "fraction": {"num_examples": 0.5},
     }
-    found = fields | changes[how]
-    return Reply(**{name: value for name, value in found.items() if value is not None})
+    seen = fields | changes[how]
+    return Reply(**{name: value for name, value in seen.items() if value is not None})
 
 
 def _each(own: Representations, change: Any) -> Representations:
@@ -107,4 +107,4 @@ FALSE = {
     "text": "reply field 'num_examples' is str, declared is int",
     "fraction": "reply field 'num_examples' is float, declared is int",
 }
-"""What is wrong with a reply -> part of the reason that its client is excluded for."""
+"""Fault in a reply -> part of the reason of its client's exclusion."""

@@ -50,8 +50,8 @@ class InProcess:
     """Folders of a federation, and the grid over which its nodes are reached.
 
     Attributes:
-        folder: as ``polyfed deploy init`` makes it.
-        grid: of one node a site.
+        folder: Folder from ``polyfed deploy init``.
+        grid: Grid with one node per site.
         engine: settings of the engine that make waiting short.
     """
 
@@ -133,7 +133,7 @@ class Struck(CohortListener):
         session: attached to the grid.
         round: number of the last ask.
         reasons: why the client was excluded, ask by ask that it was.
-        ledger: of the last ask.
+        ledger: Ledger of the last ask.
     """
 
     federation: InProcess

@@ -1,4 +1,4 @@
-"""What a site refuses before anything runs: other versions, other data, foreign runs, methods it does not allow."""
+"""Refusals of a site before anything runs: other versions, other data, foreign runs, methods it does not allow."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Config = dict[str, Any]
 def spec(**values: Any) -> Callable[[Any], Any]:
     """A change of the run's spec in a message."""
 
-    def change(found: dict[str, Any]) -> None:
-        found["spec"] = json.dumps(json.loads(found["spec"]) | values)
+    def change(seen: dict[str, Any]) -> None:
+        seen["spec"] = json.dumps(json.loads(seen["spec"]) | values)
 
     return facts(change)
 
@@ -59,8 +59,8 @@ REFUSED = {
     "no method": (spec(algorithm=None), "damaged message: the run's spec"),
     "setting": (spec(algorithm={"name": "creamfl", "exec": "rm"}), "unknown key 'exec'"),
     "key": (spec(more=1), "unknown key 'more'"),
-    "no spec": (facts(lambda found: found.update(spec="{")), "damaged message: the run's spec"),
-    "pickle": (facts(lambda found: found.update(spec="\x80\x04cos\nsystem\n")), "damaged message: the run's spec"),
+    "no spec": (facts(lambda seen: seen.update(spec="{")), "damaged message: the run's spec"),
+    "pickle": (facts(lambda seen: seen.update(spec="\x80\x04cos\nsystem\n")), "damaged message: the run's spec"),
     "path": (spec(run="../elsewhere"), "the run's spec: run: String should match pattern"),
     "absolute path": (
         spec(run=f"{tempfile.gettempdir()}/elsewhere"),
@@ -74,7 +74,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_site_that_cannot_take_part_says_why(refusing: InProcess, tmp_path: Path, name: str) -> None:
+def test_a_site_that_cannot_take_part_reports_the_reason(refusing: InProcess, tmp_path: Path, name: str) -> None:
     change, message = REFUSED[name]
     node = refusing.node("image")
     refusing.grid.nodes[node] = (_changed(refusing, node, change), refusing.grid.nodes[node][1])
@@ -111,9 +111,9 @@ def test_a_site_refuses_steps_as_it_refuses_to_join(federation: InProcess, tmp_p
 def _changed(federation: InProcess, number: int, change: Callable[[Any], Any]) -> Any:
     serve, _ = federation.grid.nodes[number]
 
-    def changed(kind: str, found: Any, parts: Any, config: Any) -> Any:
-        told, own = from_records(change(to_records(found, parts)))
-        return serve(kind, told, own, config)
+    def changed(kind: str, seen: Any, parts: Any, config: Any) -> Any:
+        reported, own = from_records(change(to_records(seen, parts)))
+        return serve(kind, reported, own, config)
 
     return changed
 
@@ -147,7 +147,7 @@ def test_a_card_is_read_within_bounds(refusing: InProcess, text: str, message: s
 
 
 @pytest.mark.slow
-def test_all_that_polyfed_ships_is_allowed_where_nothing_is_said(federation: InProcess, tmp_path: Path) -> None:
+def test_all_that_polyfed_ships_is_allowed_by_default(federation: InProcess, tmp_path: Path) -> None:
     for site in ("paired", "image"):
         federation.edit(site, {"algorithms": []})
     assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
@@ -166,7 +166,7 @@ def test_all_that_polyfed_ships_is_allowed_where_nothing_is_said(federation: InP
             "image",
             {"public": {"source": "scenes", "items": 15}},
             "DataError",
-            r"the public set here is another one \(\w+, expected \w+\): compare source, split, items",
+            r"the public set here differs \(\w+, expected \w+\): compare source, split, items",
         ),
         ("image", {"nonsense": 1}, "ConfigError", "config: unknown key 'nonsense'"),
         (

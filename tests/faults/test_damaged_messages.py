@@ -1,4 +1,4 @@
-"""Messages that are damaged, false or hostile, in both directions: refused by whoever receives them, and named."""
+"""Messages that are damaged, false or hostile, in both directions: refused by their receiver, and named."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def facts(change: Callable[[dict[str, Any]], Any]) -> Change:
     """A change of the JSON of a message."""
 
     def changed(content: Any) -> Any:
-        found = json.loads(content.config_records["polyfed"]["json"])
-        found = change(found) or found
-        content["polyfed"] = ConfigRecord({"json": found if isinstance(found, str) else json.dumps(found)})
+        seen = json.loads(content.config_records["polyfed"]["json"])
+        seen = change(seen) or seen
+        content["polyfed"] = ConfigRecord({"json": seen if isinstance(seen, str) else json.dumps(seen)})
         return content
 
     return changed
@@ -44,8 +44,8 @@ def facts(change: Callable[[dict[str, Any]], Any]) -> Change:
 def header(number: int, **values: Any) -> Change:
     """A change of the header of a part."""
 
-    def change(found: dict[str, Any]) -> None:
-        found["parts"][number] = json.dumps(json.loads(found["parts"][number]) | values)
+    def change(seen: dict[str, Any]) -> None:
+        seen["parts"][number] = json.dumps(json.loads(seen["parts"][number]) | values)
 
     return facts(change)
 
@@ -53,10 +53,10 @@ def header(number: int, **values: Any) -> Change:
 def tensor_spec(*spec: Any) -> Change:
     """Another name, type and shape for the first tensor of the first part, not checked by a sum."""
 
-    def change(found: dict[str, Any]) -> None:
-        content = json.loads(found["parts"][0])
+    def change(seen: dict[str, Any]) -> None:
+        content = json.loads(seen["parts"][0])
         content["tensors"][0] = list(spec)
-        found["parts"][0] = json.dumps(content | {"crc": "--------"})
+        seen["parts"][0] = json.dumps(content | {"crc": "--------"})
 
     return facts(change)
 
@@ -97,11 +97,11 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "pickled tensor": (raw(lambda data: PICKLE), "the bytes do not match their checksum"),
     "no tensors": (without("part-0"), "0 tensors where"),
     "no facts": (without("polyfed"), "damaged message: KeyError"),
-    "no JSON": (facts(lambda found: "{"), "damaged message: JSONDecodeError"),
-    "a list": (facts(lambda found: "[]"), "damaged message"),
-    "deep": (facts(lambda found: "[" * 100_000), "damaged message"),
-    "pickled JSON": (facts(lambda found: PICKLE.decode("latin-1")), "damaged message: JSONDecodeError"),
-    "no parts": (facts(lambda found: found.pop("parts") and None), "damaged message: KeyError"),
+    "no JSON": (facts(lambda seen: "{"), "damaged message: JSONDecodeError"),
+    "a list": (facts(lambda seen: "[]"), "damaged message"),
+    "deep": (facts(lambda seen: "[" * 100_000), "damaged message"),
+    "pickled JSON": (facts(lambda seen: PICKLE.decode("latin-1")), "damaged message: JSONDecodeError"),
+    "no parts": (facts(lambda seen: seen.pop("parts") and None), "damaged message: KeyError"),
     "kind": (header(0, kind="function"), "KeyError: 'function'"),
     "kind of kinds": (header(0, kind=["weights"]), "damaged message"),
     "attribute": (header(0, attributes={"tensors": {}}), "damaged message"),
@@ -145,7 +145,7 @@ def test_a_damaged_reply_is_refused_at_the_server(struck: Struck, name: str) -> 
 
 def test_frames_that_nothing_refers_to_are_refused_and_counted(struck: Struck) -> None:
     def more(content: Any) -> Any:
-        content = facts(lambda found: found["parts"].append("{}"))(content)
+        content = facts(lambda seen: seen["parts"].append("{}"))(content)
         content["part-" + str(len(content.array_records))] = ArrayRecord(
             {"0": Array("uint8", (9000,), "raw", bytes(9000))}
         )
@@ -157,9 +157,9 @@ def test_frames_that_nothing_refers_to_are_refused_and_counted(struck: Struck) -
 
 
 def test_a_frame_that_no_field_refers_to_is_refused(struck: Struck) -> None:
-    def change(found: dict[str, Any]) -> None:
-        found["parts"].append(found["parts"][0])
-        found["answers"][0]["parts"][1] += 1
+    def change(seen: dict[str, Any]) -> None:
+        seen["parts"].append(seen["parts"][0])
+        seen["answers"][0]["parts"][1] += 1
 
     assert "no field refers to frame 1 of its 2" in struck.refuses(Rule(damages_reply(facts(change))))
 
@@ -172,28 +172,28 @@ def test_a_larger_tensor_than_was_asked_for_is_refused_before_it_is_read(struck:
     assert struck.ledger.total("up") > 1024
 
 
-# ---- what a message says about who and what
+# ---- false claims of a message
 
 
 def text_of(field: str, **values: Any) -> Change:
     """A change of the JSON of the first request (or answer) of a message."""
 
-    def change(found: dict[str, Any]) -> None:
-        entry = found[field][0]
+    def change(seen: dict[str, Any]) -> None:
+        entry = seen[field][0]
         entry["text"] = json.dumps(json.loads(entry["text"]) | values)
 
     return facts(change)
 
 
 def entry_of(field: str, **values: Any) -> Change:
-    return facts(lambda found: found[field][0].update(values))
+    return facts(lambda seen: seen[field][0].update(values))
 
 
 def messages_of(content: Callable[[dict[str, Any]], None]) -> Change:
     """A change of the payload's own JSON in the first answer."""
 
-    def change(found: dict[str, Any]) -> None:
-        entry = found["answers"][0]
+    def change(seen: dict[str, Any]) -> None:
+        entry = seen["answers"][0]
         text = json.loads(entry["text"])
         message = json.loads(text["message"])
         content(message)
@@ -223,8 +223,8 @@ def scalar(name: str, value: Any) -> Change:
         (text_of("requests", after=["../../secret", 0]), "damaged request: TypeError"),
         (text_of("requests", message="[]"), "damaged message: list where an object is expected"),
         (text_of("requests", message=None), "the envelope is empty"),
-        (entry_of("requests", places=[0, 99]), "IndexError"),
-        (entry_of("requests", places=None), "no request refers to frame 0"),
+        (entry_of("requests", positions=[0, 99]), "IndexError"),
+        (entry_of("requests", positions=None), "no request refers to frame 0"),
         (entry_of("requests", text="x" * 10), "damaged message"),
     ],
 )
@@ -241,11 +241,11 @@ def test_a_false_request_is_refused_at_the_site(struck: Struck, change: Change, 
         (entry_of("answers", parts=["a", "b"]), "damaged message: ValueError"),
         (entry_of("answers", parts=[0, float("inf")]), "damaged message"),
         (entry_of("answers", parts=None), "damaged message: "),
-        (facts(lambda found: found.update(answers=[1])), "damaged message: "),
-        (facts(lambda found: found.update(answers=None)), "damaged message: "),
-        (facts(lambda found: found.update(answers=[])), "no answer refers to frame 0 of its 1"),
-        (facts(lambda found: found.update(answers=[], parts=[])), "record 'part-0' belongs to none of its 0 frames"),
-        (facts(lambda found: found.pop("answers") and None), "damaged message: KeyError: 'answers'"),
+        (facts(lambda seen: seen.update(answers=[1])), "damaged message: "),
+        (facts(lambda seen: seen.update(answers=None)), "damaged message: "),
+        (facts(lambda seen: seen.update(answers=[])), "no answer refers to frame 0 of its 1"),
+        (facts(lambda seen: seen.update(answers=[], parts=[])), "record 'part-0' belongs to none of its 0 frames"),
+        (facts(lambda seen: seen.pop("answers") and None), "damaged message: KeyError: 'answers'"),
         (messages_of(lambda m: m.update(schema=1)), "message of schema 1, this polyfed speaks"),
         (messages_of(lambda m: m.update(parts={"representations": 5})), "damaged message: IndexError"),
         (messages_of(lambda m: m["fields"].remove("num_examples")), "fields ['num_examples', 'representations'] where"),
@@ -268,10 +268,10 @@ def test_a_false_answer_is_refused_at_the_server(struck: Struck, change: Change,
 def test_a_client_cannot_be_spoken_for_by_another_site(federation: InProcess, tmp_path: Path) -> None:
     """The site of image answers for paired-0 as well; that answer comes from elsewhere and is not even looked at."""
 
-    def more(found: dict[str, Any]) -> None:
-        entry = json.loads(json.dumps(found["answers"][0]))
+    def more(seen: dict[str, Any]) -> None:
+        entry = json.loads(json.dumps(seen["answers"][0]))
         text = json.loads(entry["text"]) | {"client": "paired-0", "error": "I am broken"}
-        found["answers"].append({"client": "paired-0", "text": json.dumps(text), "parts": [0, 0]})
+        seen["answers"].append({"client": "paired-0", "text": json.dumps(text), "parts": [0, 0]})
 
     federation.grid.rules = [Rule(damages_reply(facts(more)), client="image", round=2, step="fit")]
     assert events(federation.run(tmp_path / "run").folder) == []
@@ -280,7 +280,7 @@ def test_a_client_cannot_be_spoken_for_by_another_site(federation: InProcess, tm
 @pytest.mark.slow
 def test_what_is_too_large_is_refused_on_both_sides(federation: InProcess, tmp_path: Path) -> None:
     """Limits are those of the receiver: here the site's own, then the run's."""
-    federation.edit("image", {"limits": {"message_bytes": 3000}})  # 16 pictures and 80 captions, 8 x 4 bytes each
+    federation.edit("image", {"limits": {"message_bytes": 3000}})  # 16 images and 80 captions, 8 x 4 bytes each
     folder = federation.run(tmp_path / "a", rounds=1, evaluate_clients=False).folder
     assert "message of 3,072 bytes, the limit is 3,000 (limits.message_bytes)" in reasons(folder)["image"]
     federation.edit("image", {"limits": {}})

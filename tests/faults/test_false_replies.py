@@ -18,7 +18,7 @@ from sessions import prepared, round_records
 
 @pytest.fixture(scope="module")
 def session(keeping_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """One session in which the client ``image`` sends what ``faulty.FALSE_REPLY`` says."""
+    """One session in which the client ``image`` sends replies with ``faulty.FALSE_REPLY``."""
     config = keeping_config | {"algorithm": keeping_config["algorithm"] | {"name": "faulty.Liar"}}
     config |= {"run": config["run"] | {"on_error": "exclude"}}
     return play(prepared(config, tmp_path_factory.mktemp("liar") / "run"), 1, 1)

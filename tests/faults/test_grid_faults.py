@@ -120,8 +120,8 @@ def test_too_few_stop_the_run_with_the_causes_and_a_resume_ends_in_the_same_bits
     federation: InProcess, undisturbed: Undisturbed, tmp_path: Path, patience: dict[str, object], needed: int
 ) -> None:
     federation.grid.rules = [fake_grid.Rule(fake_grid.dies_after, client="paired-1", round=2, step="fit", times=3)]
-    told = rf"round 2: 1 of 3 clients .* 'fit', the quorum .*min_clients\) is {needed} \(paired-0: its node or .*"
-    with pytest.raises(ExchangeError, match=f"{told}paired-1: its node or process failed"):
+    reported = rf"round 2: 1 of 3 clients .* 'fit', the quorum .*min_clients\) is {needed} \(paired-0: its node or .*"
+    with pytest.raises(ExchangeError, match=f"{reported}paired-1: its node or process failed"):
         federation.run(tmp_path / "run", exchange=patience)
     assert results(federation.resume(tmp_path / "run").folder) == undisturbed
 
@@ -142,14 +142,14 @@ def test_a_site_that_joins_late_is_waited_for(federation: InProcess, tmp_path: P
     assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
 
 
-def test_a_node_that_fails_to_say_who_it_is_is_asked_again(federation: InProcess, tmp_path: Path) -> None:
+def test_a_node_that_fails_to_describe_itself_is_asked_again(federation: InProcess, tmp_path: Path) -> None:
     federation.engine["join"] = 60.0
     federation.grid.rules = [fake_grid.Rule(fake_grid.dies_before, kind=fake_grid.DESCRIBE, times=3)]
     assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
 
 
 @pytest.mark.parametrize("fault", [fake_grid.dies_before, fake_grid.is_silent], ids=["dies", "silent"])
-def test_waiting_for_a_node_that_never_says_who_it_is_ends(
+def test_waiting_for_a_node_that_never_describes_itself_ends(
     federation: InProcess, tmp_path: Path, fault: fake_grid.Fault
 ) -> None:
     federation.grid.rules = [fake_grid.Rule(fault, kind=fake_grid.DESCRIBE, times=fake_grid.MANY)]
@@ -191,16 +191,16 @@ def test_a_resumed_run_goes_on_without_a_site_that_is_not_there(federation: InPr
     }
 
 
-# ---- what is told of a failed step
+# ---- content of a failed step's answer
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_site_decides_whether_its_tracebacks_are_told(
-    keeping: dict[str, Any], tmp_path: Path, grid_messages: None, told: bool
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_site_decides_whether_its_tracebacks_are_sent(
+    keeping: dict[str, Any], tmp_path: Path, grid_messages: None, reported: bool
 ) -> None:
     federation = InProcess.made(tmp_path / "federation", ready(keeping, tmp_path, "local", how="raise"))
-    federation.edit("image", {"tracebacks": told})
+    federation.edit("image", {"tracebacks": reported})
     folder = federation.run(tmp_path / "run", evaluate_clients=False).folder
-    reason = "ValueError: no GPU left" if told else r"ValueError: error [0-9a-f]{8} in the site's log"
+    reason = "ValueError: no GPU left" if reported else r"ValueError: error [0-9a-f]{8} in the site's log"
     assert re.fullmatch(reason, reasons(folder)["image"])
-    assert (folder / "tracebacks.log").exists() == told
+    assert (folder / "tracebacks.log").exists() == reported

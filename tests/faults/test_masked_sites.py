@@ -62,7 +62,7 @@ def left(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def in_the_clear(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
-    """What the same sums leave without masks, in one process."""
+    """Results of the same sums without masks, in one process."""
     config = hospitals(aggregation={"secure": "unmasked"})
     return left(polyfed.run(Experiment.parse(config), tmp_path_factory.mktemp("clear") / "run", quiet=True).folder)
 
@@ -131,8 +131,8 @@ def test_a_server_that_sends_keys_of_its_own_is_found_out(
 
     def substituted(type_sum: Any) -> Payload:
         forged = Party("north", context_of("run", 1, 0))
-        told = dict(own_keys.fget(type_sum).fields)  # type: ignore[attr-defined]
-        return Payload(told | {KEYS: bytes_bundle(type_sum.public | {"north": forged.public})})
+        reported = dict(own_keys.fget(type_sum).fields)  # type: ignore[attr-defined]
+        return Payload(reported | {KEYS: bytes_bundle(type_sum.public | {"north": forged.public})})
 
     monkeypatch.setattr(secure_ask._TypeSum, "keys", property(substituted))
     with pytest.raises(ExchangeError, match=r"coast: PayloadError: keys of 'north' are not signed by its site"):
@@ -144,7 +144,7 @@ def test_a_server_that_sends_keys_of_its_own_is_found_out(
 
 
 def spent(federation: InProcess) -> dict[str, list[Any]]:
-    """Client -> what its ledger says it has given away."""
+    """Charges in each client's ledger."""
     ledgers = {
         path.stem: path for site in SITES for path in (federation.folder / site / "state" / PRIVATE).glob("*.jsonl")
     }

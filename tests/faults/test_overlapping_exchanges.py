@@ -10,8 +10,7 @@ import pytest
 from fake_grid import FakeMessage
 
 from polyfed.deploy.engines import flower_grid
-from polyfed.deploy.engines.flower import Flower
-from polyfed.deploy.engines.flower_grid import GridExchange, NodeDirectory
+from polyfed.deploy.engines.flower_grid import GridExchange, NodeDirectory, Sending
 from polyfed.deploy.engines.flower_records import to_records
 from polyfed.deploy.engines.flower_sites import Sites
 from polyfed.wire.limits import Limits
@@ -50,17 +49,17 @@ def slow(monkeypatch: pytest.MonkeyPatch, grid_messages: None) -> SlowNode:
 
 
 def directory(grid: Any) -> NodeDirectory:
-    return NodeDirectory(grid, Sites(grid), "{}", poll=0.5, absence=0.0, node_of={"a": 1, "b": 1})
+    sending = Sending(poll=0.5, absence=0.0, is_deployed=True)
+    return NodeDirectory(grid, Sites(grid), "{}", sending, node_of={"a": 1, "b": 1})
 
 
 def test_a_client_has_its_deadline_from_when_its_node_is_done_with_others(slow: SlowNode) -> None:
     nodes, stopped = directory(slow), threading.Event()
-    settings = Flower(superlink="host:1", sites=["site"], poll=0.5)
     requests = [Request(client, "fit", 1, 0, None, Payload({})) for client in ("a", "b")]
-    exchanges = [GridExchange(nodes, [one], 10.0, settings, Limits(), stopped) for one in requests]
+    exchanges = [GridExchange(nodes, [one], 10.0, Limits(), stopped) for one in requests]
     answers = [carried.answer(one.client) for carried, one in zip(exchanges, requests, strict=True)]
     assert [str(answer.failure) for answer in answers] == ["served", "served"]
-    GridExchange(nodes, requests[:1], 10.0, settings, Limits(), stopped)  # for which what is done counts no more
+    GridExchange(nodes, requests[:1], 10.0, Limits(), stopped)  # finished messages no longer count
     assert [message.metadata.ttl for message in slow.pushed] == [70.0, 80.0, 70.0]
 
 

@@ -50,8 +50,8 @@ def environment() -> dict[str, str]:
 
 def resumed(out: Path) -> Path:
     command = [*POLYFED, "resume", str(out), "--allow-code"]
-    found = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    seen = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert seen.returncode == 0, seen.stdout + seen.stderr
     return out
 
 
@@ -76,8 +76,8 @@ def test_a_server_killed_in_a_clients_step_resumes_to_the_same_bits(
     arguments = ["run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
     codes, again = [], ["resume", str(tmp_path / "run"), "--allow-code"]
     for command in (arguments, again, again):
-        found = subprocess.run([*POLYFED, *command], env=environment(), capture_output=True, check=False)
-        codes.append(found.returncode)
+        seen = subprocess.run([*POLYFED, *command], env=environment(), capture_output=True, check=False)
+        codes.append(seen.returncode)
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert results(tmp_path / "run") == undisturbed
 
@@ -87,19 +87,19 @@ def test_too_few_clients_end_the_program_with_code_2_and_how_to_go_on(keeping: d
     config = ready(keeping, tmp_path, "local", how="raise", exchange={"min_clients": 3})
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
     command = [*POLYFED, "run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
-    found = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    assert "2 of 3 clients gave a usable reply to 'fit'" in found.stderr
-    assert "image: ValueError: no GPU left" in found.stderr
+    seen = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert seen.returncode == 2
+    assert "2 of 3 clients gave a usable reply to 'fit'" in seen.stderr
+    assert "image: ValueError: no GPU left" in seen.stderr
     resumed(tmp_path / "run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "kinds"), [("local", 2), ("ray", 2), ("flower", 2), ("deployment", 9)])
-def test_whoever_is_killed_at_a_random_moment_the_run_ends_in_the_same_bits(engine: str, kinds: int) -> None:
+def test_after_a_kill_of_any_process_at_a_random_moment_the_run_ends_in_the_same_bits(engine: str, kinds: int) -> None:
     """One of every kind of process."""
     command = [sys.executable, str(RANDOM_KILLS), "--kills", str(kinds), "--seed", "1", "--engines", engine]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
-    ended = found.stdout.count(": same bits: killed ")
-    assert ended == kinds or (engine == "local" and ended + found.stdout.count(": refused: killed ") == kinds)
+    seen = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert seen.returncode == 0, seen.stdout + seen.stderr
+    ended = seen.stdout.count(": same bits: killed ")
+    assert ended == kinds or (engine == "local" and ended + seen.stdout.count(": refused: killed ") == kinds)

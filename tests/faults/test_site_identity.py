@@ -47,8 +47,8 @@ def key_of(federation: InProcess, site: str) -> str:
 
 def refusals(folder: Path) -> list[tuple[int, str, str]]:
     """Round, site and reason of all refusals in a run's metrics."""
-    found = [event for event in RunRecords.load(folder).events if event.incident == "site_refused"]
-    return [(event.round, event.participant, event.reason) for event in found]
+    seen = [event for event in RunRecords.load(folder).events if event.incident == "site_refused"]
+    return [(event.round, event.participant, event.reason) for event in seen]
 
 
 # ---- a key that does not take part
@@ -62,9 +62,9 @@ def test_an_impostor_that_is_there_first_gets_nothing_and_is_named(
     with caplog.at_level(logging.WARNING):
         folder = federation.run(tmp_path / "run").folder
     assert received(federation, STRANGER) == []
-    told = f"it is connected and not among run.engine.sites; it is sent nothing (key {key})"
-    assert refusals(folder) == [(0, "clinic", told)]
-    assert f"site refused: clinic: {told}" in caplog.text
+    reported = f"it is connected and not among run.engine.sites; it is sent nothing (key {key})"
+    assert refusals(folder) == [(0, "clinic", reported)]
+    assert f"site refused: clinic: {reported}" in caplog.text
     Reports().handle(RunComplete(folder))
     for report in ("report.md", "report.html"):
         assert key in (folder / report).read_text()
@@ -94,7 +94,7 @@ def test_an_impostor_that_comes_in_mid_run_gets_nothing_and_is_named(federation:
 
 
 @pytest.mark.slow
-def test_a_node_without_a_name_or_a_key_is_no_site(federation: InProcess, tmp_path: Path) -> None:
+def test_a_node_without_a_name_or_a_key_is_not_a_site(federation: InProcess, tmp_path: Path) -> None:
     impostor(federation, tmp_path)
     for name, key in (("", federation.grid.keys[STRANGER][1]), ("image", b"")):
         federation.grid.keys[STRANGER] = name, key
@@ -124,8 +124,8 @@ def test_a_site_keeps_its_key_for_the_whole_run(federation: InProcess, tmp_path:
     federation.grid.nodes.pop(federation.node("image"))
     new = impostor(federation, tmp_path, admitted_as="image")
     folder = federation.resume(tmp_path / "run").folder
-    told = f"its key {new} is not {key_of(federation, 'image')}, with which it joined the run (see sites.json)"
-    assert [(participant, reason) for _, participant, reason in refusals(folder)] == [("image", told)]
+    reported = f"its key {new} is not {key_of(federation, 'image')}, with which it joined the run (see sites.json)"
+    assert [(participant, reason) for _, participant, reason in refusals(folder)] == [("image", reported)]
     assert received(federation, STRANGER) == []
     assert {participant for _, participant, event in events(folder) if event == "client_excluded"} == {"image"}
 
@@ -159,7 +159,7 @@ def test_a_site_that_is_back_under_another_node_id_is_itself(federation: InProce
 # ---- a site that takes part
 
 
-def test_a_site_that_cannot_be_opened_leaves_it_to_its_key_to_say_who_it_is() -> None:
+def test_a_site_that_cannot_be_opened_is_identified_by_its_key() -> None:
     def opener(spec: str, config: Any) -> Any:
         raise OSError(f"no such file: {config['config']}")
 
@@ -179,9 +179,9 @@ def failing(**claims: str) -> Callable[[Reply], Any]:
 CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
     "another's name": (
         lambda reply: reply.update(site="paired"),
-        "its node described itself wrongly: it says it is site 'paired', and its key was admitted as 'image'$",
+        "its node described itself wrongly: it claims to be site 'paired'; its key was admitted as 'image'$",
     ),
-    "an error in another's name": (failing(site="paired"), ".*it says it is site 'paired', and its key was"),
+    "an error in another's name": (failing(site="paired"), ".*it claims to be site 'paired'; its key was"),
     "an error in no name": (failing(), "no GPU$"),
     "another's client": (described_as(id="paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
     "another's group": (described_as(id="paired"), ".*client 'paired', which carries the name of site 'paired'"),
@@ -197,7 +197,7 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
         lambda reply: reply.update(clients=3 * reply["clients"]),
         ".*it describes client 'image' more than once",
     ),
-    "more clients than the operator says": (
+    "more clients than the operator allows": (
         lambda reply: reply["clients"].extend(reply["clients"][0] | {"id": f"image-{k}"} for k in (1, 2)),
         ".*it describes 3 clients, and may bring 1; .* set run.engine.clients.image to 3",
     ),
@@ -220,10 +220,10 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_a_site_that_claims_what_it_is_not_is_itself_refused(refusing: InProcess, tmp_path: Path, claim: str) -> None:
-    change, told = CLAIMS[claim]
+    change, reported = CLAIMS[claim]
     refusing.lies("image", change)
     refusing.grid.nodes = dict(reversed(refusing.grid.nodes.items()))
-    with pytest.raises(ExchangeError, match=rf"^not all sites can take part: image: {told}"):
+    with pytest.raises(ExchangeError, match=rf"^not all sites can take part: image: {reported}"):
         refusing.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -256,7 +256,7 @@ def test_a_site_that_comes_back_as_another_is_refused(
     assert federation.grid.steps("paired-0").count(("fit", 2)) == 1
 
 
-def test_what_a_node_says_is_told_as_one_plain_line(refusing: InProcess, tmp_path: Path) -> None:
+def test_claims_of_a_node_are_shown_as_one_plain_line(refusing: InProcess, tmp_path: Path) -> None:
     refusing.lies("image", lambda reply: reply.update(site="\x1b[2J\nok: all is well" + "x" * 1000))
     with pytest.raises(ExchangeError) as caught:
         refusing.run(tmp_path / "run")

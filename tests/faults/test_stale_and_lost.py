@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # make test-engines; the other modules here stand
 
 @pytest.fixture(autouse=True)
 def _told(federation: InProcess) -> None:
-    """Sites tell the server the texts of their errors."""
+    """Sites send the texts of their errors."""
     for site in ("paired", "image"):
         federation.edit(site, {"tracebacks": True})
 
@@ -42,17 +42,17 @@ def old(federation: InProcess, tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-def test_a_server_restored_from_an_old_copy_is_told_so_and_harms_no_state(
+def test_a_server_restored_from_an_old_copy_is_refused_and_harms_no_state(
     federation: InProcess, old: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.clear()
     before = {path: path.read_bytes() for path in federation.folder.glob("*/state/**/*.safetensors")}
     assert len(before) > 6
-    told = (
+    reported = (
         r"image: RunError: state of client 'image' after round 1, phase 0 is not here; "
         r"there are newer ones \(rounds 4, 5, 6\): the server is stale, restored from an old copy of its run"
     )
-    with pytest.raises(ExchangeError, match=told):
+    with pytest.raises(ExchangeError, match=reported):
         federation.resume(old)
     at_the_site = [one.getMessage() for one in caplog.records if one.name == "polyfed.deploy.engines.flower_node"]
     assert any("client image failed" in line and "the server is stale" in line for line in at_the_site)
@@ -61,17 +61,17 @@ def test_a_server_restored_from_an_old_copy_is_told_so_and_harms_no_state(
 
 def test_a_copy_that_is_a_round_old_is_resumed_to_the_same_bits(federation: InProcess, tmp_path: Path) -> None:
     """The sites have gone on for a round since; they kept what the copy asks for."""
-    whole = results(federation.run(tmp_path / "whole", rounds=6, exchange={"min_clients": 3}).folder)
+    undisturbed_run = results(federation.run(tmp_path / "whole", rounds=6, exchange={"min_clients": 3}).folder)
     stopped(federation, tmp_path / "run", 3)
     shutil.copytree(tmp_path / "run", tmp_path / "old")
     federation.grid.rules = [Rule(dies_before, client="paired-0", round=4, times=3)]
     with pytest.raises(ExchangeError, match="round 4"):
         federation.resume(tmp_path / "run")
     federation.restart("paired", "image")
-    assert results(federation.resume(tmp_path / "old").folder) == whole
+    assert results(federation.resume(tmp_path / "old").folder) == undisturbed_run
 
 
-def test_a_site_that_lost_its_folder_is_left_out_and_told_what_to_do(federation: InProcess, tmp_path: Path) -> None:
+def test_a_site_that_lost_its_folder_is_left_out_with_the_remedy(federation: InProcess, tmp_path: Path) -> None:
     stopped(federation, tmp_path / "run", 3)
     shutil.rmtree(federation.states("image", "image").parent)
     folder = resumed(federation, tmp_path)
@@ -90,7 +90,7 @@ def test_a_state_that_is_damaged_is_named(federation: InProcess, tmp_path: Path)
 
 
 def test_a_folder_that_was_restored_is_good_again(federation: InProcess, tmp_path: Path) -> None:
-    whole = results(federation.run(tmp_path / "whole", rounds=6, exchange={"min_clients": 3}).folder)
+    undisturbed_run = results(federation.run(tmp_path / "whole", rounds=6, exchange={"min_clients": 3}).folder)
     stopped(federation, tmp_path / "run", 3)
     place = federation.states("image", "image").parents[1]
     shutil.move(place, tmp_path / "copy")
@@ -99,7 +99,7 @@ def test_a_folder_that_was_restored_is_good_again(federation: InProcess, tmp_pat
     shutil.rmtree(place)
     shutil.move(tmp_path / "copy", place)
     federation.restart("image")
-    assert results(federation.resume(tmp_path / "run").folder) == whole
+    assert results(federation.resume(tmp_path / "run").folder) == undisturbed_run
 
 
 def resumed(federation: InProcess, tmp_path: Path) -> Path:
@@ -114,7 +114,7 @@ def resumed(federation: InProcess, tmp_path: Path) -> Path:
     return federation.resume(tmp_path / "run").folder
 
 
-def test_a_resumed_run_names_what_a_site_says_of_itself(federation: InProcess, tmp_path: Path) -> None:
+def test_a_resumed_run_names_the_refusal_of_a_site(federation: InProcess, tmp_path: Path) -> None:
     """A site that refuses at a resume is not merely away."""
     stopped(federation, tmp_path / "run", 2)
     federation.edit("image", {"public": {"source": "scenes", "items": 15}})

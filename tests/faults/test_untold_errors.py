@@ -1,4 +1,4 @@
-"""What a deployed site tells of an error: its class and a number; no path, file name, text or value of the data."""
+"""Errors of a deployed site at the server: the class and a number; no path, file name, text or value of the data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBER = r"error [0-9a-f]{8} in the site's log"
 
 
 def with_own_data(tiny: Config, **source: Any) -> Config:
-    """The tiny experiment; the site ``image`` has pictures of its own in a folder."""
+    """The tiny experiment; the site ``image`` has images of its own in a folder."""
     own = {"name": "folder", "path": "own", "columns": {"image": "image"}, "targets": {"label": "label"}}
     tiny["data"]["sources"]["private"] = own | source
     return tiny
@@ -37,7 +37,7 @@ def pictures(folder: Path, names: list[str]) -> None:
 
 
 def sound(data: Path, table: str = "") -> None:
-    """Twelve pictures and their labels."""
+    """Twelve images and their labels."""
     names = [f"{number}.png" for number in range(12)]
     pictures(data / "own", names)
     lines = [f"{name},{'ab'[number % 2]},{'train' if number < 8 else 'test'}" for number, name in enumerate(names)]
@@ -72,8 +72,8 @@ def an_unwritable_cache(data: Path) -> None:
 
 PARQUET = {"name": "parquet", "path": f"{MARK}"}
 BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], None]]] = {
-    "a row without its picture": ({}, lambda data: sound(data, f"{MARK}.png,a,train\n")),
-    "an unreadable picture": ({}, unreadable),
+    "a row without its image": ({}, lambda data: sound(data, f"{MARK}.png,a,train\n")),
+    "an unreadable image": ({}, unreadable),
     "no folder": ({"path": MARK}, lambda data: None),
     "no such column": ({}, of_text(f"file_name,{MARK}\n0.png,a\n")),
     "no such split": ({}, of_text(f"file_name,label,split\n0.png,a,{MARK}\n")),
@@ -87,7 +87,7 @@ NOT_NAMED = ("no such column", "broken JSON", "a cache that cannot be")
 
 
 class Listening:
-    """Everything that a node's replies say."""
+    """Texts of a node's replies."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -107,7 +107,7 @@ def everything(folder: Path) -> bytes:
 
 
 def outcome(federation: InProcess, out: Path, **run: Any) -> str:
-    """What the server's run said to its operator."""
+    """Message of the server's run to its operator."""
     try:
         federation.run(out, **run)
     except PolyfedError as error:
@@ -126,13 +126,13 @@ def test_nothing_of_data_that_cannot_be_read_leaves(
     write(federation.folder / "image" / "data")
     heard = Listening()
     federation.grid.rules = heard.rules()
-    said = outcome(federation, tmp_path / "run")
-    assert re.search(rf"\w+Error: {NUMBER}", said), said
-    left = "\n".join([said, *heard.texts])
+    output = outcome(federation, tmp_path / "run")
+    assert re.search(rf"\w+Error: {NUMBER}", output), output
+    left = "\n".join([output, *heard.texts])
     assert MARK not in left
     assert str(tmp_path) not in left
     assert MARK.encode() not in everything(tmp_path / "run")
-    number = re.search(NUMBER, said)
+    number = re.search(NUMBER, output)
     assert number is not None
     logged = number[0].removesuffix(" in the site's log")
     (record,) = [record for record in caplog.records if record.getMessage() == logged]
@@ -189,21 +189,21 @@ def test_nothing_of_an_error_leaves_wherever_it_is_raised(
             return delivery.serve(delivery.message.content)
 
     federation.grid.rules = heard.rules(failing)
-    said = outcome(federation, tmp_path / "run", rounds=1)
-    left = "\n".join([said, *heard.texts]).encode() + everything(tmp_path / "run")
+    output = outcome(federation, tmp_path / "run", rounds=1)
+    left = "\n".join([output, *heard.texts]).encode() + everything(tmp_path / "run")
     assert re.search(rf"{kind.__name__}: {NUMBER}".encode(), left)
     for hidden in (MARK, str(tmp_path), "oedema", "Traceback"):
         assert hidden.encode() not in left
 
 
-def test_a_refusal_says_what_the_site_demands(tiny: Config, tmp_path: Path, grid_messages: None) -> None:
+def test_a_refusal_contains_the_sites_demand(tiny: Config, tmp_path: Path, grid_messages: None) -> None:
     federation = InProcess.made(tmp_path / "federation", tiny)
     federation.edit("image", {"demands": {"weights": "never", "metrics": True}})
-    said = outcome(federation, tmp_path / "run")
-    assert "RefusedError: site 'image' demands that no weights leave it (demands.weights: never)" in said
+    output = outcome(federation, tmp_path / "run")
+    assert "RefusedError: site 'image' has demands.weights: never, but 'fit' of 'fedavg' sends weights" in output
 
 
-def test_a_new_site_tells_no_tracebacks(tiny: Config, tmp_path: Path) -> None:
+def test_a_new_site_sends_no_tracebacks(tiny: Config, tmp_path: Path) -> None:
     federation = InProcess.made(tmp_path / "federation", tiny)
     path = federation.folder / "image" / "site.yaml"
     assert yaml.safe_load(path.read_text())["tracebacks"] is False

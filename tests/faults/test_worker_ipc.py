@@ -97,7 +97,7 @@ def test_a_bringer_that_dies_or_talks_nonsense_does_not_end_the_worker(worker: P
     assert ask(worker)[0]["n"] == 1
 
 
-def test_bytes_that_are_no_message_do_not_end_the_worker(worker: Path) -> None:
+def test_bytes_without_a_message_do_not_end_the_worker(worker: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(str(worker))
         stream.sendall(b"\xff" * 64)

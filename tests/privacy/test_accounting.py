@@ -68,7 +68,7 @@ def test_without_sampling_a_replaced_sample_moves_a_sum_by_twice_the_clip_and_re
     assert epsilon_of([full], 1e-5) == pytest.approx(epsilon_of([PrivacyCost(0.5)], 1e-5))
     assert epsilon_of([full], 1e-5, "add_remove") == pytest.approx(epsilon_of([PrivacyCost(1.0)], 1e-5))
     assert epsilon_of([PrivacyCost(1.0)], 1e-5) == epsilon_of([PrivacyCost(1.0)], 1e-5, "add_remove")
-    # beside a step that costs next to nothing, the accountant takes a reply as it is
+    # next to a step that costs next to nothing, the accountant takes a reply as it is
     both = [PrivacyCost(2.0), PrivacyCost(1e3, 0.1)]
     for epsilon in (epsilon_of(both, 1e-5, "replace"), epsilon_of(both, 1e-5, "add_remove")):
         assert epsilon == pytest.approx(epsilon_of([PrivacyCost(2.0)], 1e-5), rel=1e-5)
@@ -86,8 +86,8 @@ def least_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     zero, plus, minus = (norm.pdf(middle, mean, noise) for mean in (0, 1, -1))
     p, q = (1 - rate) * zero + rate * plus, (1 - rate) * zero + rate * minus
     count = int(half / width)
-    places = np.clip(np.floor(np.log(p / q) / width) + count, 0, 2 * count).astype(int)
-    power = np.bincount(places, weights=p * (edges[1] - edges[0]), minlength=2 * count + 1)
+    positions = np.clip(np.floor(np.log(p / q) / width) + count, 0, 2 * count).astype(int)
+    power = np.bincount(positions, weights=p * (edges[1] - edges[0]), minlength=2 * count + 1)
     total, start, own, left = np.ones(1), 0, count, steps
     while left:
         if left & 1:
@@ -119,13 +119,13 @@ def test_epsilon_of_a_replaced_sample_is_no_less_than_a_lower_bound(
     assert epsilon_of(costs, 1e-5) == pytest.approx(replaced, abs=0.01)
     assert 0.9 * epsilon_of(costs, 1e-5) < least <= epsilon_of(costs, 1e-5)
     assert epsilon_of(costs, 1e-5, "add_remove") == pytest.approx(added, abs=0.01)
-    assert epsilon_of(costs, 1e-5, "add_remove") < least  # too little for whoever knows the number of samples
+    assert epsilon_of(costs, 1e-5, "add_remove") < least  # too little where the number of samples is known
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_no_mechanism_costs_what_cannot_be(value: float) -> None:
     for cost in ({"noise": value}, {"noise": 1.0, "rate": value}, {"noise": 1.0, "steps": value}):
-        with pytest.raises(ValueError, match="cost nothing that is known"):
+        with pytest.raises(ValueError, match="are not a possible mechanism"):
             PrivacyCost(**cost)  # type: ignore[arg-type]
 
 
@@ -139,7 +139,7 @@ def test_noise_that_follows_from_a_budget_spends_it(epsilon: float) -> None:
     assert releases_within(cost, epsilon, 1e-5, 5) == 5
 
 
-def test_who_lacks_the_accountant_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_accountant_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r'pip install "polyfed\[privacy\]"'):
         accounting()

@@ -49,12 +49,12 @@ def test_a_median_is_of_three_at_least_and_not_0() -> None:
 def test_what_is_scaled_has_so_much_of_its_change_and_its_direction(new: list[float], factor: float) -> None:
     start = {"w": torch.full((len(new),), 0.5), "n": torch.tensor(3)}
     bundle = Weights({"w": torch.tensor(new), "v": torch.tensor(new), "n": torch.tensor(9)})
-    found = scaled(bundle, start, factor)
+    seen = scaled(bundle, start, factor)
     for k, value in enumerate(new):
-        assert float(found["w"][k]) == pytest.approx(0.5 + factor * (value - 0.5), rel=1e-4, abs=1e-3)
-        assert float(found["v"][k]) == pytest.approx(factor * value, rel=1e-4, abs=1e-3)
-    assert found["n"] is bundle["n"]
-    assert update_norm(found, start) == pytest.approx(factor * update_norm(bundle, start), rel=1e-3, abs=1e-3)
+        assert float(seen["w"][k]) == pytest.approx(0.5 + factor * (value - 0.5), rel=1e-4, abs=1e-3)
+        assert float(seen["v"][k]) == pytest.approx(factor * value, rel=1e-4, abs=1e-3)
+    assert seen["n"] is bundle["n"]
+    assert update_norm(seen, start) == pytest.approx(factor * update_norm(bundle, start), rel=1e-3, abs=1e-3)
 
 
 def test_what_is_scaled_keeps_its_kind_and_types() -> None:

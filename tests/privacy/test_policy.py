@@ -1,4 +1,4 @@
-"""What protects a run's replies, in words and at what cost."""
+"""Protection of a run's replies: its description and its cost."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def policy(**sections: Any) -> Policy:
 
 
 def test_without_protection_replies_leave_as_they_are() -> None:
-    found = policy()
-    assert found.words() == "none: replies of 'fedavg' leave as they are"
-    assert found.against_false() == "nothing: each counts as it is"
-    assert {found.how(sent) for sent in found.fields if sent.step == "fit"} == {"in the clear"}
+    seen = policy()
+    assert seen.words() == "none: replies of 'fedavg' leave as they are"
+    assert seen.against_false() == "nothing: each counts as it is"
+    assert {seen.how(sent) for sent in seen.fields if sent.step == "fit"} == {"in the clear"}
     assert policy(aggregation={"clip": {}}).against_false() == "updates clipped to 4 medians"
 
 
-def test_noise_is_told_with_its_cost() -> None:
+def test_noise_is_described_with_its_cost() -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    found = policy(privacy=NOISE, aggregation={"robust": "median", "clip": {"times": 2}})
-    assert found.words().startswith("fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon")
-    assert "at delta 1e-05" in found.words()
-    assert "at delta 0.001" in found.words(1e-3)
-    assert found.against_false() == "updates clipped to 2 medians, median of each type"
-    (weights,) = (sent for sent in found.fields if (sent.step, sent.field) == ("fit", "weights"))
-    assert found.how(weights) == "with noise: clipped to norm 1, noise multiplier 4"
+    seen = policy(privacy=NOISE, aggregation={"robust": "median", "clip": {"times": 2}})
+    assert seen.words().startswith("fit of 'fedavg': weights clipped to norm 1; noise multiplier 4; planned epsilon")
+    assert "at delta 1e-05" in seen.words()
+    assert "at delta 0.001" in seen.words(1e-3)
+    assert seen.against_false() == "updates clipped to 2 medians, median of each type"
+    (weights,) = (sent for sent in seen.fields if (sent.step, sent.field) == ("fit", "weights"))
+    assert seen.how(weights) == "with noise: clipped to norm 1, noise multiplier 4"
 
 
-def test_masks_are_told() -> None:
-    found = policy(aggregation={"secure": "pairwise_masks"})
-    assert found.words() == "fit of 'fedavg' in masked sums"
-    assert {sent.masked for sent in found.fields if sent.step == "fit"} == {True}
+def test_masks_are_described() -> None:
+    seen = policy(aggregation={"secure": "pairwise_masks"})
+    assert seen.words() == "fit of 'fedavg' in masked sums"
+    assert {sent.masked for sent in seen.fields if sent.step == "fit"} == {True}

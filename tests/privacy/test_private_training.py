@@ -34,7 +34,7 @@ KEY = b"k" * 32
 
 
 def federation(**settings: Any) -> Config:
-    """Two clients of 60 samples each that tell topics by DP-SGD, in batches of 20."""
+    """Two clients of 60 samples each that classify topics by DP-SGD, in batches of 20."""
     config = topics(name="fedavg")
     config["algorithm"]["local_epochs"] = 2
     config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
@@ -50,7 +50,7 @@ def client(tmp_path: Path) -> Participant:
 
 
 def pictures(tiny: Config, encoder: Config, folder: Path) -> Participant:
-    """A client of pictures with this encoder, without dropout."""
+    """A client of images with this encoder, without dropout."""
     del tiny["clients"]["paired"], tiny["server"]
     image = tiny["clients"]["image"]
     view = {"name": "pixels", "size": 32}
@@ -58,11 +58,11 @@ def pictures(tiny: Config, encoder: Config, folder: Path) -> Participant:
     if "weights" in encoder:
         tiny["data"]["weights_dir"] = str(save(encoder["weights"], folder / "weights").parent)
     tiny["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
-    return woken(prepared(tiny, folder / "pictures"), "image")
+    return woken(prepared(tiny, folder / "images"), "image")
 
 
 def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor]:
-    """Of one sample alone, by autograd."""
+    """Gradients of one sample alone, by autograd."""
     client.model.zero_grad(set_to_none=True)
     client.task_loss(samples.batch(torch.tensor([index]), None)).backward()
     return {
@@ -84,12 +84,12 @@ def test_sums_are_of_gradients_of_single_samples_each_clipped_over_all_parameter
 ) -> None:
     if encoder is not None:
         client = pictures(tiny, encoder, tmp_path)
-    # text: without its dropout; pictures: in training mode, where batch norms would mix samples
+    # text: without its dropout; images: in training mode, where batch norms would mix samples
     client.model.train(encoder is not None)
     require_sums_by_sample(client)
 
 
-def test_masks_are_learnt_picture_by_picture(tiny: Config, tmp_path: Path) -> None:
+def test_masks_are_learnt_image_by_image(tiny: Config, tmp_path: Path) -> None:
     tiny["clients"]["image"]["task"] = {"name": "segmentation", "dice_over": "picture", "widths": [4]}
     client = pictures(tiny, {"name": "resnet", "norm": "group", "widths": [8], "depths": [1]}, tmp_path)
     client.model.train(True)
@@ -138,9 +138,9 @@ def require_sums_by_sample(client: Any) -> None:
     client.model.zero_grad(set_to_none=True)
     one = PerSampleGradients(client, client.trainer(), client.train, SampleProtection(noise_multiplier=1.0, clip=0.4))
     names = {id(parameter): name for name, parameter in client.model.named_parameters()}
-    found = {names[id(p)]: total.clone() for p, total in one.clipped_sums(chosen, torch.Generator().manual_seed(0))}
-    assert found.keys() == expected.keys()
-    for name, total in found.items():
+    seen = {names[id(p)]: total.clone() for p, total in one.clipped_sums(chosen, torch.Generator().manual_seed(0))}
+    assert seen.keys() == expected.keys()
+    for name, total in seen.items():
         assert torch.allclose(total, expected[name], atol=1e-5), name
     empty = dict(one.clipped_sums(chosen[:0], torch.Generator()))
     assert all(float(total.abs().sum()) == 0 for total in empty.values())
@@ -192,7 +192,7 @@ def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pyt
 
 
 def test_augmentation_and_dropout_are_drawn_from_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sample draws may shift what others of its batch do, so nobody may know the draws."""
+    """The draws of a sample may shift those of its batch, so they are secret."""
     draws: list[tuple[int, int]] = []
 
     def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
@@ -249,10 +249,10 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(range(32)))
     secret.chmod(0o600)
-    whole = finished(federation(secret=str(secret)), tmp_path / "whole")
+    undisturbed_run = finished(federation(secret=str(secret)), tmp_path / "whole")
     cut = cut_short(federation(secret=str(secret)), tmp_path / "cut")
-    assert contents(polyfed.resume(cut, quiet=True)) == contents(whole)
-    assert contents(finished(federation(), tmp_path / "other")) != contents(whole)
+    assert contents(polyfed.resume(cut, quiet=True)) == contents(undisturbed_run)
+    assert contents(finished(federation(), tmp_path / "other")) != contents(undisturbed_run)
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_losses_and_layers_that_mix_samples_are_refused_by_name(tiny: Config, tm
         finished(tiny, tmp_path / "run")
 
 
-def test_a_method_cannot_train_beside_it_or_longer_than_is_accounted_for(client: Any) -> None:
+def test_a_method_cannot_train_in_another_way_or_longer_than_is_accounted_for(client: Any) -> None:
     protection = SampleProtection(noise_multiplier=1.0)
     client.protection = Protection(PrivateTraining(protection, KEY, training_cost(protection, 60, 20, 1, None)))
     with pytest.raises(ConfigError, match="the method trains by itself"):

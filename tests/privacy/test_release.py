@@ -47,7 +47,7 @@ def test_the_update_is_clipped_as_one_vector(scale: float) -> None:
         assert torch.allclose(made[name], start[name] + factor * (trained[name] - start[name]), atol=1e-6)
 
 
-def test_noise_on_an_update_is_normal_and_as_strong_as_said() -> None:
+def test_noise_on_an_update_is_normal_and_as_strong_as_set() -> None:
     start = Weights({"a": torch.zeros(200, 100), "b": torch.zeros(300)})
     made = reply("weights", start, Payload({"weights": start}), weights=0.5, noise_multiplier=3.0)
     entries = torch.cat([made["a"].flatten(), made["b"]]).double()

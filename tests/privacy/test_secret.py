@@ -28,7 +28,7 @@ def test_draws_repeat_with_the_key_and_share_nothing_with_another() -> None:
     assert abs(float(torch.corrcoef(torch.stack([first, other]))[0, 1])) < 4 / math.sqrt(4_000)
 
 
-def test_long_streams_are_no_repetition_of_a_block() -> None:
+def test_long_streams_do_not_repeat_a_block() -> None:
     draws = uniform_draws(KEY, 3_500_000)
     assert len(draws) == len(draws.unique()) == 3_500_000
     assert len(uniform_draws(KEY, 0)) == 0

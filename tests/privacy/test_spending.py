@@ -58,7 +58,7 @@ def test_a_kill_between_ledger_and_head_loses_nothing(ledger: SpendingLedger) ->
     assert ledger.entries() == [FIRST, SECOND]
 
 
-def test_nobody_goes_on_without_a_head(ledger: SpendingLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_goes_on_without_a_head(ledger: SpendingLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.append(FIRST)
     with monkeypatch.context() as patched:
         patched.setattr("polyfed.privacy.guard.write_atomically", lambda *_: (_ for _ in ()).throw(OSError(28, "")))
@@ -106,7 +106,7 @@ def changed(place: int, **values: object) -> Damage:
         (lambda lines: [*lines, {}], 4),
     ],
 )
-def test_nobody_goes_on_with_a_line_that_is_not_what_or_where_it_was(
+def test_no_client_goes_on_with_a_line_that_is_not_what_or_where_it_was(
     ledger: SpendingLedger, damage: Damage, line: int
 ) -> None:
     for entry in (FIRST, ANSWER, SECOND):
@@ -140,11 +140,11 @@ def test_an_old_copy_is_refused_until_the_operator_accepts_it(ledger: SpendingLe
         ledger.entries()
     ledger.path.with_suffix(".head").unlink()
     with pytest.raises(
-        DataError, match=r"a\.head' is gone, of which '.*a\.note' knows.*delete 'a\.head' and .*a\.note:"
+        DataError, match=r"a\.head' is gone, which '.*a\.note' records.*delete 'a\.head' and .*a\.note:"
     ):
         ledger.entries()
     assert ledger.note is not None
-    ledger.note.unlink()  # as the message says
+    ledger.note.unlink()  # as in the message
     assert ledger.entries() == [FIRST, ANSWER, SECOND][: lines or 0]
     ledger.append(SECOND)
     assert ledger.entries()[-1] == SECOND
@@ -177,11 +177,11 @@ def test_a_head_that_is_none_of_the_sites_is_named(ledger: SpendingLedger, head:
     ledger.path.with_suffix(".head").write_bytes(head)
     for lines in (3, 1):
         ledger.path.write_bytes(b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:lines]))
-        with pytest.raises(DataError, match=r"a\.head' is damaged, or of another version, so nobody knows"):
+        with pytest.raises(DataError, match=r"a\.head' is damaged, or of another version, so the client's spending"):
             ledger.entries()
 
 
-def test_notes_are_beside_the_secret_and_of_one_ledger_each(tmp_path: Path) -> None:
+def test_notes_are_next_to_the_secret_and_of_one_ledger_each(tmp_path: Path) -> None:
     own, run = tmp_path / "keys" / "secret", tmp_path / "run" / "a.jsonl"
     own.parent.mkdir()
     ledgers = [ledger_at(run, KEY), ledger_at(run, KEY, own), ledger_at(tmp_path / "other" / "a.jsonl", KEY, own)]

@@ -261,9 +261,7 @@ def test_a_budget_of_the_site_counts_over_its_runs(tmp_path: Path) -> None:
     site.guard = replace(site.guard, site_budget=Budget(epsilon=2.1))
     request, _ = asked(site)
     weights_of(site, request)
-    with pytest.raises(
-        BudgetError, match=r"1 replies gave away epsilon 1.99 at delta 1e-05, one more would make it 2.9"
-    ):
+    with pytest.raises(BudgetError, match=r"1 replies spent epsilon 1.99 at delta 1e-05, one more would make it 2.9"):
         weights_of(site, replace(request, round=2))
     weights_of(site, request)  # what was sent may be sent again
 
@@ -274,14 +272,14 @@ def test_a_budget_of_the_site_counts_over_its_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "privacy", "message"),
     [
-        ("fedavg", {"reply": {"weights": 1.0}}, "how much noise"),
+        ("fedavg", {"reply": {"weights": 1.0}}, "the noise is missing"),
         ("fedavg", {"reply": {"noise_multiplier": 1.0}}, "reply covers nothing"),
         (
             "fedavg",
             {"reply": {"representations": 1.0, "noise_multiplier": 1}},
             "'weights' .*no clipping norm: privacy.re",
         ),
-        ("scaffold", {}, r"'controls' in the reply to 'controlled_fit' \(weights that are no update"),
+        ("scaffold", {}, r"'controls' in the reply to 'controlled_fit' \(weights that are not an update"),
         ("fedema", {}, "numbers in the reply to 'fit', such as losses"),
         ("fedaid", {}, "numbers in the reply to 'guide'"),
         ("creamfl", {}, "'representations' .*no clipping norm: privacy.reply.representations"),

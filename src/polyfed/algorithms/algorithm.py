@@ -13,7 +13,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort
-from polyfed.federation.filters import Filter, Reply, each
+from polyfed.federation.filters import Ask, Filter, Reply, each
 from polyfed.federation.plan import FederationPlan
 from polyfed.federation.server import Server
 from polyfed.federation.state import Lifetime
@@ -116,7 +116,7 @@ class Algorithm(Settings):
     shares_encoders: ClassVar[bool] = False
     """True if clients receive the server's encoders, and so its architecture (``Client.server_encoders``)."""
 
-    def observers(self, server: Server) -> Sequence[Filter]:
+    def observers(self, server: Server) -> Sequence[Filter[Ask]]:
         """Filters that record figures of the replies of each ask and pass these on unchanged."""
         return ()
 

@@ -20,7 +20,7 @@ from polyfed.algorithms.algorithm import (
     each,
 )
 from polyfed.algorithms.shared.moves import MovesObserver
-from polyfed.federation.filters import Filter
+from polyfed.federation.filters import Ask, Filter
 
 
 class FedAvg(Algorithm):
@@ -53,7 +53,7 @@ class FedAvg(Algorithm):
             means[reply.type].add(reply.weights, reply.num_examples)
         server.update_weights(server.averaged(self.averaging, means))  # w <- sum_k n_k / n w_k
 
-    def observers(self, server: Server) -> Sequence[Filter]:
+    def observers(self, server: Server) -> Sequence[Filter[Ask]]:
         is_mean = self.averaging.mean == "exact" and not self.averaging.crosses_types
         return (MovesObserver(server, compared=not is_mean),)
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from polyfed.aggregation.mean import WeightedMean
 from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
@@ -18,7 +19,6 @@ from polyfed.algorithms.algorithm import (
     Weights,
     client_step,
     each,
-    tap,
 )
 from polyfed.algorithms.shared.robust_alignment import (
     AnchorGuidance,
@@ -139,7 +139,11 @@ class FedDRA(RobustAlignment):
             aligner=Weights(robust),
             factor=self.second_factor(server),
         )
-        aggregated = self.average(tap(replies, lambda reply: losses.update(loss_reports([reply]))))
+        mean = WeightedMean()
+        for reply in replies:
+            mean.add(reply.weights, 1.0)
+            losses |= loss_reports([reply])
+        aggregated = mean.take()
         server.update_weights({name: aggregated})
         self.weights.step(server, self.final_losses(cohort, aggregated, losses))  # Eq. 4
 

@@ -1,8 +1,7 @@
-"""The check of a site before it goes online: everything that can be known without taking part."""
+"""Check of a site before it goes online: all that can be verified without taking part in a run."""
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import platform
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch
 
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.device import resolve_device
-from polyfed.core.errors import ConfigError, DataError, PayloadError, PolyfedError
+from polyfed.core.errors import ConfigError, DataError, PolyfedError
 from polyfed.core.files import whole
 from polyfed.core.randomness import isolated
 from polyfed.data.arrow import is_text
@@ -36,9 +34,9 @@ from polyfed.deploy.folders import (
     read_certificate,
     read_public,
 )
-from polyfed.deploy.host import planned_for_samples, read_plan, require_affordable_here, require_protection, unlike
-from polyfed.deploy.roster import check_roster
-from polyfed.deploy.settings import Connection, ExpectedData, ProtectionDemands, SiteConfig, load_settings
+from polyfed.deploy.host import Announced, demands_of, read_plan, unlike
+from polyfed.deploy.roster import own_roster
+from polyfed.deploy.settings import Connection, ExpectedData, SiteConfig, load_settings
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData
@@ -50,7 +48,6 @@ from polyfed.privacy.guard import PRIVATE, ledger_at
 from polyfed.privacy.masking.mask_keeper import masking_replies
 from polyfed.privacy.policy import Sendable, SentField
 from polyfed.privacy.secret import read_secret
-from polyfed.privacy.secure_sum import SecureSum
 from polyfed.privacy.settings import KIND_KEYS
 from polyfed.runs.starter import language_of
 from polyfed.wire.payload import PublicRows, Representations, TensorBundle, Weights
@@ -59,18 +56,28 @@ from polyfed.wire.schema import steps_of
 TESTED_FLOWER = "1.41."
 _SHORT_DISK, _LITTLE_DISK = 100 * 2**20, 2**30
 _SHOWN_CLASSES = 12
+_TEXTS = 1000  # texts that decide the language
 
 
 def check_site(folder: Path, *, network: bool = True) -> Iterator[Finding]:
-    """Look at a site's folder, machine, data and models, at its way to the server, and list what will leave it.
+    """Findings on a site's folder, machine, data, models and connection, and on what leaves it, as they are made.
 
-    Nothing is sent but requests without content; the site does not take part by it. Findings come as they are made.
+    Only requests without content are sent; the site does not take part in a run. A problem is reported once, where it
+    is seen first.
 
     Args:
-        folder: the site's folder.
-        network: whether to contact the server.
+        folder: Folder of the site.
+        network: True to contact the server.
     """
-    site = SiteFolder(folder.resolve())
+    reported: set[str] = set()
+    for finding in _findings(SiteFolder(folder.resolve()), network):
+        if finding.level != "error" or finding.detail not in reported:
+            yield finding
+        if finding.level == "error":
+            reported.add(finding.detail)
+
+
+def _findings(site: SiteFolder, network: bool) -> Iterator[Finding]:
     yield from _check_versions()
     yield from guarded("node key", lambda: _check_key(site))
     yield from guarded("authority", lambda: _check_authority(site))
@@ -95,32 +102,48 @@ def _check_config(site: SiteFolder, seed: int) -> Iterator[Finding]:
     try:
         plan = read_plan(site, config)
     except ConfigError as error:
-        yield Finding("error", "plan.yaml", str(error), "ask the server's operator what is planned")
+        yield Finding("error", "plan.yaml", str(error), "ask the server's operator for the plan")
     absent = list(_absent_data(config))
     yield from absent
-    if absent:  # nothing that follows can be looked at
+    if absent:  # all further checks need the data
         return
     salt = plan.salt if plan is not None else ""
     population = Population(config.data, config.public, None, config.clients, seed, salt=salt)
-    yield from guarded("public set", lambda: _check_public(population, config))
     for name, expected in config.expected.items():
-        yield from guarded(f"expected of '{name}'", partial(differences, population.data, name, expected))
+        yield from guarded(f"expected of '{name}'", partial(_check_expected, population.data, name, expected))
+    yield from guarded("public set", lambda: _check_public(population, config))
     for member in population.members.values():
         yield from guarded(f"data of {member.id}", partial(_check_holding, population, member))
         yield from guarded(f"model of {member.id}", partial(_check_model, population, member, config))
-    yield from guarded("roster", lambda: check_roster(site, config, plan))
-    yield from guarded("protection", lambda: check_protection(config, population, plan))
-    yield from guarded("what leaves", lambda: what_leaves(population, config, plan))
+    yield from guarded("roster", lambda: _check_roster(site, config, plan))
+    yield from guarded("protection", lambda: _check_protection(config, population, plan))
+    yield from guarded("what leaves", lambda: _what_leaves(population, config, plan))
 
 
 # ---- the folder and the machine
 
 
+def _check_versions() -> Iterator[Finding]:
+    """Versions; all sites and the server should have the same."""
+    own = f"polyfed {version('polyfed')}, torch {version('torch')}, {platform.python_version()}"
+    yield Finding("ok", "versions", own)
+    try:
+        flower = version("flwr")
+    except PackageNotFoundError:
+        yield Finding("error", "flower", "flwr is not installed", "pip install 'polyfed[deploy]'")
+        return
+    if flower.startswith(TESTED_FLOWER):
+        yield Finding("ok", "flower", f"flwr {flower}")
+    else:
+        remedy = f"install flwr {TESTED_FLOWER}* at all sites and at the server"
+        yield Finding("warning", "flower", f"flwr {flower} is not the tested version", remedy)
+
+
 def _check_key(site: SiteFolder) -> Iterator[Finding]:
-    """The node key is there, its owner's alone, and the public half beside it is its own."""
+    """The node key exists, only its owner can read it, and the public half next to it belongs to it."""
     public = public_half(site.key)
     if is_private(site.key):
-        yield Finding("ok", "node key", f"{fingerprint(public)}, readable by its owner alone")
+        yield Finding("ok", "node key", f"{fingerprint(public)}, readable by its owner only")
     else:
         yield Finding("error", "node key", "others can read node.key", f"chmod 600 {site.key}")
     if site.public_key.exists() and read_public(site.public_key) != public:
@@ -128,7 +151,7 @@ def _check_key(site: SiteFolder) -> Iterator[Finding]:
             "error",
             "public key",
             "node.pub does not belong to node.key",
-            "move both away, run: polyfed deploy key FOLDER, and give the new node.pub to the server's operator",
+            "move both away, run: polyfed deploy key FOLDER, and send the new node.pub to the server's operator",
         )
 
 
@@ -138,10 +161,10 @@ def _check_authority(site: SiteFolder) -> Iterator[Finding]:
 
 
 def _check_state_folder(folder: Path) -> Iterator[Finding]:
-    """What clients keep can be written, and there is room for it."""
+    """The clients' states can be written, and there is room for them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # permissions alone do not say: the disk may be read-only, or another's
+        # permissions are not enough: the disk may be read-only, or of another user
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -149,16 +172,13 @@ def _check_state_folder(folder: Path) -> Iterator[Finding]:
         yield Finding("error", "state folder", detail, "set state_dir in site.yaml to a folder that can")
         return
     free = shutil.disk_usage(folder).free
-    detail = f"'{folder}' is writable, {free / 2**30:,.1f} GiB free"
-    if free < _LITTLE_DISK:
-        level: Level = "error" if free < _SHORT_DISK else "warning"
-        yield Finding(level, "state folder", detail, "make room, or set state_dir in site.yaml to another disk")
-    else:
-        yield Finding("ok", "state folder", detail)
+    level: Level = "error" if free < _SHORT_DISK else "warning" if free < _LITTLE_DISK else "ok"
+    remedy = "" if level == "ok" else "make room, or set state_dir in site.yaml to another disk"
+    yield Finding(level, "state folder", f"'{folder}' is writable, {free / 2**30:,.1f} GiB free", remedy)
 
 
 def _check_privacy(config: SiteConfig) -> Iterator[Finding]:
-    """Nobody else can read what is kept of the data; a polyfed of before may have left it open."""
+    """Only the site's user can read stored data; an earlier polyfed may have left files open."""
     for folder in filter(None, (config.data.cache_folder, config.state_dir)):
         opened = next((path for path in folder.rglob("*") if path.is_file() and not is_private(path)), None)
         if opened is not None:
@@ -171,33 +191,72 @@ def _check_device(config: SiteConfig) -> Iterator[Finding]:
     yield Finding("ok", "device", f"{device}, {config.run.threads} threads of {os.cpu_count()}")
 
 
-def _check_versions() -> Iterator[Finding]:
-    """Versions; all sites and the server should have the same."""
-    yield Finding(
-        "ok", "versions", f"polyfed {version('polyfed')}, torch {version('torch')}, {platform.python_version()}"
-    )
-    try:
-        flower = version("flwr")
-    except PackageNotFoundError:
-        yield Finding("error", "flower", "flwr is not installed", "pip install 'polyfed[deploy]'")
+def _check_roster(site: SiteFolder, config: SiteConfig, plan: RunSpec | None) -> Iterator[Finding]:
+    """The site has the keys of all others, so that a server cannot play the other clients of a masked sum."""
+    if config.roster is None:
+        if plan is not None and plan.secure is not None and plan.secure.masks:
+            detail = "none: the server could send keys of its own, and read the replies of this site's clients"
+            yield Finding("warning", "roster", detail, "set roster in site.yaml, and write the sites' keys into it")
         return
-    if flower.startswith(TESTED_FLOWER):
-        yield Finding("ok", "flower", f"flwr {flower}")
-    else:
-        remedy = f"install flwr {TESTED_FLOWER}* at all sites and at the server"
-        yield Finding("warning", "flower", f"flwr {flower} is not what polyfed is tested with", remedy)
+    sites = own_roster(site, config).sites
+    for name, entry in sites.items():
+        if entry.key is None:
+            remedy = f"have its node.pub from the site itself, then: polyfed deploy trust {site.path} {name} node.pub"
+            yield Finding("error", "roster", f"no key of site '{name}'", remedy)
+    keys = ", ".join(f"{name} {fingerprint(entry.key)}" for name, entry in sites.items() if entry.key is not None)
+    yield Finding("ok", "roster", f"{keys}; compare them with the sites, over the phone")
 
 
 # ---- data and models
 
 
 def _absent_data(config: SiteConfig) -> Iterator[Finding]:
-    """Sources whose files are not where site.yaml says."""
+    """Sources whose files are not at their path in site.yaml."""
     for name, source in config.data.sources.items():
         path = getattr(source, "path", None)
-        if isinstance(path, str) and not (place := whole(path, config.data.data_folder)).exists():
-            detail = f"data.sources.{name}.path: there is no '{place}'"
-            yield Finding("error", "site.yaml", detail, "say there where the site's data lie")
+        if isinstance(path, str) and not (expected := whole(path, config.data.data_folder)).exists():
+            detail = f"data.sources.{name}.path: '{expected}' is missing"
+            yield Finding("error", "site.yaml", detail, "set it to the path of the site's data")
+
+
+def described(split: Split) -> ExpectedData:
+    """Columns, classes, number and language of a split's items."""
+    texts: list[str] = []
+    for name in split.columns:
+        column = split.modality(name)
+        column = column.without_gaps()[0] if column.gaps else column
+        first = column.take(np.arange(min(_TEXTS, len(column.flat_values()) if column.gaps else len(split))))
+        texts += first.to_pylist() if is_text(first.type) else []
+    return ExpectedData(
+        split=split.name,
+        columns={**split.columns, **split.targets},
+        classes={name: tuple(classes) for name, classes in split.classes.items()},
+        items=len(split),
+        language=language_of(texts),
+    )
+
+
+def expected_data(at_hand: Population, group: GroupSettings) -> dict[str, Any]:
+    """Source of a group -> its data as they are here; empty if they are at the site only."""
+    try:
+        return {group.source: described(at_hand.data.split(group.source, group.split)).model_dump(mode="json")}
+    except PolyfedError:
+        return {}
+
+
+def _check_expected(data: OpenedData, source: str, expected: ExpectedData) -> Iterator[Finding]:
+    """Differences of a source from the agreed data: errors if a model would learn something else, else warnings."""
+    here = described(data.split(source, expected.split))
+    what, remedy = f"expected of '{source}'", "compare the data with those that were agreed upon"
+    if here == expected:
+        yield Finding("ok", what, "columns, classes, number of items and language")
+    for key in ("columns", "classes", "items", "language"):
+        own, wanted = getattr(here, key), getattr(expected, key)
+        is_near = key == "items" and wanted <= 2 * own <= 4 * wanted
+        if own != wanted and not is_near:
+            level: Level = "error" if key in ("columns", "classes") else "warning"
+            shown = [value or "English, or no texts" if key == "language" else value for value in (own, wanted)]
+            yield Finding(level, what, f"{key}: found {shown[0]}, expected {shown[1]}", remedy)
 
 
 def _check_holding(population: Population, member: Member) -> Iterator[Finding]:
@@ -218,7 +277,7 @@ def _check_holding(population: Population, member: Member) -> Iterator[Finding]:
 
 
 def _check_public(population: Population, config: SiteConfig) -> Iterator[Finding]:
-    """The public set is here, in the agreed order, and disjoint from what is private."""
+    """The public set is here, in the agreed order, and disjoint from the private data."""
     public = population.public
     if public is None:
         yield Finding("ok", "public set", "none")
@@ -245,62 +304,47 @@ def _check_model(population: Population, member: Member, config: SiteConfig) -> 
         loss = float(member.settings.task.loss(model, head, batch).detach())
     count = sum(value.numel() for value in model.parameters())
     detail = f"{count:,} parameters, width {model.dim}, {'+'.join(model.modalities)}"
-    if math.isfinite(loss):
-        yield Finding("ok", f"model of {member.id}", f"{detail}; loss on a batch of {len(batch)}: {loss:.3f}")
-    else:
-        detail = f"{detail}; its loss on a batch of {len(batch)} is {loss}"
-        remedy = "look at the inputs for NaN, and at the view's normalisation"
-        yield Finding("error", f"model of {member.id}", detail, remedy)
+    detail += f"; loss on a batch of {len(batch)}: {loss:.3f}"
+    remedy = "" if math.isfinite(loss) else "look for NaN in the inputs, and at the view's normalisation"
+    yield Finding("error" if remedy else "ok", f"model of {member.id}", detail, remedy)
 
 
-def check_protection(config: SiteConfig, population: Population, plan: RunSpec | None) -> Iterator[Finding]:
-    """The site's demands, the protection of the planned run and of each that was announced, and what was given away."""
-    demands = config.demands
-    yield Finding("ok", "demands", _in_words(demands))
-    demanded = demands or ProtectionDemands()
+# ---- protection, and the content of replies
+
+
+def _check_protection(config: SiteConfig, population: Population, plan: RunSpec | None) -> Iterator[Finding]:
+    """The site's demands, the protection of the planned and the announced runs, and the clients' spending."""
+    if config.demands is None:
+        detail = "none: replies may leave without noise or masks (demands in site.yaml would refuse that)"
+        yield Finding("ok", "demands", detail)
     if plan is not None:
-        yield _met(plan, config, population)
-        yield from _planned(plan, population, demanded)
+        yield from _check_plan(Announced(plan, config, plan, population))
     announced = sorted(config.state_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     for path in announced:
-        # earlier runs may have been planned otherwise
-        yield _announced(path, plan if path == announced[-1] else None, demanded.delta)
+        # earlier runs may have had another plan
+        yield _announced(path, plan if path == announced[-1] else None, config.demanded.delta)
     folder, secret = config.state_dir / PRIVATE, config.secret or config.state_dir / PRIVATE / "secret"
     names = {path.stem for pattern in ("*.jsonl", "*.head") for path in folder.glob(pattern)}
     for name in sorted(names | {*(population.members if secret.exists() else ())}):
-        yield _spent(folder / f"{name}.jsonl", secret, demands)
+        yield _spent(folder / f"{name}.jsonl", secret, config)
 
 
-def _in_words(demands: ProtectionDemands | None) -> str:
-    if demands is None:
-        return "none: replies may leave without noise or masks (demands in site.yaml would refuse that)"
-    limit = "any epsilon" if demands.max_epsilon is None else f"epsilon {demands.max_epsilon:g} at most"
-    sums = "masked sums only" if demands.sums == "only" else "replies by themselves"
-    kinds = ", ".join(f"{key} {getattr(demands, key)}" for key in KIND_KEYS.values())
-    metrics = "as they are" if demands.metrics else "never"
-    planned = "the planned run alone; " if demands.plan == "exact" else ""
-    return f"{planned}{limit} at delta {demands.delta:g} over all runs; {sums}; {kinds}; test metrics {metrics}"
-
-
-def _met(plan: RunSpec, config: SiteConfig, population: Population) -> Finding:
-    try:
-        require_protection(plan, config)
-        require_affordable_here(plan, config, population)
-    except PayloadError as error:
-        return Finding("error", "plan and demands", f"the plan would be refused: {error}", "agree on another plan")
-    return Finding("ok", "plan and demands", "the planned run meets them")
-
-
-def _planned(plan: RunSpec, population: Population, demands: ProtectionDemands) -> Iterator[Finding]:
-    """Protection of the planned run, with the epsilon of each client."""
-    delta, privacy = demands.delta, plan.privacy
+def _check_plan(run: Announced) -> Iterator[Finding]:
+    """Each demand in force against the planned run; the run's protection, with the epsilon of each client."""
+    plan, delta, privacy = run.spec, run.demands.delta, run.spec.privacy
+    for demand in demands_of(run.config):
+        unmet = "; ".join(demand.unmet(run))
+        name, _, value = demand.stated(run.demands).partition(": ")
+        detail = f"{value}; {unmet or 'the planned run meets it'}"
+        yield Finding("error" if unmet else "ok", name, detail, demand.remedy if unmet else "")
     yield Finding("ok", "protection in the plan", plan.policy.words(delta))
-    if privacy is not None:
-        between = between_sets(privacy.samples is not None, demands.neighbours)
-        yield Finding("ok", "what epsilon means", f"the epsilon of the demands and below is between {between}")
-    # that of noise on replies is the same for all, and stands there
-    for client, step, epsilon in planned_for_samples(plan, population, delta, demands.neighbours):
-        number = privacy.planned_releases(plan.rounds) if privacy is not None else 0
+    if privacy is None:
+        return
+    between = between_sets(privacy.samples is not None, run.demands.neighbours)
+    yield Finding("ok", "meaning of epsilon", f"the epsilon of the demands and below is between {between}")
+    # the epsilon of noise on replies is the same for all, and part of the plan's protection
+    for client, step, epsilon in run.planned_for_samples():
+        number = privacy.planned_releases(plan.rounds)
         detail = f"epsilon {epsilon:.3g} at delta {delta:g} in {number} replies to {step}"
         yield Finding("ok", f"planned for {client}", detail)
 
@@ -312,175 +356,96 @@ def _announced(path: Path, plan: RunSpec | None, delta: float) -> Finding:
     return Finding("warning" if other else "ok", f"protection in {spec.run}", spec.policy.words(delta) + comparison)
 
 
-def _spent(path: Path, secret: Path, demands: ProtectionDemands | None) -> Finding:
-    what = f"given away by {path.stem}"
+def _spent(path: Path, secret: Path, config: SiteConfig) -> Finding:
+    what, most, delta = f"spent by {path.stem}", config.demanded.max_epsilon, config.demanded.delta
     try:
         costs = ledger_at(path, read_secret(secret), secret).costs()
     except (DataError, ConfigError) as error:
         return Finding("error", what, str(error))
-    meant = demands or ProtectionDemands()
-    epsilon = epsilon_of(costs, meant.delta, meant.neighbours)
-    detail = f"epsilon {epsilon:.3g} at delta {meant.delta:g} in {len(costs)} replies"
-    if meant.max_epsilon is not None:
-        over = not fits(costs, meant.max_epsilon, meant.delta, meant.neighbours)
-        return Finding("error" if over else "ok", what, f"{detail}, of {meant.max_epsilon:g}")
-    return Finding("ok", what, detail)
+    epsilon = epsilon_of(costs, delta, config.demanded.neighbours)
+    over = most is not None and not fits(costs, most, delta, config.demanded.neighbours)
+    detail = f"epsilon {epsilon:.3g} at delta {delta:g} in {len(costs)} replies"
+    return Finding("error" if over else "ok", what, detail + ("" if most is None else f", of {most:g}"))
 
 
-def what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None) -> Iterator[Finding]:
-    """For every step, what each client replies, and what hides it; then what stays in the clear, and what is known."""
+def _what_leaves(population: Population, config: SiteConfig, plan: RunSpec | None) -> Iterator[Finding]:
+    """Each client's reply to every step with its protection, then the content in the clear, and content at joining."""
     if plan is None:
         methods = ", ".join(config.algorithms) or "any that polyfed ships"
-        detail = f"nobody wrote down what is planned; methods that may run here: {methods}"
+        detail = f"unknown without a plan; methods that may run here: {methods}"
         yield Finding("warning", "leaves with a run", detail, "ask the server's operator for plan.yaml")
     else:
-        yield from _Leaving(population, plan).findings()
+        yield from _replies(population, plan)
         parts = [
             f"{sent.field or 'numbers'} of {sent.step}"
             for sent in plan.policy.fields
             if sent.step_kind == "step" and not (sent.masked or sent.noisy)
         ]
         parts += ["test metrics"] if plan.evaluates else []
-        parts += [f"what is told at joining ({', '.join(ClientInfo.labels().values())})", "who replied, and when"]
+        parts += [f"the description at joining ({', '.join(ClientInfo.labels().values())})", "time of each reply"]
         yield Finding("ok", "stays in the clear", ", ".join(parts))
     for info in population.infos:
         facts = vars(info) | {"modalities": "+".join(info.modalities)}
         yield Finding("ok", "leaves at the start", ", ".join(f"{key} {value}" for key, value in facts.items()))
     if config.tracebacks:
         detail = "message and traceback of a failed step; they may show paths, file names, texts and values"
-        remedy = "set tracebacks: false in site.yaml to send the class of error and a number alone"
+        remedy = "set tracebacks: false in site.yaml to send only the class of error and a number"
         yield Finding("warning", "leaves on failure", detail, remedy)
     else:
         yield Finding("ok", "leaves on failure", "the class of error and a number; the text is in the site's log")
     yield Finding(
         "ok",
         "never leaves",
-        "samples, labels, their ids and file names, what clients keep in the state folder, the node key. This holds "
-        "for the steps of the polyfed that is installed here; the site runs no program of the server",
+        "samples, labels, their ids and file names, the clients' states, the node key. This holds for the steps of the "
+        "polyfed that is installed here; the site runs no program of the server",
     )
 
 
-@dataclass(frozen=True)
-class _Leaving:
-    """What leaves with the planned run.
-
-    Attributes:
-        population: who lives here.
-        plan: the run.
-    """
-
-    population: Population
-    plan: RunSpec
-
-    def findings(self) -> Iterator[Finding]:
-        """A line for each step, with whose reply it is."""
-        what = f"leaves with {self.plan.algorithm.component_name()}"
-        for step, fields in self._steps().items():
-            senders: dict[str, list[str]] = {}
-            for member in self.population.members.values():
-                senders.setdefault(self._reply(fields, member), []).append(member.id)
-            for reply, ids in senders.items():
-                yield Finding("ok", what, f"{', '.join(ids)}: {step}: {reply}")
-        if self._secure is not None:
-            for step, reply in masking_replies().items():
-                yield Finding("ok", what, f"{', '.join(self.population.members)}: {step}: {reply}")
-
-    @property
-    def _secure(self) -> SecureSum | None:
-        return self.plan.secure if self.plan.secure is not None and self.plan.secure.masks else None
-
-    def _steps(self) -> dict[str, list[SentField]]:
-        steps: dict[str, list[SentField]] = {
-            step: []
-            for step, schema in steps_of(self.plan.algorithm).items()
-            if schema.kind != "query" or self.plan.evaluates
-        }
-        for sent in self.plan.policy.fields:
-            if sent.step in steps:
-                steps[sent.step].append(sent)
-        return steps
-
-    def _reply(self, fields: list[SentField], member: Member) -> str:
-        return ", ".join(self._field(sent, member) for sent in fields) or "nothing but that it is done"
-
-    def _field(self, sent: SentField, member: Member) -> str:
-        size = " or ".join(self._size(sent, kind, member) for kind in sent.kinds)
-        description = f"{size}; {self.plan.policy.how(sent)}"
-        if sent.field:
-            return f"{sent.field} ({description})"
-        examples = "metrics of its test" if sent.step_kind == "query" else "losses"
-        return f"numbers such as {examples} ({description})"
-
-    def _size(self, sent: SentField, kind: Sendable, member: Member) -> str:
-        """What a field of a reply holds, and how large it is."""
-        if not issubclass(kind, TensorBundle):
-            return kind.__name__ if not sent.field else f"one {kind.__name__}"
-        if issubclass(kind, Representations):
-            return self._rows(sent, member)
-        if issubclass(kind, Weights):
-            state = self.population.client_model(member).exchanged()
-            types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
-            size = sum(value.numel() * (self._word(sent) or value.element_size()) for value in state.values())
-            return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size / 2**20:,.2f} MiB"
-        of = "of public samples" if issubclass(kind, PublicRows) else "named tensors"
-        return f"{KIND_KEYS.get(kind, kind.label)}: {of}, of a size that the method decides"
-
-    def _rows(self, sent: SentField, member: Member) -> str:
-        samples = self.population.public_samples(member.views)
-        if samples is None:
-            return "of the public set, which there is none of"
-        exchange = getattr(self.plan.algorithm, "public", None)
-        drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
-        rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
-        size = rows * width * (self._word(sent) or 4) * len(names) / 2**20
-        kind = "" if sent.field == Representations.label else "representations, "
-        return f"{kind}{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"
-
-    def _word(self, sent: SentField) -> int | None:
-        return self._secure.bits // 8 if self._secure is not None and sent.masked else None
+def _replies(population: Population, plan: RunSpec) -> Iterator[Finding]:
+    """Replies to each step of the planned run, with the clients that send them."""
+    what, members = f"leaves with {plan.algorithm.component_name()}", population.members.values()
+    for step, schema in steps_of(plan.algorithm).items():
+        if schema.kind == "query" and not plan.evaluates:
+            continue
+        fields = [sent for sent in plan.policy.fields if sent.step == step]
+        senders: dict[str, list[str]] = {}
+        for member in members:
+            reply = ", ".join(_field(sent, member, population, plan) for sent in fields)
+            senders.setdefault(reply or "only that it is done", []).append(member.id)
+        for reply, ids in senders.items():
+            yield Finding("ok", what, f"{', '.join(ids)}: {step}: {reply}")
+    if plan.secure is not None and plan.secure.masks:
+        for step, reply in masking_replies().items():
+            yield Finding("ok", what, f"{', '.join(population.members)}: {step}: {reply}")
 
 
-_log = logging.getLogger(__name__)
-
-_TEXTS = 1000  # that tell the language
-
-
-def described(split: Split) -> ExpectedData:
-    """Columns, classes, number and language of a split's items."""
-    texts: list[str] = []
-    for name in split.columns:
-        column = split.modality(name)
-        column = column.without_gaps()[0] if column.gaps else column
-        first = column.take(np.arange(min(_TEXTS, len(column.flat_values()) if column.gaps else len(split))))
-        texts += first.to_pylist() if is_text(first.type) else []
-    return ExpectedData(
-        split=split.name,
-        columns={**split.columns, **split.targets},
-        classes={name: tuple(classes) for name, classes in split.classes.items()},
-        items=len(split),
-        language=language_of(texts),
-    )
+def _field(sent: SentField, member: Member, population: Population, plan: RunSpec) -> str:
+    """Content, size and protection of a field of a reply."""
+    word = plan.secure.bits // 8 if plan.secure is not None and sent.masked else None
+    size = " or ".join(_size(sent, content, member, population, plan, word) for content in sent.kinds)
+    examples = "metrics of its test" if sent.step_kind == "query" else "losses"
+    return f"{sent.field or f'numbers such as {examples}'} ({size}; {plan.policy.how(sent)})"
 
 
-def expected_data(at_hand: Population, group: GroupSettings) -> dict[str, Any]:
-    """Source of a group -> its data as they are here; nothing where they are at the site alone."""
-    try:
-        return {group.source: described(at_hand.data.split(group.source, group.split)).model_dump(mode="json")}
-    except PolyfedError as error:
-        _log.warning("polyfed deploy check will compare with nothing what cannot be read here: %s", error)
-        return {}
-
-
-def differences(data: OpenedData, source: str, expected: ExpectedData) -> Iterator[Finding]:
-    """What of a source is not as expected: wrong where a model would learn something else, else a warning."""
-    here = described(data.split(source, expected.split))
-    what, remedy = f"expected of '{source}'", "compare the data with those that were agreed upon"
-    if here == expected:
-        yield Finding("ok", what, "columns, classes, number of items and language")
-    for key in ("columns", "classes", "items", "language"):
-        found, wanted = getattr(here, key), getattr(expected, key)
-        is_near = key == "items" and wanted <= 2 * found <= 4 * wanted
-        if found != wanted and not is_near:
-            level: Level = "error" if key in ("columns", "classes") else "warning"
-            shown = [value or "English, or no texts" if key == "language" else value for value in (found, wanted)]
-            yield Finding(level, what, f"{key}: found {shown[0]}, expected {shown[1]}", remedy)
+def _size(
+    sent: SentField, content: Sendable, member: Member, population: Population, plan: RunSpec, word: int | None
+) -> str:
+    if not issubclass(content, TensorBundle):
+        return f"one {content.__name__}" if sent.field else content.__name__
+    if issubclass(content, Weights):
+        state = population.client_model(member).exchanged()
+        types = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
+        size = sum(value.numel() * (word or value.element_size()) for value in state.values()) / 2**20
+        return f"{len(state):,} tensors of the model, {'+'.join(types)}, {size:,.2f} MiB"
+    if not issubclass(content, Representations):
+        of = "of public samples" if issubclass(content, PublicRows) else "named tensors"
+        return f"{KIND_KEYS.get(content, content.label)}: {of}, in a size set by the method"
+    samples = population.public_samples(member.views)
+    if samples is None:
+        return "of the public set, which is missing"
+    exchange = getattr(plan.algorithm, "public", None)
+    drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
+    rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
+    prefix = "" if sent.field == Representations.label else "representations, "
+    size = rows * width * (word or 4) * len(names) / 2**20
+    return f"{prefix}{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"

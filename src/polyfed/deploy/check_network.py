@@ -1,4 +1,4 @@
-"""Checks of the way to the server: certificate, fleet API, clock, and that nothing else answers there."""
+"""Checks of the connection to the server: certificate, fleet API, clock, and no other answer there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORBIDDEN = (
     ("GET", "/health"),
     ("GET", "/openapi.json"),
 )
-"""What SuperLink serves beside the fleet API; with the control API one admits sites and starts runs."""
+"""Requests that SuperLink serves in addition to the fleet API; its control API admits sites and starts runs."""
 
 PROTOBUF = "application/protobuf"
 _NOT_BEHIND = (502, 503, 504)
@@ -38,9 +38,9 @@ class ProbeAnswer:
     """An answer over HTTP.
 
     Attributes:
-        status: its code.
-        body: its first 64 KiB.
-        date: the server's clock, as in the header ``Date``; empty if it sent none.
+        status: Status code.
+        body: First 64 KiB of the body.
+        date: The server's clock in the header ``Date``; empty if it sent none.
     """
 
     status: int
@@ -71,8 +71,8 @@ def ask(
     # http.client goes past proxies, which urllib would not
     connection = HTTPSConnection(host, port, timeout=timeout, context=trust)
     try:
-        kind = {"Content-Type": PROTOBUF} if body is not None else {}
-        connection.request(method, path, body=body, headers={**kind, **(headers or {})})
+        content_type = {"Content-Type": PROTOBUF} if body is not None else {}
+        connection.request(method, path, body=body, headers={**content_type, **(headers or {})})
         answer = connection.getresponse()
         return ProbeAnswer(answer.status, answer.read(_LARGEST), answer.getheader("Date") or "")
     except ssl.SSLCertVerificationError as error:
@@ -84,14 +84,14 @@ def ask(
 
 
 def check_server(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
-    """The server is reached, is the right one, its fleet API answers, and nothing else does."""
+    """The server is reached and is the right one, and only its fleet API answers."""
     where, server = (connection.host, connection.port, FLEET, site.authority), connection.server
     answer = ask(*where, method="POST", body=b"")
     yield _certificate(site, connection)
     yield _fleet(answer, server)
     if answer.date:
         ahead = (datetime.now(UTC) - parsedate_to_datetime(answer.date)).total_seconds()
-        # the header has whole seconds, cut off, and took its time
+        # the header has seconds without fractions, and took some time
         if ahead > AHEAD + 1 or ahead < -BEHIND:
             off = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
             detail = f"{off} the server's; its signatures are refused"
@@ -99,20 +99,20 @@ def check_server(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
         else:
             yield Finding("ok", "clock", "agrees with the server's")
     if answer.status == 401 and site.key.is_file():
-        # of a request without content, signed by the site, SuperLink only misses the node in it
+        # a request without content, signed by the site, lacks only the node for SuperLink
         answer = ask(*where, method="POST", body=b"", headers=signed(site.key))
         if answer.status in _NOT_BEHIND:
             yield _not_behind(server)
         elif answer.body == REFUSAL.encode():
-            remedy = "give node.pub to the server's operator, who runs: polyfed deploy admit; is the clock right?"
-            yield Finding("warning", "admission", f"{server} does not know this site's key", remedy)
+            remedy = "send node.pub to the server's operator, who runs: polyfed deploy admit; is the clock right?"
+            yield Finding("warning", "admission", f"{server} has not admitted this site's key", remedy)
         else:
-            yield Finding("ok", "admission", f"{server} knows this site's key")
+            yield Finding("ok", "admission", f"{server} has admitted this site's key")
     yield from check_closed(site, connection)
 
 
 def check_closed(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
-    """Nothing but the fleet API answers at the public address."""
+    """Only the fleet API answers at the public address."""
     opened = []
     for method, path in FORBIDDEN:
         body = b"" if method == "POST" else None
@@ -123,8 +123,8 @@ def check_closed(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
         yield Finding(
             "error",
             "CONTROL PLANE",
-            f"{connection.server} answers at {', '.join(opened)}: whoever reaches it may control runs",
-            "do not connect; tell the server's operator that only the gate of polyfed may listen at a public address",
+            f"{connection.server} answers at {', '.join(opened)}: anyone who reaches it may control runs",
+            "do not connect; warn the server's operator: only polyfed's gate may listen at a public address",
         )
     else:
         yield Finding("ok", "control plane", f"not reachable at {connection.server}")
@@ -146,7 +146,7 @@ def _fleet(answer: ProbeAnswer, server: str) -> Finding:
     if answer.status in _NOT_BEHIND:
         return _not_behind(server)
     text = answer.body[:80].decode(errors="replace")
-    remedy = "compare 'server' in connection.yaml with what the operator says"
+    remedy = "compare 'server' in connection.yaml with the operator's address"
     if answer.status == 200:
         remedy = "the server must run with --enable-supernode-auth: start it with polyfed deploy server"
     return Finding("error", "server", f"{server}: {answer.status} {text!r} in place of the fleet API", remedy)
@@ -163,13 +163,13 @@ _RENEW_DAYS = 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        level: ``error`` keeps the site from taking part, or leaves a door open.
-        what: the thing, in a word or two.
-        detail: what was seen.
-        remedy: what to do; empty where nothing is to be done.
+        level: ``error`` keeps the site from taking part, or leaves it open to others.
+        what: Subject, in a word or two.
+        detail: Observation.
+        remedy: Action to take, if any.
     """
 
     level: Level
@@ -186,17 +186,17 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 
 def guarded(what: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of a check; an exception in it is a finding too, for a check must see all that there is to see."""
+    """The findings of a check; an exception in it is a finding too, so that all further checks run."""
     try:
         yield from check()
-    except PolyfedError as error:  # says itself what to do
+    except PolyfedError as error:  # its text has the remedy
         yield Finding("error", what, str(error))
     except Exception as error:
         yield Finding("error", what, f"{type(error).__name__}: {error}", "compare site.yaml with the data and models")
 
 
 def expiry(what: str, left: float, name: str, remedy: str) -> Finding:
-    """What a certificate's remaining days mean."""
+    """Finding for a certificate's remaining days."""
     if left < 0:
         return Finding("error", what, f"{name} expired {-left:.0f} days ago", remedy)
     if left < _RENEW_DAYS:

@@ -1,7 +1,7 @@
 """A site's connection: the process that fetches the server's messages and hands them to the site's worker.
 
-It speaks Flower's fleet API, as SuperNode does, but fetches messages alone. It never asks for the app that a run has at
-the server, so whoever controls the server has nothing run here but the polyfed that the site has installed.
+It speaks Flower's fleet API, as SuperNode does, but fetches only messages. It never requests the app of a run at the
+server, so even an attacker who controls the server can run only the polyfed that the site has installed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from polyfed.deploy.worker import call_worker
 
 _log = logging.getLogger(__name__)
 _Call = Callable[[str], Any]
-_KINDS = {"query.describe": "describe", "train.step": "step"}
-_SHORTEST, _LONGEST = 0.05, 1.0  # seconds between questions for messages, of which each takes a signature
+_ACTIONS = {"query.describe": "describe", "train.step": "step"}
+_SHORTEST, _LONGEST = 0.05, 1.0  # seconds between requests for messages, each of which takes a signature
 
 
 def serve_connection(arguments: Sequence[str]) -> str:
@@ -42,8 +42,8 @@ def serve_connection(arguments: Sequence[str]) -> str:
     """
     log_plainly(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # or it has a line for every question
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server is told on the way out
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # or it logs every request
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the session is closed at the server
     server, site, worker, most = arguments[0], SiteFolder(Path(arguments[1])), arguments[2], int(arguments[3])
     key, config, pause = private_key(site.key), {"config": str(site.config)}, _SHORTEST
     opened = http_request_response(server, False, str(site.authority), (key, key.public_key()))
@@ -74,16 +74,16 @@ def reply_to(
     """The site's reply to a message that is at the server.
 
     Args:
-        message: without its content.
-        tree: names of the objects that its content consists of.
-        most: bytes that it may have.
-        pull: fetches an object.
-        confirm: tells the server that it need not keep a message.
-        serve: the site's worker.
-        config: settings of the site, for the worker.
+        message: Message without its content.
+        tree: Names of the objects of its content.
+        most: Largest size in bytes.
+        pull: Fetches an object.
+        confirm: Releases a message at the server.
+        serve: The site's worker.
+        config: Settings of the site, for the worker.
     """
-    name, kind = message.metadata.message_id, _KINDS.get(message.metadata.message_type)
-    if kind is None:
+    name, action = message.metadata.message_id, _ACTIONS.get(message.metadata.message_type)
+    if action is None:
         confirm(name)
         reason = f"'{message.metadata.message_type}' is for an app of the server, and this site runs none"
         return _failed(message, reason)
@@ -94,7 +94,7 @@ def reply_to(
     if asked.has_error():
         return _failed(message, str(asked.error.reason))
     try:
-        return Message(answered_message(kind, asked.content, config, serve), reply_to=message)
+        return Message(answered_message(action, asked.content, config, serve), reply_to=message)
     except ConnectionError as error:
         return _failed(message, str(error))
 

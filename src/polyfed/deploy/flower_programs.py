@@ -1,7 +1,7 @@
-"""Flower's programs: their command lines and environment, and the client of SuperLink that its operator has.
+"""Flower's programs: their command lines and environment, and the operator's client of SuperLink.
 
-Of Flower, its command line is used, which is its public face, and where that keeps credentials; see the pinned range
-of the extra ``deploy``.
+Only Flower's command line is used, which is its public interface, and its store of credentials; see the pinned range of
+the extra ``deploy``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from polyfed.deploy.settings import ServerAddress
 from polyfed.engines.quiet import QUIET, SPEED
 
 AUTHENTICATION = "POLYFED_AUTHENTICATION"
-"""Environment variable that tells the gate where to ask whether a request is signed by an admitted key."""
+"""Environment variable with the address at which the gate asks whether an admitted key signed a request."""
 
 CONNECTION = "polyfed"
 """Name of the connection in the Flower home of a link."""
 
 _SETTINGS = {
-    **QUIET,  # among them that ``flwr run`` installs nothing: it would make an environment, with torch, for each run
+    **QUIET,  # also keeps ``flwr run`` from making an environment, with torch, for each run
     **SPEED,
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's own 1 is a second more for every run
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's default of 1 delays every run
     "TOKENIZERS_PARALLELISM": "false",
 }
 _TIMEOUT = 120.0  # seconds for a command of ``flwr``
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """This process's environment for a program of Flower: nothing is reported or installed, and ``home`` is its own."""
+    """This process's environment for a program of Flower, without telemetry or installation, and with this home."""
     scripts = sysconfig.get_path("scripts")  # Flower starts its own programs by bare name
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1,localhost"]))
@@ -55,10 +55,10 @@ def shown_command(command: Sequence[str], environment: Mapping[str, str]) -> str
 
 
 def program(name: str) -> str:
-    """Path of a program of the extra ``deploy``, beside this Python (where its wheel puts it) or on PATH.
+    """Path of a program of the extra ``deploy``, next to this Python (where its wheel puts it) or on PATH.
 
     Raises:
-        RunError: it is not installed.
+        RunError: the program is missing.
     """
     path = shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if path is None:
@@ -67,9 +67,9 @@ def program(name: str) -> str:
 
 
 def superlink_command(folder: ServerFolder, address: ServerAddress) -> list[str]:
-    """The command that serves a federation: Flower's program, with a control interface that wants the server's secret.
+    """The command that serves a federation: Flower's program, whose control interface requires the server's secret.
 
-    Its state is in memory: tensors through its database fail under load, and what must last is in the run folder.
+    Its state is in memory: tensors through its database fail under load, and all durable state is in the run folder.
     """
     certificate, key = folder.identity
     return [
@@ -83,7 +83,7 @@ def superlink_command(folder: ServerFolder, address: ServerAddress) -> list[str]
 
 
 def superexec_command(folder: ServerFolder, address: ServerAddress) -> list[str]:
-    """The command that runs the server half of runs; nobody else can take that over who does not know the secret."""
+    """The command that runs the server half of runs, which requires the secret."""
     return [
         program("flower-superexec"),
         *("--runtime-api-address", f"127.0.0.1:{address.superlink_port}"),
@@ -92,16 +92,16 @@ def superexec_command(folder: ServerFolder, address: ServerAddress) -> list[str]
 
 
 class Link:
-    """Calls ``flwr`` with a home of its own, in which one SuperLink is the one connection.
+    """Client of one SuperLink: calls ``flwr`` with a home of its own.
 
     Args:
-        home: folder for Flower's files; made if it is not there.
+        home: Folder for Flower's files; made if it is missing.
         address: host:port of the SuperLink.
-        root_certificates: certificate of the authority that signed the SuperLink's, beside which its secret may lie;
+        root_certificates: Certificate of the authority that signed the SuperLink's; the secret may be next to it.
             None: no TLS, for loopback only.
 
     Raises:
-        RunError: the folder cannot be written to, or the secret be read; of all methods: SuperLink refuses or does
+        RunError: the folder cannot be written to, or the secret cannot be read; all methods: SuperLink refuses or does
             not answer.
     """
 
@@ -120,17 +120,17 @@ class Link:
             raise RunError(f"cannot open '{error.filename}': {error.strerror}") from error
 
     def _send(self, secret: bytes) -> None:
-        """Have ``flwr`` send a secret."""
+        """Store a secret for ``flwr`` to send."""
         from flwr.cli import constant
         from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-        store = FileCredentialStore(self.home / "credentials.yaml")  # its owner's alone
+        store = FileCredentialStore(self.home / "credentials.yaml")  # readable by its owner only
         store.set(constant.AUTHN_TYPE_STORE_KEY % self.address, b"oidc")
         store.set(constant.ACCESS_TOKEN_STORE_KEY % self.address, secret)
         store.set(constant.REFRESH_TOKEN_STORE_KEY % self.address, b"none")
 
     def call(self, *arguments: str) -> dict[str, Any]:
-        """What a command of ``flwr`` answers, as JSON."""
+        """JSON answer of a command of ``flwr``."""
         command = [program("flwr"), *arguments, "--format", "json"]
         shown = f"flwr {' '.join(arguments[:2])} at {self.address}"
         try:
@@ -153,7 +153,7 @@ class Link:
         return dict(answer)
 
     def register(self, public_key: Path) -> int:
-        """Admit a node key; Flower's id of the node."""
+        """Admit a node key; returns Flower's id of the node."""
         return int(self.call("supernode", "register", str(public_key), "--name", public_key.stem)["node-id"])
 
     def unregister(self, node_id: int) -> None:
@@ -166,7 +166,7 @@ class Link:
 
 
 def link_to(server: ServerFolder, address: ServerAddress) -> Link:
-    """Flower's command line, pointed at the SuperLink of a server folder; the folder has a secret from then on.
+    """Client of the SuperLink of a server folder; the folder has a secret from then on.
 
     Raises:
         RunError: the folder cannot be written to.

@@ -1,7 +1,7 @@
-"""Keys and certificates: the pair that a site proves itself with, the federation's authority, the server's certificate.
+"""Folders of a federation's server and sites: their files, node keys and certificates.
 
-Node keys are ECDSA, in OpenSSH format, as Flower reads them; the server's certificate is what sites verify with the
-certificate of the authority.
+Node keys are ECDSA, in OpenSSH format, as Flower reads them; sites verify the server's certificate with that of the
+federation's authority.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_pem_public_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -42,16 +43,16 @@ class ServerFolder:
     """Paths in the folder of the federation's server.
 
     Attributes:
-        path: the folder.
-        settings: hosts and ports.
-        experiment: what ``polyfed run`` trains over the sites.
-        authority: certificate and private key of the federation's certificate authority.
-        identity: certificate and private key of the server.
-        secret: what SuperLink wants of whoever admits sites or starts runs; beside the certificate of the authority.
-        gate: configuration of the proxy in front of SuperLink.
-        sites: folder of the public keys of admitted sites: ``<name>.pub``.
-        home: Flower's own folder, with the connection that its command line uses.
-        logs: access log of the gate and log of SuperLink.
+        path: The folder.
+        settings: Hosts and ports.
+        experiment: The experiment that ``polyfed run`` trains over the sites.
+        authority: Certificate and private key of the federation's certificate authority.
+        identity: Certificate and private key of the server.
+        secret: Credential that SuperLink requires to admit sites and start runs; next to the authority's certificate.
+        gate: Configuration of the proxy in front of SuperLink.
+        sites: Folder of the public keys of admitted sites: ``<name>.pub``.
+        home: Flower's own folder, with the connection of its command line.
+        logs: Access log of the gate and log of SuperLink.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,15 +69,15 @@ class SiteFolder:
     """Paths in the folder of a site.
 
     Attributes:
-        path: the folder.
-        config: what the site decides: where its data lie, and what it allows.
-        agreed: what all agreed upon, which ``config`` extends: sources, public set, its clients and their models.
-        connection: where the server is and how it is reached.
-        plan: what is to be run, as the server's operator wrote it down.
-        roster: sites whose keys this one believes, and their clients.
-        authority: certificate of the authority that signed the server's certificate.
-        key: private key of the site; it never leaves the folder.
-        public_key: what the server's operator is given.
+        path: The folder.
+        config: Decisions of the site: paths of its data, and its limits.
+        agreed: Settings agreed by all, which ``config`` extends: sources, public set, its clients and their models.
+        connection: Address of the server.
+        plan: The planned run, as the server's operator wrote it down.
+        roster: Sites whose keys this one trusts, and their clients.
+        authority: Certificate of the authority that signed the server's certificate.
+        key: Private key of the site; it never leaves the folder.
+        public_key: Public key for the server's operator.
         home: Flower's own folder.
     """
 
@@ -91,10 +92,10 @@ class SiteFolder:
 
 
 def write_new(path: Path, content: str | bytes, *, secret: bool = False) -> Path:
-    """Write a file that must not be there yet, and flush it to disk; a secret is its owner's alone from the start.
+    """Write a new file and flush it to disk; only its owner can read a secret, from the start.
 
     Raises:
-        RunError: it is there, or the folder cannot be written to.
+        RunError: the file exists, or the folder cannot be written to.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -102,10 +103,10 @@ def write_new(path: Path, content: str | bytes, *, secret: bool = False) -> Path
     except OSError as error:
         raise RunError(f"cannot make the folder '{path.parent}': {error.strerror}") from error
     try:
-        # with O_EXCL, for which a link is a file too, nobody can have the secret written where they read it
+        # with O_EXCL, for which a link is a file too, no other user can redirect the secret
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET_MODE if secret else 0o644)
     except FileExistsError as error:
-        raise RunError(f"'{path}' is there already; move it away if it is to be made anew") from error
+        raise RunError(f"'{path}' exists already; move it away to make a new one") from error
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     try:
@@ -128,7 +129,7 @@ def require_file(path: Path, purpose: str) -> Path:
     """The path, if it is a file.
 
     Raises:
-        RunError: it is not; ``purpose`` says what it is for and where it comes from.
+        RunError: it is not; the message ends with ``purpose``, its use and origin.
     """
     if not path.is_file():
         raise RunError(f"'{path}' is missing: {purpose}")
@@ -138,7 +139,7 @@ def require_file(path: Path, purpose: str) -> Path:
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 730
 LOOPBACK = ("localhost", "127.0.0.1")
-"""Names under which the gate and the operator's commands reach SuperLink on the server itself."""
+"""Names of SuperLink for the gate and the operator's commands on the server itself."""
 
 _USAGES = (
     "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign "
@@ -150,15 +151,15 @@ _USAGES = (
 
 
 def create_keys(folder: Path, comment: str = "") -> Path:
-    """Make ``node.key`` (readable by its owner alone) and ``node.pub`` in a site's folder; the path of the latter.
+    """Make ``node.key`` (readable by its owner only) and ``node.pub`` in a site's folder; returns the latter's path.
 
     Raises:
-        RunError: there is a pair already, or the folder cannot be written to.
+        RunError: one of the files exists, or the folder cannot be written to.
     """
     site, key = SiteFolder(folder), ec.generate_private_key(ec.SECP384R1())
     for path in (site.key, site.public_key):
         if path.exists():
-            raise RunError(f"'{path}' is there already; move it away if the site is to have a new key")
+            raise RunError(f"'{path}' exists already; move it away to make a new key")
     write_new(site.key, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
     return write_new(site.public_key, f"{_public_line(key)} {comment}".rstrip() + "\n")
 
@@ -167,7 +168,7 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The private key in a site's file.
 
     Raises:
-        RunError: not there, or not an unencrypted ECDSA key in OpenSSH format.
+        RunError: the file is missing, or not an unencrypted ECDSA key in OpenSSH format.
     """
     require_file(path, "the site's private key; make it with: polyfed deploy key FOLDER")
     try:
@@ -182,10 +183,10 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def public_half(private: Path) -> str:
-    """The public key, as one OpenSSH line without a comment, that belongs to a private key file.
+    """The public key of a private key file, as one OpenSSH line without a comment.
 
     Raises:
-        RunError: as ``private_key``.
+        RunError: see ``private_key``.
     """
     return _public_line(private_key(private))
 
@@ -194,7 +195,7 @@ def read_public(path: Path) -> str:
     """The public key of a ``.pub`` file, as one OpenSSH line without its comment.
 
     Raises:
-        RunError: not there, or not an ECDSA public key.
+        RunError: the file is missing, or not an ECDSA public key.
     """
     require_file(path, "a site's public key; the site makes it with: polyfed deploy key FOLDER")
     try:
@@ -211,7 +212,7 @@ def public_key(line: bytes, what: str) -> ec.EllipticCurvePublicKey:
     """The key of an OpenSSH line.
 
     Raises:
-        ValueError: it is no ECDSA public key; the message begins with ``what`` that is.
+        ValueError: it is not an ECDSA public key; the message begins with its origin ``what``.
     """
     try:
         key = load_ssh_public_key(line)
@@ -238,7 +239,7 @@ class Identity:
 
 
 def create_authority(name: str, days: int = AUTHORITY_DAYS) -> Identity:
-    """A self-signed authority (EC P-256) that may sign certificates of servers and of nothing below them."""
+    """A self-signed authority (EC P-256) that may sign certificates of servers only."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _name(f"{name} federation authority")
     builder = (
         _builder(subject, subject, key, days, key_cert_sign=True, crl_sign=True)
@@ -252,7 +253,7 @@ def issue_server(authority: Identity, hosts: Sequence[str], days: int = SERVER_D
     """A server certificate (EC P-256) for ``hosts``, which are names or addresses, and for the server's loopback.
 
     Raises:
-        ConfigError: no host, or one that is neither a name nor an address.
+        ConfigError: the hosts are empty, or one is neither a name nor an address.
         RunError: the authority's key or certificate is damaged.
     """
     if not hosts:
@@ -280,7 +281,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     """The certificate in a PEM file.
 
     Raises:
-        RunError: not there, or not a certificate.
+        RunError: the file is missing, or not a certificate.
     """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -340,10 +341,7 @@ def fingerprint(public: str) -> str:
 
 @lru_cache(maxsize=1024)
 def fingerprint_of_pem(public: bytes) -> str:
-    """Fingerprint of a public key in PEM, as SuperLink has it; empty if it is none."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
-
+    """Fingerprint of a public key in PEM, as SuperLink has it; empty for other content."""
     try:
         line = load_pem_public_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     except (ValueError, UnsupportedAlgorithm):

@@ -1,9 +1,9 @@
 """The gate: Caddy in front of SuperLink, so that sites reach its fleet API and nothing else, and only signed.
 
-SuperLink serves three APIs on one port. Whoever has the control API can register nodes and start runs; so SuperLink
-listens on loopback alone, and only ``/v1/fleet/`` passes the gate. SuperLink reads
-a request whole before it looks at its signature; so the gate asks here first whether an admitted key has signed it.
-A signature covers no more than the time of its request, so each is good for one request.
+SuperLink serves three APIs on one port. The control API registers nodes and starts runs; so SuperLink listens on
+loopback only, and only ``/v1/fleet/`` passes the gate. SuperLink reads a complete request before it checks the
+signature; so the gate asks here first whether an admitted key has signed it. A signature covers only the time of its
+request, so each is valid for one request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from polyfed.deploy.flower_programs import AUTHENTICATION
 from polyfed.deploy.folders import private_key, public_key
 
 REFUSAL = "no admitted key signed this request"
-"""Body of the refusal, by which a check tells it from one of SuperLink."""
+"""Body of the refusal; a check recognises it, in contrast to one of SuperLink."""
 
 KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
 """Headers of the fleet API: the site's public key and the signature in base64, and the time that it signed."""
@@ -43,7 +43,7 @@ AHEAD, BEHIND = 5.0, 300.0
 """Seconds that a site's clock may be ahead of the server's, and behind it; SuperLink's own tolerance."""
 
 CLOSED = "closed"
-"""Body of the gate's own refusal, by which a check tells it from an answer of SuperLink."""
+"""Body of the gate's own refusal; a check recognises it, in contrast to an answer of SuperLink."""
 
 BODY_LIMIT = 16 * 2**20
 """Largest request that brings content, bytes: Flower sends tensors in chunks of 5 MiB and lists of their hashes."""
@@ -57,9 +57,9 @@ def caddyfile(host: str, port: int, superlink_port: int) -> str:
     """The gate's configuration.
 
     Args:
-        host: the name that sites use; one that stands for this machine alone binds the gate to loopback.
-        port: public port.
-        superlink_port: port of SuperLink on 127.0.0.1.
+        host: Name of the server for sites; a name of loopback binds the gate to loopback.
+        port: Public port.
+        superlink_port: Port of SuperLink on 127.0.0.1.
     """
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -80,15 +80,15 @@ def caddyfile(host: str, port: int, superlink_port: int) -> str:
 
 
 def require_authentication(path: Path) -> None:
-    """Check that a gate's configuration asks for signatures; those that polyfed wrote before it did do not.
+    """Check that a gate's configuration requires signatures, unlike those of early versions of polyfed.
 
     Raises:
         RunError: it does not.
     """
     if f"{{${AUTHENTICATION}}}" not in path.read_text(encoding="utf-8"):
         raise RunError(
-            f"'{path}' has no request authenticated before it is read (forward_auth {{${AUTHENTICATION}}}); move the "
-            "file away, and the server writes a new one at its next start"
+            f"'{path}' does not authenticate requests before they are read (forward_auth {{${AUTHENTICATION}}}); move "
+            "the file away, and the server writes a new one at its next start"
         )
 
 
@@ -96,10 +96,10 @@ def require_authentication(path: Path) -> None:
 
 
 class Signatures:
-    """Tells requests that an admitted key has just signed from all others.
+    """Recognises requests that an admitted key has just signed.
 
     Args:
-        now: the time.
+        now: Clock.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -113,14 +113,14 @@ class Signatures:
         self._keys = dict(_in_pem(line) for line in keys)
 
     def accepts(self, headers: Mapping[str, str]) -> bool:
-        """Whether the headers are signed by an admitted key, recently, and were not seen before."""
+        """True if the headers are signed by an admitted key, recently, and were not seen before."""
         now = self._now()
         try:
             pem = b64decode(headers[KEY_HEADER], validate=True)
             signature = b64decode(headers[SIGNATURE_HEADER], validate=True)
             age = (now - datetime.fromisoformat(headers[TIME_HEADER])).total_seconds()
             self._keys[pem].verify(signature, headers[TIME_HEADER].encode("ascii"), ec.ECDSA(hashes.SHA256()))
-            # of a signature (r, s), (r, -s) is another one of the same text, which anybody can compute
+            # (r, -s) is another valid signature of the same text, computed from (r, s) without the key
             mark, _ = decode_dss_signature(signature)
         except (KeyError, ValueError, TypeError, OverflowError, InvalidSignature):
             return False
@@ -138,7 +138,7 @@ class Signatures:
 
 
 def signed(private: Path, now: datetime | None = None) -> dict[str, str]:
-    """Headers of a request that is signed with the key of a site."""
+    """Headers of a request signed with a site's key."""
     key, time = private_key(private), (now or datetime.now(UTC)).isoformat()
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     signature = key.sign(time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
@@ -153,7 +153,7 @@ def _in_pem(line: str) -> tuple[bytes, ec.EllipticCurvePublicKey]:
 
 @contextlib.contextmanager
 def answering(accepts: Callable[[Mapping[str, str]], bool]) -> Iterator[str]:
-    """Answer the gate for the length of the block; yields the address, as the gate's configuration has it.
+    """Answer the gate within the block; yields the address in the form of the gate's configuration.
 
     The socket is in a folder that only this user can enter.
     """
@@ -179,7 +179,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__(path, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing where the gate has hung up, as it does when its own client does."""
+        """Ignore errors after the gate has hung up, as it does when its own client does."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -191,19 +191,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         given = {name: self.headers.get_all(name, []) for name in (KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER)}
-        # of a header that comes twice, SuperLink might read the other one
+        # if a header comes twice, SuperLink might read the other one
         checked = {name: values[0] for name, values in given.items() if len(values) == 1}
         is_accepted = self.server.accepts(checked)
-        # a site's connection says why it ends if it is told so at its activation, and just ends where it is refused
+        # a site's connection reports the reason after 412 at its activation, and ends silently after 401
         refused = 412 if self.headers.get("X-Forwarded-Uri") == _ACTIVATION else 401
         body = b"" if is_accepted else REFUSAL.encode()
         self.send_response_only(200 if is_accepted else refused)
         self.send_header("Content-Length", str(len(body)))
         for name, value in checked.items() if is_accepted else ():
-            self.send_header(name, value)  # which the gate hands on in place of what it received
+            self.send_header(name, value)  # the gate forwards these in place of the received ones
         self.end_headers()
-        if body:  # the gate may have left once it has the headers of an answer without content
+        if body:  # the gate may have left after the headers of an answer without content
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: requests hold signatures."""
+        """Log no request, as requests hold signatures."""

@@ -1,4 +1,4 @@
-"""Making a federation's folders from one experiment: the server's, and one for every group of clients."""
+"""Folders of a federation, made from one experiment: the server's, and one for every group of clients."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from polyfed.deploy.folders import (
     write_new,
 )
 from polyfed.deploy.gate import caddyfile
+from polyfed.deploy.roster import RosterEntry, SiteRoster
 from polyfed.deploy.settings import (
     PUBLIC_PORT,
     SUPERLINK_PORT,
@@ -43,36 +44,36 @@ from polyfed.runs.experiment import Experiment
 _log = logging.getLogger(__name__)
 
 SERVER_FOLDER = "server"
-"""Name of the server's folder; no site can be called so."""
+"""Name of the server's folder, which no site can have."""
 
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 
 _SITE_COMMENT = """\
-A site of a federation: what it decides by itself. All else is agreed upon, in agreed.yaml, which stays as it is.
+Decisions of this site. All other settings are agreed by all sites, in agreed.yaml, which stays as it is.
 Relative paths start from this folder. Before the site goes online: polyfed deploy check FOLDER"""
 _NOTES = {
-    "extends": "what all agreed upon",
-    "name": "under which the server admits its key",
-    "data": "where its data lie, and decoded pictures and features of them (cache_dir)",
-    "state_dir": "what its client keeps between rounds",
+    "extends": "settings agreed by all sites",
+    "name": "name under which the server admits this site's key",
+    "data": "paths of the site's data, and of decoded images and features (cache_dir)",
+    "state_dir": "folder of the client's state between rounds",
     "run": "device; threads, on which sums depend",
     "algorithms": "methods that may run here",
-    "limits": "the most that is accepted from the server",
+    "limits": "limits on messages from the server",
     "demands": "protection that a run must have; plan: exact refuses all but the run of plan.yaml",
-    "roster": "sites whose keys are believed in masked sums",
-    "secret": "file of what noise is drawn from",
-    "tracebacks": "whether the server is told message and traceback of a failed step, which may show data",
+    "roster": "sites whose keys are trusted in masked sums",
+    "secret": "file from which noise is drawn",
+    "tracebacks": "whether message and traceback of a failed step, which may show data, are sent to the server",
 }
-"""Settings that a site decides by itself, and what they are."""
+"""Comment on each decision of a site."""
 _AGREED_COMMENT = """\
-What all sites agreed upon, for this one: data and their columns, the public set, its clients and their models.
-A site does not edit this file; what its data are like is for polyfed deploy check."""
-_SERVER_COMMENT = "Where the server listens. The Caddyfile beside it was made from this; change both."
+Settings agreed by all sites, for this one: data and their columns, the public set, its clients and their models.
+A site does not edit this file; polyfed deploy check compares its data with it."""
+_SERVER_COMMENT = "Address of the server. The Caddyfile next to it was made from this; change both."
 _EXPERIMENT_COMMENT = "The federation's experiment, as the server runs it: polyfed run FILE"
-_CONNECTION_COMMENT = "How this site reaches its federation; the server's operator knows these."
+_CONNECTION_COMMENT = "Address of this site's federation, from the server's operator."
 _PLAN_COMMENT = """\
-What is to be run, for polyfed deploy check: what leaves, what hides it, which demands apply.
-A run that is otherwise, or of more rounds, is refused while site.yaml says demands.plan: exact."""
+The planned run, for polyfed deploy check: content of the replies, their protection, and the demands that apply.
+A run that differs, or has more rounds, is refused with demands.plan: exact in site.yaml."""
 
 
 def create_federation(
@@ -84,19 +85,20 @@ def create_federation(
     superlink_port: int = SUPERLINK_PORT,
     keys: bool = False,
 ) -> dict[str, Path]:
-    """Make the server's folder and one for each client group, called as the group; names -> folders.
+    """Make the server's folder and one for each client group, with the group's name; returns them by name.
 
     Args:
-        folder: new folder of the federation.
-        experiment: what all train together; in a simulation it runs as it is.
-        hosts: names or addresses under which sites reach the server; the first is written into the sites' files.
-        port: public port.
-        superlink_port: port of SuperLink on the server's loopback.
-        keys: all sites are on this machine: make their private keys too, admit them, and use the data where they lie.
+        folder: New folder of the federation.
+        experiment: Experiment of all sites; in a simulation it runs as it is.
+        hosts: Names or addresses of the server for sites; the first is written into the sites' files.
+        port: Public port.
+        superlink_port: Port of SuperLink on the server's loopback.
+        keys: True if all sites are on this machine: make their private keys too, admit them, and use the data in place.
 
     Raises:
-        ConfigError: no client group, one called ``server``, what only simulations have, or a host that is none.
-        RunError: the folder is there already or cannot be written to; nothing of it is left then.
+        ConfigError: the client groups are missing or one is named ``server``, a setting is for simulations only, or a
+            host is wrong.
+        RunError: the folder exists or cannot be written to; it is removed then.
     """
     address = parse_settings(ServerAddress, {"hosts": list(hosts), "port": port, "superlink_port": superlink_port})
     _require_no_simulation(experiment)
@@ -105,16 +107,20 @@ def create_federation(
     if SERVER_FOLDER in experiment.clients:
         raise ConfigError(f"clients.{SERVER_FOLDER}: a site cannot be called '{SERVER_FOLDER}'; rename the group")
     if folder.exists():
-        raise RunError(f"'{folder}' is there already; give a new folder")
+        raise RunError(f"'{folder}' exists already; name a new folder")
     try:
         authority = _create_server(ServerFolder(folder / SERVER_FOLDER), experiment, address)
         at_hand = Population(experiment.data, experiment.public, None, {}, experiment.run.seed)
+        unread = ["the public set"] if experiment.public and public_digest(at_hand) is None else []
         for name in experiment.clients:
-            _create_site(SiteFolder(folder / name), experiment, address, authority, at_hand, keys)
+            agreed = _create_site(SiteFolder(folder / name), experiment, address, authority, at_hand, keys)
+            unread += [] if agreed["expected"] else [name]
             if keys:
                 create_keys(folder / name, name)
                 admit_site(folder / SERVER_FOLDER, name, folder / name / "node.pub")
         _create_rosters(folder, experiment, keys=keys)
+        if unread:
+            _log.warning("polyfed deploy check cannot compare data that are not here: %s", ", ".join(unread))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -132,11 +138,11 @@ def _require_no_simulation(experiment: Experiment) -> None:
 
 
 def admit_site(server: Path, name: str, public_key: Path) -> Path:
-    """Put a site's public key among the admitted ones; a running server takes notice by itself.
+    """Put a site's public key among the admitted ones, where a running server finds it.
 
     Raises:
-        ConfigError: the name is none that a site can have.
-        RunError: not an ECDSA public key, or the name has a key already.
+        ConfigError: the name is not valid for a site.
+        RunError: the file is not an ECDSA public key, or the name has a key already.
     """
     if name == SERVER_FOLDER or not re.fullmatch(SITE_NAME, name):
         valid = "names have letters, digits, '.', '_', '-', a letter or digit first"
@@ -145,14 +151,14 @@ def admit_site(server: Path, name: str, public_key: Path) -> Path:
 
 
 def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...]:
-    """Replace the server's certificate and key by new ones of the same authority; the names it is valid for.
+    """Replace the server's certificate and key by new ones of the same authority; returns the names in it.
 
     Args:
-        server: the server's folder, which must have the authority's key for this.
-        hosts: names or addresses; none: those in ``server.yaml``.
+        server: The server's folder, which must have the authority's key for this.
+        hosts: Names or addresses; empty: those in ``server.yaml``.
 
     Raises:
-        RunError: the authority's key is not there or not the right one.
+        RunError: the authority's key is missing or wrong.
     """
     files = ServerFolder(server)
     known = load_settings(ServerAddress, files.settings).hosts
@@ -169,11 +175,10 @@ def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...
 
 @lru_cache(maxsize=1)  # one federation is made, of several sites
 def public_digest(population: Population) -> str | None:
-    """Digest of the public set and its order; None without one, or where its data are at the sites alone."""
+    """Digest of the public set and its order; None without one, or if its data are at the sites only."""
     try:
         return population.public_order or None
-    except PolyfedError as error:
-        _log.warning("no site will compare its public set with an agreed digest, as it cannot be read here: %s", error)
+    except PolyfedError:
         return None
 
 
@@ -193,7 +198,7 @@ def _create_server(server: ServerFolder, experiment: Experiment, address: Server
 
 
 def server_experiment(experiment: Experiment, address: ServerAddress) -> dict[str, Any]:
-    """The experiment without its clients, to be run over SuperLink."""
+    """The experiment without its clients, for a run over SuperLink."""
     content = experiment.model_dump(mode="json", exclude={"clients"})
     used = {experiment.public.source} if experiment.public else set()
     used |= {experiment.server.source} if experiment.server else set()
@@ -216,25 +221,25 @@ def site_files(
     """Contents of a group's ``site.yaml`` and of the ``agreed.yaml`` that it extends.
 
     Args:
-        name: of the group.
-        experiment: what all train together.
-        at_hand: the data of all, as far as they are on this machine.
-        here: whether the site is on this machine as well, and its data are these.
+        name: Name of the group.
+        experiment: Experiment of all sites.
+        at_hand: Data of all sites, as far as they are on this machine.
+        here: True if the site is on this machine as well, with these data.
     """
     content = experiment.model_dump(mode="json")
     group, data, privacy = experiment.clients[name], experiment.data, experiment.privacy
     used = {group.source, group.also and group.also.source, experiment.public and experiment.public.source}
     sources = {source: settings for source, settings in content["data"]["sources"].items() if source in used}
     paths = {source: settings.pop("path") for source, settings in sources.items() if settings.get("path")}
-    places = {source: f"data/{source}{Path(path).suffix}" for source, path in paths.items()}
-    if here:
-        places = {source: str(whole(path, data.data_folder)) for source, path in paths.items()}
+    own = {
+        source: {"path": str(whole(path, data.data_folder)) if here else f"data/{source}{Path(path).suffix}"}
+        for source, path in paths.items()
+    }
     weights = data.weights_folder if here else data.weights_dir and "weights"
     decided = {
         "extends": "agreed.yaml",
         "name": name,
-        "data": {"sources": {source: {"path": place} for source, place in places.items()}, "cache_dir": "cache"}
-        | ({"weights_dir": str(weights)} if weights else {}),
+        "data": {"sources": own, "cache_dir": "cache"} | ({"weights_dir": str(weights)} if weights else {}),
         "state_dir": "state",
         "run": experiment.site().run.model_dump(),
         "algorithms": [experiment.algorithm.component_name()],
@@ -255,7 +260,7 @@ def site_files(
 
 
 def _demands(experiment: Experiment) -> dict[str, Any]:
-    """The planned run, and of a protected one the protection that it plans, no less."""
+    """Demands of a new site: the planned run, and at least the protection that it plans."""
     policy = experiment.policy
     settings, secure = policy.privacy, policy.secure
     content: dict[str, Any] = {"metrics": experiment.run.evaluate_clients is not False, "plan": "exact"}
@@ -263,16 +268,16 @@ def _demands(experiment: Experiment) -> dict[str, Any]:
         content |= {"sums": "only", "smallest_range": secure.range}
     if settings is not None:
         delta = settings.budget.delta
-        # that of DP-SGD depends on how many samples a site has, which nobody knows here
-        planned = policy.planned(delta) or None
-        most = settings.budget.epsilon or planned
+        # epsilon of DP-SGD depends on the number of samples of a site, which is unknown here
+        most = settings.budget.epsilon or policy.planned(delta) or None
         content |= {"max_epsilon": most, "delta": delta, "neighbours": settings.neighbours, "weights": "protected"}
     return content
 
 
 def _create_site(
     site: SiteFolder, experiment: Experiment, address: ServerAddress, authority: bytes, at_hand: Population, here: bool
-) -> None:
+) -> dict[str, Any]:
+    """Write the files of a site; returns the content of its ``agreed.yaml``."""
     host = address.hosts[0]
     shown = f"[{host}]" if ":" in host else host
     connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
@@ -282,15 +287,14 @@ def _create_site(
     write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
     write_new(site.plan, to_yaml(experiment.spec("plan", agreed["public_digest"] or ""), _PLAN_COMMENT))
     write_new(site.authority, authority)
-    SiteConfig.load(site.config)  # refuses what no site can have
+    SiteConfig.load(site.config)  # refuses settings that are wrong for any site
+    return agreed
 
 
 def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None:
-    """Of masked sums: whose keys each site believes, of which it fills in the others' itself, past the server."""
+    """Rosters for masked sums; each site adds the others' keys itself, without the server."""
     if not uses_rosters(experiment):
         return
-    from polyfed.deploy.roster import RosterEntry, SiteRoster
-
     entries = {
         name: RosterEntry(
             key=read_public(folder / name / "node.pub") if keys else None, clients=member_ids(name, group.count)

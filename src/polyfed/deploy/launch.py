@@ -1,6 +1,7 @@
-"""Launching a deployed run: its server half runs in a ServerApp of SuperLink, and is followed from here.
+"""Deployed runs: the launch, and the server half in a ServerApp of SuperLink, followed through files of the launch.
 
-SuperLink gets an app of two lines, which imports the polyfed that is installed there; sites fetch no app at all.
+SuperLink gets an app of two lines, which imports the polyfed that is installed there; sites fetch no app at all. The
+server half is the same session as in a simulation, over Flower's grid.
 """
 
 from __future__ import annotations
@@ -32,9 +33,32 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.opened import Run, open_run
 
+_PREFIX = "polyfed-launch-"
+_STATUS_EVERY = 10.0  # seconds between requests to SuperLink for the status of the run
+
+_APP = {
+    "pyproject.toml": f"""[project]
+name = "polyfed-app"
+version = "{__version__}"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "polyfed"
+
+[tool.flwr.app.components]
+serverapp = "polyfed_server:server"
+clientapp = "polyfed_server:server"  # required by Flower; no site fetches it
+
+[tool.flwr.app.config]
+launch = ""
+""",
+    "polyfed_server.py": "from polyfed.deploy.launch import server_app\n\nserver = server_app()\n",
+}
+
 
 class _Note:
-    """What is left as a file in the folder of a launch."""
+    """Content of a file in the folder of a launch."""
 
     file: ClassVar[str]
 
@@ -43,14 +67,14 @@ class _Note:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """What a launch's folder has of it, or None."""
+        """The note in a launch's folder, or None."""
         path = folder / cls.file
         return cls(**json.loads(path.read_bytes())) if path.is_file() else None
 
 
 @dataclass(frozen=True)
 class Launch(_Note):
-    """What a launch asks for: a new run of the experiment in its folder ``out``, or to ``resume`` a run."""
+    """Request of a launch: a new run of the experiment in its folder ``out``, or to ``resume`` a run."""
 
     file: ClassVar[str] = "launch.json"
     out: str
@@ -60,12 +84,12 @@ class Launch(_Note):
 
 @dataclass(frozen=True)
 class ServedOutcome(_Note):
-    """How a launch ended: it has none before.
+    """Outcome of a launch that has ended.
 
     Attributes:
-        error: what went wrong, or empty.
-        mendable: whether the error is one that its message says how to mend.
-        details: traceback.
+        error: Error of the run, or empty.
+        mendable: True if the error's message contains the remedy.
+        details: Traceback.
     """
 
     file: ClassVar[str] = "outcome.json"
@@ -91,15 +115,15 @@ def server_app() -> Any:
 def _serve(grid: Any, folder: Path) -> None:
     log_plainly(logging.WARNING, "%(levelname)s: %(message)s")
     launch = Launch.read(folder)
-    assert launch is not None  # whoever launched the run wrote it first
+    assert launch is not None  # written before the run started
     out = Path(launch.out)
     try:
-        with within(grid), contextlib.closing(EventLog(folder / PROGRESS)) as log:  # without rounds of launches before
+        with within(grid), contextlib.closing(EventLog(folder / PROGRESS)) as log:  # without rounds of earlier launches
             if launch.resume:
                 resume(out, [log], allow_code=launch.allow_code)
             else:
                 run(Experiment.load(folder / "experiment.yaml"), out, [log])
-    except (KeyboardInterrupt, SystemExit):  # how Flower ends a ServerApp
+    except (KeyboardInterrupt, SystemExit):  # Flower ends a ServerApp in this way
         remedy = f"start the server again, if it has ended, and continue with 'polyfed resume {out}'"
         problem = f"the run was stopped at SuperLink; all complete rounds are safe: {remedy}"
         ServedOutcome(problem, mendable=True).write(folder)
@@ -108,48 +132,24 @@ def _serve(grid: Any, folder: Path) -> None:
         mendable = isinstance(error, PolyfedError)
         problem = str(error) if mendable else f"{type(error).__name__}: {error}"
         ServedOutcome(problem or type(error).__name__, mendable, traceback.format_exc()).write(folder)
-        raise  # so that Flower's own record of the run says failed as well
+        raise  # so that Flower's own record of the run is failed as well
     ServedOutcome().write(folder)
-
-
-_PREFIX = "polyfed-launch-"
-_STATUS_EVERY = 10.0  # seconds between questions to SuperLink whether the run is alive
-
-_APP = {
-    "pyproject.toml": f"""[project]
-name = "polyfed-app"
-version = "{__version__}"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "polyfed"
-
-[tool.flwr.app.components]
-serverapp = "polyfed_server:server"
-clientapp = "polyfed_server:server"  # Flower wants one to be named; no site fetches it
-
-[tool.flwr.app.config]
-launch = ""
-""",
-    "polyfed_server.py": "from polyfed.deploy.launch import server_app\n\nserver = server_app()\n",
-}
 
 
 def launch(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> Run:
     """Run a deployed experiment into a new folder on this machine, which must be SuperLink's.
 
     Args:
-        experiment: with ``run.engine`` flower and a SuperLink.
-        out: run folder.
-        callbacks: follow the run.
+        experiment: Experiment with ``run.engine`` flower and a SuperLink.
+        out: Run folder.
+        callbacks: Followers of the run.
 
     Raises:
         PolyfedError: as ``polyfed.run``, and if SuperLink cannot be reached or ends.
     """
     experiment.run.engine.require()
     data = experiment.data
-    # of this process's environment, which the ServerApp does not have
+    # resolved here, as the ServerApp has another environment
     folders = {"dir": data.data_folder, "weights_dir": data.weights_folder, "cache_dir": data.cache_folder}
     rooted = experiment.model_copy(update={"data": data.model_copy(update=folders)})
     RunFolder.require_free(out)
@@ -171,7 +171,7 @@ def relaunch(folder: Path, callbacks: Iterable[Callback] = (), *, allow_code: bo
 
 
 class _Launch:
-    """A folder for one launch, and the run that SuperLink makes of it; stopped if it is left early."""
+    """Folder of one launch, and its run at SuperLink, which is stopped if the block is left early."""
 
     def __init__(self, engine: Flower, callbacks: Iterable[Callback]) -> None:
         assert engine.superlink is not None
@@ -196,8 +196,9 @@ class _Launch:
         """Start the run and follow it to its end.
 
         Raises:
-            PolyfedError: the run failed in a way that its message says how to mend.
-            RunError: it failed otherwise, or SuperLink ended.
+            PolyfedError: the run failed; the message contains the remedy.
+            ServerHalfError: the run failed in an unforeseen way.
+            RunError: SuperLink ended.
         """
         launch.write(self.folder)
         app = self.folder / "polyfed-app"
@@ -224,12 +225,12 @@ class _Launch:
         if ServedOutcome.read(self.folder) is not None or self._gone:
             return True
         if time.monotonic() - self._asked > _STATUS_EVERY:
-            self._asked = time.monotonic()  # each question starts a process of Flower's
+            self._asked = time.monotonic()  # each request starts a process of Flower's
             self._gone = self._lost()
         return False
 
     def _lost(self) -> str:
-        """Why no outcome can be expected any more, or nothing."""
+        """Reason if no outcome can be expected any more, else empty."""
         try:
             (run,) = self._link.call("list", "--run-id", self._run)["runs"]
         except (PolyfedError, KeyError, ValueError):
@@ -237,11 +238,11 @@ class _Launch:
         status = str(run.get("status", ""))
         if not status.startswith("finished") or ServedOutcome.read(self.folder) is not None:
             return ""
-        return f"the run has ended at SuperLink without a word (status {status})"
+        return f"the run has ended at SuperLink without an outcome (status {status})"
 
 
 def _clear_abandoned() -> None:
-    """Remove what launches that were killed have left, except where the run goes on at SuperLink."""
+    """Remove folders of launches that were killed, unless their run goes on at SuperLink."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError, ValueError, TypeError):
             is_ours = folder.lstat().st_uid == os.getuid() and (folder / ".lock").is_file()
@@ -252,13 +253,13 @@ def _clear_abandoned() -> None:
 
 
 class ServerHalfError(Exception):
-    """The server half of a deployed run failed in a way that nobody foresaw; the message has its traceback."""
+    """Unforeseen failure of the server half of a deployed run; the message has its traceback."""
 
 
 def _flower(experiment: Experiment) -> Flower:
     engine = experiment.run.engine
     if not isinstance(engine, Flower) or not engine.is_deployed:
-        raise ConfigError("run.engine is no deployment; it needs {name: flower, superlink: ..., sites: [...]}")
+        raise ConfigError("run.engine is not a deployment; it needs {name: flower, superlink: ..., sites: [...]}")
     if engine.root_certificates and not engine.root_certificates.is_file():
-        raise ConfigError(f"run.engine.root_certificates: there is no file '{engine.root_certificates}'")
+        raise ConfigError(f"run.engine.root_certificates: the file '{engine.root_certificates}' is missing")
     return engine

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, together with all that they started in turn."""
+"""Processes that end with their parent, together with all their descendants."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from types import FrameType
 from polyfed.core.errors import RunError
 
 FAMILY_VARIABLE = "POLYFED_FAMILY"
-"""Environment variable that marks every offspring of a ``Processes``, whatever session or parent it has by now."""
+"""Environment variable that marks all descendants of a ``Processes``, whatever session or parent they have."""
 
-_GRACE = 8.0  # seconds: Flower's programs, asked to end, take up to five of their own
+_GRACE = 8.0  # seconds: Flower's programs take up to five to end
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Processes:
-    """Starts programs, each in a session of its own, and stops them with all their offspring on leaving the block.
+    """Starts programs, each in a session of its own, and stops them with all descendants on leaving the block.
 
     On Linux, SIGKILL of this process also stops them: the kernel then signals the programs, and Flower's programs
     watch their parents.
@@ -43,7 +43,7 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        """Start a program in ``folder``; it writes where this process writes.
+        """Start a program in ``folder``; its output goes to that of this process.
 
         Raises:
             RunError: it cannot be started.
@@ -54,7 +54,7 @@ class Processes:
                 env={**environment, FAMILY_VARIABLE: self.family},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a group of its own, which can be signalled as a whole
+                start_new_session=True,  # a process group that can be signalled
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         except OSError as error:
@@ -65,7 +65,7 @@ class Processes:
         return {name: code for name, code in codes.items() if code is not None}
 
     def stop(self, grace: float = _GRACE) -> None:
-        """Ask everything to end, and kill what has not within ``grace`` seconds."""
+        """Terminate all processes, and kill those that have not ended within ``grace`` seconds."""
         self._signal(signal.SIGTERM)
         limit = time.monotonic() + grace
         while len(self.ended()) < len(self.running) or offspring(self.family):
@@ -81,13 +81,13 @@ class Processes:
         for process in self.running.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
-        for pid in offspring(self.family):  # also those in sessions of their own
+        for pid in offspring(self.family):  # includes those in other sessions
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
 
 def offspring(family: str) -> list[int]:
-    """Ids of the live processes of a family; empty where there is no /proc, and process groups must do."""
+    """Ids of the live processes of a family; empty without /proc, where process groups must do."""
     mark = f"{FAMILY_VARIABLE}={family}".encode()
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -114,14 +114,14 @@ def stopping() -> Iterator[threading.Event]:
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nobody listens on at the moment."""
+    """A free port on 127.0.0.1."""
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         return int(chosen.getsockname()[1])
 
 
 def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """What a child does first, so that the kernel sends it SIGTERM when this process dies; Linux only."""
+    """First action of a child, so that the kernel sends it SIGTERM when this process dies; Linux only."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)  # looked up before the fork

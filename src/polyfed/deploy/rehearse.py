@@ -1,4 +1,4 @@
-"""A federation rehearsed: its server, gate and sites as real processes on this machine, until the run is complete."""
+"""Rehearsal of a federation: server, gate and sites as real processes on this machine, until the run is complete."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _Report = Callable[[str], None]
 
 _POLYFED = (sys.executable, "-m", "polyfed")
 _START_SECONDS = 150.0
-_GRACE = 30.0  # seconds: a site, asked to end, gives its own processes eight
+_GRACE = 30.0  # seconds: a site grants its own processes eight
 _SHOWN_LINES = 15
 _RUN = "run"
 
 
 def rehearse(experiment: Experiment, folder: Path, report: _Report) -> Path:
-    """Train over real processes with TLS and keys; the run's folder, in ``folder``, with a log of each process.
+    """Train over real processes with TLS and keys; returns the run's folder below ``folder``, next to the logs.
 
-    The sites' data are used where they lie. A rehearsal that was interrupted is continued after its last round.
+    The sites' data are used in place. An interrupted rehearsal is continued after its last round.
 
     Args:
-        experiment: what all train together.
-        folder: new, or of a rehearsal of the same experiment.
-        report: is told, line by line, what happens, and the last lines of a process that ended.
+        experiment: Experiment of all sites.
+        folder: New folder, or that of a rehearsal of the same experiment.
+        report: Receives progress line by line, and the last lines of a process that ended.
 
     Raises:
         ConfigError: the experiment cannot be deployed.
-        RunError: the folder has another experiment, a check found something wrong, or a process ended.
+        RunError: the folder has another experiment, a check failed, or a process ended.
     """
-    server, run, known = ServerFolder(folder / "server"), folder / "run", folder / "rehearsed.yaml"
+    server, run, known = ServerFolder(folder / "server"), folder / _RUN, folder / "rehearsed.yaml"
     if not folder.exists():
         ports = free_port(), free_port()
         create_federation(folder, experiment, ["localhost"], port=ports[0], superlink_port=ports[1], keys=True)
@@ -73,7 +73,7 @@ def rehearse(experiment: Experiment, folder: Path, report: _Report) -> Path:
 
 @dataclass(frozen=True)
 class _Started:
-    """Processes of a rehearsal, each with a log in its folder but the run, which is shown."""
+    """Processes of a rehearsal, each with a log in its folder except the run, which is shown."""
 
     folder: Path
     report: _Report
@@ -84,10 +84,10 @@ class _Started:
         self.processes.start(name, [*logged, *_POLYFED, *arguments], os.environ, Path.cwd())
 
     def wait(self, is_done: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Wait until it is done.
+        """Wait for the condition.
 
         Raises:
-            RunError: a process ended, or it takes too long.
+            RunError: a process ended, or the time is over.
         """
         end = time.monotonic() + seconds
         while not is_done():
@@ -104,18 +104,15 @@ class _Started:
 
 
 def unlike_runs(run: Path, other: Path) -> list[str]:
-    """Files of metrics and weights, of models or else of the server's state, that another run has not, or unlike."""
+    """Files of metrics and weights (of models, else of the server's state) that differ in another run or lack there."""
     weights = [*run.rglob("models/**/*.safetensors")] or [*run.glob("checkpoints/*.safetensors")]
-    names = sorted(path.relative_to(run) for path in (run / "metrics.jsonl", *weights))
-    return [str(name) for name in names if not _are_equal(run / name, other / name)]
-
-
-def _are_equal(one: Path, other: Path) -> bool:
-    return other.is_file() and one.read_bytes() == other.read_bytes()
+    pairs = {path: other / path.relative_to(run) for path in (run / "metrics.jsonl", *weights)}
+    unlike = [path for path, own in pairs.items() if not own.is_file() or own.read_bytes() != path.read_bytes()]
+    return sorted(str(path.relative_to(run)) for path in unlike)
 
 
 def _is_open(server: ServerFolder) -> bool:
     address = load_settings(ServerAddress, server.settings)
-    with suppress(RunError):  # while the gate is not there
+    with suppress(RunError):  # until the gate listens
         return ask("localhost", address.port, FLEET, server.authority[0]).status < HTTPStatus.INTERNAL_SERVER_ERROR
     return False

@@ -1,4 +1,4 @@
-"""The server of a federation: SuperLink and its gate in the foreground, and who is admitted."""
+"""Programs of a federation in the foreground: the server with its gate and admissions, and a site with its worker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from polyfed.core.errors import PolyfedError, RunError
 from polyfed.deploy import flower_programs as programs
 from polyfed.deploy.check_network import ask
 from polyfed.deploy.engines.flower_pull import largest_message
-from polyfed.deploy.flower_programs import Link, flower_environment
+from polyfed.deploy.flower_programs import Link
 from polyfed.deploy.folders import (
     ServerFolder,
     SiteFolder,
@@ -34,17 +34,22 @@ _Report = Callable[[str], None]
 
 _START_TIMEOUT = 120.0
 _INTERVAL = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
+_STEADY = 120.0  # seconds after which a connection counts as established
+
+
+# ---- the server
 
 
 def run_server(folder: Path, report: _Report) -> int:
-    """Serve a federation until SIGTERM or SIGINT; the exit code: 0, or 1 if one of its programs ended by itself.
+    """Serve a federation until SIGTERM or SIGINT; returns the exit code: 0, or 1 if a program ended by itself.
 
     SuperLink forgets its nodes when it ends; the keys in ``sites/`` are registered anew at every start, before the
-    gate opens. While it runs, a key that is put there is admitted and one that is removed is expelled.
+    gate opens. While it runs, a new key there is admitted and a removed one is expelled.
 
     Args:
-        folder: the server's folder, as ``polyfed deploy init`` makes it.
-        report: is told, line by line, what happens.
+        folder: The server's folder, as ``polyfed deploy init`` makes it.
+        report: Receives progress line by line.
 
     Raises:
         RunError, ConfigError: a file or program is missing or damaged, or SuperLink does not start.
@@ -56,7 +61,7 @@ def run_server(folder: Path, report: _Report) -> int:
         environment = programs.flower_environment(server.home) | {programs.AUTHENTICATION: asked}
         for name, command in server_commands(server, address).items():
             report(f"{name}: cd {shlex.quote(str(server.path))} && {programs.shown_command(command, environment)}")
-            # the gate starts last: nobody is let in before SuperLink knows whom to admit
+            # the gate starts last, once SuperLink has the admitted keys
             processes.start(name, command, environment, server.path)
             if name == "SuperLink":
                 _wait_for_superlink(server, address, processes, stop)
@@ -73,10 +78,10 @@ def run_server(folder: Path, report: _Report) -> int:
 
 
 def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, Sequence[str]]:
-    """The programs of a server by name, in the order in which they start.
+    """Commands of a server's programs by name, in the order of their start.
 
     Raises:
-        RunError: a program is not installed.
+        RunError: a program is missing.
     """
     gate = [programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
     return {
@@ -90,21 +95,21 @@ class Admissions:
     """Keeps SuperLink's list of nodes, and that of the gate, equal to the public keys in a folder.
 
     Attributes:
-        admitted: public key -> Flower's id of its node, and the name of the site.
+        admitted: Flower's id of the node, and the name of the site, of each public key.
     """
 
     def __init__(
-        self, sites: Path, link: Link, report: _Report, tell_gate: Callable[[Iterable[str]], None] = lambda keys: None
+        self, sites: Path, link: Link, report: _Report, open_gate: Callable[[Iterable[str]], None] = lambda keys: None
     ) -> None:
-        self.sites, self.link, self.report, self._tell_gate = sites, link, report, tell_gate
+        self.sites, self.link, self.report, self._open_gate = sites, link, report, open_gate
         self.admitted: dict[str, tuple[int, str]] = {}
         self._expelled: set[str] = set()
         self._complaints: set[str] = set()
 
     def refresh(self) -> None:
-        """Register the keys that are new and unregister those that are gone; trouble is reported once, and retried."""
+        """Register new keys and unregister removed ones; a problem is reported once, and retried."""
         wanted = self._wanted()
-        self._tell_gate(wanted.keys() & self.admitted.keys())
+        self._open_gate(wanted.keys() & self.admitted.keys())
         for key in self.admitted.keys() - wanted.keys():
             node, name = self.admitted[key]
             if self._done(self.link.unregister, node):
@@ -114,7 +119,7 @@ class Admissions:
         for key in wanted.keys() - self.admitted.keys():
             if self._done(self._admit, wanted[key], key):
                 self.report(f"admitted: {wanted[key].stem} ({fingerprint(key)})")
-        self._tell_gate(wanted.keys() & self.admitted.keys())
+        self._open_gate(wanted.keys() & self.admitted.keys())
 
     def _admit(self, path: Path, key: str) -> None:
         if key in self._expelled:  # SuperLink does not forget a key while it runs
@@ -164,33 +169,30 @@ def _wait_for_superlink(
         stop.wait(0.2)
 
 
-_Report = Callable[[str], None]
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
-_STEADY = 120.0  # seconds after which a connection counts as having been there
+# ---- a site
 
 
 def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE) -> int:
     """Connect a site until SIGTERM or SIGINT; returns the exit code.
 
-    The connection ends when the server is started anew, does not know the site's key (yet), or still has an earlier
-    session of it, for up to a minute; so it is started again, after pauses that grow from 5 to 60 seconds.
+    The connection ends when the server restarts, has not admitted the site's key yet, or still has an earlier session
+    of it, for up to a minute; so it is started again, after pauses that grow from 5 to 60 seconds.
 
     Args:
-        folder: the site's folder.
-        report: is told, line by line, what happens.
-        first_pause: seconds before the first new start.
+        folder: The site's folder.
+        report: Receives progress line by line.
+        first_pause: Seconds before the first new start.
 
     Raises:
         RunError, ConfigError: a file or program is missing or damaged.
     """
     site = SiteFolder(folder.resolve())
     connection, config = load_settings(Connection, site.connection), SiteConfig.load(site.config)
-    require_file(site.authority, "the server's operator gives it to every site")
+    require_file(site.authority, "the server's operator sends it to every site")
     public_half(site.key)
     if not is_private(site.key):
         raise RunError(f"others can read the private key; run: chmod 600 {shlex.quote(str(site.key))}")
-    environment, pauses = flower_environment(site.home), _pauses(first_pause)
+    environment, pause = programs.flower_environment(site.home), first_pause
     with stopping() as stop, tempfile.TemporaryDirectory(prefix="polyfed-") as sockets, Processes() as workers:
         socket = Path(sockets) / "worker"  # a short path: sockets allow about 100 characters
         commands = site_commands(site, connection, config, socket)
@@ -202,15 +204,15 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
             with Processes() as processes:
                 processes.start("connection", commands["connection"], environment, site.path)
                 while not (ended := processes.ended()) and not stop.wait(0.2):
-                    if workers.ended():  # killed, or out of memory in a client's step: messages wait meanwhile
+                    if workers.ended():  # killed, or out of memory in a client's step; messages wait meanwhile
                         workers.start("worker", commands["worker"], environment, site.path)
             if stop.is_set():
                 break
             lasted = time.monotonic() - started
-            pauses = _pauses(first_pause) if lasted > _STEADY else pauses
-            pause = next(pauses)
+            pause = first_pause if lasted > _STEADY else pause
             report(f"connection ended after {lasted:.0f} s (exit code {ended['connection']}); again in {pause:g} s")
             stop.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
     report("stopped")
     return 0
 
@@ -218,17 +220,10 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
 def site_commands(
     site: SiteFolder, connection: Connection, config: SiteConfig, socket: Path
 ) -> dict[str, Sequence[str]]:
-    """The programs of a site by name; the connection reaches the worker at ``socket``."""
+    """Commands of a site's programs by name; the connection reaches the worker at ``socket``."""
     largest = largest_message(config.limits, [None] * sum(group.count for group in config.clients.values()))
-    python, place = [sys.executable, "-P", "-m"], [connection.server, str(site.path)]
+    python, arguments = [sys.executable, "-P", "-m"], [connection.server, str(site.path), str(socket), str(largest)]
     return {
         "worker": [*python, "polyfed.deploy.worker", str(socket)],
-        "connection": [*python, "polyfed.deploy.connection", *place, str(socket), str(largest)],
+        "connection": [*python, "polyfed.deploy.connection", *arguments],
     }
-
-
-def _pauses(first: float) -> Iterator[float]:
-    pause = first
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)

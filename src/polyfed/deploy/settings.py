@@ -23,7 +23,7 @@ SUPERLINK_PORT = 9091
 
 
 class ServerAddress(Settings):
-    """Where the server listens: the gate for everybody, SuperLink on 127.0.0.1 alone."""
+    """Addresses of the server: the gate for the sites, SuperLink on 127.0.0.1 only."""
 
     hosts: list[str] = Field(min_length=1, description="names or addresses under which sites reach the gate")
     port: int = Field(default=PUBLIC_PORT, ge=1, le=65535, description="public port of the gate")
@@ -31,7 +31,7 @@ class ServerAddress(Settings):
 
 
 class Connection(Settings):
-    """How a site reaches its federation."""
+    """Address of a site's federation."""
 
     server: str = Field(description="host:port of the gate")
     seed: int = Field(default=0, ge=0, description="seed of the federation: fixes the order of the public set")
@@ -46,7 +46,7 @@ class Connection(Settings):
 
     @property
     def host(self) -> str:
-        return self.server.rpartition(":")[0].strip("[]")  # addresses of IPv6 stand in brackets
+        return self.server.rpartition(":")[0].strip("[]")  # IPv6 addresses are in brackets
 
     @property
     def port(self) -> int:
@@ -54,90 +54,89 @@ class Connection(Settings):
 
 
 Demanded = Literal["allowed", "protected", "summed", "never"]
-"""How a kind of tensors may leave: as it is, with differential privacy only, in masked sums only, or not at all."""
+"""Rule for a type of tensors: leaves as it is, with differential privacy only, in masked sums only, or never."""
 
 
 class ProtectionDemands(Settings):
-    """What a site demands of runs; one that does not meet it is refused before anything is computed."""
+    """Demands of a site on runs; a run that does not meet them is refused before anything is computed."""
 
     max_epsilon: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="most that each client gives away by its replies, over all runs together; None: runs without "
-        "privacy may come",
+        description="largest epsilon of each client's replies over all runs; None: runs without privacy are allowed",
     )
-    delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is meant")
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="delta of max_epsilon")
     neighbours: Neighbours = Field(
-        default="replace", description="between which data sets, of noise in training; as privacy.neighbours"
+        default="replace", description="data sets between which noise in training is meant; as privacy.neighbours"
     )
     sums: Literal["allowed", "only"] = Field(
         default="allowed",
         description="only: all replies to steps of training leave in masked sums; numbers such as losses do not leave",
     )
     smallest_range: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="of values in masked sums, at least; None: any"
+        default=None, gt=0, allow_inf_nan=False, description="least aggregation.secure.range; None: any"
     )
     plan: Literal["exact", "any"] = Field(
         default="any",
-        description="exact: a run is as plan.yaml says in everything, and of no more rounds, or it is refused",
+        description="exact: a run that differs from plan.yaml, or has more rounds, is refused",
     )
     weights: Demanded = Field(
         default="allowed",
         description="trained weights may leave as they are, protected by differential privacy, summed under masks, or "
         "never",
     )
-    representations: Demanded = Field(default="allowed", description="the same of representations of public samples")
-    logits: Demanded = Field(default="allowed", description="the same of class scores of public samples")
-    metrics: bool = Field(default=False, description="whether test metrics may leave, as they are")
+    representations: Demanded = Field(default="allowed", description="the same for representations of public samples")
+    logits: Demanded = Field(default="allowed", description="the same for class scores of public samples")
+    metrics: bool = Field(default=False, description="whether test metrics may leave, in the clear")
 
 
 class ExpectedData(Settings):
-    """Data of a source as they were where the federation's folders were made: real ones, or a sample."""
+    """Description of a source's data where the federation's folders were made: real data, or a sample."""
 
-    split: str = Field(default="train", description="split that they are of")
+    split: str = Field(default="train", description="split of the data")
     columns: dict[str, str] = Field(description="modality or target -> its column")
     classes: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="target -> names of its classes, in the order of their numbers"
     )
-    items: int = Field(ge=0, description="how many")
-    language: str | None = Field(default=None, description="language of texts; None: English, or no texts")
+    items: int = Field(ge=0, description="number of items")
+    language: str | None = Field(default=None, description="language of the texts; None: English, or no texts")
 
 
 class SiteData(DataSettings):
     """Data of a site; relative paths of its sources start from the folder of the file."""
 
-    dir: PlaceBeside | None = Field(default=Path(), validate_default=True, description="where relative paths start")
+    dir: PlaceBeside | None = Field(default=Path(), validate_default=True, description="start of relative paths")
 
 
 class SiteConfig(SiteSettings):
-    """A site: its clients with their data, models and tasks, and what it lets in and out.
+    """A site: its clients with their data, models and tasks, and its limits and demands.
 
-    Relative paths are relative to the file. A group of one client gives the client its name. Names of groups begin with
-    the site's, so that nobody can describe another site's clients.
+    Relative paths start from the file's folder. A group of one client gives the client its name. Names of groups begin
+    with the site's, so that no site can describe another one's clients.
     """
 
     data: SiteData
     expected: dict[str, ExpectedData] = Field(
-        default_factory=dict, description="source -> what its data should be like, for polyfed deploy check"
+        default_factory=dict, description="source -> description of its data, for polyfed deploy check"
     )
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="name of the site in the federation")
-    state_dir: Place = Field(default=Path("state"), description="folder of what the clients keep between rounds")
+    state_dir: Place = Field(default=Path("state"), description="folder of the clients' states between rounds")
     algorithms: list[str] = Field(
         default_factory=list,
         description="methods that may run here, by the name in a configuration; empty: all that polyfed ships",
     )
     public_digest: str | None = Field(default=None, description="agreed digest of the public set; None: not compared")
-    limits: Limits = Field(default_factory=Limits, description="what the site accepts from the server at most")
+    limits: Limits = Field(default_factory=Limits, description="limits on messages from the server")
     demands: ProtectionDemands | None = Field(default=None, description="protection that a run must have; None: none")
     roster: Place | None = Field(
         default=None,
-        description="file of the sites whose keys this site believes in masked sums; None: any that the server sends",
+        description="file of the sites whose keys this site trusts in masked sums; None: any that the server sends",
     )
     tracebacks: bool = Field(
         default=False,
-        description="whether the server is told message and traceback of a failed step, which may show data, or the "
-        "class of error and a number under which the site's log has the rest",
+        description="whether message and traceback of a failed step, which may show data, are sent to the server; else "
+        "the class of error and a number, under which the site's log has the text",
     )
 
     @model_validator(mode="after")
@@ -150,12 +149,17 @@ class SiteConfig(SiteSettings):
                 )
         return self
 
+    @property
+    def demanded(self) -> ProtectionDemands:
+        """The site's demands; without any, those that allow everything."""
+        return self.demands or ProtectionDemands()
+
     @classmethod
     def load(cls, path: Path) -> SiteConfig:
         """Read a site file.
 
         Raises:
-            ConfigError: not there, not YAML, or a key or value is wrong.
+            ConfigError: the file is missing or not YAML, or a key or value is wrong.
         """
         with paths_from(path.resolve().parent):
             return parse_settings(cls, read_config(path))
@@ -164,15 +168,15 @@ class SiteConfig(SiteSettings):
 _S = TypeVar("_S", bound=Settings)
 
 
-def load_settings(kind: type[_S], path: Path) -> _S:
+def load_settings(settings: type[_S], path: Path) -> _S:
     """Settings from a YAML file.
 
     Raises:
-        ConfigError: not there, not YAML, or a key or value is wrong; the message names the file.
+        ConfigError: the file is missing or not YAML, or a key or value is wrong; the message names the file.
     """
     content = read_config(path)
     try:
-        return parse_settings(kind, content)
+        return parse_settings(settings, content)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -180,7 +184,7 @@ def load_settings(kind: type[_S], path: Path) -> _S:
 def to_yaml(
     settings: Settings | Mapping[str, object], comment: str, notes: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Settings as a file with a comment at its head; with notes, each before its key, inner mappings are on a line."""
+    """Settings as YAML with a comment at its head; with notes, one before each key, inner mappings are on one line."""
     content = settings.model_dump(mode="json") if isinstance(settings, Settings) else settings
     parts = [f"# {line}\n" for line in comment.splitlines()]
     for key, value in content.items():

@@ -1,6 +1,6 @@
-"""SuperLink whose control interface wants a credential: the secret that is in a file of the server's folder.
+"""SuperLink whose control interface requires a credential: the secret in a file of the server's folder.
 
-Flower's own has room for such a check, and no way to name one on its command line.
+Flower supports such a check, but not on its command line.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _Headers = Sequence[tuple[str, str | bytes]]
 
 
 class SecretPlugin(NoOpControlAuthnPlugin):
-    """The account of whoever sends the secret, which cannot be had from SuperLink.
+    """Account of a sender of the secret, which SuperLink does not hand out.
 
     Args:
-        secret: a few random bytes.
+        secret: Random bytes.
     """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def validate_tokens_in_metadata(self, metadata: _Headers) -> tuple[bool, AccountInfo | None]:
-        """Whether the token of a request is the secret, and whose it is."""
+        """True with the account if the token of a request is the secret."""
         token = str(dict(metadata).get(ACCESS_TOKEN_KEY, "")).encode()
         return super().validate_tokens_in_metadata(metadata) if compare_digest(token, self._secret) else (False, None)
 
     def refresh_tokens(self, metadata: _Headers) -> tuple[None, None]:
-        """None: Flower's own lets anybody in who asks for new tokens."""
+        """Refuse new tokens: Flower's own plugin issues them to any sender."""
         return None, None
 
 
 def serve_superlink(secret: Path) -> None:
-    """``python -m polyfed.deploy.superlink SECRET ...``: SuperLink with the rest of the command line."""
-    program = import_module("flwr.superlink.cli.flower_superlink")  # of which the package's attribute is a function
+    """``python -m polyfed.deploy.superlink SECRET ...``: SuperLink with the other arguments."""
+    program = import_module("flwr.superlink.cli.flower_superlink")  # the package's attribute of this name is a function
     vars(program)["load_control_authn_plugin"] = lambda: SecretPlugin(secret.read_bytes())
     program.flower_superlink()
 

@@ -1,4 +1,4 @@
-"""A site's worker: the process in which its data and models stay, and in which its clients' steps are performed.
+"""A site's worker: the process that holds its data and models and performs its clients' steps.
 
 It listens on a socket that only the site's user can open, and serves one message after the other: JSON, and raw bytes.
 """
@@ -21,7 +21,7 @@ from polyfed.core.files import private_files
 from polyfed.core.untrusted import log_plainly
 from polyfed.wire.limits import Frame
 
-if TYPE_CHECKING:  # the module imports Flower, which a worker does without
+if TYPE_CHECKING:  # the module imports Flower, which a worker does not need
     from polyfed.deploy.engines.flower_records import MessageFields, Serve
 
 _log = logging.getLogger(__name__)
@@ -30,16 +30,16 @@ START_SECONDS = 120.0  # seconds that a worker may take to come up, or to come b
 
 
 def call_worker(
-    address: str, kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
+    address: str, action: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
 ) -> tuple[MessageFields, Sequence[Frame]]:
-    """Have the worker serve a message; see ``flower_records.Serve``.
+    """The worker's reply to a message; see ``flower_records.Serve``.
 
     Raises:
-        ConnectionError: the worker is not there, or died over it; the message can be sent again.
+        ConnectionError: the worker is missing, or died; the message can be sent again.
     """
     try:
         with _connected(address) as connection:
-            send(connection, {"kind": kind, "fields": fields, "config": dict(config)}, frames)
+            send(connection, {"action": action, "fields": fields, "config": dict(config)}, frames)
             content, reply = receive(connection)
     except (EOFError, OSError) as error:
         raise ConnectionError(f"the site's worker died in this step ({type(error).__name__})") from error
@@ -61,24 +61,24 @@ def serve_errands(address: Path, serve: Serve, go_on: Callable[[], bool] = lambd
     """Serve messages, while ``go_on``, that arrive at a socket.
 
     Args:
-        address: path of the socket, in a folder that only this user can enter; an old one is replaced.
-        serve: see ``flower_records.Serve``.
-        go_on: asked before each message.
+        address: Path of the socket, in a folder that only this user can enter; an old one is replaced.
+        serve: See ``flower_records.Serve``.
+        go_on: Called before each message; False ends the service.
     """
-    address.unlink(missing_ok=True)  # of a worker that was killed
+    address.unlink(missing_ok=True)  # left by a worker that was killed
     with Listener(str(address), family="AF_UNIX") as listener:
         while go_on():
             try:
                 with listener.accept() as connection:
                     _serve_one(connection, serve)
-            except Exception as error:  # whatever one message was, the next one is served
+            except Exception as error:  # the next message is served in any case
                 _log.error("a message was lost with the process that brought it: %s: %s", type(error).__name__, error)
 
 
 def _serve_one(connection: Connection[Any, Any], serve: Serve) -> None:
-    # a function, so that nothing of a message is held while the next is waited for
+    # a function, so that a message is released before the wait for the next one
     content, frames = receive(connection)
-    fields, reply = serve(content["kind"], content["fields"], frames, content["config"])
+    fields, reply = serve(content["action"], content["fields"], frames, content["config"])
     send(connection, {"fields": fields}, reply)
 
 
@@ -87,12 +87,12 @@ def send(connection: Connection[Any, Any], content: Mapping[str, Any], frames: S
     layout = [(frame.header, [buffer.nbytes for buffer in frame.buffers]) for frame in frames]
     connection.send_bytes(json.dumps({**content, "layout": layout}).encode())
     for left in (buffer for frame in frames for buffer in frame.buffers):
-        while left:  # a socket takes as much as it has room for
+        while left:  # a socket may accept less than the rest
             left = left[os.write(connection.fileno(), left) :]
 
 
 def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Frame]]:
-    """What ``send`` sent."""
+    """Content and frames from ``send``."""
     content = json.loads(connection.recv_bytes())
     layout = content.pop("layout")
     frames = [Frame(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
@@ -100,7 +100,7 @@ def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Fram
 
 
 def _read(connection: Connection[Any, Any], size: int) -> memoryview:
-    """Bytes on a boundary of 64, where tensors need no copy of them."""
+    """Received bytes on a boundary of 64, so that tensors need no copy."""
     memory = np.empty(size + _BOUNDARY, dtype=np.uint8)
     start = -memory.ctypes.data % _BOUNDARY
     received = left = memory[start : start + size].data

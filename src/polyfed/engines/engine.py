@@ -1,4 +1,4 @@
-"""Engines as settings: how a run chooses where client steps execute."""
+"""Engines as settings: the place where client steps execute."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class PortableSite:
-    """All clients of a run as another process on this machine or cluster opens them: text, so that it travels.
+    """All clients of a run as text, for another process on this machine or cluster to open.
 
     Attributes:
-        settings, limits: JSON of the clients with their data, and of the limits on what is received.
-        states, vocabulary: folders of what clients keep, and of what is learnt from the public set.
-        stops: whether a step that fails ends the run.
+        settings, limits: JSON of the clients with their data, and of the limits on received messages.
+        states, vocabulary: Folders of the clients' states, and of vocabularies learnt from the public set.
+        stops: True if a step that fails ends the run.
     """
 
     settings: str
@@ -39,27 +39,32 @@ class PortableSite:
     stops: bool = False
 
     def open(self, spec: RunSpec) -> Site:
-        """The site, in this process, which from now on computes with as many threads as the run has."""
+        """The site in this process, which from now on computes with the run's number of threads."""
         settings = SiteSettings.model_validate_json(self.settings)
         torch.set_num_threads(settings.run.threads)
-        limits = Limits.model_validate_json(self.limits)
-        folders, terms = (Path(self.states), Path(self.vocabulary)), SiteTerms(stops=self.stops)
-        return _kind_of(spec).open(settings, spec, folders[0], vocabulary=folders[1], limits=limits, terms=terms)
+        return _site_class(spec).open(
+            settings,
+            spec,
+            Path(self.states),
+            vocabulary=Path(self.vocabulary),
+            limits=Limits.model_validate_json(self.limits),
+            terms=SiteTerms(stops=self.stops),
+        )
 
 
 @dataclass(frozen=True)
 class Hosting:
-    """What an engine hosts: all clients of a run.
+    """All clients of a run, for an engine to host.
 
     Attributes:
-        settings: the clients with their data.
-        spec: the run.
-        folder: the run folder; a cluster needs to see it under one path on all machines.
-        federation: data and models, opened in this process.
-        limits: on what is received.
-        stops: whether a step that fails ends the run.
-        has_begun: whether the run was begun at an earlier start.
-        noticed: told of what happens beside the clients' answers: to whom, the event, and the reason.
+        settings: Clients with their data.
+        spec: Spec of the run.
+        folder: Run folder; all machines of a cluster need to see it under one path.
+        federation: Data and models, opened in this process.
+        limits: Limits on received messages.
+        stops: True if a step that fails ends the run.
+        has_begun: True if the run was begun at an earlier start.
+        noticed: Receives events in addition to the clients' answers: participant, event and reason.
     """
 
     settings: SiteSettings
@@ -81,7 +86,7 @@ class Hosting:
         return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"), self.stops)
 
     def here(self) -> Site:
-        return _kind_of(self.spec).open(
+        return _site_class(self.spec).open(
             self.settings,
             self.spec,
             self.states,
@@ -92,8 +97,8 @@ class Hosting:
         )
 
 
-def _kind_of(spec: RunSpec) -> type[Site]:
-    """A simulated site, of attackers where the run has some; institutions, which open theirs, import none of them."""
+def _site_class(spec: RunSpec) -> type[Site]:
+    """Class of a simulated site; institutions open theirs without importing attackers."""
     if not spec.attackers:
         return Site
     from polyfed.engines.attackers import AttackingSite
@@ -102,12 +107,12 @@ def _kind_of(spec: RunSpec) -> type[Site]:
 
 
 class EngineSettings(Settings):
-    """Where client steps execute."""
+    """Engine that executes client steps."""
 
     home: ClassVar[str] = "polyfed.engines"
 
     crosses_wire: ClassVar[bool] = False
-    """Whether client steps are another program's, which may fail as sites do, also where it is simulated here."""
+    """True if client steps run in another program, which may fail as sites do, also where it is simulated."""
 
     @property
     def is_deployed(self) -> bool:
@@ -117,13 +122,13 @@ class EngineSettings(Settings):
         """Check that the engine is installed and its settings can be met here.
 
         Raises:
-            ConfigError: what is missing, and how to get it.
+            ConfigError: a package or setting is missing; the message contains the remedy.
         """
 
     @abstractmethod
     def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
-        """Bring the engine up, run the server half ``body`` with it, and take it down, whatever happens.
+        """Bring the engine up, run the server half ``body`` with it, and always take it down.
 
         Raises:
-            Exception: whatever ``body`` raises.
+            Exception: any exception of ``body``.
         """

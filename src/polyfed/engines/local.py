@@ -27,7 +27,7 @@ _M = TypeVar("_M", Request, Answer)
 class InProcess(EngineSettings):
     """Steps execute in this process, one client after the other; nothing is copied between server and clients."""
 
-    serialize: bool = Field(default=False, description="lay out and read every message as if it crossed a wire")
+    serialize: bool = Field(default=False, description="encode and decode every message as if it crossed a wire")
 
     def serve(self, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
         """Run ``body`` with an engine over a site in this process."""
@@ -38,8 +38,8 @@ class LocalEngine:
     """Executes steps in-process; each reply is consumed before the next client starts.
 
     Args:
-        site: where the clients live.
-        serialize: lay out and read every message as if it crossed a wire; results are the same bits.
+        site: Site of the clients.
+        serialize: True to encode and decode every message as if it crossed a wire; results are the same bits.
     """
 
     def __init__(self, site: Site, *, serialize: bool = False) -> None:
@@ -49,7 +49,7 @@ class LocalEngine:
         return self.site.infos
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        """Run the step client by client; see ``Engine.exchange``. A step is judged late once it has ended."""
+        """Run the step client by client; see ``Engine.exchange``. Lateness is decided once a step has ended."""
         for request in requests:
             started = time.monotonic()
             client_started(request.client, request.step)
@@ -58,12 +58,12 @@ class LocalEngine:
             except PayloadError as error:
                 answer = Answer(request.client, failure=Failure(Cause.INVALID, str(error), error=error))
             if answer.failure is not None and isinstance(answer.failure.error, BdbQuit):
-                raise KeyboardInterrupt from None  # who leaves the debugger leaves the run
+                raise KeyboardInterrupt from None  # leaving the debugger ends the run
             late = deadline is not None and time.monotonic() - started > deadline
             yield Answer.late(answer.client, deadline) if late else answer
 
     def _crossed(self, message: _M) -> _M:
-        """The message as its receiver gets it: the same object, or read anew from the bytes that it is laid out as."""
+        """The message as its receiver gets it: the same object, or one decoded from its encoded bytes."""
         if not self.serialize or message.payload is None:
             return message
         texts, frames = pack({"": message.payload}, checksums=True)

@@ -1,9 +1,8 @@
 """The ray engine: clients stick to workers, which are processes on the cores and GPUs of a machine or a cluster.
 
-A client runs in the same worker as long as the workers stay the same, so models, data and kept states stay where they
-are. What several clients
-receive is put into Ray's object store once, and workers read it there without a copy. Replies are taken one at a
-time, in client order; workers are never more than a few clients ahead.
+A client runs in the same worker as long as the workers stay the same, so its model, data and state need not move.
+Content for several clients is put into Ray's object store once, and workers read it there without a copy. Replies are
+taken one at a time, in client order; workers are never more than a few clients ahead.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ from polyfed.wire.limits import Frame
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _STARTING = 120.0  # seconds that a new worker may take before its clients' time begins to count
-_LOOK = 2.0  # seconds between two looks at what room the nodes have
+_LOOK = 2.0  # seconds between two checks of the nodes' free resources
 _SMALL = 1 << 16  # bytes of a frame that travels with each request; putting it into the store takes longer
-_AHEAD = 2  # clients a worker is given before the reply of the first is taken
+_AHEAD = 2  # clients queued at each worker before the reply of the first is taken
 Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
 
 
@@ -54,13 +53,13 @@ class Ray(EngineSettings):
     workers: int | None = Field(
         default=None,
         ge=1,
-        description="processes; None: as many as this machine, or the cluster, has cores for run.threads each",
+        description="processes; None: as many as there are cores on this machine or cluster for run.threads each",
     )
-    gpus: float = Field(default=0, ge=0, description="GPUs a worker; 0.5 lets two workers share one")
+    gpus: float = Field(default=0, ge=0, description="GPUs per worker; 0.5 lets two workers share one")
     address: str | None = Field(
-        default=None, description="of a Ray cluster, or auto; None: start Ray on this machine for the run"
+        default=None, description="address of a Ray cluster, or auto; None: start Ray on this machine for the run"
     )
-    retries: int = Field(default=2, ge=0, description="times that a step is given to a new worker when its worker died")
+    retries: int = Field(default=2, ge=0, description="times that a step is sent to a new worker when its worker died")
 
     def require(self) -> None:
         if find_spec("ray") is None:
@@ -79,8 +78,7 @@ class Ray(EngineSettings):
 
 @contextlib.contextmanager
 def ray_here(**options: Any) -> Iterator[None]:
-    """Ray within the block: a cluster if it is given an ``address``, else on this machine, where one that is there
-    already is used, and left."""
+    """Connect to Ray within the block: to a cluster with ``address``, else on this machine; a running one is left."""
     import ray
 
     address = options.get("address")
@@ -101,9 +99,9 @@ def ray_here(**options: Any) -> Iterator[None]:
 
 
 def start_ray(**options: Any) -> None:
-    """Start Ray, or connect to it: quietly, without a dashboard and without reporting to anybody."""
+    """Start Ray, or connect to it, without a dashboard and without telemetry."""
     be_quiet()
-    # advice on workers without GPUs, which see none: that is what we want
+    # advice on workers without GPUs, which is as intended
     warnings.filterwarnings("ignore", message="Tip: In future versions of Ray", category=FutureWarning)
     import ray
 
@@ -123,11 +121,11 @@ class Worker:
         self._portable, self._spec = portable, spec
 
     def ready(self, mark: str, token: str) -> str:
-        """Open the site; returns why this process cannot be used, or nothing.
+        """Open the site; returns the reason if this process cannot be used, else an empty text.
 
         Args:
-            mark: a file in the run folder, by which a node sees whether it has the folder of the run's own machine.
-            token: what it says.
+            mark: File in the run folder that shows whether a node sees the folder of the run's own machine.
+            token: Content of that file.
         """
         try:
             if Path(mark).read_text() != token:
@@ -146,24 +144,25 @@ class Worker:
         except PayloadError as error:
             answer = messages.Answer.failed(client, messages.Cause.INVALID, str(error))
         reply, made = messages.envelope_answer(answer)
-        # the reply was waited for: these are there
         losses = [float(loss) for loss in answer.step_losses]
         return reply, [_portable(frame) for frame in made], time.monotonic() - started, losses
 
 
 def _living() -> list[dict[str, float]]:
-    """What each node of the cluster that lives has."""
+    """Resources of each living node of the cluster."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 class _Pool:
-    """Workers by number, spread over the nodes that live. One that died is replaced where a node has room, else its
-    clients move to the others; room that comes is used from the next exchange on.
+    """Workers by number, spread over the living nodes.
+
+    A worker that died is replaced where a node has room, else its clients move to the others; new room is used from the
+    next exchange on.
 
     Args:
-        wanted: workers; None: as many as there is room for. Never more than clients.
+        wanted: Number of workers; None: as many as there is room for. Never more than clients.
     """
 
     def __init__(self, hosting: Hosting, wanted: int | None, settings: Ray) -> None:
@@ -183,7 +182,7 @@ class _Pool:
         self._mark = hosting.folder / ".seen-by-workers"
         self.limits = hosting.limits
         self.workers: dict[int, Any] = {}
-        self._begun: dict[Any, tuple[int, Any]] = {}  # the word that a worker is ready -> its number, and the worker
+        self._begun: dict[Any, tuple[int, Any]] = {}  # future of a worker's readiness -> its number, and the worker
         self._numbers = itertools.count()
         room = self.room()
         if room < (settings.workers or 1):
@@ -214,7 +213,7 @@ class _Pool:
         self._mark.unlink(missing_ok=True)
 
     def room(self) -> int:
-        """Workers that the nodes that live have CPUs and GPUs for, whoever uses these now."""
+        """Number of workers for which the living nodes have CPUs and GPUs, used or free."""
         needs = {"CPU": self._threads} | ({"GPU": self._gpus} if self._gpus else {})
         return sum(
             min(int(node.get(resource, 0) / need + 1e-6) for resource, need in needs.items()) for node in _living()
@@ -231,7 +230,7 @@ class _Pool:
         """The number of the worker that client number ``position`` sticks to.
 
         Raises:
-            ExchangeError: none is left.
+            ExchangeError: no worker is left.
         """
         numbers = sorted(self.workers)
         if not numbers:
@@ -247,23 +246,22 @@ class _Pool:
             self._settle(patience=0)
 
     def replace(self, number: int) -> bool:
-        """A new process instead of one that died or hangs, if there is room; what its clients keep is on disk."""
+        """Start a new process in place of one that died or hangs, if there is room; client states are on disk."""
         import ray
 
-        # one that hangs does not end by itself
         ray.kill(self.workers.pop(number))
         self._begin(1, number)
-        self._settle()  # its start is not its clients' time
+        self._settle()  # its start does not count as its clients' time
         return number in self.workers
 
     def _begin(self, count: int, number: int | None = None) -> None:
         for _ in range(count):
             worker: Any = self._kind.remote(*self._arguments)
-            place = next(self._numbers) if number is None else number
-            self._begun[worker.ready.remote(str(self._mark), self._token)] = place, worker
+            own = next(self._numbers) if number is None else number
+            self._begun[worker.ready.remote(str(self._mark), self._token)] = own, worker
 
     def _settle(self, patience: float = _STARTING) -> None:
-        """Take workers as they become ready, and give up those that no node has room for or that take too long.
+        """Take workers as they become ready, and give up those without room on a node or that take too long.
 
         Raises:
             ConfigError: a worker does not see the run folder.
@@ -280,7 +278,7 @@ class _Pool:
                 continue
             if len(self.workers) + len(self._begun) > self.room() or (patience and time.monotonic() >= end):
                 self._give_up(count)
-            if not patience:  # the others are looked at again
+            if not patience:  # the others are checked again later
                 return
 
     def _give_up(self, count: int) -> None:
@@ -304,7 +302,7 @@ class _Pool:
             return
         ray.kill(worker)
         problem = f"a Ray worker cannot use the run folder {self._folder}: {refused}"
-        if self.workers:  # a node that joined, or was left over
+        if self.workers:  # on a node that joined later
             _log.warning("%s; it is left out", problem)
             return
         raise ConfigError(f"{problem}; --out, data and weights must be on storage that all nodes see under one path")
@@ -378,7 +376,7 @@ class _RoundTrip:
             answer = self._wait(pending)
         self.under_way.popleft()
         following = next((other for other in self.under_way if other.worker == pending.worker), None)
-        if following is not None:  # it is at the head of the worker's queue now, if not for longer
+        if following is not None:  # now at the head of the worker's queue
             client_started(following.request.client, following.request.step)
         self._free_since[pending.worker] = time.monotonic()
         self.uses.subtract(pending.envelope.places)
@@ -397,12 +395,12 @@ class _RoundTrip:
         try:
             text, frames, seconds, losses = get(pending.reply, timeout=patience)
         except exceptions.GetTimeoutError:
-            self._restart(pending.worker, skip=pending)  # it hangs, or is so slow that others would wait for it
+            self._restart(pending.worker, skip=pending)  # it hangs, or others would wait for it
             return messages.Answer.late(client, self.deadline)
         except exceptions.RayActorError as error:
             return self._died(pending, str(error))
         except exceptions.RayError as error:
-            # what a worker raised, or what Ray could not keep of its reply
+            # an exception of the worker, or a reply that Ray lost
             cause = messages.Cause.FAILED if isinstance(error, exceptions.RayTaskError) else messages.Cause.LOST
             return messages.Answer.failed(client, cause, f"{type(error).__name__} in its worker", str(error))
         if self.deadline is not None and seconds > self.deadline:
@@ -421,7 +419,7 @@ class _RoundTrip:
         return messages.Answer.failed(pending.request.client, messages.Cause.LOST, reason, details)
 
     def _restart(self, number: int, skip: _Pending | None = None) -> None:
-        """Give the requests of a worker to a new one in its place, or to those that are left."""
+        """Send the requests of a worker to a new one in its place, or to the remaining ones."""
         waiting = [pending for pending in self.under_way if pending.worker == number and pending is not skip]
         if not self.pool.replace(number):
             left = len(self.pool.workers)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from polyfed.core.errors import ExchangeError, StepError
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.filters import Ask, Checks, Expected, Filter, Reply
+from polyfed.federation.filters import Ask, Checks, Expected, Filter, Reply, passed
 from polyfed.wire.ledger import Channel
 from polyfed.wire.messages import NO_ANSWER, Answer, Cause, Failure, Request, StateVersion
 from polyfed.wire.payload import Payload
@@ -97,7 +97,7 @@ class Cohort:
     round: int
     channel: Channel
     reply_policy: Callable[[str], ReplyPolicy] = lambda step: ReplyPolicy()
-    filters: Sequence[Filter] = (Checks(),)
+    filters: Sequence[Filter[Ask]] = (Checks(),)
     secure: Sums | None = None
     accepted: dict[str, StateVersion] = field(default_factory=dict)
     listener: CohortListener = field(default_factory=CohortListener)
@@ -165,9 +165,7 @@ class Cohort:
         if self.secure is not None and schema.mean_by is not None:
             replies = self.summed(self.secure, ask, phase)
         else:
-            replies = self.replies(ask, phase)
-            for passing in self.filters:
-                replies = passing(replies, ask)
+            replies = passed(self.replies(ask, phase), self.filters, ask)
         for reply in replies:
             reply.type = self.type_of(reply.sender)
             yield reply

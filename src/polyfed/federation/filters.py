@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf, prod
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.trainer import first_not_finite
 from polyfed.federation.types import by_architecture, outline_of, require_outline
 from polyfed.privacy.rules import ENOUGH, Clipping, RobustRule, median_norm, scaled, update_norm
-
 from polyfed.wire.ledger import Channel
 from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import Cause, Failure, Request
@@ -26,6 +25,7 @@ from polyfed.wire.payload import Payload, PublicRows, Representations, Scalar, T
 from polyfed.wire.schema import StepSchema
 
 _T = TypeVar("_T")
+_Asked = TypeVar("_Asked", contravariant=True)  # an ask at the server, a step at a site
 
 
 class Reply:
@@ -191,8 +191,17 @@ class Ask:
         return ReplySize(len(specs), size) if word is None else ReplySize(1, size + word)
 
 
-Filter = Callable[[Iterator[Reply], Ask], Iterator[Reply]]
-"""Passes replies on in order of arrival: unchanged, changed, or not at all."""
+class Filter(Protocol[_Asked]):
+    """Passes replies on in order of arrival: unchanged, changed, or not at all; at the server and at a site alike."""
+
+    def __call__(self, replies: Iterator[Reply], ask: _Asked, /) -> Iterator[Reply]: ...
+
+
+def passed(replies: Iterator[Reply], filters: Iterable[Filter[_T]], ask: _T) -> Iterator[Reply]:
+    """The replies after all filters, in this order."""
+    for link in filters:
+        replies = link(replies, ask)
+    return replies
 
 
 # ---- checks

@@ -1,1 +1,1 @@
-"""What hides a client: sums of which the server sees the result alone, and noise with its account."""
+"""Protection of clients: sums of which the server sees only the result, and noise with its account."""

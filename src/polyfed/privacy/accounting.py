@@ -1,9 +1,10 @@
-"""What noise is worth: epsilon and delta of all that a client has sent, by dp-accounting."""
+"""Privacy accounting: epsilon and delta of all replies of a client, by dp-accounting."""
 
 from __future__ import annotations
 
 import importlib
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,27 +15,27 @@ from polyfed.core.extras import brought_by
 
 EXTRA = "privacy"
 _WEAK = 0.25  # noise over clip
-_MOVES = {"replace": 2, "add_remove": 1}  # how far a sample moves a sum, in norms of one at most
+_MOVES = {"replace": 2, "add_remove": 1}  # largest change of a sum by one sample, in largest norms of a sample
 _RELATIONS = {"replace": "REPLACE_ONE", "add_remove": "ADD_OR_REMOVE_ONE"}
 _SLACK = 1e-6  # relative; noise that was calibrated to a budget must fit into it
 
 
 Neighbours = Literal["replace", "add_remove"]
-"""Between which data sets epsilon of DP-SGD is meant: one sample is another, or one is there or not."""
+"""Data sets between which epsilon of DP-SGD is meant: one sample differs, or one is present or absent."""
 
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """What one release costs: Gaussian noise, ``steps`` times.
+    """Cost of one release: Gaussian noise, ``steps`` times.
 
     Attributes:
-        noise: standard deviation; without ``rate`` over the largest L2 distance of what any two data sets make of a
-            reply, with it over the largest L2 norm of what one sample adds to a sum.
-        rate: probability with which each sample takes part in a step of training, by Poisson sampling.
-        steps: number of such mechanisms.
+        noise: Standard deviation over the sensitivity: without ``rate`` the largest L2 distance between the replies of
+            any two data sets, with it the largest L2 norm of one sample's part of a sum.
+        rate: Probability with which each sample takes part in a step of training, by Poisson sampling.
+        steps: Number of such mechanisms.
 
     Raises:
-        ValueError: no mechanism has such noise, rate or number.
+        ValueError: such noise, rate or number is impossible.
     """
 
     noise: float
@@ -44,28 +45,28 @@ class PrivacyCost:
     def __post_init__(self) -> None:
         possible = 0 < self.noise < math.inf and (self.rate is None or 0 < self.rate <= 1)
         if not possible or type(self.steps) is not int or self.steps < 1:
-            raise ValueError(f"noise {self.noise}, rate {self.rate}, steps {self.steps} cost nothing that is known")
+            raise ValueError(f"noise {self.noise}, rate {self.rate}, steps {self.steps} are not a possible mechanism")
 
 
 def between_sets(samples: bool, neighbours: Neighbours) -> str:
-    """Between which sets of a client's training data epsilon is meant, in words.
+    """Description of the sets of a client's training data between which epsilon is meant.
 
     Args:
-        samples: whether it is of noise in training; of noise on replies there is one meaning.
-        neighbours: of noise in training.
+        samples: True for noise in training; noise on replies has one meaning.
+        neighbours: Neighbours of noise in training.
     """
     if not samples:
         return "any two sets of its size of training data"
     if neighbours == "replace":
         return "two sets of its size of training data, of which one has another sample in place of one"
-    return "two sets of training data, of which one lacks a sample (to whoever does not know its size)"
+    return "two sets of training data, of which one lacks a sample (for a reader who does not know its size)"
 
 
 def accounting() -> Any:
     """The package dp-accounting.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the package is missing.
     """
     with brought_by(EXTRA):
         return importlib.import_module("dp_accounting")
@@ -75,14 +76,14 @@ def epsilon_of(costs: Iterable[PrivacyCost], delta: float, neighbours: Neighbour
     """Epsilon at ``delta`` of all these releases together, each of which may depend on those before.
 
     Gaussian mechanisms compose exactly to one (Dong, Roth and Su, J. R. Stat. Soc. B 2022, Corollary 3.3), whose
-    epsilon is that of Balle and Wang (ICML 2018); with sampled steps among them by privacy loss
-    distributions. Where noise is weak, Renyi divergences bound it, or with ``replace`` what it is without sampling.
+    epsilon is that of Balle and Wang (ICML 2018); with sampled steps among them, privacy loss distributions are
+    composed. Where noise is weak, the bound is that of Renyi divergences, or with ``replace`` that without sampling.
 
     Args:
-        costs: of the releases.
-        delta: at which.
-        neighbours: with ``replace`` a sample moves a sum by twice its norm at most, with ``add_remove`` by its norm.
-            What a reply costs is between any two data sets, whatever is said here.
+        costs: Cost of each release.
+        delta: Delta of the guarantee.
+        neighbours: With ``replace`` a sample moves a sum by at most twice its norm, with ``add_remove`` by its norm.
+            The cost of a noisy reply is between any two data sets in either case.
     """
     counted: Counter[tuple[float, float | None]] = Counter()
     for cost in costs:
@@ -118,7 +119,7 @@ def _with_sampling(precision: float, sampled: _Counted, delta: float, neighbours
 
 
 def _precision(counted: _Counted, moves: int) -> float:
-    """1 / noise^2, over the distance, of the one mechanism that all without sampling are together."""
+    """1 / noise^2, over the distance, of the one mechanism to which all mechanisms without sampling compose."""
     distances = {True: 1, False: moves}
     return math.fsum(steps * (distances[rate is None] / noise) ** 2 for (noise, rate), steps in counted)
 
@@ -134,14 +135,11 @@ def fits(costs: Iterable[PrivacyCost], epsilon: float, delta: float, neighbours:
 def releases_within(
     cost: PrivacyCost, epsilon: float, delta: float, most: int, neighbours: Neighbours = "replace"
 ) -> int:
-    """How many releases of that cost are within a budget, ``most`` at most."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits([cost] * middle, epsilon, delta, neighbours) else (low, middle - 1)
-    return low
+    """Number of releases of that cost within a budget, at most ``most``."""
+    numbers = range(1, most + 1)
+    return bisect_left(numbers, True, key=lambda number: not fits([cost] * number, epsilon, delta, neighbours))
 
 
 def noise_for(epsilon: float, delta: float, releases: int) -> float:
-    """``PrivacyCost.noise`` at which so many replies are within a budget."""
+    """``PrivacyCost.noise`` at which this number of replies is within a budget."""
     return float(accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

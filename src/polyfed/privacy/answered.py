@@ -1,4 +1,4 @@
-"""The account of what a client was asked for and has answered: on its site's disk before a step begins."""
+"""Account of a client's answered asks, written to its site's disk before a step begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyfed.core.files import private_files, write_atomically
 from polyfed.wire.messages import Request
 
 FILE = "answered.json"
-"""Account of one client, over all runs that share the folder; without it, its site answers as if it was never asked."""
+"""Account of one client, over all runs that share the folder; without it, its site answers as if never asked."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class AnsweredAsk:
     """An ask that a client answers, or has begun to.
 
     Attributes:
-        request: digest of what was asked.
-        members: clients of a masked sum whose keys were exchanged, sorted; empty: not known, or no such sum.
-        survivors: clients for whom shares were told, sorted; empty: none were told.
-        step: of the method; empty: not known.
-        start: from what the step starts beside the request; empty: not known.
+        request: Digest of the request.
+        members: Clients of a masked sum whose keys were exchanged, sorted; empty: unknown, or not a masked sum.
+        survivors: Clients whose shares were opened, sorted; empty: none were.
+        step: Step of the method; empty: unknown.
+        start: State from which the step starts, in addition to the request; empty: unknown.
     """
 
     request: str
@@ -38,12 +38,12 @@ class AnsweredAsk:
 
 @dataclass(frozen=True)
 class AnsweredAsks:
-    """The accounts of a site's clients: plan, round and ask -> what was asked, whatever a run is called.
+    """Accounts of a site's clients: plan, round and ask -> request, whatever a run is called.
 
     Attributes:
-        folder: of the accounts.
-        plan: digest of the settings that decide replies.
-        asks: step -> how often a round asks for it, where that is not once.
+        folder: Folder of the accounts.
+        plan: Digest of the settings that decide replies.
+        asks: Number of asks of a step per round, where it is not 1.
     """
 
     folder: Path
@@ -51,11 +51,11 @@ class AnsweredAsks:
     asks: Mapping[str, int] = field(default_factory=dict)
 
     def require_same(self, request: Request, asked: AnsweredAsk) -> None:
-        """Check that the ask was not answered before for another request, nor any ask of its round for others.
+        """Check that neither this ask was answered for another request, nor any ask of its round for other clients.
 
         Args:
-            request: whose client, round and ask count.
-            asked: what is asked now.
+            request: The request; its client, round and ask identify the entry.
+            asked: The ask as it is now.
 
         Raises:
             RefusedError: it was, in this run or in another one of this plan; the round has had all asks for this step;
@@ -67,26 +67,24 @@ class AnsweredAsks:
         """Write an ask down; it is on the disk when this returns.
 
         Raises:
-            RefusedError: as ``require_same``, also for what another run has recorded meanwhile.
+            RefusedError: as for ``require_same``, also for an ask that another run has recorded meanwhile.
         """
-        path = self._path(request.client)
+        path, key = self._path(request.client), self._key(request)
         with private_files():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(path.with_suffix(".lock")):
                 known = dict(self._load(request.client))
                 self._require_same(known, request, asked)
-                before = known.get(self._key(request))
+                before = known.get(key)
                 if before is not None:
-                    kept = {name: value for name, value in asdict(before).items() if not getattr(asked, name)}
-                    asked = replace(asked, **kept)
-                known[self._key(request)] = asked
+                    asked = replace(asked, **{k: value for k, value in asdict(before).items() if not getattr(asked, k)})
                 if asked != before:
-                    content = json.dumps({key: asdict(one) for key, one in known.items()})
-                    write_atomically(path, content.encode())
+                    content = {name: asdict(ask) for name, ask in (known | {key: asked}).items()}
+                    write_atomically(path, json.dumps(content).encode())
 
     def _require_same(self, known: Mapping[str, AnsweredAsk], request: Request, asked: AnsweredAsk) -> None:
         own, same_round = self._key(request), self._key(replace(request, phase=0))[:-1]
-        of_round = {key: before for key, before in known.items() if key.startswith(same_round)}  # as they were answered
+        of_round = {key: before for key, before in known.items() if key.startswith(same_round)}  # in order of answer
         if own in known:
             _require_alike(request, known[own], asked)
         elif asked.step:
@@ -116,7 +114,7 @@ class AnsweredAsks:
         try:
             return {key: AnsweredAsk(**entry) for key, entry in json.loads(path.read_bytes()).items()}
         except (ValueError, TypeError, AttributeError) as error:
-            raise RefusedError(f"'{FILE}' is damaged, so nobody knows what this client has answered") from error
+            raise RefusedError(f"'{FILE}' is damaged, so the asks that this client has answered are unknown") from error
 
 
 def _require_alike(request: Request, before: AnsweredAsk, now: AnsweredAsk) -> None:

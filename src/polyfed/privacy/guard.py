@@ -1,4 +1,4 @@
-"""The last thing that a reply passes at its client: differential privacy, within the client's budget."""
+"""Differential privacy of a site's replies: protection within each client's budget, and the ledger of its spending."""
 
 from __future__ import annotations
 
@@ -26,16 +26,22 @@ from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload
 from polyfed.wire.schema import StepSchema
 
+PRIVATE = ".privacy"
+"""Folder of a site's secret and ledgers, next to those of its runs, whose names begin with a letter or number."""
+
+
+# ---- the ledger
+
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """A line of a ledger: a charge before a step begins, or which reply is about to leave.
+    """A line of a ledger: a charge before a step begins, or the reply that is about to leave.
 
     Attributes:
-        request: keyed digest of the request.
-        reply: keyed digest of request, protection and reply before noise, from which the noise is drawn; empty while
-            nobody knows it.
-        cost: what is charged; None: the reply is paid for by an earlier line.
+        request: Keyed digest of the request.
+        reply: Keyed digest of request, protection and reply before noise, from which the noise is drawn; empty while
+            unknown.
+        cost: Charge; None: an earlier line paid for the reply.
     """
 
     request: str
@@ -45,17 +51,17 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class SpendingLedger:
-    """What one client has given away, over all runs that share the file.
+    """Spending of one client, over all runs that share the file, on disk before a step begins.
 
     Each line has a code of it and of the line before, by the site's secret, so that no line can be changed, moved or
     taken out. The file ``CLIENT.head`` has their number and the code of the last one, with a code of both, so that the
-    ledger alone cannot be cut, nor replaced by an old copy. A note beside the secret says that there is a head. Old
-    copies of all three are believed: only a copy elsewhere tells them apart.
+    ledger alone cannot be cut, nor replaced by an old copy. A note next to the secret records that there is a head. Old
+    copies of all three are accepted: only a copy elsewhere could reveal them.
 
     Attributes:
-        path: of the ledger.
-        key: of the codes.
-        note: file that is there once the ledger has a head; None: none is kept.
+        path: File of the ledger.
+        key: Key of the codes.
+        note: File that exists once the ledger has a head; None: no note is kept.
     """
 
     path: Path
@@ -64,11 +70,11 @@ class SpendingLedger:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[SpendingLedger]:
-        """Keep other processes from reading and spending in the block.
+        """Lock the ledger against other processes within the block.
 
         Raises:
-            OSError: the head cannot be brought up to the ledger, of which a kill or a full disk has kept it.
-            DataError: as ``entries``.
+            OSError: the head cannot be brought up to the ledger after a kill or a full disk.
+            DataError: see ``entries``.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
@@ -77,35 +83,35 @@ class SpendingLedger:
             yield self
 
     def entries(self) -> list[LedgerLine]:
-        """All lines that are on disk; a last one that was cut off counts for nothing, as nothing has left for it.
+        """All complete lines on disk; a last one that was cut off is ignored, as nothing has left for it.
 
         Raises:
-            DataError: a line is damaged or not in its place, or lines are missing.
+            DataError: a line is damaged or out of place, or lines are missing.
         """
         return [entry for entry, _ in self._read()]
 
     def costs(self) -> list[PrivacyCost]:
-        """What was charged, in order; errors as ``entries``."""
+        """Charges in order; errors as for ``entries``."""
         return [entry.cost for entry in self.entries() if entry.cost is not None]
 
     def append(self, entry: LedgerLine) -> None:
         """Write a line; all of it is on the disk when this returns.
 
         Raises:
-            OSError: there is no room for it; the ledger is then as before.
-            DataError: as ``entries``.
+            OSError: the disk is full; the ledger is then as before.
+            DataError: see ``entries``.
         """
         known = self._read()
         code, line = self._line(entry, known[-1][1] if known else "")
         start = sum(len(written) + 1 for written in self._lines())
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, start)  # of what a kill has cut off
+            os.ftruncate(descriptor, start)  # removes a line that a kill has cut off
             write_fully(descriptor, line + b"\n", start)
         finally:
             os.close(descriptor)
         sync_folder(self.path.parent)
-        # a kill before this leaves a ledger of one line more than the head knows of, which is no rollback
+        # a kill before this leaves a ledger one line longer than the head records, which is not a rollback
         self._note([*(before for _, before in known), code])
 
     def _note(self, codes: Sequence[str]) -> None:
@@ -114,14 +120,13 @@ class SpendingLedger:
         content = self._head_of(len(codes), codes[-1])
         if not (self._head.exists() and self._head.read_bytes() == content):
             write_atomically(self._head, content)
-        if self.note is not None and not self.note.exists():  # only now: it says that there is a head
+        if self.note is not None and not self.note.exists():  # after the head, whose existence it records
             write_atomically(self.note, b"")
 
     def _head_of(self, count: int, last: str) -> bytes:
         content = f"{count} {last}"
-        return (
-            f"{content} {keyed_digest(self.key, b'head', self.path.stem.encode(), content.encode()).hex()}\n".encode()
-        )
+        code = keyed_digest(self.key, b"head", self.path.stem.encode(), content.encode()).hex()
+        return f"{content} {code}\n".encode()
 
     @property
     def _head(self) -> Path:
@@ -157,7 +162,7 @@ class SpendingLedger:
     def _require_complete(self, codes: Sequence[str]) -> None:
         if not self._head.exists():
             if self.note is not None and self.note.exists():
-                raise self._damaged(f"'{self._head}' is gone, of which '{self.note}' knows")
+                raise self._damaged(f"'{self._head}' is gone, which '{self.note}' records")
             return
         content = self._head.read_bytes()
         parts = re.fullmatch(rb"([1-9][0-9]{0,17}) ([0-9a-f]{64}) [0-9a-f]{64}\n", content)
@@ -170,33 +175,42 @@ class SpendingLedger:
     def _damaged(self, what: str) -> DataError:
         both = f"'{self._head.name}'{'' if self.note is None else f' and {self.note}'}"
         return DataError(
-            f"{what}, so nobody knows what the client has given away; restore the newest copy of the ledger: without "
-            f"it the client must not go on. To accept a copy that lacks the last lines, delete {both}: "
-            "what those lines say is then given away and not counted"
+            f"{what}, so the client's spending is unknown; restore the newest copy of the ledger: without it the "
+            f"client must not go on. To accept a copy that lacks the last lines, delete {both}: the spending of those "
+            "lines is then not counted"
         )
 
 
-PRIVATE = ".privacy"
-"""Folder of a place's secret and ledgers, beside those of its runs, whose names begin with a letter or number."""
+def ledger_at(path: Path, secret: bytes, file: Path | None = None) -> SpendingLedger:
+    """A client's ledger, with a note next to the secret, whose ``file`` is elsewhere or next to the ledger."""
+    file = file or path.with_name("secret")
+    # other runs may share a secret elsewhere; without the right to write there the note stays with the ledger
+    elsewhere = file.parent.resolve() != path.parent.resolve() and os.access(file.parent, os.W_OK)
+    mark = f"-{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}" if elsewhere else ""
+    folder = (file.parent if elsewhere else path.parent) / f"{file.name}.ledgers"
+    return SpendingLedger(path, keyed_digest(secret, b"ledger"), folder / f"{path.stem}{mark}.note")
+
+
+# ---- protection
 
 
 @dataclass(frozen=True)
 class PrivacyGuard:
-    """Protects the replies of the clients of a site, and keeps account of them.
+    """Protects the replies of a site's clients and charges their budgets.
 
     A step is charged before it begins, so that one that fails, or is killed, has cost as much. The noise of a reply
-    comes from the site's secret, the request with all that the run says and all requests that led to what the client
-    keeps, and the reply before noise. So the same request has the same answer for nothing; but where it would make
+    is drawn from the site's secret, the request with the run's terms and all requests that led to the client's state,
+    and the reply before noise. So the same request has the same answer at no further cost; but where it would make
     another reply (other data, a GPU) the draws are new and cost, as the difference of two replies with one noise would
-    show what it hides.
+    reveal the data.
 
     Attributes:
-        settings: resolved.
-        folder: where the ledgers are, and the secret if it has no file of its own.
-        secret_file: of the secret; None: made in the folder.
-        site_budget: what the site allows over all runs; None: nothing beyond the run's budget.
-        site_neighbours: between which data sets the site means its budget.
-        terms: all that the run says but its name, and whether masks hide what leaves.
+        settings: Resolved settings.
+        folder: Folder of the ledgers, and of the secret if it has no file of its own.
+        secret_file: File of the secret; None: made in the folder.
+        site_budget: Budget of the site over all runs; None: the run's budget only.
+        site_neighbours: Data sets between which the site's budget is meant.
+        terms: The run's terms without its name and masks.
     """
 
     settings: PrivacySettings
@@ -229,20 +243,17 @@ class PrivacyGuard:
     def begin(
         self, request: Request, received: Payload, schema: StepSchema, cost: PrivacyCost | None, before: bytes = b""
     ) -> bytes:
-        """Before a step: that its replies are covered; what it costs is on disk then, unless it was before.
+        """Check that a step's reply is covered, and charge it unless it was charged before; returns the digest.
 
         Args:
-            request: to the client.
-            received: its payload, decoded.
-            schema: of the step.
-            cost: of the reply.
-            before: digest of the request whose step left what the client keeps; empty: it keeps nothing.
-
-        Returns:
-            The request's digest.
+            request: Request to the client.
+            received: Payload of the request, decoded.
+            schema: Schema of the step.
+            cost: Cost of the reply.
+            before: Digest of the request whose step left the client's state; empty: the client keeps no state.
 
         Raises:
-            PayloadError: the reply would hold what is not covered.
+            PayloadError: the reply would hold fields that are not covered.
             BudgetError: the client has spent its budget.
         """
         if missing := next(uncovered(self.settings, request.step, schema), None):
@@ -258,12 +269,12 @@ class PrivacyGuard:
         return digest
 
     def training(self, digest: bytes, cost: PrivacyCost | None, *, blank: bool = False) -> PrivateTraining | None:
-        """Trains the client in a step with that digest, if it is samples that are protected.
+        """Training with noise for a step, if single samples are protected.
 
         Args:
-            digest: of the request.
-            cost: of the step.
-            blank: the client's samples say nothing.
+            digest: Digest of the request.
+            cost: Cost of the step.
+            blank: True if the client's samples are replaced by blank ones.
         """
         samples = self.settings.samples
         if samples is None or cost is None:
@@ -284,11 +295,11 @@ class PrivacyGuard:
         cost: PrivacyCost | None,
         samples: int,
     ) -> Payload:
-        """The reply to a step as it may leave; which one it is is on disk by then.
+        """The reply to a step with its protection; its digest is on disk by then.
 
         Raises:
-            PayloadError: it holds what is not covered.
-            BudgetError: the request was answered otherwise before, and another answer costs more than is left.
+            PayloadError: the reply holds fields that are not covered.
+            BudgetError: the request had another answer before, and this one costs more than is left.
         """
         key = keyed_digest(self._secret, b"reply", digest, self._protection, content.digest)
         reply = self.settings.reply
@@ -308,21 +319,11 @@ class PrivacyGuard:
             if budget.epsilon is not None and not fits([*spent, cost], budget.epsilon, budget.delta, neighbours):
                 so_far, more = (epsilon_of(costs, budget.delta, neighbours) for costs in (spent, [*spent, cost]))
                 raise BudgetError(
-                    f"client '{client}' has spent its privacy budget: {len(spent)} replies gave away epsilon "
-                    f"{so_far:.3g} at delta {budget.delta:g}, one more would make it {more:.3g} of {budget.epsilon:g}"
+                    f"client '{client}' has spent its privacy budget: {len(spent)} replies spent epsilon {so_far:.3g} "
+                    f"at delta {budget.delta:g}, one more would make it {more:.3g} of {budget.epsilon:g}"
                 )
 
 
-def ledger_at(path: Path, secret: bytes, file: Path | None = None) -> SpendingLedger:
-    """A client's ledger, with a note of it beside the secret, whose ``file`` is elsewhere or beside the ledger."""
-    file = file or path.with_name("secret")
-    # other runs may share a secret that is elsewhere; who may not write there keeps the note beside the ledger
-    elsewhere = file.parent.resolve() != path.parent.resolve() and os.access(file.parent, os.W_OK)
-    mark = f"-{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}" if elsewhere else ""
-    folder = (file.parent if elsewhere else path.parent) / f"{file.name}.ledgers"
-    return SpendingLedger(path, keyed_digest(secret, b"ledger"), folder / f"{path.stem}{mark}.note")
-
-
 def key_name(key: bytes) -> str:
-    """What the ledger calls a key: not the key itself, whoever reads a ledger could draw the noise from that."""
+    """Name of a key in the ledger: its digest, as the noise could be drawn from the key itself."""
     return hashlib.sha256(b"name" + key).hexdigest()

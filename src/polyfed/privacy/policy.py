@@ -1,10 +1,10 @@
-"""What protects the replies of a run: field by field what is protected, how, and at what cost."""
+"""Protection of a run's replies: for each field its protection and its cost."""
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import UnionType
 from typing import Any
@@ -25,12 +25,12 @@ class SentField:
     """A field of the replies to a step.
 
     Attributes:
-        step: of the method.
-        step_kind: ``query`` for test metrics, ``fresh`` for what untrained clients tell.
-        field: its name; empty for numbers whose names are not known beforehand.
-        kinds: what it may hold.
-        masked: whether the server gets nothing but the sum over clients of a type.
-        noisy: whether it has noise, or is made of weights that were trained with noise.
+        step: Step of the method.
+        step_kind: ``query`` for test metrics, ``fresh`` for steps of untrained clients.
+        field: Name of the field; empty for numbers whose names are not known beforehand.
+        kinds: Types of its content.
+        masked: True if the server gets only the sum over clients of a type.
+        noisy: True if it has noise, or is made of weights that were trained with noise.
     """
 
     step: str
@@ -42,21 +42,21 @@ class SentField:
 
     @property
     def tensors(self) -> tuple[type[TensorBundle], ...]:
-        """The kinds of tensors among ``kinds``."""
-        return tuple(kind for kind in self.kinds if issubclass(kind, TensorBundle))
+        """The types of tensors among ``kinds``."""
+        return tuple(bundle for bundle in self.kinds if issubclass(bundle, TensorBundle))
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What protects the replies of a run, from the steps that its method declares.
+    """Protection of a run's replies, from the steps that its method declares.
 
     Attributes:
-        method: as it is set, or its class, which says what any settings may send.
-        rounds: of the run.
-        privacy: noise, resolved.
-        secure: how replies are summed.
-        clip: what one client may do to an average; as ``robust``, known to the server alone.
-        robust: what a minority may do.
+        method: Method with its settings, or its class, which declares the fields of all settings.
+        rounds: Number of rounds of the run.
+        privacy: Settings of the noise, resolved.
+        secure: Settings of the secure sum.
+        clip: Bound on one client's update; like ``robust``, known to the server only.
+        robust: Robust rule against a minority.
     """
 
     method: Any
@@ -74,7 +74,7 @@ class Policy:
 
     @cached_property
     def charged(self) -> Mapping[str, StepSchema]:
-        """The steps whose replies have noise, and cost budget."""
+        """Steps whose replies have noise, and cost budget."""
         return {} if self.privacy is None else protected_steps(self.privacy, self.steps)
 
     @cached_property
@@ -90,16 +90,16 @@ class Policy:
     # ---- how
 
     def how(self, sent: SentField) -> str:
-        """What hides a field, in words."""
+        """Description of a field's protection."""
+        if sent.step_kind == "fresh":
+            return "in the clear, before any training"
         words = ["masked: the server gets the sum"] if sent.masked else []
         if sent.noisy and self.privacy is not None:
             words.append(_noise_on(sent, self.privacy))
-        if sent.step_kind == "fresh":
-            return "in the clear, before any training"
         return ", ".join(words) or "in the clear"
 
     def words(self, delta: float | None = None) -> str:
-        """What protects the replies, and what the planned ones cost at ``delta``, or that of the budget."""
+        """Description of the replies' protection, and their planned cost at ``delta``, or that of the budget."""
         method = self.method.component_name()
         return "; ".join(self._parts(method, delta)) or f"none: replies of '{method}' leave as they are"
 
@@ -117,7 +117,7 @@ class Policy:
         yield f"{', '.join(self.charged)} of '{method}': {_noise(self.privacy)}{cost}"
 
     def against_false(self) -> str:
-        """What holds what false clients can do."""
+        """Description of the limits on false clients."""
         clip = "" if self.clip is None else f"updates clipped to {self.clip.times:g} medians"
         rule = "" if self.robust is None else f"{self.robust.component_name()} of each type"
         return ", ".join(filter(None, (clip, rule))) or "nothing: each counts as it is"
@@ -125,12 +125,12 @@ class Policy:
     # ---- at what cost
 
     def cost(self, schema: StepSchema, samples: int, batch: int) -> PrivacyCost | None:
-        """What the reply to a step costs a client in privacy, if anything.
+        """Privacy cost of a client's reply to a step, if it has any.
 
         Args:
-            schema: of the step.
-            samples: of the client.
-            batch: samples of a batch of its.
+            schema: Schema of the step.
+            samples: Number of the client's training samples.
+            batch: Samples per batch.
         """
         if self.privacy is None or schema.kind != "step":
             return None
@@ -141,7 +141,7 @@ class Policy:
         return training_cost(self.privacy.samples, samples, batch, epochs, steps)
 
     def planned(self, delta: float) -> float:
-        """Epsilon of noise on as many replies as are planned, the cheapest of the method's; 0 without such noise."""
+        """Epsilon of noise on all planned replies, for the method's cheapest step; 0 without such noise."""
         if self.privacy is None:
             return 0.0
         costs = [self.privacy.cost(schema) for schema in self.charged.values()]
@@ -149,7 +149,7 @@ class Policy:
         return 0.0 if cheapest is None else epsilon_of([cheapest] * self.privacy.planned_releases(self.rounds), delta)
 
     def planned_training(self, samples: int, batch: int, delta: float, neighbours: Neighbours) -> Mapping[str, float]:
-        """Step -> epsilon of all its planned replies where training has noise, which depends on samples."""
+        """Epsilon of all planned replies of each step, where training has noise; it depends on the samples."""
         if self.privacy is None or self.privacy.samples is None:
             return {}
         number = self.privacy.planned_releases(self.rounds)
@@ -161,7 +161,7 @@ def _noise_on(sent: SentField, privacy: PrivacySettings) -> str:
     if privacy.samples is not None:
         return "trained with noise (DP-SGD)"
     assert privacy.reply is not None
-    clips = sorted({privacy.reply.clips[kind] for kind in sent.tensors})
+    clips = sorted({privacy.reply.clips[bundle] for bundle in sent.tensors})
     norms = " or ".join(f"{clip:g}" for clip in clips)
     return f"with noise: clipped to norm {norms}, noise multiplier {privacy.reply.noise_multiplier:.3g}"
 
@@ -171,19 +171,16 @@ def _noise(privacy: PrivacySettings) -> str:
         multiplier = privacy.samples.noise_multiplier
         return f"DP-SGD, gradients clipped to norm {privacy.samples.clip:g}, noise multiplier {multiplier:g}"
     assert privacy.reply is not None
-    clips = ", ".join(f"{kind.label} clipped to norm {clip:g}" for kind, clip in privacy.reply.clips.items())
+    clips = ", ".join(f"{bundle.label} clipped to norm {clip:g}" for bundle, clip in privacy.reply.clips.items())
     return f"{clips}; noise multiplier {privacy.reply.noise_multiplier:.3g}"
 
 
 def _fields(step: str, schema: StepSchema, privacy: PrivacySettings | None, *, masked: bool) -> Iterator[SentField]:
     for name, declared in schema.returns.items():
-        kinds = typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
-        tensors = any(issubclass(kind, TensorBundle) for kind in kinds)
-        noisy = tensors and privacy is not None and schema.kind == "step" and _has_noise(privacy, kinds)
-        yield SentField(step, schema.kind, name, kinds, masked, noisy)
+        options = typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
+        sent = SentField(step, schema.kind, name, options, masked)
+        if privacy is not None and schema.kind == "step" and sent.tensors:
+            sent = replace(sent, noisy=privacy.reply is None or privacy.reply.clips.keys() >= set(options))
+        yield sent
     if schema.others is not None:
         yield SentField(step, schema.kind, "", (schema.others,))
-
-
-def _has_noise(privacy: PrivacySettings, kinds: tuple[Sendable, ...]) -> bool:
-    return privacy.reply is None or all(kind in privacy.reply.clips for kind in kinds)

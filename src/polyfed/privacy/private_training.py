@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,18 +31,8 @@ from polyfed.tasks.task import Task
 _log = logging.getLogger(__name__)
 
 
-class Steps(Protocol):
-    """A participant's trainer."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
-    @property
-    def names(self) -> Sequence[str]: ...
-    def apply(self) -> None: ...
-
-
 class Trained(Protocol):
-    """A participant, as far as its training is of interest here."""
+    """The part of a participant that its training uses."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +44,7 @@ class Trained(Protocol):
     def device(self) -> torch.device: ...
     @property
     def training(self) -> Any: ...
-    def trainer(self) -> Steps: ...
+    def trainer(self) -> Any: ...
     def epochs(self, number: int) -> Iterable[int]: ...
     def training_loss(self, batch: Batch) -> Tensor: ...
 
@@ -62,17 +52,17 @@ class Trained(Protocol):
 def training_cost(
     protection: SampleProtection, samples: int, batch: int, epochs: int, steps: int | None
 ) -> PrivacyCost:
-    """What so much training on so many samples costs; a pass has as many steps as one over batches has."""
+    """Cost of this much training on this many samples; a pass has as many steps as one over batches."""
     rate = min(1.0, batch / samples)
     number = epochs * math.ceil(samples / batch) if steps is None else steps
     return PrivacyCost(protection.noise_multiplier, rate, number)
 
 
 def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
-    """Check that the loss of a batch is a mean over its samples, and that its model looks at each by itself.
+    """Check that the loss of a batch is a mean over its samples, and that the model treats each one separately.
 
     Raises:
-        ConfigError: a loss or a layer mixes samples, so that no gradient is one sample's.
+        ConfigError: a loss or a layer mixes samples, so that no gradient belongs to one sample.
     """
     if not task.is_per_sample:
         raise ConfigError(
@@ -94,7 +84,7 @@ def opacus_optimizers() -> Any:
     """The module of opacus.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the package is missing.
     """
     with brought_by(EXTRA):
         return importlib.import_module("opacus.optimizers")
@@ -105,10 +95,10 @@ class PrivateTraining:
     """Trains a client within one step of a method.
 
     Attributes:
-        protection: clipping norm and noise.
-        key: of the draws of this step; from the site's secret.
-        cost: what the step is accounted with; it takes no more steps than that.
-        blank: the samples say nothing, and noise is all that is learnt.
+        protection: Clipping norm and noise.
+        key: Key of this step's draws, from the site's secret.
+        cost: Charge of the step; the training takes no more steps than it covers.
+        blank: True for blank samples, so that only noise is learnt.
     """
 
     protection: SampleProtection
@@ -118,39 +108,39 @@ class PrivateTraining:
     _done: int = 0
 
     def fit(self, participant: Trained, samples: Samples, epochs: int, steps: int | None) -> int:
-        """Train on the task; gives the number of steps, as ``Participant.fit``.
+        """Train on the task; returns the number of steps, as ``Participant.fit``.
 
         Args:
-            participant: who trains.
-            samples: its private samples.
-            epochs: passes over them.
-            steps: so many batches instead.
+            participant: Participant that trains.
+            samples: Its private samples.
+            epochs: Passes over them.
+            steps: Number of batches in place of epochs.
 
         Raises:
-            ConfigError: the task or the model is not per sample, or more is asked than is accounted for.
+            ConfigError: the task or the model is not per sample, or the training exceeds the charge.
         """
         require_per_sample(participant.task, participant.model, participant.name)
         asked = training_cost(self.protection, len(samples), participant.training.batch_size, epochs, steps)
         if asked.rate != self.cost.rate or self._done + asked.steps > self.cost.steps:
             raise ConfigError(
-                f"privacy.samples accounts for {self.cost.steps} steps of training on the client's own samples a "
+                f"privacy.samples accounts for {self.cost.steps} steps of training on the client's own samples per "
                 f"round, and the method asks for {self._done + asked.steps}, or for other samples"
             )
-        rate = min(1.0, participant.training.batch_size / len(samples))
         participant.model.train()
         one = PerSampleGradients(participant, participant.trainer(), samples, self.protection)
         for _ in participant.epochs(epochs if steps is None else 1):
             for _ in range(asked.steps // epochs if steps is None else steps):
-                self._step(one, rate)
+                self._step(one)
         one.forget()
         return asked.steps
 
-    def _step(self, one: PerSampleGradients, rate: float) -> None:
+    def _step(self, one: PerSampleGradients) -> None:
         key = keyed_digest(self.key, b"step", self._done.to_bytes(8, "big"))
         self._done += 1
-        samples = one.samples
+        samples, rate = one.samples, self.cost.rate
+        assert rate is not None
         chosen = (uniform_draws(keyed_digest(key, b"batch"), len(samples)) < rate).nonzero().flatten()
-        # augmentation and dropout too: what one sample draws may shift what the others of its batch do
+        # augmentation and dropout too: the draws of one sample may shift those of the others in its batch
         seed = int.from_bytes(keyed_digest(key, b"draws")[:7], "big")
         torch.manual_seed(seed)
         sums = one.clipped_sums(chosen, torch.Generator().manual_seed(seed))
@@ -158,7 +148,7 @@ class PrivateTraining:
         for number, (parameter, total) in enumerate(sums):
             if self.blank:
                 total.zero_()
-            # of the sum as well: the same step over other data must not have the same noise
+            # depends on the sum as well: the same step over other data must not have the same noise
             content = hashlib.sha256(total.cpu().numpy().tobytes()).digest()
             own = keyed_digest(key, b"noise", number.to_bytes(8, "big"), content)
             mean = noisy(total.double(), deviation, own) / (rate * len(samples))
@@ -169,12 +159,12 @@ class PrivateTraining:
 class PerSampleGradients:
     """Gradients of single samples, clipped and summed."""
 
-    def __init__(self, participant: Trained, trainer: Steps, samples: Samples, protection: SampleProtection) -> None:
+    def __init__(self, participant: Trained, trainer: Any, samples: Samples, protection: SampleProtection) -> None:
         self.participant, self.trainer, self.samples = participant, trainer, samples
         self._module = _LossModule(participant)
         self._optimizer = opacus_optimizers().DPOptimizer(
             trainer.optimizer,
-            noise_multiplier=0.0,  # it comes from the site's secret
+            noise_multiplier=0.0,  # noise comes from the site's secret
             max_grad_norm=protection.clip,
             expected_batch_size=None,
             loss_reduction="sum",
@@ -185,7 +175,7 @@ class PerSampleGradients:
         self._fixed = {name: value for name, value in tensors.items() if name not in self._trained}
 
     def clipped_sums(self, index: Tensor, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Parameter -> sum of its gradients over samples, each of which has norm ``clip`` at most over all of them."""
+        """Parameters with the sums of their samples' gradients, each of norm ``clip`` at most over all parameters."""
         self.forget()
         gradients = finite_gradients(self._gradients(index, stream))
         for name, parameter in self._trained.items():
@@ -194,13 +184,13 @@ class PerSampleGradients:
         return ((parameter, parameter.summed_grad) for parameter in self._trained.values())  # type: ignore[attr-defined]
 
     def _gradients(self, index: Tensor, stream: torch.Generator) -> dict[str, Tensor]:
-        """Of each sample, [b, ...]; 0 of one that cannot be read or differentiated, as nobody may learn of it.
+        """Gradients of each sample, [b, ...]; 0 for an unreadable or failing sample, which must not be noticeable.
 
         Raises:
-            Exception: blank samples cannot be differentiated either.
+            Exception: blank samples fail as well.
         """
         zeros = {name: value.new_zeros(len(index), *value.shape) for name, value in self._trained.items()}
-        if not len(index):  # a batch that nobody was drawn for has noise alone
+        if not len(index):  # an empty batch has only noise
             return zeros
         try:
             return self._of(self.samples.batch(index, stream))
@@ -215,7 +205,7 @@ class PerSampleGradients:
     def _of(self, batch: Batch) -> dict[str, Tensor]:
         if not batch.present:
             return self._alike(batch)
-        # what is computed may not depend on the data of one sample: those that lack the same are taken together
+        # the computation may not depend on the data of one sample: samples that lack the same are taken together
         masks = torch.stack([*batch.present.values()])
         parts = [(masks == pattern[:, None]).all(0).nonzero()[:, 0] for pattern in torch.unique(masks, dim=1).T]
         gradients = [self._of_pattern(_without_gaps(batch, part), len(part)) for part in parts]
@@ -223,7 +213,7 @@ class PerSampleGradients:
         return {name: torch.cat([one[name] for one in gradients])[order] for name in gradients[0]}
 
     def _of_pattern(self, batch: Batch, count: int) -> dict[str, Tensor]:
-        """Gradients of samples that lack the same; 0 where the task has no use for what they have."""
+        """Gradients of samples that lack the same modalities; 0 where the task cannot use the others."""
         if batch.inputs and len(self.participant.task.usable(batch)):
             return self._alike(batch)
         return {name: value.new_zeros(count, *value.shape) for name, value in self._trained.items()}
@@ -243,20 +233,20 @@ class PerSampleGradients:
         return loss
 
     def forget(self) -> None:
-        """Leave nothing of single samples at the parameters, which serve the next client next."""
+        """Remove all values of single samples from the parameters, which serve the next client."""
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def _without_gaps(batch: Batch, places: Tensor) -> Batch:
-    """The samples at ``places``, which lack the same modalities, with the inputs that they have."""
-    chosen = batch.each(lambda column: column[places])
+def _without_gaps(batch: Batch, index: Tensor) -> Batch:
+    """The samples at ``index``, which lack the same modalities, with the inputs that they have."""
+    chosen = batch.each(lambda column: column[index])
     lacking = [name for name, mask in chosen.present.items() if not bool(mask.any())]
     inputs = {name: x for name, x in chosen.inputs.items() if name not in lacking}
     return replace(chosen, inputs=inputs, present={})
 
 
 class _LossModule(nn.Module):
-    """A participant's model, called with the fields of a batch for its loss."""
+    """Loss of a participant's model, called with the fields of a batch."""
 
     def __init__(self, participant: Trained) -> None:
         super().__init__()
@@ -267,7 +257,7 @@ class _LossModule(nn.Module):
 
 
 def finite_gradients(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same with 0 for samples of whose gradient an entry is not finite: clipping would make it NaN for all."""
+    """The gradients, with 0 for samples that have an entry which is not finite: clipping would make all NaN."""
     sound = torch.stack([value.isfinite().unsqueeze(-1).flatten(1).all(1) for value in gradients.values()]).all(0)
     if bool(sound.all()):
         return gradients

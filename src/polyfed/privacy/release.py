@@ -1,4 +1,4 @@
-"""The mechanisms of differential privacy: a reply as it leaves its client, clipped and with noise."""
+"""Mechanisms of differential privacy: clipping and noise of a reply before it leaves its client."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
     """A reply with its tensors protected.
 
     Args:
-        content: what the step returned.
-        received: what it was asked with.
-        protection: clipping norms and noise.
-        key: of the noise; for this reply alone.
-        samples: number of private training samples, which is public.
+        content: Payload that the step returned.
+        received: Payload of the request.
+        protection: Clipping norms and noise.
+        key: Key of the noise, for this reply only.
+        samples: Number of private training samples, which is public.
 
     Raises:
-        PayloadError: the reply holds what is not covered.
+        PayloadError: the reply holds a field that is not covered.
     """
     if unknown := next((name for name in content.scalars if name != EXAMPLES), None):
         raise PayloadError(f"'{unknown}' in the reply is a number that differential privacy does not cover")
@@ -52,7 +52,7 @@ def require_updates(content: Payload, received: Payload) -> None:
     """Check that weights in a reply are those that the client received, changed.
 
     Raises:
-        PayloadError: their names or shapes are others.
+        PayloadError: their names or shapes differ.
     """
     for field, bundle in content.bundles.items():
         if isinstance(bundle, Weights):
@@ -64,8 +64,8 @@ def require_updates(content: Payload, received: Payload) -> None:
 def noisy(values: Float64[Tensor, ...], deviation: float, key: bytes) -> Float64[Tensor, ...]:
     """Values with Gaussian noise, rounded to a grid much finer than it.
 
-    Sums of floating numbers have low bits by which noise can be told from what it hides (Mironov, CCS 2012); the grid
-    takes them off.
+    The low bits of sums of floating numbers separate noise from the values under it (Mironov, CCS 2012); the grid
+    removes them.
     """
     noise = normal_draws(key, values.numel()).reshape(values.shape).to(values.device)
     step = deviation / _GRID
@@ -73,7 +73,7 @@ def noisy(values: Float64[Tensor, ...], deviation: float, key: bytes) -> Float64
 
 
 def rows_within(rows: Tensor, clip: float) -> Float64[Tensor, "n d"]:
-    """Rows [n, d] of norm ``clip`` at most each; longer ones are scaled down."""
+    """Rows [n, d], each of norm ``clip`` at most; longer ones are scaled down."""
     exact = rows.double()
     norms = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
     short: Tensor = exact * (clip / norms * _INSIDE).clamp_max(1.0).nan_to_num(1.0)
@@ -88,13 +88,14 @@ def _deviation(protection: ReplyProtection, length: float) -> float:
 def _update(
     bundle: Weights, received: Mapping[str, Tensor], clip: float, protection: ReplyProtection, key: bytes
 ) -> Weights:
-    """Update clipped as one vector, noise in every entry; whole numbers go back as they came."""
+    """Update clipped as one vector, with noise in every entry; integers go back as they came."""
     changes = {
         name: value.double() - received[name].to(value.device).double()
         for name, value in bundle.items()
         if value.is_floating_point()
     }
-    scale = _scale(changes, clip)
+    norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
+    scale = min(1.0, clip / norm * _INSIDE) if norm else 1.0
     tensors = {name: received[name].to(value.device, value.dtype) for name, value in bundle.items()}
     for name, change in changes.items():
         own = keyed_digest(key, name.encode())
@@ -103,25 +104,16 @@ def _update(
     return Weights(tensors)
 
 
-def _scale(changes: Mapping[str, Tensor], clip: float) -> float:
-    """Factor by which all changes together have norm ``clip`` at most."""
-    norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
-    return min(1.0, clip / norm * _INSIDE) if norm else 1.0
-
-
 def _rows(bundle: PublicRows, clip: float, protection: ReplyProtection, key: bytes) -> TensorBundle:
     """Every row clipped, or turned into a vote; noise by the length of all rows together."""
     count = sum(value.numel() // value.shape[-1] for value in bundle.values())
-    votes = protection.votes and isinstance(bundle, Logits)
-    deviation = _deviation(protection, (1.0 if votes else clip) * count**0.5)
+    is_vote = protection.votes and isinstance(bundle, Logits)
+    deviation = _deviation(protection, (1.0 if is_vote else clip) * count**0.5)
     tensors = {}
     for name, value in bundle.items():
-        own = keyed_digest(key, name.encode())
-        if votes:
-            winner = noisy(_one_hot(value), deviation, own)
-            tensors[name] = (clip * _one_hot(winner)).to(value.dtype)
-        else:
-            tensors[name] = noisy(rows_within(value, clip), deviation, own).to(value.dtype)
+        rows = _one_hot(value) if is_vote else rows_within(value, clip)
+        made = noisy(rows, deviation, keyed_digest(key, name.encode()))
+        tensors[name] = (clip * _one_hot(made) if is_vote else made).to(value.dtype)
     return replace(bundle, tensors=tensors)
 
 

@@ -1,4 +1,4 @@
-"""Robust rules: what stands for the replies of clients of one type if some of them are false."""
+"""Limits on what false clients can do to an average: norm clipping of each update, and robust rules for a minority."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from torch import Tensor
 from polyfed.core.settings import Settings
 from polyfed.wire.payload import TensorBundle
 
+# ---- norm clipping
+
+
 ENOUGH = 3
-"""Clients from which on a median can be trusted: of fewer, one alone could move it."""
+"""Fewest clients for a median: of fewer, one alone could move it."""
 
 
 class Clipping(Settings):
-    """How long an update may be, in medians of the norms of the last ask of its step, by field and architecture.
+    """Largest norm of an update, in medians of the norms of the last ask of its step, by field and architecture.
 
-    Sun et al. (2019) have a constant; what the last ask says needs no tuning, and lets no reply wait. The first ask is
-    unbounded. The norm is one of all floating tensors of a field: of weights, of how they changed; of others, of what
-    they are.
+    Norm clipping of updates (Sun et al. 2019, "Can You Really Backdoor Federated Learning?") with a multiple of a
+    median in place of a constant: it needs no tuning, and no reply waits. The first ask is unbounded. The norm is one
+    of all floating tensors of a field: of the change of weights, of the values of others.
     """
 
     times: float = Field(
@@ -43,14 +46,14 @@ class Clipping(Settings):
 
 
 def median_norm(norms: Iterable[float]) -> float | None:
-    """The median; None of too few norms, or where most are 0."""
+    """The median; None for too few norms, or where most are 0."""
     known = list(norms)
     return (median(known) or None) if len(known) >= ENOUGH else None
 
 
 @torch.no_grad()
 def update_norm(bundle: TensorBundle, start: Mapping[str, Tensor]) -> float:
-    """L2 norm of the change of all floating tensors from ``start``; tensors that are not in it start from 0."""
+    """L2 norm of the change of all floating tensors from ``start``; tensors missing there start from 0."""
     norms = [
         torch.linalg.vector_norm(_exact(value) - start[name].to(_exact(value)) if name in start else _exact(value))
         for name, value in bundle.items()
@@ -61,7 +64,7 @@ def update_norm(bundle: TensorBundle, start: Mapping[str, Tensor]) -> float:
 
 @torch.no_grad()
 def scaled(bundle: TensorBundle, start: Mapping[str, Tensor], factor: float) -> TensorBundle:
-    """The bundle with ``factor`` times its change from ``start``; tensors of whole numbers stay as they are."""
+    """The bundle with ``factor`` times its change from ``start``; integer tensors stay as they are."""
     tensors = dict(bundle)
     for name, value in bundle.items():
         if value.is_floating_point():
@@ -72,29 +75,32 @@ def scaled(bundle: TensorBundle, start: Mapping[str, Tensor], factor: float) -> 
 
 
 def _exact(value: Tensor) -> Tensor:
-    """At least fp32: squares of float16 overflow from 256 on."""
+    """The value in at least fp32: squares of float16 overflow from 256 on."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+# ---- robust rules
 
 
 def _share(value: int | float) -> int | float:
     if isinstance(value, float) and not 0 < value < 0.5:
-        raise ValueError("tolerated is a share of a type's clients (above 0, below 0.5) or a number of them (whole)")
+        raise ValueError("tolerated is a share of a type's clients (above 0, below 0.5) or a number (an integer)")
     if isinstance(value, int) and value < 1:
         raise ValueError("tolerated is 0, which is the mean of the method itself; leave aggregation.robust out")
     return value
 
 
 class RobustRule(Settings):
-    """What becomes of the replies of clients of one type (one architecture, task and classes) in a round.
+    """Combination of the replies of clients of one type (one architecture, task and classes) in a round.
 
-    A rule sees all replies of a type before it knows what stands for them. It counts clients alike, whatever number of
-    samples they claim: its guarantee is about numbers of clients.
+    A rule receives all replies of a type before it combines them. It counts clients alike, whatever number of samples
+    they claim: its guarantee is about numbers of clients.
     """
 
     home: ClassVar[str] = "polyfed.privacy.rules"
     factor: ClassVar[int] = 2
-    """With f false clients the rule needs ``factor`` f + ``beside`` replies of a type."""
-    beside: ClassVar[int] = 1
+    """With f false clients the rule needs ``factor`` f + ``margin`` replies of a type."""
+    margin: ClassVar[int] = 1
 
     tolerated: Annotated[int | float, AfterValidator(_share)] = Field(
         default=0.2,
@@ -107,18 +113,15 @@ class RobustRule(Settings):
 
     def required(self, false: int) -> int:
         """Replies of a type without which ``false`` of them could decide."""
-        return self.factor * false + self.beside
+        return self.factor * false + self.margin
 
     @abstractmethod
     def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
-        """What stands for clients' tensors.
+        """One tensor in place of the clients' tensors, for each, in its shape.
 
         Args:
-            values: of each client, the same tensors in the same order, in fp32 or fp64.
-            false: f, of at least ``required(f)`` clients.
-
-        Returns:
-            One tensor for each, in its shape.
+            values: Tensors of each client, the same ones in the same order, in fp32 or fp64.
+            false: Number f of false clients; there are at least ``required(f)`` clients.
         """
 
 
@@ -129,7 +132,7 @@ def stacked(values: Sequence[Tensor]) -> Float[Tensor, "n ..."]:
 def squared_distances(values: Sequence[Sequence[Tensor]]) -> Float[Tensor, "n n"]:
     """Squared Euclidean distances between clients, over all their tensors together, fp64 on the CPU.
 
-    From differences and not from products, which would lose the digits of small updates of long weights.
+    Computed from differences, as products would lose the digits of small updates of long weights.
     """
     total = torch.zeros(len(values), len(values), dtype=torch.float64)
     for tensors in zip(*values, strict=True):
@@ -141,7 +144,7 @@ def squared_distances(values: Sequence[Sequence[Tensor]]) -> Float[Tensor, "n n"
 
 
 def weighted_sum(values: Sequence[Sequence[Tensor]], weights: Float[Tensor, " n"]) -> list[Tensor]:
-    """sum_k a_k x_k tensor by tensor, for weights that sum to 1; clients of weight 0 are not looked at."""
+    """sum_k a_k x_k tensor by tensor, for weights that sum to 1; clients of weight 0 are not read."""
     counted = [(client, float(weight)) for client, weight in zip(values, weights, strict=True) if weight > 0]
     if len(counted) == 1:
         return list(counted[0][0])  # bit for bit
@@ -154,20 +157,17 @@ def weighted_sum(values: Sequence[Sequence[Tensor]], weights: Float[Tensor, " n"
     return result
 
 
-# ---- the rules
-
-
 class Median(RobustRule):
     """Coordinate-wise median of a type's clients (Yin et al., ICML 2018, Definition 1).
 
-    Of an even number, the mean of the two in the middle. Each coordinate of the result lies between honest values as
-    long as f < n / 2. What n clients send of one tensor is held and sorted at a time.
+    For an even number of clients, the mean of the two middle values. Each coordinate of the result lies between honest
+    values as long as f < n / 2. The values of one tensor of all n clients are held and sorted at a time.
     """
 
     short_name: ClassVar[str] = "median"
 
     def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
-        """The median of each coordinate; ``false`` says only how many clients there must be."""
+        """The median of each coordinate; ``false`` is not used."""
         return [_median(tensors) for tensors in zip(*values, strict=True)]
 
 
@@ -179,8 +179,8 @@ def _median(tensors: Sequence[Tensor]) -> Tensor:
 class TrimmedMean(RobustRule):
     """Coordinate-wise trimmed mean (Yin et al., ICML 2018, Definition 2).
 
-    Of each coordinate the f largest and the f smallest values are left out, the others averaged. With f = 1 of 10 it is
-    nearer to the mean than the median is; false clients beyond f move it as they move a mean.
+    The f largest and the f smallest values of each coordinate are left out, the others averaged. With f = 1 of 10 it
+    is nearer to the mean than the median is; false clients beyond f move it as they move a mean.
     """
 
     short_name: ClassVar[str] = "trimmed_mean"
@@ -199,8 +199,8 @@ class GeometricMedian(RobustRule):
     """The point of least summed distance to the clients (RFA: Pillutla et al., IEEE TSP 2022, Algorithm 2).
 
     Smoothed Weiszfeld steps with equal weights of clients, over all tensors of a reply together, so that a client
-    counts or does not as a whole. v = sum_k a_k x_k all the while, and |v - x_j|^2 = (D a)_j - a^T D a / 2 with the
-    squared distances D between clients, so steps cost n^2, whatever the model.
+    counts as one or not at all. v = sum_k a_k x_k throughout, and |v - x_j|^2 = (D a)_j - a^T D a / 2 with the squared
+    distances D between clients, so a step costs n^2, whatever the model.
     """
 
     short_name: ClassVar[str] = "geometric_median"
@@ -217,8 +217,7 @@ class GeometricMedian(RobustRule):
         a = torch.full((n,), 1 / n, dtype=torch.float64)
         apart = squared[~torch.eye(n, dtype=torch.bool)]
         floor = _SMOOTHING * float(apart.median().sqrt()) if n > 1 else 0.0
-        if not floor:
-            floor = _SMOOTHING  # most clients are at one point, which is where the steps go
+        floor = floor or _SMOOTHING  # 0 where most clients are at one point, which is where the steps go
         for _ in range(self.steps):
             distances = (squared @ a - a @ squared @ a / 2).clamp_min(0).sqrt()
             new = 1 / distances.clamp_min(floor)
@@ -233,14 +232,12 @@ class Krum(RobustRule):
     """The reply with the closest neighbours (Blanchard et al., NeurIPS 2017, section 4).
 
     A client's score is the sum of the squared distances to its n - f - 2 nearest others, over all tensors of a reply
-    together; the one with the lowest score stands for all, bit for bit, of equal scores the first. So what the others
-    have learnt is lost.
+    together; the reply with the lowest score, the first of equals, replaces all others bit for bit. Their training is
+    lost.
     """
 
     short_name: ClassVar[str] = "krum"
-
-    factor: ClassVar[int] = 2
-    beside: ClassVar[int] = 3
+    margin: ClassVar[int] = 3
 
     def chosen(self, clients: int, false: int) -> int:
         return 1

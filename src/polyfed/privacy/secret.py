@@ -1,4 +1,4 @@
-"""Draws that nobody can foresee who does not hold a secret; the opposite of ``core.randomness``."""
+"""Draws that are unpredictable without a secret; the opposite of ``core.randomness``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.files import sync_folder, write_fully
 
 SHORTEST = 32
-"""Bytes that a secret has at least."""
+"""Fewest bytes of a secret."""
 _BLOCK = 1 << 20  # draws from one call of the hash
 
 
@@ -26,24 +26,21 @@ def keyed_digest(secret: bytes, *parts: bytes) -> bytes:
     """HMAC-SHA-256 of the parts, each with its length, so that no two lists of parts read alike; 32 bytes."""
     mac = hmac.new(secret, digestmod=hashlib.sha256)
     for part in parts:
-        mac.update(len(part).to_bytes(8, "big"))
-        mac.update(part)
+        mac.update(len(part).to_bytes(8, "big") + part)
     return mac.digest()
 
 
 def uniform_draws(key: bytes, count: int) -> Float64[Tensor, " count"]:
     """Uniform draws within (0, 1), of 52 bits each, from SHAKE-256 of the key.
 
-    Not from torch's generator: that of the CPU takes 32 bits of its seed, which anybody can try out.
+    Torch's generator on the CPU takes 32 bits of its seed, which can be tried out.
     """
-    blocks = []
+    blocks = [np.zeros(0)]
     for start in range(0, count, _BLOCK):
-        size = min(_BLOCK, count - start)
-        stream = hashlib.shake_256(key + start.to_bytes(8, "big")).digest(8 * size)
+        stream = hashlib.shake_256(key + start.to_bytes(8, "big")).digest(8 * min(_BLOCK, count - start))
         blocks.append((np.frombuffer(stream, dtype="<u8") >> np.uint64(12)).astype(np.float64))
-    bits = np.concatenate(blocks) if blocks else np.zeros(0)
     # half a step from either end: 0 and 1 have no normal quantile
-    return torch.from_numpy((bits + 0.5) / 2.0**52)
+    return torch.from_numpy((np.concatenate(blocks) + 0.5) / 2.0**52)
 
 
 def normal_draws(key: bytes, count: int) -> Float64[Tensor, " count"]:
@@ -71,9 +68,9 @@ def read_secret(path: Path) -> bytes:
 
 
 def kept_secret(path: Path) -> bytes:
-    """The secret in a file, which is made of the system's own randomness where it is not there.
+    """The secret in a file, created from the system's randomness if the file is missing.
 
-    Processes that come here at the same time get the same: a file takes its name once it is complete.
+    Processes that call this at the same time get the same secret: a file gets its name once it is complete.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

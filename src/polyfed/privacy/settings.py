@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Literal, Self
 
@@ -20,44 +20,47 @@ from polyfed.wire.payload import Logits, Representations, TensorBundle, Weights
 from polyfed.wire.schema import Declared, StepSchema
 
 EXAMPLES = "num_examples"
-"""The one number that a protected reply may hold: the count with which the client joined, which is taken as public."""
+"""The only number of a protected reply: the sample count with which the client joined, which is treated as public."""
 UPDATE = "weights"
-"""The one field of weights that is protected: as an update of the field of that name that the client received."""
+"""The only protected field of weights: an update of the field of that name that the client received."""
 _INITIAL = ("polyfed.algorithms.algorithm", "Algorithm.initial")  # of untrained weights, before any data
-_CLIPPED, _VOTED = 2.0, math.sqrt(2.0)  # distance of any two replies, in lengths of one; of two one-hot rows
+_CLIPPED, _VOTED = 2.0, math.sqrt(2.0)  # largest distance of two replies, in lengths of one; of two one-hot rows
 
 KIND_KEYS: dict[type[TensorBundle], str] = {Weights: "weights", Representations: "representations", Logits: "logits"}
-"""Kind of tensors -> what settings of its protection call it."""
+"""Type of tensors -> its name in settings."""
 
 ClippingNorm = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 
 
 class Budget(Settings):
-    """How much a client may give away in all."""
+    """Privacy budget of a client over all its replies."""
 
     epsilon: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="at most; a client that has spent it drops out; None: any"
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="largest epsilon; a client that has spent it drops out; None: any",
     )
-    delta: float = Field(default=1e-5, gt=0, lt=1, description="at which epsilon is told; below 1 / a client's samples")
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="delta of epsilon; below 1 / a client's samples")
 
 
 class ReplyProtection(Settings):
-    """Clipping and Gaussian noise on each reply, for a kind of tensors that has a clipping norm; others are refused.
+    """Clipping and Gaussian noise on each reply, for types of tensors with a clipping norm; others are refused.
 
-    A reply of norm at most L (that of the update, or row norm x sqrt(rows)) gets noise of standard deviation
+    A reply of norm at most L (the norm of the update, or row norm x sqrt(rows)) gets noise of standard deviation
     ``noise_multiplier`` x L in every entry.
     """
 
     noise_multiplier: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="noise over length; None: what budget.epsilon allows"
+        default=None, gt=0, allow_inf_nan=False, description="noise over length; None: the least for budget.epsilon"
     )
     weights: ClippingNorm = Field(default=None, description="largest L2 norm of the update of all weights together")
     representations: ClippingNorm = Field(default=None, description="largest norm of a public sample's representation")
     logits: ClippingNorm = Field(
-        default=None, description="largest L2 norm of the logits of a public sample; of votes, the winner's logit"
+        default=None, description="largest L2 norm of the logits of a public sample; for votes, the winner's logit"
     )
     votes: bool = Field(
-        default=False, description="logits: send the class alone that wins once there is noise on the client's vote"
+        default=False, description="logits: send only the class that wins after noise on the client's vote"
     )
 
     @model_validator(mode="after")
@@ -68,16 +71,16 @@ class ReplyProtection(Settings):
 
     @property
     def clips(self) -> dict[type[TensorBundle], float]:
-        return {kind: clip for kind, key in KIND_KEYS.items() if (clip := getattr(self, key)) is not None}
+        return {bundle: clip for bundle, key in KIND_KEYS.items() if (clip := getattr(self, key)) is not None}
 
-    def sensitivity(self, kind: type[TensorBundle]) -> float:
-        return _VOTED if kind is Logits and self.votes else _CLIPPED
+    def sensitivity(self, bundle: type[TensorBundle]) -> float:
+        return _VOTED if bundle is Logits and self.votes else _CLIPPED
 
 
 class SampleProtection(Settings):
-    """DP-SGD in clients' own training; what then leaves is made of it, and has no noise of its own.
+    """DP-SGD in clients' own training; replies are made of the trained weights, and get no further noise.
 
-    Batches are drawn by Poisson sampling at the rate batch size / samples, so that they amplify.
+    Batches are drawn by Poisson sampling at the rate batch size / samples, which amplifies privacy.
     """
 
     noise_multiplier: float = Field(gt=0, allow_inf_nan=False, description="noise on a sum of gradients, over clip")
@@ -85,27 +88,27 @@ class SampleProtection(Settings):
 
 
 class PrivacySettings(Settings):
-    """Differential privacy of what clients send, in a run."""
+    """Differential privacy of the clients' replies in a run."""
 
-    reply: ReplyProtection | None = Field(default=None, description="noise on what a client sends, as a whole")
-    samples: SampleProtection | None = Field(default=None, description="noise in training, for each of its samples")
+    reply: ReplyProtection | None = Field(default=None, description="noise on each reply, for all of a client's data")
+    samples: SampleProtection | None = Field(default=None, description="noise in training, for each single sample")
     budget: Budget = Field(default_factory=Budget)
     neighbours: Neighbours = Field(
         default="replace",
-        description="samples: data sets between which epsilon is meant, those that differ in what one sample is, or in "
-        "whether it is there; the number of samples crosses, so replace is what holds against who knows it",
+        description="samples: data sets between which epsilon is meant: they differ in one sample, or one lacks it; "
+        "the number of samples crosses, so only replace holds against a reader of it",
     )
     releases: int | None = Field(
-        default=None, ge=1, description="protected replies that a client sends at most; None: one a round"
+        default=None, ge=1, description="most protected replies of a client; None: one per round"
     )
     metrics: Literal["none", "clear"] = Field(
         default="none",
-        description="metrics of clients' test samples: not sent (needs run.evaluate_clients: false), or sent as they "
-        "are, which no epsilon covers",
+        description="metrics of clients' test samples: not sent (needs run.evaluate_clients: false), or sent in the "
+        "clear, which no epsilon covers",
     )
     secret: Place | None = Field(
         default=None,
-        description="file of 32 random bytes or more that noise is drawn from; None: made, and kept in the run folder",
+        description="file of 32 or more random bytes from which noise is drawn; None: made, and kept in the run folder",
     )
 
     @model_validator(mode="after")
@@ -117,7 +120,7 @@ class PrivacySettings(Settings):
         if self.reply is None:
             return self
         if self.reply.noise_multiplier is None and self.budget.epsilon is None:
-            raise ValueError("how much noise? give reply.noise_multiplier, or budget.epsilon from which it follows")
+            raise ValueError("the noise is missing: give reply.noise_multiplier, or budget.epsilon to derive it from")
         if not self.reply.clips:
             raise ValueError("reply covers nothing: give a clipping norm for weights, representations or logits")
         return self
@@ -132,11 +135,11 @@ class PrivacySettings(Settings):
         return self.model_copy(update={"secret": None, "reply": reply})
 
     def planned_releases(self, rounds: int) -> int:
-        """Replies of a client for which the budget is meant."""
+        """Number of replies of a client that share the budget."""
         return self.releases or rounds
 
     def cost(self, schema: StepSchema) -> PrivacyCost | None:
-        """What a reply to a step costs, once there is noise; None: there are no tensors in it."""
+        """Cost of a noisy reply to a step; None for a reply without tensors."""
         if self.reply is None:
             return None
         factor = _factor(self.reply, schema)
@@ -155,21 +158,21 @@ def protected_steps(settings: PrivacySettings, steps: Mapping[str, StepSchema]) 
 
 
 def _factor(reply: ReplyProtection, schema: StepSchema) -> float:
-    """Sensitivity of all fields of a reply together, in lengths of each; of the kinds that the method as set sends."""
+    """Sensitivity of all fields of a reply together, in lengths of each, for the types that the method sends."""
     options = [tensor_kinds(declared) for declared in schema.returns.values()]
     return math.sqrt(sum(max(map(reply.sensitivity, kinds)) ** 2 for kinds in options if kinds))
 
 
 def tensor_kinds(declared: Declared) -> list[type[TensorBundle]]:
     options = typing.get_args(declared) if isinstance(declared, UnionType) else (declared,)
-    return [kind for kind in options if isinstance(kind, type) and issubclass(kind, TensorBundle)]
+    return [option for option in options if isinstance(option, type) and issubclass(option, TensorBundle)]
 
 
 def uncovered(settings: PrivacySettings, step: str, schema: StepSchema) -> Iterator[str]:
-    """What of the replies to a step is not protected and may say something of private data, in words."""
+    """Descriptions of the fields of a step's replies that are not protected and may depend on private data."""
     if schema.kind == "fresh":
         if (schema.function.__module__, schema.function.__qualname__) != _INITIAL:
-            yield f"whatever '{step}' sends of untrained clients"
+            yield f"the replies of untrained clients to '{step}'"
     elif schema.kind == "query":
         if settings.metrics != "clear":
             yield f"the metrics of '{step}', which are of clients' test samples"
@@ -188,44 +191,41 @@ def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, sche
     if reply is None:  # made of weights that were trained with noise
         return ""
     if Weights in kinds and not (name == UPDATE and schema.receives.get(name) is Weights):
-        return "weights that are no update of weights that were sent to the client"
-    return _without_norm(set(kinds) - set(reply.clips))
-
-
-def _without_norm(kinds: Set[type[TensorBundle]]) -> str:
-    keys = sorted(f"privacy.reply.{KIND_KEYS[kind]}" if kind in KIND_KEYS else kind.label for kind in kinds)
+        return "weights that are not an update of weights that were sent to the client"
+    missing = set(kinds) - set(reply.clips)
+    keys = sorted(f"privacy.reply.{KIND_KEYS[one]}" if one in KIND_KEYS else one.label for one in missing)
     return f"no clipping norm: {' and '.join(keys)}" if keys else ""
 
 
 def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], method: str) -> None:
-    """Check that replies of a method's steps hold nothing that is not protected; queries aside, which can be left out.
+    """Check that all replies of a method's steps are protected, apart from queries, which can be left out.
 
     Raises:
-        ConfigError: they do; the message names it.
+        ConfigError: a field is not protected; the message names it.
     """
     missing = [
         text for step, schema in steps.items() if schema.kind != "query" for text in uncovered(settings, step, schema)
     ]
     if missing:
         raise ConfigError(
-            f"privacy does not cover all that clients of '{method}' send: {'; '.join(missing)}; give what is "
-            "missing, choose another method, or leave privacy out"
+            f"privacy does not cover all that clients of '{method}' send: {'; '.join(missing)}; add the missing "
+            "settings, choose another method, or leave privacy out"
         )
 
 
 class AggregationSettings(Settings):
-    """How replies are combined, whatever the method then does with them."""
+    """Combination of the replies before the method uses them."""
 
     clip: Clipping | None = Field(
-        default=None, description="how long a client's update may be, at most; None: replies count as they are"
+        default=None, description="largest update of a client; None: replies count as they are"
     )
     robust: SerializeAsAny[RobustRule] | None = Field(
         default=None,
-        description="what a minority of false clients cannot move far: median, trimmed_mean, geometric_median, krum, "
+        description="rule against a minority of false clients: median, trimmed_mean, geometric_median, krum, "
         "multi_krum; None: replies count as they are",
     )
     secure: SerializeAsAny[SecureSum] | None = Field(
         default=None,
-        description="sums of which the server sees nothing but the result: pairwise_masks, or unmasked to compare "
-        "with; None: it sees every reply",
+        description="sums of which the server sees only the result: pairwise_masks, or unmasked to compare with; "
+        "None: it sees every reply",
     )

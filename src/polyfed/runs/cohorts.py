@@ -15,7 +15,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.untrusted import plain
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import EVALUATING, Cohort, CohortListener, Engine, ReplyPolicy
-from polyfed.federation.filters import Checks, Filter, NormClip, RecentNorms, RobustReplies
+from polyfed.federation.filters import Ask, Checks, Filter, NormClip, RecentNorms, RobustReplies
 from polyfed.federation.paced_cohort import (
     DROPPED,
     LOST,
@@ -161,7 +161,7 @@ class Cohorts:
         )
 
     @property
-    def _filters(self) -> tuple[Filter, ...]:
+    def _filters(self) -> tuple[Filter[Ask], ...]:
         clip, rule = self.experiment.aggregation.clip, self.experiment.aggregation.robust
         pace = self.experiment.run.pace
         return (

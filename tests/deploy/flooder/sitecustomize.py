@@ -14,8 +14,8 @@ if "polyfed.deploy.connection" in sys.orig_argv:
 
     honest = flower_records.to_records
 
-    def flooding(fields, frames, *rest):
-        content = honest(fields, frames, *rest)
+    def flooding(fields, frames, *more_arguments):
+        content = honest(fields, frames, *more_arguments)
         first = Path(os.environ["POLYFED_FLOODED"])
         if "answers" in fields and first.exists():
             flood = os.urandom(int(os.environ["POLYFED_FLOOD"]))

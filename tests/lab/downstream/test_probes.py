@@ -11,7 +11,6 @@ from benches import VIT, outcome, values_of
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.sources.scenes import Scenes
-from polyfed.data.sources.stored import Parquet
 from polyfed.lab.downstream.probe import Bench, Probe
 from polyfed.lab.downstream.probes import FewShot, Gallery, RetrievalProbe, random_blocks, recalls_between
 from polyfed.tasks.retrieval import PairRetrieval

@@ -51,7 +51,7 @@ Change = Callable[[Request], Request]
 
 
 class Twice(FedAvg):
-    """Asks for its step twice a round, the second time from what the first has given."""
+    """Asks for its step twice in each round, the second time from the result of the first."""
 
     def round(self, server: Any, cohort: Any) -> None:
         super().round(server, cohort)
@@ -171,22 +171,22 @@ def test_clients_that_are_asked_different_things_send_nothing(tmp_path: Path, ch
 def test_a_server_that_announces_different_requests_is_refused_by_the_name_of_the_client(
     tmp_path: Path, signed: bool
 ) -> None:
-    """The victim is told of another request from the first phase on, so it has no objection itself."""
+    """The victim receives another request from the first phase on, so it has no objection itself."""
     kept: dict[str, Request] = {}
 
     def change(request: Request) -> Request:
         if request.client != VICTIM or request.step not in (KEYS, "fit"):
             return request
         if request.step == KEYS:
-            return with_fields(request, **{REQUEST: request_digest("fit", told.payload)})
+            return with_fields(request, **{REQUEST: request_digest("fit", reported.payload)})
         return with_fields(request, **{TOTAL: 20})
 
     session, engine = session_in(tmp_path, change)
     site = engine.engine.site
     site.terms = SiteTerms(identity=IDENTITY if signed else None)
     fields = {"weights": session.server.weights_for(session.server.clients[1]), TOTAL: 20}
-    told = Request(VICTIM, "fit", 1, 0, None, Payload(fields))
-    kept[VICTIM] = told
+    reported = Request(VICTIM, "fit", 1, 0, None, Payload(fields))
+    kept[VICTIM] = reported
     with pytest.raises(PolyfedError, match=f"'{VICTIM}'"):
         round_of(session)
     reason = f"keys of '{VICTIM}' are not signed by its site" if signed else f"'{VICTIM}': shares that were not made"
@@ -276,7 +276,7 @@ def test_a_later_ask_of_a_round_is_refused(
 def test_a_method_that_asks_twice_gets_its_sums_of_those_who_were_in_the_first(
     tmp_path: Path, lost: tuple[str, str] | None
 ) -> None:
-    """Who is lost in the first ask is not asked again; what opens is the mean in the clear, bit for bit."""
+    """A client lost in the first ask is not asked again; the mean in the clear opens, bit for bit."""
     of_both = []
     for secure in ("unmasked", "pairwise_masks"):
         config = federation(secure, f"{__name__}.Twice")
@@ -303,7 +303,7 @@ def test_a_second_ask_of_a_method_that_asks_twice_is_refused_without_one_client(
     assert seen.count("fit") == len(CLIENTS) * (1 if step == KEYS else 2)
 
 
-def test_between_rounds_a_client_that_leaves_tells_its_update(
+def test_a_client_that_leaves_between_rounds_reveals_its_update(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """A threat that remains: sums of two rounds from nearly the same weights, the second without one client."""
@@ -334,7 +334,7 @@ def test_a_second_run_of_another_name_is_not_answered_for_fewer_clients(tmp_path
     first, _ = session_in(tmp_path / "a", sums=sums)
     of_all = round_of(first)
     again, _ = session_in(tmp_path / "b", sums=sums, rounds=rounds)
-    assert equals(round_of(again), of_all), "the same sum once more tells nothing"
+    assert equals(round_of(again), of_all), "the same sum once more reveals nothing"
     for number, step in enumerate((KEYS, SHARES, "fit")):
         fewer_run, _ = session_in(tmp_path / f"c-{number}", lost=frozenset({(VICTIM, step)}), sums=sums, rounds=rounds)
         with pytest.raises(PolyfedError, match=r"was answered here for text-0, text-1, .*, not text-0, text-2"):

@@ -44,7 +44,7 @@ def ready(n: int) -> dict[str, Party]:
 
 
 @given(st.data(), st.integers(3, 8), st.sampled_from([32, 64]))
-def test_masked_sums_are_the_plain_ones_whoever_drops_out_when(data: st.DataObject, n: int, bits: int) -> None:
+def test_masked_sums_are_the_plain_ones_for_any_dropouts(data: st.DataObject, n: int, bits: int) -> None:
     group = parties(n)
     required = max(REQUIRED(n), 3)
     # each party stays, or leaves before shares, before words, or before the end
@@ -117,7 +117,7 @@ def test_a_server_cannot_have_both_secrets_of_one_client() -> None:
     assert (alone.sum(sent["c-0"], ["c-0"], first) != plain["c-0"]).all()
 
 
-def test_a_server_that_tells_clients_of_different_survivors_gets_too_few_shares_of_either_kind() -> None:
+def test_a_server_that_announces_different_survivors_gets_too_few_shares_of_either_kind() -> None:
     group = ready(5)
     for name, party in group.items():
         party.masked(words_of([name])[name])
@@ -197,7 +197,7 @@ def test_keys_and_shares_that_are_none_are_refused_by_name() -> None:
         group["c-0"].shares(low, REQUIRED)
 
 
-def test_a_party_that_is_asked_for_too_few_survivors_or_strangers_tells_nothing() -> None:
+def test_a_party_that_is_asked_for_too_few_survivors_or_strangers_reveals_nothing() -> None:
     for survivors, reason in [
         (["c-0", "c-1"], "unmasking takes 3"),
         (["c-0", "c-1", "c-9"], "c-9"),

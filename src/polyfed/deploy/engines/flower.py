@@ -1,9 +1,9 @@
 """The flower engine: the same steps through Flower's Message API, simulated here or deployed across institutions.
 
-A node (a site, or a virtual SuperNode of a simulation) hosts one or more clients. What the server asks of a node's
-clients travels as one message, or as a few if it is large, in which each bundle appears once; Flower stores equal bytes
-once, so a bank that all clients receive is encoded and uploaded once per exchange. Clients are known by their own ids;
-Flower's node ids, which change, are looked up. What clients keep stays on the node's disk, never in Flower's context.
+A node (a site, or a virtual SuperNode of a simulation) hosts one or more clients. The requests to a node's clients
+travel as one message, or as a few if they are large, in which each bundle appears once; Flower stores equal bytes once,
+so content for all clients is encoded and uploaded once per exchange. Clients have their own ids; Flower's node ids,
+which change, are looked up. Clients' states stay on the node's disk, never in Flower's context.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Flower(EngineSettings):
 
     pip_extra: ClassVar[str] = "flower"
 
-    nodes: int = Field(default=2, ge=1, description="simulation: virtual SuperNodes that the clients are dealt to")
-    gpus: float = Field(default=0, ge=0, description="simulation: GPUs a process; 0.5 lets two share one")
+    nodes: int = Field(default=2, ge=1, description="simulation: virtual SuperNodes that share the clients")
+    gpus: float = Field(default=0, ge=0, description="simulation: GPUs per process; 0.5 lets two share one")
     superlink: str | None = Field(default=None, description="deployment: host:port of the SuperLink's private API")
     root_certificates: PlaceBeside | None = Field(
         default=None,
@@ -54,7 +54,7 @@ class Flower(EngineSettings):
     )
     sites: list[str] = Field(default_factory=list, description="deployment: names of the sites, in client order")
     clients: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default_factory=dict, description="deployment: site -> clients that it may bring at most; 1 for those not named"
+        default_factory=dict, description="deployment: site -> most clients that it may bring; 1 for others"
     )
     join: float = Field(default=600, gt=0, description="deployment: seconds to wait for all sites before the start")
     absence: float = Field(default=180, ge=0, description="seconds that a node may be away before its clients fail")
@@ -67,12 +67,12 @@ class Flower(EngineSettings):
     crosses_wire: ClassVar[bool] = True
 
     def require(self) -> None:
-        """Check that Flower is installed, and that a deployment names its sites."""
+        """Check that Flower is installed, and that a deployment lists its sites."""
         for package in ("flwr",) if self.superlink else ("flwr", "ray"):
             if find_spec(package) is None:
                 raise ConfigError(f"run.engine is flower, but {package} is missing; {how_to_install(self.pip_extra)}")
         if self.superlink and not self.sites:
-            raise ConfigError("run.engine.sites is empty; a deployment names the sites that take part")
+            raise ConfigError("run.engine.sites is empty; a deployment lists the sites that take part")
         if unknown := sorted(self.clients.keys() - self.sites):
             raise ConfigError(
                 f"run.engine.clients names site '{unknown[0]}', which is not in run.engine.sites ({self.sites}); "
@@ -96,30 +96,31 @@ class Flower(EngineSettings):
         """The engine over a grid of nodes.
 
         Raises:
-            ExchangeError: not all sites joined in time, or one cannot take part.
+            ExchangeError: a site did not join in time, or cannot take part.
         """
-        from polyfed.deploy.engines.flower_grid import NodeDirectory
+        from polyfed.deploy.engines.flower_grid import NodeDirectory, Sending
         from polyfed.deploy.engines.flower_sites import RegisteredSites, Sites
 
-        spec = hosting.spec.model_dump_json()
-        if infos := hosting.federation.infos:  # a simulation: the server knows who there is
-            directory = NodeDirectory(grid, Sites(grid), spec, self.poll, self.absence)
+        sending = Sending(self.poll, self.absence, self.retries, self.message_bytes, self.is_deployed)
+        infos, terms = hosting.federation.infos, (hosting.spec.model_dump_json(), sending)
+        if infos:  # a simulation: the server has the list of clients
+            directory = NodeDirectory(grid, Sites(grid), *terms)
             directory.require([info.id for info in infos], self.join)
-            return FlowerEngine(infos, directory, self, hosting.limits)
+            return FlowerEngine(infos, directory, hosting.limits)
         sites = RegisteredSites(grid, self.sites, hosting.noticed, self.clients)
-        directory = NodeDirectory(grid, sites, spec, self.poll, self.absence)
+        directory = NodeDirectory(grid, sites, *terms)
         if hosting.has_begun:
             infos = sites.recall(hosting.folder)
-            directory.find([info.id for info in infos], self.absence)  # who is away now may come back later
+            directory.find([info.id for info in infos], self.absence)  # absent clients may come back later
         else:
             infos = directory.gather(self.sites, self.join)
             sites.remember(hosting.folder)
-        return FlowerEngine(infos, directory, self, hosting.limits)
+        return FlowerEngine(infos, directory, hosting.limits)
 
 
 @contextlib.contextmanager
 def within(grid: Any) -> Iterator[None]:
-    """Inside a ServerApp: its grid is what deployed runs use."""
+    """Use a ServerApp's grid for deployed runs within the block."""
     token = _GRID.set(grid)
     try:
         yield
@@ -130,10 +131,8 @@ def within(grid: Any) -> Iterator[None]:
 class FlowerEngine:
     """Executes steps on the nodes of a grid; see ``Engine``."""
 
-    def __init__(
-        self, infos: tuple[ClientInfo, ...], directory: NodeDirectory, settings: Flower, limits: Limits
-    ) -> None:
-        self._infos, self._directory, self._settings, self._limits = infos, directory, settings, limits
+    def __init__(self, infos: tuple[ClientInfo, ...], directory: NodeDirectory, limits: Limits) -> None:
+        self._infos, self._directory, self._limits = infos, directory, limits
         self.stopped = threading.Event()
 
     def clients(self) -> tuple[ClientInfo, ...]:
@@ -143,17 +142,17 @@ class FlowerEngine:
         """Send a message or a few to every node, and yield their clients' answers; see ``Engine.exchange``."""
         from polyfed.deploy.engines.flower_grid import GridExchange
 
-        carried = GridExchange(self._directory, requests, deadline, self._settings, self._limits, self.stopped)
+        carried = GridExchange(self._directory, requests, deadline, self._limits, self.stopped)
         for request in requests:
             yield carried.answer(request.client)
 
 
 def _simulated_run(settings: Flower, hosting: Hosting, body: Callable[[Engine], _T]) -> _T:
-    """What the body returns, run in the ServerApp thread of Flower's simulation, with clients in its Ray processes."""
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails is told to whoever asked, with its traceback
+    """Result of the body, run in the ServerApp thread of Flower's simulation, with clients in its Ray processes."""
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # failures are raised here, with their traceback
     from flwr.serverapp import ServerApp
 
-    # ``flwr run`` is what replaces it, and leaves a SuperLink running on this machine
+    # its replacement ``flwr run`` leaves a SuperLink running on this machine
     from flwr.simulation import run_simulation
 
     from polyfed.deploy.engines.flower_node import Node, simulated
@@ -191,7 +190,7 @@ def _simulated_run(settings: Flower, hosting: Hosting, body: Callable[[Engine], 
                 backend_config={"client_resources": resources},
             )
     except BaseException as error:
-        if engines:  # its thread may still wait for replies, which do not come any more
+        if engines:  # its thread may still wait for replies, which will not come
             engines[0].stopped.set()
             ended.wait()
         if not failures:

@@ -1,7 +1,7 @@
-"""The server half of the flower engine: who is on which node, and exchanges over Flower's grid.
+"""The server half of the flower engine: the directory of clients and nodes, and exchanges over Flower's grid.
 
-Bound to the calls of ``Grid`` that have stayed the same for long: ``get_node_ids``, ``push_messages`` and
-``pull_messages``. Replies are pulled one by one, and each is dropped as soon as its answers are taken.
+It uses only stable calls of ``Grid``: ``get_node_ids``, ``push_messages`` and ``pull_messages``. Replies are pulled one
+by one, and each is released as soon as its answers are taken.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import shorten
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Message
 
@@ -27,28 +27,45 @@ from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Answer, Cause, Envelope, Request, answer_of, envelope_requests
 
 _log = logging.getLogger(__name__)
-_DESCRIBING = 300.0  # seconds that a node may take to say who it is
-_AHEAD = 2  # messages a node is given before the reply to the first is taken
+_DESCRIBING = 300.0  # seconds that a node may take to describe itself
+_AHEAD = 2  # messages queued at each node before the reply to the first is taken
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Settings of the engine for exchanges.
+
+    Attributes:
+        poll: Seconds between checks for replies.
+        absence: Seconds that a node may be away.
+        retries: Times that a message is sent again when a node or process died.
+        message_bytes: Largest size up to which clients of a node share a message.
+        is_deployed: True if messages leave this machine, and need checksums.
+    """
+
+    poll: float
+    absence: float
+    retries: int = 2
+    message_bytes: int = 1 << 26
+    is_deployed: bool = False
 
 
 @dataclass
 class NodeDirectory:
-    """Which client lives on which node; nodes say so themselves, and may come, go and return.
+    """Maps clients to nodes, which describe themselves, and may come, go and return.
 
     Attributes:
         grid: Flower's grid.
-        sites: who its nodes are.
-        spec: the run's spec, JSON.
-        poll: seconds between looks.
-        absence: seconds that a node may be away.
-        waiting: what nodes were given, of all exchanges that go on, and have not answered.
+        sites: Identities of its nodes.
+        spec: The run's spec, JSON.
+        sending: Settings of the engine.
+        waiting: Bundles of all current exchanges that nodes have not answered.
     """
 
     grid: Any
     sites: Sites
     spec: str
-    poll: float
-    absence: float
+    sending: Sending
     node_of: dict[str, int] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     waiting: set[_Bundle] = field(default_factory=set)
@@ -58,13 +75,13 @@ class NodeDirectory:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def gather(self, sites: Sequence[str], seconds: float) -> tuple[ClientInfo, ...]:
-        """Wait for all sites; their clients in the order of ``sites``.
+        """Wait for all sites; returns their clients in the order of ``sites``.
 
         Raises:
-            ExchangeError: some did not join in time, or cannot take part.
+            ExchangeError: a site did not join in time, or cannot take part.
         """
 
-        def absent() -> list[str]:  # sites of which no node has said who it is, nor why it cannot take part
+        def absent() -> list[str]:  # sites without a description or an error
             return [site for site in sites if site not in self._described and site not in self.problems]
 
         self._wait(lambda: not absent(), seconds)
@@ -83,7 +100,7 @@ class NodeDirectory:
         """Wait until every client is on some node.
 
         Raises:
-            ExchangeError: some are not, in time, or their node cannot take part.
+            ExchangeError: a client is not, in time, or its node cannot take part.
         """
         missing = self.find(clients, seconds)
         if missing:
@@ -93,7 +110,8 @@ class NodeDirectory:
     def node(self, client: str) -> int | None:
         """The node of a client, or None if it has been missed for more than ``absence`` seconds."""
         missed = self._missed.setdefault(client, time.monotonic())
-        self._wait(lambda: self.node_of.get(client) in self.sites.online(), missed + self.absence - time.monotonic())
+        end = missed + self.sending.absence
+        self._wait(lambda: self.node_of.get(client) in self.sites.online(), end - time.monotonic())
         node = self.node_of.get(client)
         if node not in self.sites.online():
             return None
@@ -104,16 +122,16 @@ class NodeDirectory:
         end = time.monotonic() + seconds
         while not met():
             with self._lock:  # exchanges with several clients may go on at one time
-                self._asked.intersection_update(self.sites.online())  # who was away may have been mended
+                self._asked.intersection_update(self.sites.online())  # a node that was away may have been repaired
                 if unknown := [node for node in self.sites.online() if node not in self._asked]:
                     self._describe(unknown, min(max(end - time.monotonic(), 1.0), _DESCRIBING))
-            if met() or time.monotonic() > end:  # a node that never says who it is must not be asked for ever
+            if met() or time.monotonic() > end:  # a node that never describes itself must not be asked forever
                 return
-            time.sleep(self.poll)
+            time.sleep(self.sending.poll)
 
     def _describe(self, nodes: Sequence[int], seconds: float) -> None:
         self._asked.update(nodes)
-        # Flower draws node ids anew at each start, and only nodes know whose clients they host
+        # Flower draws node ids anew at each start, and only nodes have the list of their clients
         content = to_records({"spec": self.spec}, [])
         questions = [Message(content, node, "query.describe", group_id="describe") for node in nodes]
         sent = {name: node for name, node in zip(push(self.grid, questions), nodes, strict=True) if name}
@@ -122,8 +140,8 @@ class NodeDirectory:
             for name, message in pulled(self.grid, list(sent), DESCRIPTION_BYTES):
                 self._enter(sent.pop(name), message)
             if sent:
-                time.sleep(self.poll)
-        self._asked.difference_update(sent.values())  # asked again when next wanted
+                time.sleep(self.sending.poll)
+        self._asked.difference_update(sent.values())  # asked again when next needed
 
     def _enter(self, node: int, message: Any) -> None:
         if message.has_error():
@@ -131,7 +149,7 @@ class NodeDirectory:
                 self.problems[self.sites.name(node)] = message.reason
             else:
                 self._asked.discard(node)
-            _log.warning("node %d did not say who it is: %s", node, message.error.reason)
+            _log.warning("node %d did not describe itself: %s", node, message.error.reason)
             return
         try:
             fields, _ = from_records(message.content, DESCRIPTION_BYTES)
@@ -147,14 +165,14 @@ class NodeDirectory:
             self.problems[name] = reason
             return
         self.problems.pop(site, None)
-        for info in self._described.get(site, ()):  # it may have fewer than before
+        for info in self._described.get(site, ()):  # it may have fewer clients than before
             self.node_of.pop(info.id, None)
         self._described[site] = infos
         self.node_of |= {info.id: node for info in infos}
 
 
 def push(grid: Any, messages: Sequence[Any]) -> list[str]:
-    """Hand messages to the grid at once, so that what they share is uploaded once; their ids, empty if refused."""
+    """Push messages together, so that shared content is uploaded once; returns their ids, empty if refused."""
     ids = list(grid.push_messages(messages))
     return [str(message_id or "") for message_id in ids] + [""] * (len(messages) - len(ids))
 
@@ -176,32 +194,16 @@ class _Bundle:
         return self.requests[0].client
 
 
-class Sending(Protocol):
-    """Settings of the engine, as far as an exchange needs them."""
-
-    @property
-    def is_deployed(self) -> bool: ...
-    @property
-    def message_bytes(self) -> int: ...
-    @property
-    def retries(self) -> int: ...
-    @property
-    def absence(self) -> float: ...
-    @property
-    def poll(self) -> float: ...
-
-
 class GridExchange:
     """One exchange: bundles of requests by node, sent a few ahead, and their answers.
 
     Args:
-        directory: who is where.
-        requests: to carry.
-        deadline: seconds a client has, or None; as a node serves one client after the other, a message has that for
-            each client of it and of those that the node was given before.
-        settings: of the engine.
-        limits: on what is received.
-        stopped: set when the run is to end.
+        directory: Directory of clients and nodes.
+        requests: Requests to carry.
+        deadline: Seconds per client, or None; as a node serves one client after the other, a message has the time of
+            all its clients and of those in messages sent to the node before.
+        limits: Limits on received messages.
+        stopped: Event that ends the run.
     """
 
     def __init__(
@@ -209,13 +211,12 @@ class GridExchange:
         directory: NodeDirectory,
         requests: Sequence[Request],
         deadline: float | None,
-        settings: Sending,
         limits: Limits,
         stopped: threading.Event,
     ) -> None:
-        self._directory, self._deadline, self._settings = directory, deadline, settings
+        self._directory, self._deadline, self._settings = directory, deadline, directory.sending
         self._limits, self._stopped = limits, stopped
-        envelopes, self._frames = envelope_requests(requests, checksums=settings.is_deployed)
+        envelopes, self._frames = envelope_requests(requests, checksums=self._settings.is_deployed)
         self._records = SharedRecords()
         self._answers: dict[str, Answer] = {}
         self._queues: dict[int | None, deque[_Bundle]] = {}
@@ -227,7 +228,7 @@ class GridExchange:
         self._top_up(*self._queues)
 
     def answer(self, client: str) -> Answer:
-        """A client's answer, as soon as it is there or cannot come any more."""
+        """A client's answer, as soon as it has arrived or cannot come any more."""
         if client not in self._answers:
             bundle = self._bundle_of[client]
             node = next(key for key, queue in self._queues.items() if bundle in queue)
@@ -246,11 +247,9 @@ class GridExchange:
         latest: dict[int | None, _Bundle] = {}
         for request, envelope in zip(requests, envelopes, strict=True):
             node = self._directory.node_of.get(request.client)
-            places = [*envelope.places]
-            for other in latest[node].envelopes if node in latest else ():
-                places += other.places
-            # replies are counted as large as requests: what limits a message limits its reply
-            size = sum(raw.nbytes for place in places for raw in self._frames[place].buffers)
+            together = [envelope, *(latest[node].envelopes if node in latest else ())]
+            # replies count as large as requests, so that the limit of a message holds for its reply too
+            size = sum(raw.nbytes for one in together for place in one.places for raw in self._frames[place].buffers)
             if node not in latest or size > self._settings.message_bytes:
                 latest[node] = _Bundle()
                 bundles.append(latest[node])
@@ -259,7 +258,7 @@ class GridExchange:
         return bundles
 
     def _top_up(self, *nodes: int | None) -> None:
-        """Keep nodes a few messages ahead; one that is not taken is offered again when its answer is wanted."""
+        """Keep a few messages queued at each node; a refused one is offered again when its answer is needed."""
         ready = [
             (bundle, node)
             for node in nodes
@@ -273,7 +272,7 @@ class GridExchange:
     def _send(self, ready: Sequence[tuple[_Bundle, int]]) -> None:
         for bundle, node in ready:
             bundle.node = node
-            self._directory.waiting.add(bundle)  # before it counts: another thread may do so at this moment
+            self._directory.waiting.add(bundle)  # before the count: another thread may count at this moment
             bundle.queued = sum(len(one.requests) for one in list(self._directory.waiting) if one.node == node)
         messages = [self._message(bundle, node) for bundle, node in ready]
         for (bundle, _), name in zip(ready, push(self._directory.grid, messages), strict=True):
@@ -289,8 +288,7 @@ class GridExchange:
             {"client": request.client, "text": envelope.text, "places": [own.index(place) for place in envelope.places]}
             for request, envelope in zip(bundle.requests, bundle.envelopes, strict=True)
         ]
-        checked = self._settings.is_deployed  # what does not leave this machine needs no checksums
-        fields = {"spec": self._directory.spec, "checked": checked, "requests": entries}
+        fields = {"spec": self._directory.spec, "checked": self._settings.is_deployed, "requests": entries}
         content = to_records(fields, [self._frames[place] for place in own], self._records)
         group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0
@@ -308,7 +306,7 @@ class GridExchange:
                 return [Answer.late(request.client, self._deadline) for request in bundle.requests]
             if not message.has_error():
                 return self._opened(bundle, message)
-            # errors of the SuperLink itself carry its own node id, so the message that is answered tells whose it is
+            # errors of the SuperLink itself carry its own node id: the answered message identifies the node
             reason = shorten(str(message.error.reason), 200)
             if isinstance(message, Refusal) and message.final:
                 return _failed(bundle, Cause.INVALID, reason, message.bytes)
@@ -319,7 +317,7 @@ class GridExchange:
                 return _failed(bundle, Cause.LOST, f"its node or process failed ({times}): {reason}")
 
     def _resent(self, bundle: _Bundle) -> str:
-        """Give the message to the node where its clients are now; what is in the way, if it cannot be."""
+        """Send the message to the present node of its clients; returns the obstacle, if there is one."""
         node = self._directory.node(bundle.first)
         if node is None:
             refusals = "".join(f"; {site} cannot take part: {why}" for site, why in self._directory.problems.items())
@@ -330,7 +328,7 @@ class GridExchange:
     def _pull(self, bundle: _Bundle) -> Any | None:
         end = None if self._deadline is None else bundle.pushed + self._patience(bundle)
         while True:
-            # pulled one by one: ``Grid.send_and_receive`` sleeps for seconds, and holds all replies at once
+            # pulled one by one: ``Grid.send_and_receive`` sleeps for seconds, and holds all replies in memory
             most = largest_message(self._limits, [request.reply_size for request in bundle.requests])
             for _, message in pulled(self._directory.grid, [bundle.message], most):
                 return message
@@ -370,7 +368,7 @@ class GridExchange:
 
 
 def _failed(bundle: _Bundle, cause: Cause, text: str, came: int = 0) -> list[Answer]:
-    """Answers of clients of which nothing can be used; the bytes that came count once."""
+    """Failures of a bundle's clients; the received bytes count once."""
     answers = [Answer.failed(request.client, cause, text) for request in bundle.requests]
     return [replace(answers[0], refused_bytes=came), *answers[1:]]
 

@@ -20,7 +20,7 @@ from polyfed.engines.site import Site
 from polyfed.wire.limits import Frame
 from polyfed.wire.messages import Answer, Cause, envelope_answer, request_of
 
-if TYPE_CHECKING:  # the module imports Flower, which a site's worker does without
+if TYPE_CHECKING:  # the module imports Flower, which a site's worker does not need
     from polyfed.deploy.engines.flower_records import MessageFields
 
 _log = logging.getLogger(__name__)
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Host:
-    """A place on a node: its site, and which of the site's clients are this node's.
+    """A site on a node, with the clients that live on this node.
 
     Attributes:
-        name: of the site.
-        site: where clients live.
-        clients: ids of those that live on this node.
-        tracebacks: whether the server is told how and where a step failed, or the class of error and a number.
+        name: Name of the site.
+        site: Site of the clients.
+        clients: Ids of the clients on this node.
+        tracebacks: True to send message and traceback of a failed step; else the class of error and a number.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Host:
 
 
 Opener = Callable[[str, Mapping[str, Any]], Host]
-"""From the run's spec (JSON) and the node's configuration to the host."""
+"""Opens the host from the run's spec (JSON) and the node's configuration."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +52,26 @@ class Node:
     """Serves the messages of a node; see ``flower_records.Serve``.
 
     Attributes:
-        opener: of the site here.
-        simulated: whether the server may know why the site cannot be opened, as its data are the server's own.
+        opener: Opens the site of this node.
+        simulated: True if the server may see why the site cannot be opened, as the data are its own.
     """
 
     opener: Opener
     simulated: bool = False
 
     def __call__(
-        self, kind: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
+        self, action: str, fields: MessageFields, frames: Sequence[Frame], config: Mapping[str, Any]
     ) -> tuple[MessageFields, Sequence[Frame]]:
         """Describe the node's clients, or perform their requests."""
-        if kind == "describe":
+        if action == "describe":
             return self._describe(fields, config), []
         try:
             entries: list[dict[str, Any]] = list(fields["requests"])  # type: ignore[call-overload]
             spec, checked = str(fields["spec"]), bool(fields.get("checked", True))
         except (KeyError, TypeError) as error:
             return {"error": f"damaged message: {error}"}, []
-        places = [place for entry in entries for place in entry.get("places") or () if isinstance(place, int)]
-        if unused := {*range(len(frames))}.difference(places):
+        used = {place for entry in entries for place in entry.get("places") or () if isinstance(place, int)}
+        if unused := {*range(len(frames))} - used:
             return {"error": f"damaged message: no request refers to frame {min(unused)} of its {len(frames)}"}, []
         try:
             host = self.opener(spec, config)
@@ -87,7 +87,7 @@ class Node:
             infos = [asdict(info) for info in host.site.infos if info.id in host.clients]
         except Exception as error:
             _log.exception("this site cannot take part")
-            return {"error": failure_of(error, in_full=self.simulated).text}  # who it is, its key tells
+            return {"error": failure_of(error, in_full=self.simulated).text}  # its key identifies the site
         return {"site": host.name, "clients": infos}
 
 
@@ -100,7 +100,7 @@ def _performed(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> An
             raise PayloadError(f"client '{request.client}' does not live on this node")
     except (PolyfedError, KeyError, TypeError, IndexError) as error:
         _log.error("client %s: %s", client, error)
-        text = f"{type(error).__name__}: {error}"  # of what the server sent
+        text = f"{type(error).__name__}: {error}"  # depends only on the server's message
         return Answer.failed(client, Cause.REFUSED, text)
     answer = host.site.answer(request, tracebacks=host.tracebacks)
     if (failure := answer.failure) is not None:
@@ -109,7 +109,7 @@ def _performed(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> An
 
 
 def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[MessageFields, Sequence[Frame]]:
-    """All answers as one reply; answers share nothing, so their frames follow each other."""
+    """All answers as one reply, with their frames in sequence, as they share none."""
     entries: list[dict[str, object]] = []
     frames: list[Frame] = []
     for answer in answers:
@@ -120,10 +120,10 @@ def _replies(answers: Sequence[Answer], *, checksums: bool = False) -> tuple[Mes
 
 
 def read_spec(text: str) -> RunSpec:
-    """The run's spec, of a server that speaks this site's language.
+    """The run's spec, from a server of this site's version.
 
     Raises:
-        RefusedError: another version of polyfed or of the message layout, or not a spec.
+        RefusedError: the server has another version of polyfed, or the text is not a spec.
     """
     try:
         content: Any = read_json(text)
@@ -142,7 +142,7 @@ def read_spec(text: str) -> RunSpec:
 
 @dataclass(frozen=True)
 class _Simulated:
-    """Opens a share of a simulated run's clients; it travels to Flower's processes."""
+    """Opens a part of a simulated run's clients; sent to Flower's processes."""
 
     portable: PortableSite
     clients: tuple[str, ...]

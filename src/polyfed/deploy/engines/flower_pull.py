@@ -1,8 +1,8 @@
-"""Messages at a SuperLink, pulled within bounds: what is too large never gets into this process as a whole.
+"""Messages at a SuperLink, pulled within bounds: a message that is too large never gets into this process completely.
 
-A message is stored at the SuperLink as a tree of objects: records, arrays, and chunks of arrays. Its sizes are known
-only as the objects come, so they are pulled one after the other, and pulling ends with the one that is too many. An
-array may name one chunk many times; what it would unfold to is counted before it is unfolded.
+A message is stored at the SuperLink as a tree of objects: records, arrays, and chunks of arrays. Its size is known only
+as the objects come, so they are pulled one after the other, and pulling ends with the first one beyond the bound. An
+array may contain one chunk many times; its unfolded size is counted before it is unfolded.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from polyfed.wire.limits import Limits, ReplySize
 DESCRIPTION_BYTES = 1 << 22
 """Largest description of a node, bytes."""
 
-_OVERHEAD = 1024  # bytes of memory that an object takes beside its content
+_OVERHEAD = 1024  # bytes of memory that an object takes in addition to its content
 _FRAMING = 1 << 20  # bytes that one of Flower's own records takes, at most
 _DIVIDER = b"\x00"  # between head and body of an object
-_KINDS = (b"Message", b"RecordDict", b"ArrayRecord", b"Array")
+_OBJECTS = (b"Message", b"RecordDict", b"ArrayRecord", b"Array")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Stands for a message that is not taken, as an error of Flower's does.
+    """Replacement for a refused message, with the interface of an error of Flower's.
 
     Attributes:
-        reason: why, in one line.
-        final: whether it makes no sense to ask again.
-        bytes: that were pulled of the message.
+        reason: Reason in one line.
+        final: True if another request would be useless.
+        bytes: Bytes of the message that were pulled.
     """
 
     reason: str
@@ -47,7 +47,7 @@ class Refusal:
 
 
 def largest_message(limits: Limits, expected: Sequence[ReplySize | None]) -> int:
-    """Bytes that a message may have as it is stored, whose parts are expected to be so large; None: not known."""
+    """Largest stored size in bytes of a message whose parts have these expected sizes; None: unknown."""
     sizes = [size or ReplySize(0, limits.message_bytes) for size in expected]
     # Flower stores an object for each array, and at least one for its bytes
     arrays = sum(min(size.bytes, limits.message_bytes) + 2 * _OVERHEAD * size.tensors for size in sizes)
@@ -55,15 +55,15 @@ def largest_message(limits: Limits, expected: Sequence[ReplySize | None]) -> int
 
 
 def pulled(grid: Any, names: Sequence[str], most: int) -> Iterator[tuple[str, Any]]:
-    """Replies that have arrived, by the names of the messages that they answer; a Refusal in place of what is too much.
+    """Replies that have arrived, by the names of the answered messages; a Refusal in place of one that is too large.
 
     Args:
         grid: Flower's grid.
-        names: of the messages whose replies are wanted.
-        most: bytes that a reply may have.
+        names: Names of the messages whose replies are wanted.
+        most: Largest size of a reply in bytes.
     """
     client = getattr(grid, "_runtime_client", None)
-    if client is None:  # a simulation, where the reply is in this process already
+    if client is None:  # in a simulation the reply is in this process already
         yield from ((message.metadata.reply_to_message_id, message) for message in grid.pull_messages(list(names)))
         return
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
@@ -78,14 +78,14 @@ def pulled(grid: Any, names: Sequence[str], most: int) -> Iterator[tuple[str, An
 
 
 def taken(name: str, tree: Any, most: int, pull: Callable[[str], bytes], confirm: Callable[[str], object]) -> Any:
-    """A message at the SuperLink, or why it is not taken; either way the SuperLink need not keep it.
+    """A message at the SuperLink, or a Refusal; either way it is released there.
 
     Args:
-        name: of the message.
-        tree: names of the objects that it consists of.
-        most: bytes that it may have.
-        pull: fetches an object.
-        confirm: tells the SuperLink that it need not keep a message.
+        name: Name of the message.
+        tree: Names of its objects.
+        most: Largest size in bytes.
+        pull: Fetches an object.
+        confirm: Releases a message at the SuperLink.
     """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 
@@ -100,7 +100,7 @@ def taken(name: str, tree: Any, most: int, pull: Callable[[str], bytes], confirm
     confirm(name)
     try:
         message: Any = inflate_object_from_contents(name, contents)
-    except Exception as error:  # of any kind: it was made of what somebody else sent
+    except Exception as error:  # of any class: the content comes from another party
         return Refusal(f"damaged message: {type(error).__name__}: {error}", bytes=came[0])
     if not hasattr(message, "has_error"):
         return Refusal(f"damaged message: {type(message).__name__} where a message is expected", bytes=came[0])
@@ -109,10 +109,10 @@ def taken(name: str, tree: Any, most: int, pull: Callable[[str], bytes], confirm
 
 
 def _contents(tree: Any, most: int, pull: Callable[[str], bytes], came: list[int]) -> dict[str, bytes]:
-    """Object -> its content, with all that the message consists of; ``came`` counts the bytes that have arrived.
+    """Content of each object of the message; ``came`` counts the bytes that have arrived.
 
     Raises:
-        PayloadError: it would be larger than ``most``.
+        PayloadError: the message would be larger than ``most``.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
@@ -145,29 +145,29 @@ def _array_bytes(content: bytes, contents: Mapping[str, bytes]) -> int:
 
 def _require_below(size: int, most: int) -> None:
     if size > most:
-        raise PayloadError(f"message of more than {most:,} bytes, which is all that is taken of what was asked for")
+        raise PayloadError(f"message of more than {most:,} bytes, the largest possible answer to the request")
 
 
 def _require_plain(content: bytes, most: int) -> None:
-    """Refuse an object that is none of ours, or that would take far more memory than its content.
+    """Refuse an object that polyfed does not send, or that would take far more memory than its content.
 
-    Records of text are one text and nothing else: lists of small numbers grow many times when they are read.
+    A record of text holds exactly one text: lists of small numbers grow many times when they are read.
     """
-    kind, _, _ = content[:64].partition(b" ")
-    if kind == b"ConfigRecord":
-        # the protocol buffer's items > key and value > text; each must be the last and only one of what it is in
+    name, _, _ = content[:64].partition(b" ")
+    if name == b"ConfigRecord":
+        # the protocol buffer's items > key and value > text; each must be the only one of its parent
         item = _only_field(memoryview(content)[content.find(_DIVIDER) + 1 :], b"\n")
         if bytes(item[:6]) != b"\n\x04json":
             raise PayloadError("damaged message: a record with another key than its text's")
         _only_field(_only_field(item[6:], b"\x12"), b"*")
-    elif kind != b"ArrayChunk":
-        bound = {b"Array": 4096 + 128 * (most >> 20)}.get(kind, _FRAMING)
-        if kind not in _KINDS or len(content) > bound:
-            raise PayloadError(f"damaged message: {kind[:32]!r} of {len(content):,} bytes does not belong in it")
+    elif name != b"ArrayChunk":
+        bound = {b"Array": 4096 + 128 * (most >> 20)}.get(name, _FRAMING)
+        if name not in _OBJECTS or len(content) > bound:
+            raise PayloadError(f"damaged message: {name[:32]!r} of {len(content):,} bytes does not belong in it")
 
 
 def _only_field(field: memoryview, tag: bytes) -> memoryview:
-    """What a field of a protocol buffer holds that is all there is: a tag, the length as a varint, and the content."""
+    """Content of a protocol buffer that has one field: a tag, the length as a varint, and the content."""
     size, place, shift = 0, 1, 0
     while place < min(len(field), 11):
         size |= (field[place] & 0x7F) << shift

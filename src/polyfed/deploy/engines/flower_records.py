@@ -1,6 +1,6 @@
 """Messages as Flower carries them: JSON in a ConfigRecord, every frame's tensors as raw bytes in an ArrayRecord.
 
-And the ClientApp of a simulation, which takes them apart and hands them to whoever serves them.
+Includes the ClientApp of a simulation, which serves such messages.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from polyfed.core.untrusted import read_json
 from polyfed.wire.limits import Frame
 
 MessageFields = dict[str, object]
-"""What a message says beside its frames: anything that JSON holds."""
+"""JSON of a message, in addition to its frames."""
 
 Serve = Callable[[str, MessageFields, Sequence[Frame], Mapping[str, Any]], tuple[MessageFields, Sequence[Frame]]]
-"""From a message's kind (describe or step), fields and frames, and the node's configuration, to the reply's."""
+"""Maps action (describe or step), fields and frames of a message, and the node's configuration, to the reply's."""
 
 _FIELDS = "polyfed"
-_TEXT_BYTES = 1 << 26  # of all clients of a node together
+_TEXT_BYTES = 1 << 26  # for all clients of a node together
 
 
 def client_app(serve: Serve) -> ClientApp:
@@ -41,24 +41,24 @@ def client_app(serve: Serve) -> ClientApp:
     return app
 
 
-def answered_message(kind: str, content: Any, config: Mapping[str, Any], serve: Serve) -> RecordDict:
-    """The content of the reply to a message's; see ``Serve``."""
+def answered_message(action: str, content: Any, config: Mapping[str, Any], serve: Serve) -> RecordDict:
+    """Content of the reply to a message; see ``Serve``."""
     try:
         fields, frames = from_records(content)
     except PayloadError as error:
         return to_records({"error": str(error)}, [])
-    return to_records(*serve(kind, fields, frames, dict(config)))
+    return to_records(*serve(action, fields, frames, dict(config)))
 
 
 def to_records(
     fields: Mapping[str, object], frames: Sequence[Frame], record: Callable[[Frame], ArrayRecord] | None = None
 ) -> RecordDict:
-    """Fields (anything that JSON holds) and frames as the content of a message.
+    """Fields and frames as the content of a message.
 
     Args:
-        fields: what the message says beside its tensors.
-        frames: its tensors.
-        record: makes the record of a frame; by default a new one.
+        fields: JSON of the message, in addition to its tensors.
+        frames: Tensors of the message.
+        record: Makes the record of a frame; by default a new one.
     """
     text = json.dumps({**fields, "parts": [frame.header for frame in frames]})
     content = RecordDict({_FIELDS: ConfigRecord({"json": text})})
@@ -69,7 +69,7 @@ def to_records(
 
 
 class SharedRecords:
-    """Records of frames that several messages have: each is made once, and copied never."""
+    """Records of frames shared by several messages: each is made once, and never copied."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Frame, ArrayRecord]] = {}  # with the frame, whose id must stay taken
@@ -81,7 +81,7 @@ class SharedRecords:
 
 
 def _array_record(frame: Frame) -> ArrayRecord:
-    # raw bytes: Flower's own codec, numpy's save and load, takes twice as long to write and as much again to read
+    # raw bytes: Flower's own codec, numpy's save and load, takes twice as long to write and the same again to read
     return ArrayRecord(
         {
             str(k): Array(dtype="uint8", shape=(raw.nbytes,), stype="raw", data=bytes(raw))
@@ -94,11 +94,11 @@ def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str
     """The fields and frames of ``to_records``; the frames are views of the message's bytes.
 
     Args:
-        content: of a message.
-        most: bytes of text that it may have.
+        content: Content of a message.
+        most: Largest size of its text in bytes.
 
     Raises:
-        PayloadError: it was not made by ``to_records``, or its text is beyond the bound.
+        PayloadError: the content was not made by ``to_records``, or its text is beyond the bound.
     """
     try:
         fields = read_json(str(content.config_records[_FIELDS]["json"]), most)
@@ -110,6 +110,6 @@ def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str
         raise PayloadError(f"damaged message: {type(error).__name__}: {error}") from error
     announced = {_FIELDS, *(f"part-{number}" for number in range(len(frames)))}
     odd = [str(name) for name in content if name not in announced]
-    if odd:  # it would only take up memory
+    if odd:  # it would only take memory
         raise PayloadError(f"damaged message: record '{odd[0][:64]}' belongs to none of its {len(frames)} frames")
     return fields, frames

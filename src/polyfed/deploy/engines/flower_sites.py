@@ -1,8 +1,8 @@
-"""Which site a node is. In a deployment SuperLink knows, by the key that admitted the node; what nodes say must agree.
+"""Identity of nodes: in a deployment, the site of the key that admitted the node, with which its claims must agree.
 
 SuperLink ties every request of a node to the key that signed it, and the operator ties every key to the name of a site.
-So the name of a site is that of its key, for the whole run; whoever claims another name, another site's clients, or a
-seat that is taken gets nothing, and is named.
+So the name of a site is that of its key, for the entire run; a node that claims another name, another site's clients,
+or the seat of another node receives nothing, and is reported by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNKNOWN = "unknown node"
 
 @dataclass
 class Sites:
-    """Who the nodes of a grid are; in a simulation, whose nodes this process has started, what they say.
+    """Identities of a simulation's nodes, which this process has started: their own claims.
 
     Attributes:
         grid: Flower's grid.
@@ -43,15 +43,15 @@ class Sites:
         return f"node {node}"
 
     def speaker(self, node: int, claimed: object) -> str:
-        """The site that a node speaks for, which says that it is ``claimed``; one that cannot take part says nothing.
+        """The site of a node that claims to be ``claimed``, or None if it cannot take part.
 
         Raises:
-            PayloadError: it is another site.
+            PayloadError: the node belongs to another site.
         """
         return self.name(node) if claimed is None else str(claimed)
 
     def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
-        """Take the clients that a node describes for its site's.
+        """Admit the clients that a node describes as those of its site.
 
         Raises:
             PayloadError: they are not, or one is described twice.
@@ -75,11 +75,11 @@ class RegisteredSites(Sites):
     """The sites of a deployed run: each is one admitted key, and one node at a time.
 
     Attributes:
-        grid: SuperLink's, whose nodes come with the names and keys that they were admitted with.
-        names: the sites that take part, in client order.
-        refused: told of every node that is refused: its site, ``site_refused``, and the reason.
-        most: site -> clients that it may bring; 1 where it is not among them.
-        joined: sites as they joined.
+        grid: Grid of SuperLink, whose nodes have the names and keys of their admission.
+        names: Sites that take part, in client order.
+        refused: Receives each node that is refused: its site, ``site_refused``, and the reason.
+        most: Most clients of each site; 1 for others.
+        joined: Sites as they joined.
     """
 
     names: Sequence[str]
@@ -91,7 +91,7 @@ class RegisteredSites(Sites):
     _reported: set[tuple[str, str]] = field(default_factory=set)
 
     def online(self) -> Sequence[int]:
-        """The connected nodes of the run's sites, one each; of all others nothing is asked."""
+        """The connected nodes of the run's sites, one each; all others receive no request."""
         connected = {int(node.node_id): node for node in self.grid.get_nodes()}
         self._seats = {site: node for site, node in self._seats.items() if node in connected}
         return [number for number, node in connected.items() if self._is_seated(number, node)]
@@ -104,15 +104,15 @@ class RegisteredSites(Sites):
         site, _ = self._keys[node]
         if claimed is None or claimed == site:
             return site
-        raise self._refusal(node, f"it says it is site {_quoted(str(claimed))}, and its key was admitted as '{site}'")
+        raise self._refusal(node, f"it claims to be site {_quoted(str(claimed))}; its key was admitted as '{site}'")
 
     def admit(self, node: int, infos: Sequence[ClientInfo]) -> None:
-        """Take a site's clients, which carry its name, and are those that it joined with if it has joined before."""
+        """Admit a site's clients: they carry its name, and are those of its first description if it joined before."""
         site, key = self._keys[node]
         before = self.joined.get(site)
         try:
             super().admit(node, infos)
-            # a site brings as many clients as the operator says, for each has a say in medians and averages
+            # the operator limits the clients of a site, as each has a part in medians and averages
             if before is None and len(infos) > self.most.get(site, 1):
                 raise PayloadError(
                     f"it describes {len(infos)} clients, and may bring {self.most.get(site, 1)}; if it is to bring "
@@ -149,7 +149,7 @@ class RegisteredSites(Sites):
 
     def _require_own(self, site: str, client: str) -> None:
         owners = [name for name in self.names if client == name or client.startswith(f"{name}-")]
-        owner = max(owners, key=len, default=None)  # of sites 'a' and 'a-b', client 'a-b-1' is of the latter
+        owner = max(owners, key=len, default=None)  # with sites 'a' and 'a-b', client 'a-b-1' belongs to the latter
         if owner != site:
             whose = f"carries the name of site '{owner}'" if owner else f"does not carry its name, as '{site}-1' does"
             raise PayloadError(f"it describes client {_quoted(client)}, which {whose}")
@@ -184,7 +184,7 @@ class RegisteredSites(Sites):
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, PayloadError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise RunError(f"'{path}', who joined the run, cannot be read ({reason}); restore it") from error
+            raise RunError(f"'{path}', the list of joined sites, cannot be read ({reason}); restore it") from error
         return tuple(info for site in self.names if site in self.joined for info in self.joined[site].clients)
 
 

@@ -1,1 +1,1 @@
-"""Arithmetic of sums whose terms nobody sees: whole numbers, masks, keys and shares."""
+"""Masked sums of integers: masks, keys and secret shares."""

@@ -1,4 +1,4 @@
-"""A client's side of secure sums at its site: what it keeps between the phases of a round, and never sends."""
+"""A client's side of masked sums at its site: the secrets kept between the phases of a round, which never leave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,24 +19,24 @@ from polyfed.privacy.secure_sum import TOTAL, SecureSum, SummedReply
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, TensorBundle
 
-if TYPE_CHECKING:  # takes cryptography, which is no part of the base installation
+if TYPE_CHECKING:  # imports cryptography, which the base installation lacks
     from polyfed.privacy.masking.party import Party, SiteIdentity
 
 
 KEYS, SHARES, OPENING = "mask_keys", "mask_shares", "mask_opening"
-"""What a server asks beside the method's step: public keys, shares of secrets for others, shares of others' secrets."""
+"""Phases of a masked sum in addition to the method's step: public keys, shares for others, shares of others."""
 MASKING = (KEYS, SHARES, OPENING)
 SIGNED = "mask_signatures"
 """Field of replies to ``mask_keys`` and of requests for ``mask_shares``: client -> its site's signature of its keys."""
 SEALED = "secure_shares"
 """Field of requests and replies: client -> sealed shares."""
 REQUEST = "request_digest"
-"""Field of a request for ``mask_keys``: ``request_digest`` of the step's request that is to come."""
+"""Field of a request for ``mask_keys``: ``request_digest`` of the step's request that follows."""
 _FILE = "masks.json"
 
 
 def request_digest(step: str, payload: Payload) -> str:
-    """SHA-256, in hexadecimal digits, of a step's name and of all that it is asked with but the sealed shares."""
+    """SHA-256, in hexadecimal digits, of a step's name and its request's payload without the sealed shares."""
     asked = Payload({name: value for name, value in payload.fields.items() if name != SEALED})
     return sha256(step.encode() + b"\0" + asked.digest).hexdigest()
 
@@ -47,10 +46,10 @@ def bytes_bundle(values: dict[str, bytes]) -> TensorBundle:
 
 
 def bytes_in(payload: Payload, field: str) -> dict[str, bytes]:
-    """What ``bytes_bundle`` made.
+    """Values of a field that ``bytes_bundle`` made.
 
     Raises:
-        PayloadError: there is no such field, or it holds something else.
+        PayloadError: the field is missing, or holds something else.
     """
     bundle = payload.bundles.get(field)
     if bundle is None or any(value.dtype != torch.uint8 or value.ndim != 1 for value in bundle.values()):
@@ -59,12 +58,12 @@ def bytes_in(payload: Payload, field: str) -> dict[str, bytes]:
 
 
 def _bytes(value: Tensor) -> bytes:
-    array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = value.cpu().numpy()
-    return array.tobytes()
+    content: bytes = value.cpu().numpy().tobytes()
+    return content
 
 
 def masking_replies() -> dict[str, str]:
-    """Phase that is not the method's -> what a client answers, in words."""
+    """Description of a client's reply in each phase of the masking."""
     from polyfed.privacy.masking.keys import SHARE_BYTES
     from polyfed.privacy.masking.party import PUBLIC_BYTES
 
@@ -78,17 +77,17 @@ def masking_replies() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class MaskKeeper:
-    """Answers for the clients of a site in sums that the server must not see the terms of.
+    """Answers for the clients of a site in sums whose terms the server must not see.
 
-    Secrets are of the system's randomness, in a file that only the site's user reads; they are gone from it before the
-    last answer of a sum leaves, and a new round, or the same one once more, begins with new keys.
+    Secrets come from the system's randomness and lie in a file that only the site's user can read. They are deleted
+    before the last answer of a sum leaves; a new round, or a repeated one, begins with new keys.
 
     Attributes:
-        rule: that holds; the threshold is the site's to check.
-        run: fingerprint of the run's spec.
-        account: of what the clients have answered.
-        folder: of clients' states.
-        identity: signs the clients' keys, and says whose signatures count; None: of a simulation, which has none.
+        rule: Settings of the masked sum in force.
+        run: Fingerprint of the run's spec.
+        account: Account of the asks that the clients have answered.
+        folder: Folder of the clients' states.
+        identity: Signing key of the site and the signatures it trusts; None in simulations.
     """
 
     rule: SecureSum
@@ -97,20 +96,20 @@ class MaskKeeper:
     folder: Path
     identity: SiteIdentity | None = None
 
-    def answer(self, request: Request, received: Payload) -> Payload:
-        """What a client answers in a phase that is not the method's.
+    def answer(self, request: Request) -> Payload:
+        """A client's reply in a phase of the masking.
 
         Raises:
-            PayloadError: it refuses.
+            PayloadError: the client refuses.
         """
         if not self.rule.masks:
             raise PayloadError(f"'{request.step}': this run masks nothing (aggregation.secure)")
-        return {KEYS: self._keys, SHARES: self._shares, OPENING: self._opening}[request.step](request, received)
+        return {KEYS: self._keys, SHARES: self._shares, OPENING: self._opening}[request.step](request)
 
-    def _keys(self, request: Request, received: Payload) -> Payload:
+    def _keys(self, request: Request) -> Payload:
         from polyfed.privacy.masking.party import Party
 
-        asked = received.scalars.get(REQUEST)
+        asked = request.payload.scalars.get(REQUEST)
         if not isinstance(asked, str) or len(asked) != sha256().digest_size * 2:
             raise PayloadError(f"'{KEYS}' without {REQUEST}: keys of a masked sum are for one request")
         self.account.require_same(request, AnsweredAsk(asked))
@@ -122,34 +121,33 @@ class MaskKeeper:
             fields[SIGNED] = bytes_bundle({request.client: signature})
         return Payload(fields)
 
-    def _shares(self, request: Request, received: Payload) -> Payload:
-        party, members = self._party(request), bytes_in(received, KEYS)
+    def _shares(self, request: Request) -> Payload:
+        party, members = self._party(request), bytes_in(request.payload, KEYS)
         if self.identity is not None:
-            signatures = bytes_in(received, SIGNED) if SIGNED in received.fields else {}
+            signatures = bytes_in(request.payload, SIGNED) if SIGNED in request.payload.fields else {}
             self.identity.require_signed(members, signatures, party.context)
         self.account.require_same(request, AnsweredAsk(_asked(party), sorted(members)))
         made = party.shares(members, self.rule.required)
         self._save(party)
         return Payload({SEALED: bytes_bundle(made)})
 
-    def _opening(self, request: Request, received: Payload) -> Payload:
-        party, survivors = self._party(request), bytes_in(received, OPENING)
+    def _opening(self, request: Request) -> Payload:
+        party, survivors = self._party(request), bytes_in(request.payload, OPENING)
         members = sorted(party.members)
-        opened = AnsweredAsk(_asked(party), members, sorted(survivors))
-        self.account.require_same(request, opened)
-        told = party.opened(survivors, self.rule.required)
-        # before anything is told: what was told once must not be told for other survivors
-        if members:
-            self.account.record(request, opened)
+        ask = AnsweredAsk(_asked(party), members, sorted(survivors))
+        self.account.require_same(request, ask)
+        shares = party.opened(survivors, self.rule.required)
+        if members:  # recorded before any share leaves: shares for other survivors would unmask a client
+            self.account.record(request, ask)
         self._save(party)
-        return Payload({OPENING: bytes_bundle(told)})
+        return Payload({OPENING: bytes_bundle(shares)})
 
     def prepared(
         self, request: Request, received: Payload, by: str | None
     ) -> tuple[Payload, Callable[[Payload], Payload], list[str]]:
-        """A request without what is about sums, what lays out and masks the reply, and whose masks are in it.
+        """The request without the fields of the sum, the filter that masks the reply, and the members of the sum.
 
-        Masks are for one vector, as a second one under them would give the difference away: the caller puts the ask on
+        Masks are for one vector, as a second one under them would reveal the difference: the caller puts the ask on
         the account before the step begins. ``by`` names the reply's weight.
 
         Raises:
@@ -182,8 +180,6 @@ class MaskKeeper:
 
         return Payload(fields), masked, members
 
-    # ---- between phases
-
     def _context(self, request: Request, asked: str) -> bytes:
         from polyfed.privacy.masking.party import context_of
 
@@ -198,7 +194,7 @@ class MaskKeeper:
         try:
             party = Party.from_json(self._path(request.client).read_text())
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise PayloadError("there are no keys of this sum here; they are made anew each round") from error
+            raise PayloadError("keys of this sum are missing here; they are made anew each round") from error
         if party.context != self._context(request, _asked(party)):
             raise PayloadError("the keys here are of another round or step; they are made anew each round")
         return party

@@ -1,4 +1,4 @@
-"""One party to a masked sum: what it tells, what it believes, and what it refuses (Bonawitz et al., CCS 2017)."""
+"""Masked sums (Bonawitz et al., CCS 2017): one party at its site, its signed identity, and unmasking at the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from polyfed.privacy.masking import keys
 from polyfed.privacy.secure_sum import FEWEST, Residues
 
 PUBLIC_BYTES = 3 * keys.KEY_BYTES
-"""A party's public half: key for shares, key for masks, commitment to its own mask's seed."""
+"""A party's public half: key for shares, key for masks, commitment to the seed of its own mask."""
+_FOR_SHARES, _FOR_MASKS, _COMMITMENT = (slice(k * keys.KEY_BYTES, (k + 1) * keys.KEY_BYTES) for k in range(3))
 
 
 def context_of(*parts: str | int) -> bytes:
@@ -26,7 +27,7 @@ def context_of(*parts: str | int) -> bytes:
 
 
 def group_digest(members: Mapping[str, bytes]) -> bytes:
-    """What differs for other parties, or other public halves: who was told of others holds masks that do not cancel."""
+    """Digest of parties and public halves, so that masks of parties with differing views do not cancel."""
     return sha256(context_of(*(f"{name} {public.hex()}" for name, public in sorted(members.items())))).digest()
 
 
@@ -44,22 +45,22 @@ def own_mask_seed(seed: bytes, context: bytes, name: str) -> bytes:
 
 @dataclass
 class Party:
-    """What a party knows in one sum; it is used once, phase by phase, and refuses any other order.
+    """One party's secrets and stage in one sum; each phase happens once, in order.
 
-    Who asks again, with all as it was, gets the same answer: a process may have died with the first.
-    Anything else would be a second vector under one mask, or other shares of one secret.
+    A repeated request with unchanged content gets the same answer, as a process may have died with the first one.
+    Anything else would be a second vector under one mask, or other shares of one secret, and is refused.
 
     Attributes:
-        name: its own.
-        context: run, round, ask and request, which all keys depend on.
-        group: digest of the members and their public halves, which masks and sealed shares depend on as well.
-        stage: ``keys``, ``shared``, ``ready``, ``sent``, ``opened``: what it has done.
-        for_shares, for_masks: private keys.
-        seed: of its own mask.
-        members: party -> public half, of those who exchange shares, by name.
-        held: party -> its shares as they were made for this one: of its seed, then of its key for masks.
-        made: party -> the sealed shares that it was given; at the end, owner -> the share that was told.
-        digest: of the words that were masked; at the end, of the survivors.
+        name: Name of the client.
+        context: Run, round, ask and request, on which all keys depend.
+        group: Digest of the members and their public halves, on which masks and sealed shares depend as well.
+        stage: Last phase completed: ``keys``, ``shared``, ``ready``, ``sent`` or ``opened``.
+        for_shares, for_masks: Private keys.
+        seed: Seed of the client's own mask.
+        members: Public half of each party that exchanges shares, by name.
+        held: Shares that each party made for this one: of its seed, then of its key for masks.
+        made: Sealed shares for each party; at the end, the opened share of each owner.
+        digest: Digest of the words that were masked; at the end, of the survivors.
     """
 
     name: str
@@ -80,20 +81,20 @@ class Party:
         return keys.public_of(self.for_shares) + keys.public_of(self.for_masks) + promised
 
     def shares(self, members: Mapping[str, bytes], threshold: Callable[[int], int]) -> dict[str, bytes]:
-        """Sealed shares of its secrets, for each other party.
+        """Sealed shares of the party's secrets, for each other party.
 
         Args:
-            members: party -> public half, itself among them.
-            threshold: t, of so many parties.
+            members: Public half of each party, this one included.
+            threshold: Maps a number of parties to t.
 
         Raises:
-            PayloadError: too few parties, its own half changed, or two parties have one key.
+            PayloadError: there are too few parties, its own half was changed, or two parties have the same key.
         """
         if self.stage == "shared" and dict(members) == self.members:
             return dict(self.made)
-        self._at("keys", "shared")
+        self._advance("keys", "shared")
         self._require_members(members)
-        self.members = dict(sorted(members.items()))  # places of shares, the same for all, whatever a wire does
+        self.members = dict(sorted(members.items()))  # positions of shares, the same for all
         self.group = group_digest(self.members)
         t, n = threshold(len(members)), len(members)
         pairs = zip(keys.split(self.seed, n, t), keys.split(self.for_masks, n, t), strict=True)
@@ -103,24 +104,24 @@ class Party:
         return dict(self.made)
 
     def receive(self, sealed: Mapping[str, bytes], threshold: Callable[[int], int]) -> None:
-        """Take up the shares of those who made some; what it sends is masked against these, and no others.
+        """Take the shares of the parties that made some; the reply is masked against these parties only.
 
         Raises:
-            PayloadError: they are too few, were changed, or were made for another round, party or key.
+            PayloadError: the shares are too few, were changed, or were made for another round, party or key.
         """
         again = self.stage == "sent"
         if not again:
-            self._at("shared", "ready")
+            self._advance("shared", "ready")
         strangers = sorted(set(sealed) - set(self.members) | ({self.name} & set(sealed)))
         if strangers:
             raise PayloadError(f"shares of {', '.join(strangers)}, with whom no keys were exchanged")
         self._require_many(len(sealed) + 1, threshold)
-        shares = {name: self._opened(name, text) for name, text in sealed.items()} | {self.name: self.held[self.name]}
+        shares = {name: self._unsealed(name, text) for name, text in sealed.items()} | {self.name: self.held[self.name]}
         if again and shares != self.held:
-            self._at("shared", "ready")
+            self._advance("shared", "ready")
         self.held = shares
 
-    def _opened(self, sender: str, text: bytes) -> bytes:
+    def _unsealed(self, sender: str, text: bytes) -> bytes:
         try:
             shares = keys.unsealed(self._key(sender, sender, self.name), text, self.context)
         except PayloadError as error:
@@ -130,38 +131,36 @@ class Party:
         return shares
 
     def masked(self, words: Residues) -> Residues:
-        """What it sends in place of its words; of other words, once.
+        """Masked words to send; other words are masked only once.
 
         Raises:
-            PayloadError: other words were masked before, or it has no shares yet.
+            PayloadError: other words were masked before, or the party has no shares yet.
         """
         digest = sha256(words.tobytes()).hexdigest()
         if self.stage != "sent" or digest != self.digest:
-            self._at("ready", "sent")
+            self._advance("ready", "sent")
         self.digest = digest
         result = words.copy()
         keys.add_mask(result, own_mask_seed(self.seed, self.context, self.name))
-        for name in self.held:
-            if name == self.name:
-                continue
-            public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
+        for name in self.held.keys() - {self.name}:
+            public = self.members[name][_FOR_MASKS]
             seed = pair_mask_seed(self.for_masks, public, self.context + self.group, self.name, name)
             keys.add_mask(result, seed, negative=self.name > name)
         return result
 
     def opened(self, survivors: Collection[str], threshold: Callable[[int], int]) -> dict[str, bytes]:
-        """Party -> share: of the seed of those whose words arrived, of the key of those whose words did not.
+        """Share of each party: of its seed if its words arrived, of its key for masks if they did not.
 
-        All secrets are forgotten by it, and it must be stored before the answer leaves: a second one, for other
-        survivors, would unmask a party.
+        The party forgets all secrets and must be stored before the answer leaves: an answer for other survivors would
+        unmask a party.
 
         Raises:
-            PayloadError: the survivors are too few, or no parties of this sum, or it is not among them.
+            PayloadError: the survivors are too few or not parties of this sum, or this party is not among them.
         """
         asked = sha256(context_of(*sorted(survivors))).hexdigest()
         if self.stage == "opened" and asked == self.digest:
             return dict(self.made)
-        self._at("sent", "opened")
+        self._advance("sent", "opened")
         strangers = sorted(set(survivors) - set(self.held))
         if strangers or self.name not in survivors:
             raise PayloadError(f"shares are asked for {', '.join(strangers) or 'others'} in place of those of this sum")
@@ -172,22 +171,21 @@ class Party:
         self.for_shares = self.for_masks = self.seed = b""
         return dict(self.made)
 
-    def _at(self, stage: str, following: str) -> None:
+    def _advance(self, stage: str, following: str) -> None:
         if self.stage != stage:
             raise PayloadError(f"masks of this round are at '{self.stage}', this takes '{stage}'; keys are used once")
         self.stage = following
 
     def _require_members(self, members: Mapping[str, bytes]) -> None:
         if len(members) < FEWEST:
-            raise PayloadError(f"a sum of {len(members)} clients tells one the value of another; {FEWEST} are needed")
+            raise PayloadError(f"a sum of {len(members)} clients reveals single values; {FEWEST} are needed")
         if members.get(self.name) != self.public:
             raise PayloadError("this client's own keys are not among those of its type, or were changed")
         for name, public in members.items():
             if len(public) != PUBLIC_BYTES:
                 raise PayloadError(f"keys of '{name}' are {len(public)} bytes, expected {PUBLIC_BYTES}")
-        for part in range(3):
-            own = [public[part * keys.KEY_BYTES : (part + 1) * keys.KEY_BYTES] for public in members.values()]
-            if len(set(own)) < len(own):
+        for part in (_FOR_SHARES, _FOR_MASKS, _COMMITMENT):
+            if len({public[part] for public in members.values()}) < len(members):
                 raise PayloadError("two clients have the same key; each makes its own every round")
 
     def _require_many(self, number: int, threshold: Callable[[int], int]) -> None:
@@ -196,17 +194,15 @@ class Party:
             raise PayloadError(f"{number} of {len(self.members)} clients are left, unmasking takes {needed}")
 
     def _key(self, peer: str, sender: str, receiver: str) -> bytes:
-        public = self.members[peer][: keys.KEY_BYTES]
-        return keys.agreed(self.for_shares, public, self.context + self.group + context_of("shares", sender, receiver))
-
-    # ---- between phases
+        context = self.context + self.group + context_of("shares", sender, receiver)
+        return keys.agreed(self.for_shares, self.members[peer][_FOR_SHARES], context)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=bytes.hex)
 
     @classmethod
     def from_json(cls, text: str) -> Party:
-        """What ``to_json`` made."""
+        """The party that ``to_json`` wrote."""
         content: dict[str, Any] = json.loads(text)
         for key in ("context", "for_shares", "for_masks", "seed", "group"):
             content[key] = bytes.fromhex(content[key])
@@ -215,33 +211,36 @@ class Party:
         return cls(**content)
 
 
+# ---- signatures of sites
+
+
 _SCHEME = ECDSA(SHA384())
 
 
 def _statement(client: str, context: bytes, public: bytes) -> bytes:
-    """What is signed; it begins with a bracket, as nothing does that Flower signs with the same key."""
+    """Text to sign; it begins with a bracket, unlike anything that Flower signs with the same key."""
     return context_of("mask keys", client, public.hex()) + context
 
 
 @dataclass(frozen=True)
 class SiteIdentity:
-    """What a site shows that keys are its clients' with, and whose it believes.
+    """Signing key of a site, and the keys of other sites that it trusts.
 
     Attributes:
-        key: the site's own, private.
-        roster: client -> public key of the site that it lives at; None: keys of others are believed unsigned.
+        key: Private key of the site.
+        roster: Public key of each client's site; None: unsigned keys of other clients are accepted.
     """
 
     key: EllipticCurvePrivateKey = field(repr=False)
     roster: Mapping[str, EllipticCurvePublicKey] | None = None
 
     def signature(self, client: str, context: bytes, public: bytes) -> bytes:
-        """What shows that a public half is that of a client of this site, in one sum.
+        """The site's signature of a client's public half for one sum.
 
         Args:
-            client: its name.
-            context: run, round, ask and request.
-            public: both keys and the commitment.
+            client: Name of the client.
+            context: Run, round, ask and request.
+            public: Both keys and the commitment.
         """
         return self.key.sign(_statement(client, context, public), _SCHEME)
 
@@ -249,7 +248,7 @@ class SiteIdentity:
         """Check that each client's site has signed its public half for this sum.
 
         Raises:
-            PayloadError: naming the client whose site has not, or is not known.
+            PayloadError: a client's site has not signed or is unknown; the message names the client.
         """
         if self.roster is None:
             return
@@ -270,15 +269,18 @@ class SiteIdentity:
                 ) from error
 
 
+# ---- at the server
+
+
 @dataclass(frozen=True)
 class Unmasking:
-    """One sum.
+    """Removal of the remaining masks of one sum, with shares from the clients that are still there.
 
     Attributes:
-        context: run, round, ask and request.
-        members: party -> public half, of those among whom shares were dealt out.
-        masked: those who received each other's shares; masks run between them.
-        threshold: t.
+        context: Run, round, ask and request.
+        members: Public half of each party that made shares.
+        masked: Parties that received each other's shares, and share masks.
+        threshold: Number t of shares that restore a secret.
     """
 
     context: bytes
@@ -287,44 +289,35 @@ class Unmasking:
     threshold: int
 
     def sum(self, words: Residues, survivors: Sequence[str], shares: Mapping[str, Mapping[str, bytes]]) -> Residues:
-        """The sum of the survivors' words, of the sum of what they sent.
+        """The sum of the survivors' unmasked words.
 
         Args:
-            words: sum of what survivors sent.
-            survivors: whose words are in it.
-            shares: party -> what it gave, by owner.
+            words: Sum of the masked words of the survivors.
+            survivors: Parties whose words are in the sum.
+            shares: Opened shares of each party, by owner.
 
         Raises:
-            PayloadError: shares of somebody's secret are too few, or too many are false; it says whose.
+            PayloadError: shares of a client's secret are too few, or too many are false; the message names it.
         """
-        result = words.copy()
+        result, pairs = words.copy(), self.context + group_digest(self.members)
         for name in survivors:
-            seed = self._secret(name, shares, partial(self._is_seed, name=name))
+            seed = self._secret(name, shares, _COMMITMENT, partial(commitment, context=self.context, name=name))
             keys.add_mask(result, own_mask_seed(seed, self.context, name), negative=True)
-        for name in self.masked:
-            if name not in survivors:
-                private = self._secret(name, shares, partial(self._is_key, name=name))
-                self._remove(result, name, private, survivors)
+        for absent in (name for name in self.masked if name not in survivors):
+            private = self._secret(absent, shares, _FOR_MASKS, keys.public_of)
+            for name in survivors:
+                seed = pair_mask_seed(private, self.members[name][_FOR_MASKS], pairs, absent, name)
+                # the survivor added it if its name comes first
+                keys.add_mask(result, seed, negative=name < absent)
         return result
 
-    def _remove(self, words: Residues, absent: str, private: bytes, survivors: Sequence[str]) -> None:
-        context = self.context + group_digest(self.members)
-        for name in survivors:
-            public = self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
-            seed = pair_mask_seed(private, public, context, absent, name)
-            # the survivor added it if its name comes first
-            keys.add_mask(words, seed, negative=name < absent)
-
-    def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], is_right: keys.SecretCheck) -> bytes:
-        places = {name: place for place, name in enumerate(sorted(self.members), 1)}
-        held = {places[name]: own[owner] for name, own in shares.items() if owner in own}
+    def _secret(
+        self, owner: str, shares: Mapping[str, Mapping[str, bytes]], part: slice, public_of: Callable[[bytes], bytes]
+    ) -> bytes:
+        """The owner's secret whose public counterpart is this part of its public half."""
+        positions = {name: position for position, name in enumerate(sorted(self.members), 1)}
+        held = {positions[name]: own[owner] for name, own in shares.items() if owner in own}
         try:
-            return keys.recovered(held, self.threshold, is_right)
+            return keys.recovered(held, self.threshold, lambda secret: public_of(secret) == self.members[owner][part])
         except PayloadError as error:
             raise PayloadError(f"the masks of '{owner}': {error}") from error
-
-    def _is_seed(self, secret: bytes, name: str) -> bool:
-        return commitment(secret, self.context, name) == self.members[name][2 * keys.KEY_BYTES :]
-
-    def _is_key(self, secret: bytes, name: str) -> bool:
-        return keys.public_of(secret) == self.members[name][keys.KEY_BYTES : 2 * keys.KEY_BYTES]
