@@ -147,7 +147,7 @@ def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
     ("columns", "message"),
     [
         ({"questions": [["a", "b"]], "answers": [[["1"]]]}, "row 0: lists of different length"),
-        ({"questions": [["a"], ["b"]], "answers": [[["1"]], [[]]]}, r"row 1, entry 0: .*no answer"),
+        ({"questions": [["a"], ["b"]], "answers": [[["1"]], [[]]]}, r"row 1, entry 0: .*not an answer"),
         ({"questions": [["a"]], "answers": [[None]]}, "row 0, entry 0: no value"),
         ({"questions": [["a"]], "answers": ["1"]}, "one answer per item"),
         ({"questions": ["a", "b"], "answers": ["1", None]}, r"row 1: None is not an answer"),
@@ -174,7 +174,7 @@ def test_missing_training_split_and_columns_are_named(folder: Path):
     [
         ({"targets": {"kind": "number"}}, "target 'kind'"),
         ({"kinds": [COUNTING, COUNTING]}, "different names"),
-        ({"table": ["yes", "Yes"]}, "answer 'yes' .* twice"),
+        ({"table": ["yes", "Yes"]}, "answer 'yes' .* repeated"),
         ({"table": ["yes", questions.OTHER]}, "cannot be a class"),
         ({"several": "first"}, "several"),
         ({"most": 0}, "most"),
