@@ -223,8 +223,8 @@ def scalar(name: str, value: Any) -> Change:
         (text_of("requests", after=["../../secret", 0]), "damaged request: TypeError"),
         (text_of("requests", message="[]"), "damaged message: list where an object is expected"),
         (text_of("requests", message=None), "the envelope is empty"),
-        (entry_of("requests", positions=[0, 99]), "IndexError"),
-        (entry_of("requests", positions=None), "no request refers to frame 0"),
+        (entry_of("requests", places=[0, 99]), "IndexError"),
+        (entry_of("requests", places=None), "no request refers to frame 0"),
         (entry_of("requests", text="x" * 10), "damaged message"),
     ],
 )
