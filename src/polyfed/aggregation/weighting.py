@@ -216,7 +216,7 @@ class PairedOnly(Weighting):
 
 
 class GCA(Weighting):
-    """Global-local contrastive aggregation (CreamFL, Yu et al. 2023, Eqs. 4-5).
+    """Global-local contrastive aggregation (CreamFL, Yu et al. 2023, Eq. 4; ``Ensemble`` takes the softmax of Eq. 5).
 
     A client's representation of a sample counts by how well it picks the server's representation of the same sample
     in the other modality out of the public set; with several others, by the mean of the scores. On class scores, by

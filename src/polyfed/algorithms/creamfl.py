@@ -44,7 +44,7 @@ class InterModal(Settings):
 
 
 class IntraModal(Settings):
-    """Contrast between the server's and the client's previous representations of a modality (Eq. 2)."""
+    """Contrast within a modality (Eq. 2): towards the server's representations, away from the client's previous ones."""
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5")
     reduction: Literal["sum", "mean"] = Field(
@@ -70,7 +70,7 @@ class IntraModal(Settings):
         if not kept:  # the model is where its last training ended
             samples = public.drawn(client)
             if not public.augment:
-                # all of P would be more than its batches need
+                # encoded on demand: its batches may need less than all of P
                 return Remembered(client.model, {name: samples.distinct(name)[1] for name in samples.modalities})
             kept = client.represent(samples)
         return Stored({name: value.to(client.device) for name, value in kept.items()})
@@ -120,7 +120,7 @@ class Contrast(Settings):
         return Stored({}) if self.intra is None else self.intra.reference(client, public)
 
     def loss(self, client: Client, batch: Batch, targets: Mapping[str, Distinct], reference: Reference) -> Tensor:
-        """Sum over the client's modalities of the inter-modal (Eq. 1) and intra-modal (Eq. 2) contrasts.
+        """Sum over the client's modalities of the contrasts: inter-modal (Eq. 1) with each other one, intra-modal (Eq. 2).
 
         Args:
             client: The client in training.
@@ -149,9 +149,9 @@ class CreamFL(TaughtServer):
     public set: clients train with contrastive regularisation towards the server's representations (Eq. 1-3), the
     server weighs what they return by its contrast with the paired modality (Eq. 4-6) and distils it (Eq. 7).
 
-    Numbers at statements are lines of the paper's Algorithm 1. Defaults follow the paper; where the released code
-    differs, its behaviour is an option of a section, bundled in the preset ``creamfl-released``. reamFL (no contrasts)
-    is ``contrast: null``.
+    Numbers at statements are lines of the paper's Algorithm 1. Defaults follow the paper, and the released code where
+    the paper is silent (E, gamma, batch size, unit norm); where both differ, the released behaviour is an option of a
+    section, bundled in the preset ``creamfl-released``. reamFL (no contrasts) is ``contrast: null``.
 
     >>> method = CreamFL(contrast={"weight": 0.1, "intra": None})
     >>> method.teacher.weights.component_name(), method.contrast.inter.tau, method.distiller.loss
@@ -180,9 +180,9 @@ class CreamFL(TaughtServer):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """ServerExecutes, lines 3 to 13; S_t of line 5 is the cohort."""
-        exchange = self.exchange(server)  # 3: I_glob, T_glob <- f_s(P; w^t)
+        exchange = self.exchange(server)  # 3 and 4: I_glob, T_glob <- f_s(P; w^t); no local ones yet
         for reply in exchange.ask(cohort, self.fit, representations=exchange.pairs):  # 6-8: send these, train
-            exchange.add(reply, reply.representations)  # 4, 9 and 12: fold I_c, T_c into I, T (Eq. 4-6)
+            exchange.add(reply, reply.representations)  # 9 and 12: into I, T (Eq. 4-6), by I_glob, T_glob of 3
         self.train_task(server)  # 11: train w^t on P
         self.distil(server, exchange.targets())  # 13: w^t+1 <- w^t distils I, T (Eq. 7)
 

@@ -58,8 +58,8 @@ class CreamFLAveraged(FedAvg):
     modalities, and the server has no training of its own. Clients of one modality also receive the server's
     representations of the public set (FedCola's tables: 500 pairs), train with the contrasts towards them (CreamFL,
     Eq. 1-3) and return their own; clients of several modalities train plainly. The server averages the weights, weighs
-    the representations by their contrast (Eq. 4-6), distils them into the averaged model (Eq. 7, squared error), and
-    this becomes the global model of its type.
+    the representations by their contrast (Eq. 4-6), distils them into the averaged model (Eq. 7; squared error, AdamW
+    and batch size of FedCola's script), which becomes the global model of its type.
 
     FedCola's paper gives the contrasts the weight 1e-7 and the distillation 1, the default; its script passes 1 and
     1e-7. Adam hardly feels the scale of a loss, so the latter does not weaken distillation in proportion: it acts where

@@ -40,9 +40,9 @@ class FedAFD(TaughtServer):
     modality (BAA). The server weighs clients' representations of P by similarity to its own (SED) and distils them.
     Clients are judged with their own model and fusion.
 
-    Sections and equations at statements are those of the paper's supplement. Defaults follow the paper; where the
-    released code differs, its behaviour is an option of a section, bundled in the preset ``fedafd-released``. Without
-    BAA: ``adversarial: null``; without GFF: ``fusion: null``; without SED: ``teacher.weights: mean``.
+    Sections and equations at statements are those of the paper's supplement. Defaults follow the paper, and the
+    released code where the supplement is silent (E, gamma, optimisers); clients receive their own encoders only. Other
+    behaviour of the released code is an option of a section, bundled in the preset ``fedafd-released``. Without BAA: ``adversarial: null``; without GFF: ``fusion: null``; without SED: ``teacher.weights: mean``.
 
     >>> method = FedAFD(adversarial={"weight": 0.1}, fusion=None)
     >>> method.teacher.weights.component_name(), method.adversarial.loss, method.distiller.weight
@@ -65,7 +65,8 @@ class FedAFD(TaughtServer):
     public: PublicExchange = PublicExchange()
     teacher: Teacher = Teacher(weights=SED())
     task: ServerTask | None = Field(
-        default=ServerTask(order="first"), description="on P, before the broadcast (supplement, A.1.2)"
+        default=ServerTask(order="first"),
+        description="on P, before the broadcast, as in the released code; the supplement (A.1.2) only puts Eq. 2 before Eq. 3",
     )
     distiller: Distiller | None = Field(default=Distiller(weight=0.4), description="its weight is the paper's gamma")
 
@@ -92,14 +93,14 @@ class FedAFD(TaughtServer):
     # ---- server half
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Local training (A.1.1) between the two stages of centralised training (A.1.2)."""
+        """The server's task (A.1.2, Eq. 2), local training (A.1.1), distillation (A.1.2, Eq. 3)."""
         exchange = self.exchange(server)  # Eq. 2: train w_g on P (task.order: first), then represent P
         version, encoders = self.gff.broadcast(server)
         sent = {"representations": exchange.pairs, "encoders": encoders, "version": version}
         for reply in exchange.ask(cohort, self.fit, **sent):  # A.1.1
             self.gff.delivered(server, reply)
             exchange.add(reply, reply.representations)  # SED: weights by similarity to the server's own
-        self.train_task(server)
+        self.train_task(server)  # Eq. 2 here instead, with task.order: last
         self.distil(server, exchange.targets())  # Eq. 3: w_g distils, with factor gamma
 
     # ---- client half

@@ -90,8 +90,8 @@ class RobustTeacher(Settings):
         return self
 
     def loss(self, client: Client, local: Mapping[str, Aligner]) -> Regulariser:
-        """L_dro (Eq. 5), with the client's model as distorted encoder f~ and teacher aligner g*."""
-        # f* of Eq. 5: the average before stage 2 distorts it
+        """L_dro (Eq. 5): the client's model is the distorted copy f~ under the teacher aligner g*; ``local`` is g."""
+        # f* of Eq. 5: the average before stage 2 distorts it, in evaluation mode; f~ trains, dropout included
         reference, head = frozen_copy(client.model), None if client.head is None else frozen_copy(client.head)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
@@ -122,8 +122,9 @@ class FedAID(RobustAlignment):
     that local training distorts. Its weighted mean is the teacher and the aligner of the next round.
 
     All clients train one model whose encoders have align modules (``model.aligner``). Numbers at statements are
-    lines of the paper's algorithms. Where these leave a reading open: line 7 averages align modules too, v_k of line 9
-    is the task's loss of that average on all samples, and w_k acts as share in the mean of line 17 (``weights.use``).
+    lines of the paper's algorithms. Choices: line 7 averages align modules too. v_k is the task's loss of that average
+    (line 9; the text after Eq. 4 has L_dro), on whole batches. w_k is a share in the mean of line 17, where the paper
+    has 1/N and w_k as a factor of L_dro (Eq. 3): ``weights.use: loss``, which AdamW divides out.
 
     >>> method = FedAID(local_steps=10, teacher={"steps": 10})
     >>> method.guidance.distance, method.teacher.weights.divergence, method.teacher.beta
@@ -156,7 +157,7 @@ class FedAID(RobustAlignment):
     def round(self, server: Server, cohort: Cohort) -> None:
         """One round r of Algorithm 1, lines 3 to 18."""
         name, parts = only_type(server), server_parts(server)
-        model = server.weights[name]  # Theta and theta; theta* is theta since line 18 of the last round
+        model = server.weights[name]  # Theta, theta; theta* = theta: line 18, and at the start
         replies = cohort.ask(  # 3-6: broadcast, Algorithm 2
             self.guide,
             like={"weights": Weights(model)},
@@ -177,7 +178,7 @@ class FedAID(RobustAlignment):
             factor=each(self.teacher.weights.loss_factor(server)),
         )
         robust = self.teacher.weights.mean(server, replies)  # 17
-        server.record(**compare_aligners(server, {"averaged": aggregated, "robust": aggregated | robust}))
+        server.record(**compare_aligners(server, {"averaged": aggregated, "robust": aggregated | robust}))  # a gauge
         server.update_weights({name: aggregated | robust})  # 18
 
     def undelivered(self, server: Server, model: Mapping[str, Tensor]) -> Callable[[ClientInfo], Weights]:
@@ -195,12 +196,12 @@ class FedAID(RobustAlignment):
 
     @client_step(float, weights=Weights, num_examples=int)
     def guide(self, client: Client, weights: Weights, teacher: Weights) -> Reply:
-        """Stage 1 (Algorithm 2); an empty ``teacher`` is the received aligner, theta* = theta."""
+        """Stage 1 (Algorithm 2); ``teacher`` is empty, as the received aligner is both theta and theta* (line 18)."""
         client.load_weights({**client.state.pop("encoder", {}), **weights})  # 2
-        aligner = dict(teacher or selected(weights, parts_of(client).aligner))  # 3
+        aligner = dict(teacher or selected(weights, parts_of(client).aligner))  # theta*, an input (1)
         client.state["teacher"] = aligner
         loss = self.anchored_loss(client, frozen_aligners(client.model, aligner))  # L_guide + alpha L_task (Eq. 1, 2)
-        # 4-7
+        # 3-7
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, task_weight=0, regulariser=loss)
         return Reply(weights=client.weights, num_examples=client.num_examples)  # 8
 

@@ -107,8 +107,8 @@ class FedCola(FedAvg):
     averages attention over all types that share a modality and scales the rest to match (collaborative aggregation
     with compensation, section 4.3). Clients of several modalities train plainly.
 
-    Defaults are the paper's; where the released code differs, the other behaviour is an option, and the preset
-    ``fedcola-released`` has them all.
+    Defaults are the paper's, but for ``complement.send``, which changes bytes alone; where the released code differs,
+    the other behaviour is an option, and the preset ``fedcola-released`` has them all.
 
     >>> method = FedCola(averaging={"name": "fedcola", "layers": "blocks"})
     >>> method.averaging.compensation, method.complement.train_out
@@ -131,7 +131,7 @@ class FedCola(FedAvg):
             self.complement.require(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Broadcast own models and complements, train, uni-aggregation, collaborative aggregation (section 4.1)."""
+        """Broadcast own models and W_out, train, uni-aggregation (section 3), collaborative aggregation (4.3)."""
 
         @cache  # W_out is the same for all clients of a type
         def out_weights(type_name: str) -> Weights:
@@ -143,8 +143,8 @@ class FedCola(FedAvg):
             weights=each(server.weights_for),
             others=each(lambda client: out_weights(server.type_of(client))),  # W_out (section 4.2)
         ):
-            means[reply.type].add(reply.weights, reply.num_examples)  # within a type
-        server.update_weights(server.averaged(self.averaging, means))  # between types (section 4.3)
+            means[reply.type].add(reply.weights, reply.num_examples)  # uni-aggregation
+        server.update_weights(server.averaged(self.averaging, means))  # w + Omega of it
 
     # ---- client half
 

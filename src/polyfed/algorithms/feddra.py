@@ -61,15 +61,15 @@ class FedDRA(RobustAlignment):
     """Federated distributionally robust alignment (TMLR; the third version of arXiv 2404.03854).
 
     First the align modules alone train at the clients, on frozen encoders, and become the robust aligner: their mean,
-    by weights that follow the clients' losses (Eq. 4). Then everything trains on the task, while representations are
-    held near those of the received encoder under the robust aligner, in training mode too, so that equal weights are
-    at distance 0. The mean of these models is the next model. All clients train one model whose encoders have align
+    by weights that follow the clients' losses (FedAID, Eq. 4). Then everything trains on the task, while representations are
+    held near those of the received encoder under the robust aligner, in training mode too, so that batch norms
+    of equal weights agree (dropout draws apart). The mean of these models is the next model. All clients train one model whose encoders have align
     modules (``model.aligner``).
 
     The released code does more in each stage, and the preset ``feddra-mimic`` all of it: ``guidance`` in both stages
     and ``measured``, ``weighted_stages: both`` with ``weights.use: loss``, ``aligner_in_stage_two: local``,
-    ``measured_on: aggregated``, ``frozen_encoder_mode: training``, ``weights.divergence: released``. These switches act
-    in the methods under "released code" alone.
+    ``measured_on: aggregated``, ``frozen_encoder_mode: training``, ``weights.divergence: released``. The switches of
+    FedDRA itself act in the methods under "released code" alone, those of ``weights`` in ``RobustWeights``.
     """
 
     keeps: ClassVar[Mapping[str, Lifetime]] = dict.fromkeys(("encoder", "aligner", "teacher"), Lifetime.ROUND)
@@ -145,7 +145,7 @@ class FedDRA(RobustAlignment):
             losses |= loss_reports([reply])
         aggregated = mean.take()
         server.update_weights({name: aggregated})
-        self.weights.step(server, self.final_losses(cohort, aggregated, losses))  # Eq. 4
+        self.weights.step(server, self.final_losses(cohort, aggregated, losses))  # FedAID, Eq. 4
 
     # ---- client half
 
@@ -179,14 +179,11 @@ class FedDRA(RobustAlignment):
         )
         return Reply(weights=client.weights, num_examples=client.num_examples, **losses)
 
-    @client_step(float)
-    def judge(self, client: Client, weights: Weights) -> Reply:
-        """v_k of the aggregated model (released code)."""
-        client.load_weights(weights)
-        return Reply(**measured(client, self.measure_share, self.aggregated_loss(client)))
-
     def guided_loss(self, client: Client) -> Regulariser:
-        """Loss of the second stage: the task's, and the distance to the representations of the model as it is now."""
+        """Task plus distance to a frozen copy of the client's model, taken here.
+
+        The received encoder and the robust aligner are loaded at this moment.
+        """
         received = frozen_copy(client.model, training=True)
 
         def loss(model: Embedder, batch: Batch) -> Tensor:
@@ -196,6 +193,12 @@ class FedDRA(RobustAlignment):
         return loss
 
     # ---- released code: each switch at its default leaves the paper's method
+
+    @client_step(float)
+    def judge(self, client: Client, weights: Weights) -> Reply:
+        """v_k of the aggregated model (released code)."""
+        client.load_weights(weights)
+        return Reply(**measured(client, self.measure_share, self.aggregated_loss(client)))
 
     def keep_teacher(self, server: Server, robust: Mapping[str, Tensor]) -> None:
         """Keeps the layers of the robust aligner as the teacher of the next round's first stage."""

@@ -15,7 +15,7 @@ class FedIoT(FedAvg):
 
         W_A <- (sum_{k in A} n_k W_k + alpha sum_{k in AB} n_k W_k,A) / (sum_{k in A} n_k + alpha sum_{k in AB} n_k).
 
-    Heads and embeddings stay with their type. Encoders that have no blocks are shared whole with
+    Heads, embeddings and final norms stay with their type. Encoders that have no blocks are shared whole with
     ``averaging: {name: fediot, layers: encoder}``,
     as in the original. Of the original, the split auto-encoders and the labels on the server are not part of this.
 

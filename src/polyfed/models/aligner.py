@@ -1,4 +1,4 @@
-"""Encoder, align module and embedding head of a modality (FedAID, arXiv 2404.03854, sections 4.1 and F).
+"""Encoder, align module and embedding head of a modality (FedAID, arXiv 2404.03854, section 4.1 and appendix F).
 
 The trunk of an encoder gives features; a few transformer layers and an embedding head turn these into the
 representation. Methods can so treat the extraction of features and the alignment of modalities differently.

@@ -80,8 +80,8 @@ def frozen_aligners(model: Model, weights: Mapping[str, Tensor], *, training: bo
         model: model with the align modules.
         weights: names as in the model's state dict -> tensors; those of other parts are ignored. Heads for positions,
             which no teacher has, are the model's own if they are absent.
-        training: see ``frozen_copy``. Use it next to modules in training mode: equal weights then give equal
-            representations, and the distance between both is that of the weights.
+        training: see ``frozen_copy``. Use it next to modules in training mode: equal weights then agree up to
+            dropout.
     """
     made = {}
     for modality, aligner in aligners_of(model).items():

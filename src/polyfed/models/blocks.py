@@ -329,7 +329,7 @@ ROLES: Mapping[str, frozenset[str]] = {
 class GatedWeight(nn.Module):
     """The effective weight W + g W_out of a linear layer (FedCola, section 4.2).
 
-    With the gate g at zero, where it starts, it is W bit for bit, and W_out gets no gradient.
+    With the gate g at zero, where it starts, it is W bit for bit, and the gradient of W_out is 0.
 
     Args:
         out: W_out, of the shape of W; it is copied.
@@ -407,6 +407,6 @@ def gated(module: nn.Module, outs: Mapping[str, Tensor], *, trainable: bool = Tr
 def undecayed(model: nn.Module) -> list[nn.Parameter]:
     """Parameters that weight decay must spare: gates and their W_out.
 
-    W_out gets no gradient while its gate is shut; decay would shrink it all the same.
+    The gradient of W_out is 0 while its gate is shut; decay would shrink it all the same.
     """
     return [value for part in model.modules() if isinstance(part, GatedWeight) for value in part.parameters()]

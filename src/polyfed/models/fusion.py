@@ -23,7 +23,9 @@ from polyfed.models.towers import Positions, masked_mean, positioned
 
 
 class GranularityFusion(nn.Module):
-    """Granularity-aware feature fusion (FedAFD): attentional mix of local and received features, twice.
+    """Granularity-aware feature fusion (FedAFD; T1 and T2: supplement, A.2.2, Eq. 4 and 5).
+
+    An attentional mix of local and received features, twice.
 
     ``M(x) = sigmoid(T1(x) + T2(x))``, T1 on the mean over positions, T2 at each position, both with a bottleneck
     and batch norm; ``h = M(l + g) l + (1 - M(l + g)) g``; the result is ``M'(h) l + (1 - M'(h)) g``. On vectors
@@ -90,7 +92,8 @@ class GranularityFusion(nn.Module):
 class _Branch(nn.Module):
     """T1 or T2: 1x1 convolution to the bottleneck, batch norm, ReLU, 1x1 convolution back, batch norm.
 
-    Convolutions of size 1 are linear layers, as positions stand before features here.
+    Convolutions of size 1 are linear layers, as positions stand before features here. Eq. 4 and 5 leave the activation
+    and the width of the bottleneck open; ReLU and d / 4 are the released code's.
     """
 
     def __init__(self, dim: int, squeeze: int) -> None:
@@ -251,8 +254,8 @@ def features_of(model: Model, modality: str, x: Tensor, *, maps: bool) -> Sample
     encoder = model.encoders[modality]
     if not positioned(encoder):
         raise ConfigError(
-            f"algorithm.fusion is maps, but the encoder of '{modality}' ({type(encoder).__name__}) gives no features "
-            "by position; choose another encoder, or fusion: vectors"
+            f"algorithm.fusion.level is maps, but the encoder of '{modality}' ({type(encoder).__name__}) gives no features "
+            "by position; choose another encoder, or algorithm.fusion.level=vectors"
         )
     # not through embed: the mean over positions comes after the fusion
     values, mask = encoder.positions(x)

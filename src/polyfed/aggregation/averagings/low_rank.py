@@ -35,7 +35,7 @@ from polyfed.models.model import ModelSettings
 
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 OFFSET = "base_layer.offset"
-"""Name of a layer's offset: a change in units of B A, next to its adapter (``models.adapters.adapter.OffsetLinear``)."""
+"""Name of a layer's offset: a change in units of B A (``models.adapters.adapter.OffsetLinear``)."""
 
 
 class Factors(NamedTuple):

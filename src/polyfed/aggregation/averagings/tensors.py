@@ -149,7 +149,7 @@ class BySlot(ByType):
         return slot.role in _ROLES[self.layers]
 
     def of_means(self, models: ModelsByType, means: Mapping[str, WeightedMean]) -> Averages:
-        """W <- W + sum of coefficient x (mean - W) by the rule (FedCola, Eq. 3).
+        """W <- W + Omega (mean - W), with Omega as ``rule`` (FedCola, section 3).
 
         Integer tensors (counters) are the rounded mean of the type's own.
         """
@@ -164,7 +164,10 @@ class BySlot(ByType):
         }
 
     def rule(self, models: ModelsByType, sizes: Mapping[str, float]) -> Rule:
-        """FedCola's Omega_attn, Omega_others and Omega_comp (section 4.3), and FedIoT's factor."""
+        """FedCola's Omega_attn, Omega_others and Omega_comp (section 4.3), and FedIoT's factor.
+
+        Entry (i, j) has the samples of column j, as in Omega_comp; Omega_attn is printed with n_i.
+        """
         weights = {
             type_name: float(sizes.get(type_name, 0)) * (self.factor if len(model.modalities) > 1 else 1.0)
             for type_name, model in models.items()

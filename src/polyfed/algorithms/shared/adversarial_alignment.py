@@ -38,7 +38,9 @@ class AdversarialAlignment(Settings):
     loss: EncoderForm = Field(
         default="minimax", description="the encoder's loss: minimax (paper), or non_saturating (released code)"
     )
-    double_sigmoid: bool = Field(default=False, description="discriminators end in a sigmoid, as in the released code")
+    double_sigmoid: bool = Field(
+        default=False, description="a sigmoid before losses that apply one themselves, as in the released code"
+    )
     shared: bool = Field(
         default=False,
         description="one pair of discriminators for all modalities of a client, as in the released code, not one each",

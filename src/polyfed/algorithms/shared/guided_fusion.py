@@ -64,7 +64,7 @@ class GuidedFusion(Settings):
     broadcast_every: int = Field(default=1, ge=1, description="K, rounds between two broadcasts of the encoders")
     send: Literal["own", "all"] = Field(
         default="own",
-        description="encoders of the client's modalities, which it uses, or of all (released code)",
+        description="encoders of the client's modalities, which it uses, or of all (paper and released code)",
     )
     cache: bool = Field(
         default=True,
@@ -147,7 +147,7 @@ class GuidedFusion(Settings):
         if self.reset:
             client.model.extras[FUSION] = self._new_fusion(client.model.dim).to(client.device)
             client.optimizers.states.pop(FUSION, None)  # moments of other weights
-        # the paper trains the fusion of image-text clients a fiftieth as fast
+        # the released code trains the fusion of image-text clients a fiftieth as fast
         settings = self.training_several if len(client.modalities) > 1 else self.training
         trainer = client.trainer(FUSION, settings, lambda name: name.startswith(f"extras.{FUSION}"))
         return ClientTask(lambda batch: self.task_loss(client, batch, guidance), [trainer])

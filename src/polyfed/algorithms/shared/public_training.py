@@ -20,7 +20,7 @@ Reference = Callable[[str, Batch], Float[Tensor, "b d"]]
 
 
 class Stored:
-    """Representations of the whole public set, modality -> [|P|, d], looked up by the index of a sample."""
+    """Representations of the exchanged samples, modality -> [n, d], looked up by the index of a sample."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         self._values = values

@@ -78,8 +78,8 @@ class RobustWeights(Settings):
     )
     use: Literal["aggregate", "loss", "none"] = Field(
         default="aggregate",
-        description="effect of w on the robust aligner: share in its mean, factor n w_k of the client's loss (released "
-        "code; without effect under Adam), or none",
+        description="effect of w on the robust aligner: share in its mean, factor n w_k of the client's loss (the "
+        "paper's Eq. 3 times n, and the released code; without effect under Adam), or none",
     )
 
     @model_validator(mode="after")
@@ -189,7 +189,7 @@ class RobustAlignment(Algorithm):
             )
 
     def average(self, replies: Iterable[Reply]) -> dict[str, Tensor]:
-        """1/N sum_k w_k of the replies' weights, as they come."""
+        """1/N sum_k (Theta_k, theta_k, heads): plain mean of the replies (FedAID, Algorithm 1, line 7)."""
         mean = WeightedMean()
         for reply in replies:
             mean.add(reply.weights, 1.0)
@@ -243,7 +243,9 @@ def task_loss(client: Client) -> Callable[[Embedder, Batch], Tensor]:
 
 @torch.no_grad()
 def measured(client: Client, share: float, loss: Callable[[Model, Batch], Tensor]) -> dict[str, float]:
-    """``loss``: mean over a share of the client's samples in evaluation mode and view; empty without a batch.
+    """``loss``: mean over a share of the client's samples, in whole batches, evaluation mode and view.
+
+    Empty without a batch.
 
     A contrast depends on the size of its batch: all are as large as in training, and at least one is measured. A client
     with fewer samples is measured on all of them, which flatters it.
