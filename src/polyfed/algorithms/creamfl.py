@@ -44,7 +44,7 @@ class InterModal(Settings):
 
 
 class IntraModal(Settings):
-    """Contrast within a modality (Eq. 2): towards the server's representations, away from the client's previous ones."""
+    """Contrast within a modality (Eq. 2): towards the server's representations, away from the client's last ones."""
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 2; released code 0.5")
     reduction: Literal["sum", "mean"] = Field(
