@@ -14,12 +14,12 @@ import pytest
 import torch
 from papers.fedaid.segmentation import DecoderFit, MapReader, SegmentationProbe, fit_decoder
 from PIL import Image
-from polyfed.data.sources.parquet import Parquet
 from torch import Tensor, nn
 
 from benches import VIT, outcome, values_of
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.sources.scenes import Scenes
+from polyfed.data.sources.stored import Parquet
 from polyfed.data.view import DataContext
 from polyfed.lab.downstream.probe import FrozenModel
 from polyfed.models.decoders import UNetDecoder

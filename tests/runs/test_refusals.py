@@ -173,7 +173,10 @@ REFUSED: list[tuple[Config, Config, str]] = [
             ({"clients.paired.also": {"source": "private", "items": 30}}, r"clients\.paired\.also\.items is 30"),
             ({"clients.image.items": "public"}, r"items is public, but the public set is not of 'private' train"),
             ({"clients.image.also": "public", "public": GONE}, "also is public, but there is none"),
-            ({"clients.paired.items": "public", "public": GONE}, "items is public, but there is none"),
+            (
+                {"clients.paired.items": "public", "public": GONE},
+                "items is public, but the federation has no public set",
+            ),
             ({"public.items": 49}, r"public\.items is 49, but 'scenes' has 48; lower it"),
             ({"server.expected_test_items": 1000}, "expected_test_items is 1000, but 'scenes' test has 12 items"),
             ({"clients.paired-0": tiny()["clients"]["image"]}, "two clients are called 'paired-0'"),
@@ -218,7 +221,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
                 )
             ),
             ({"run.output": {"keep_rounds": [1, 3]}}, "keep_rounds has 3, but there are 2 rounds"),
-            ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client 'paired-7'"),
+            ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client is called 'paired-7'"),
             ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
             ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),
             # how clients are trained
@@ -250,14 +253,14 @@ REFUSED: list[tuple[Config, Config, str]] = [
 
 OPENING, BUILDING, ROUND = "opening data", "building models", "a round"
 REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
-    (OPENING, "test items of each client"): [
+    (OPENING, "test items"): [
         (
             tiny(name="fedavg"),
             {"clients.paired.test": "dealt", "clients.paired.count": 10},
             r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
         )
     ],
-    (OPENING, "batches of each client"): [
+    (OPENING, "batches per client"): [
         (
             tiny(name="fedavg"),
             {"clients.image.items": 1},
@@ -267,7 +270,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
     (BUILDING, "samples of the public set"): [
         (fedmd(public={"samples": 17}), {}, r"public\.samples is 17, but the public set has 16")
     ],
-    (BUILDING, "a server model of no type"): [
+    (BUILDING, "a server model without a type"): [
         (
             tiny(name="fedavg"),
             {"server.model.encoders.image.widths": [16, 8]},
@@ -291,16 +294,16 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
         ),
     ],
-    (BUILDING, "layers that nobody has"): [
+    (BUILDING, "layers that no model has"): [
         (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
-        (mae(task_weight=0.0), {}, r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"),
+        (mae(task_weight=0.0), {}, r"patches of images, and text-0, text-1 cannot: .*, or set algorithm.task_weight"),
         (
             mae(),
             {"clients.image": GONE, "clients.paired": GONE, "server": GONE},
             r"text-0, text-1 cannot: .* at least two patches$",
         ),
     ],
-    (ROUND, "FedEMA, where nothing random is in a view"): [
+    (ROUND, "FedEMA without random views"): [
         (
             tiny(name="fedema", task_weight=0.0),
             {},

@@ -67,7 +67,7 @@ class FedAFD(TaughtServer):
     teacher: Teacher = Teacher(weights=SED())
     task: ServerTask | None = Field(
         default=ServerTask(order="first"),
-        description="on P, before the broadcast, as in the released code; the supplement (A.1.2) only puts Eq. 2 before Eq. 3",
+        description="on P, before the broadcast as in the released code; the supplement (A.1.2) leaves that open",
     )
     distiller: Distiller | None = Field(default=Distiller(weight=0.4), description="its weight is the paper's gamma")
 
