@@ -33,7 +33,6 @@ CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "fit": {"epochs": 
     ("encoder", "sides"),
     [
         ({"name": "resnet", "widths": [8, 12, 16], "depths": [1, 1, 1], "stem": "medium"}, (8, 16, 32)),
-        ({"name": "mobilenet", "multiplier": 0.35}, (2, 4, 8, 16, 32)),  # pooling hides no map
     ],
 )
 def test_a_convolutional_network_gives_every_resolution(
@@ -152,7 +151,7 @@ def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tm
         pq.write_table(table, tmp_path / f"{name}.parquet")
     bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
     probe = SegmentationProbe(**CUT | {"source": "bytes", "validation": None})
-    with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable picture"):
+    with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable image"):
         probe.check(bench, "task")
     probe.model_copy(update={"test": ("train",)}).check(bench, "task")
 
