@@ -339,7 +339,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
         ),
     ],
-    (BUILDING, "layers that nobody has"): [
+    (BUILDING, "of no client"): [
         (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
         (mae(task_weight=0.0), {}, r"patches of pictures, and text-0, text-1 cannot: .*, or set algorithm.task_weight"),
         (
@@ -348,7 +348,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             r"text-0, text-1 cannot: .* at least two patches$",
         ),
     ],
-    (ROUND, "FedEMA, where nothing random is in a view"): [
+    (ROUND, "FedEMA, where views have no random part"): [
         (
             tiny(name="fedema", task_weight=0.0),
             {},
