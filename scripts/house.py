@@ -4,8 +4,8 @@
     python scripts/house.py --write    # the same, and figures of rooms fall to what they hold
 
 Bounded are code lines by room (``rooms.py``), imports (``imports.py``: downwards, no circles, those for types too),
-duplicates, McCabe's complexity, fields of public classes and prose (``language.py``). Printed, and not bounded: the code that a traced run of a
-method enters (``traced.py``).
+duplicates, McCabe's complexity, fields of public classes and prose (``language.py``). Printed, and not bounded: the
+code that a traced run of a method enters (``traced.py``).
 """
 
 from __future__ import annotations
