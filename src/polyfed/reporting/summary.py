@@ -252,8 +252,8 @@ class RunSummary:
             {
                 "site: metric" if is_mixed else "".join(labels): f"{one.site}: {one.known.label}" * is_mixed
                 or one.site,
-                "alone": one.alone and one.alone.value,
-                "federated": one.federated and one.federated.value,
+                "alone": one.alone.value if one.alone else None,
+                "federated": one.federated.value if one.federated else None,
                 "gain (95 %)": one.gain,
                 "chance": one.known.chance,
                 "tested": count(round(one.known.trials, 6)),

@@ -13,7 +13,7 @@ MIB = 2**20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MOST = 20  # columns of a page
 
-Cell = str | float | None
+Cell = str | int | float | None
 """A text; a whole number; another number, shown with two decimals; None for a missing value."""
 
 
