@@ -65,7 +65,7 @@ def tsne(x: Float[Tensor, "n d"], perplexity: float = 30.0) -> Float[Tensor, "n 
     """
     with brought_by("lab"):
         from sklearn.manifold import TSNE
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+        from threadpoolctl import threadpool_limits
 
     start = pca(x)
     spread = float(start[:, 0].std(correction=0))

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.autograd import backward
 
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
@@ -114,7 +115,7 @@ class Trainer:
             return
         self.zero_grad()
         self._epochs.losses.append(loss.data)  # no operator, and without the graph
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss)
         self.apply(correct)
 
     def zero_grad(self) -> None:
@@ -183,7 +184,7 @@ def step_together(loss: Tensor, *trainers: Trainer) -> None:
     trainers[0]._epochs.losses.append(loss.data)
     for trainer in trainers:
         trainer.zero_grad()  # all at first: the loss may reach parameters of each
-    loss.backward()  # type: ignore[no-untyped-call]
+    backward(loss)
     for trainer in trainers:
         trainer.apply()
 

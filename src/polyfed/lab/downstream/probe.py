@@ -163,7 +163,7 @@ def computed(
         raise DataError(f"{what} has no samples")
     samples.require_all(modality, what)
     # siblings share an image: each is encoded once
-    rows, inverse_index = samples.rows[modality].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    rows, inverse_index = torch.unique(samples.rows[modality], return_inverse=True)
     load = samples.inputs[modality]
     parts = [function(load(part).to(subject.device)).float().cpu() for part in torch.split(rows, subject.batch)]
     features = torch.cat(parts)
@@ -312,7 +312,7 @@ def macro_auroc(scores: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> fl
     with brought_by("lab"):
         from sklearn.metrics import roc_auc_score
 
-    classes = labels.unique().tolist()  # type: ignore[no-untyped-call]
+    classes = torch.unique(labels).tolist()
     if len(classes) < 2:
         return math.nan
     if scores.shape[1] == 2:

@@ -144,7 +144,7 @@ def stratified(labels: Int64[Tensor, " n"], share: float, generator: torch.Gener
     """Positions of a random share of every class, ascending: round(share n_c) of each class, and at least one."""
     order = torch.randperm(len(labels), generator=generator)
     kept = []
-    for label in labels.unique().tolist():  # type: ignore[no-untyped-call]
+    for label in torch.unique(labels).tolist():
         own = order[labels[order] == label]  # the class in random order
         kept.append(own[: max(1, round(share * len(own)))])
     return torch.cat(kept).sort().values
@@ -158,7 +158,7 @@ def class_scores(
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+        from threadpoolctl import threadpool_limits
 
     def fitted(strength: float) -> Callable[[Tensor], Tensor]:
         model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
@@ -318,7 +318,7 @@ class RetrievalProbe(Probe):
 
 def can_fail(samples: Samples) -> bool:
     """True if a search among samples can fail: at least two, not all right answers to each other."""
-    return len(samples.matches.unique()) > 1  # type: ignore[no-untyped-call]
+    return len(torch.unique(samples.matches)) > 1
 
 
 def _over_clients(rows: Sequence[ProbeRow]) -> list[ProbeRow]:
