@@ -258,7 +258,7 @@ def without(folder, file):
         (lambda vit: backbones.pooled(MAP, "cls"), "CLS"),
         (lambda vit: backbones.pooled(MAP, "pooled"), "needs a backbone with a pooler"),
         (lambda vit: preparation(vit, size=8), "gives no image_mean"),
-        (lambda vit: preparation(vit, do_normalize=False), "gives no size"),
+        (lambda vit: preparation(vit, do_normalize=False), "states no image size"),
         (lambda vit: preparation(vit, size=8, do_normalize=False, resample=0), "resample 0 is not one of"),
     ],
 )

@@ -228,7 +228,7 @@ def test_two_files_whose_names_are_alike_are_named(tmp_path: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[str, Any, str]] = {
-    "utf-16 cut": ("captions.csv", "file_name,caption\na.png,ü\n".encode("utf-16")[:-1], "is not text in UTF-16"),
+    "utf-16 cut": ("captions.csv", "file_name,caption\na.png,ü\n".encode("utf-16")[:-1], "cannot be decoded as UTF-16"),
     "utf-16 bare": ("captions.csv", "file_name,caption\na.png,x\n".encode("utf-16-le"), "UTF-16 or UTF-32; save it"),
     "cyrillic": ("captions.csv", "file_name,caption\na.png,да\n".encode("cp1251"), "as Windows-1252 it would have"),
     "binary": ("captions.csv", b"file_name,caption\na.png,\0x\n", "no text at all, or UTF-16; save it as UTF-8"),

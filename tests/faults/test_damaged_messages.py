@@ -235,7 +235,7 @@ def test_a_false_request_is_refused_at_the_site(struck: Struck, change: Change, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (text_of("answers", client="paired-0"), "answer of 'paired-0' where that of 'image' is expected"),
+        (text_of("answers", client="paired-0"), "got the answer of 'paired-0', expected that of 'image'"),
         (entry_of("answers", client="paired-0"), "no answer refers to frame 0 of its 1"),
         (entry_of("answers", parts=[0, 1, 2]), "damaged message: ValueError"),
         (entry_of("answers", parts=["a", "b"]), "damaged message: ValueError"),

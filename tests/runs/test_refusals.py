@@ -274,7 +274,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
         (
             tiny(name="fedavg"),
             {"server.model.encoders.image.widths": [16, 8]},
-            r"server\.model must be the model of one type",
+            r"server\.model must equal the model of one type",
         )
     ],
     (BUILDING, "layers of other shapes"): [

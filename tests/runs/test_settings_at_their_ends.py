@@ -88,7 +88,7 @@ def cases() -> Iterator[Any]:
 DIVERGING = ("lr", "server_lr", "proto_weight")
 """At 100 and more they may end in NaN, which the run reports."""
 NAMED_OTHERWISE: dict[str, list[str]] = {
-    **{key: ["server.model must be the model of one type"] for key in ("size", "length", "rank")},
+    **{key: ["server.model must equal the model of one type"] for key in ("size", "length", "rank")},
     "tensor_norm": ["the limit is 1e-06"],
     "row_norm": ["the limit is 1e-06"],
     **{key: ["usable reply", "NaN"] for key in (*DIVERGING, "regularisation", "contrast", "tau")},

@@ -189,8 +189,8 @@ def test_every_kind_of_method_trains_it(method: str, tmp_path: Path) -> None:
 
 REFUSED: list[tuple[Config, str]] = [
     ({"task": {"names": ["a"]}}, "names"),
-    ({"task": {"names": ["a", "a"]}}, "different words"),
-    ({"task": {"names": ["a b", "c"]}}, "different words"),
+    ({"task": {"names": ["a", "a"]}}, "names must be unique"),
+    ({"task": {"names": ["a b", "c"]}}, "names must be unique"),
     ({"task": {"names": ["a", "b", "c"], "threshold": 3}}, "threshold has no effect with more than two names"),
     ({"task": {"ignore": 255}}, "ignore has no effect with two names"),
     ({"task": {"names": ["a", "b", "c"], "ignore": 2}}, "ignore is 2, the number of class 'c'"),

@@ -106,7 +106,9 @@ class FedDRA(RobustAlignment):
         if self.guidance and self.guidance.measured and self.measured_on == "received":
             raise ValueError("guidance.measured needs measured_on 'aggregated': the received model gives the anchors")
         if self.weighted_stages == "both" and self.weights.use != "loss":
-            raise ValueError(f"weighted_stages 'both' has no effect with weights.use '{self.weights.use}'; use loss")
+            raise ValueError(
+                f"weighted_stages 'both' has no effect with weights.use '{self.weights.use}'; set it to loss"
+            )
         return self
 
     @property

@@ -42,7 +42,7 @@ class FedIoT(FedAvg):
         return super().fit(client, weights)
 
     def shares(self, server: Server, sizes: dict[str, float]) -> dict[str, float]:
-        """Modality -> share of types with several modalities in the averages of its shared slots.
+        """Maps each modality to the weight that multimodal client types have in its shared slots.
 
         ``sizes`` are the samples of the clients that replied, by type.
         """

@@ -362,7 +362,9 @@ def load(folder: Path, model_class: Any, *, pooler: bool = True, **options: Any)
     model.missing_weights = sorted(info["missing_keys"])
     missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
     if missing:
-        raise ConfigError(f"weights folder '{folder}' lacks {len(missing)} weights of its model, first '{missing[0]}'")
+        raise ConfigError(
+            f"weights folder '{folder}' is missing {len(missing)} of its model's weights, the first is '{missing[0]}'"
+        )
     loaded: nn.Module = model
     return loaded
 
@@ -386,7 +388,7 @@ def pooled(output: Any, pool: Pool, mask: Bool[Tensor, "b l"] | None = None) -> 
     if hidden.dim() == 4:
         if pool == "cls":
             remedy = "use 'mean' or 'pooled'"
-            raise ConfigError(f"pool 'cls' needs a backbone with a CLS token, this one gives a map; {remedy}")
+            raise ConfigError(f"pool 'cls' needs a backbone with a CLS token, this one outputs a feature map; {remedy}")
         hidden = hidden.flatten(2).transpose(1, 2)
         pool = "mean" if pool == "auto" else pool
     if pool in ("auto", "cls"):
@@ -619,7 +621,7 @@ class ImagePreparation(Preparation):
         if isinstance(side, dict):
             side = side.get("height") or side.get("shortest_edge")
         if not isinstance(side, int):
-            raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no size; set the view's size")
+            raise ConfigError(f"'{folder}/{PREPROCESSOR}' states no image size; set the view's size")
         number = config.get("resample", 2)
         if number not in _PILLOW:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")

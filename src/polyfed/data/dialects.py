@@ -101,10 +101,10 @@ def decoded(data: bytes, encoding: str | None = None) -> tuple[str, Dialect]:
         raise DataError(f"cannot be read with encoding '{name}'; write {codecs_of_python}") from error
     except ValueError as error:
         if encoding or mark:
-            raise DataError(f"is not text in {name} ({error}); {_SAVE}") from error
+            raise DataError(f"cannot be decoded as {name} ({error}); {_SAVE}") from error
         return _western(data)
     if "\0" in text:
-        raise DataError(f"is not text in {name}, as it holds NUL; {_SAVE}")
+        raise DataError(f"cannot be decoded as {name}, as it holds NUL; {_SAVE}")
     return text.removeprefix("\ufeff"), Dialect(name)
 
 

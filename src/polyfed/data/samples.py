@@ -110,7 +110,7 @@ class Batch:
         return torch.zeros((), device=self.index.device)
 
     def by_modality(self) -> Iterator[tuple[str, Batch]]:
-        """Each modality with the samples that have it, if at least two do, as batch statistics need two."""
+        """Each modality that at least two samples have, with those samples; batch statistics need two."""
         for name in self.inputs:
             own = self.having(name)
             if len(own) > 1:

@@ -445,7 +445,7 @@ def _size(
         return "of the public set, which is missing"
     exchange = getattr(plan.algorithm, "public", None)
     drawn = exchange.samples if isinstance(exchange, PublicExchange) else None
-    rows, width, names = drawn or len(samples), member.model.dim, list(samples.modalities)
+    rows, width, names = min(drawn or len(samples), len(samples)), member.model.dim, list(samples.modalities)
     prefix = "" if sent.field == Representations.label else "representations, "
     size = rows * width * (word or 4) * len(names) / 2**20
     return f"{prefix}{'+'.join(names)}: {rows:,} x {width} float32 each, {size:,.2f} MiB in all"

@@ -137,7 +137,7 @@ def _serve(grid: Any, folder: Path) -> None:
 
 
 def launch(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> Run:
-    """Run a deployed experiment into a new folder on this machine, which must be SuperLink's.
+    """Run a deployed experiment and write its run folder; call it on the machine of the SuperLink.
 
     Args:
         experiment: Experiment with ``run.engine`` flower and a SuperLink.

@@ -43,7 +43,7 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        """Start a program in ``folder``; its output goes to that of this process.
+        """Start a program in ``folder``; it inherits this process's stdout and stderr.
 
         Raises:
             RunError: it cannot be started.

@@ -189,8 +189,8 @@ class Server(Participant):
                 return name
             missing = missing or f"'{wrong[0]}' of the server is not in clients of type '{name}'"
         raise ConfigError(
-            f"server.model must be the model of one type of clients to show its global model, but {missing}; "
-            "give it that model and task (its source may be another one), or leave out the 'server' section"
+            f"server.model must equal the model of one type of clients, whose global model it holds, but {missing}; "
+            "give it that model and task (the source may differ), or leave out the 'server' section"
         )
 
     def new_means(self, averaging: Averaging, cohort: Cohort) -> Mapping[str, Mean]:

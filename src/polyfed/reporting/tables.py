@@ -103,7 +103,7 @@ def mib(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: ``0.42 s``, ``12 s``, ``3:05``, ``2:03:05``."""
+    """Seconds in human-readable form: ``0.42 s``, ``12 s``, ``3:05``, ``2:03:05``."""
     if round(seconds) < 60:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, remainder = divmod(round(seconds), 60)

@@ -171,7 +171,7 @@ class Recorder(Callback):
             self.records.append(record)
 
     def take(self) -> list[dict[str, object]]:
-        """Return the records, and forget them."""
+        """Return and clear the records."""
         records, self.records = self.records, []
         return records
 

@@ -242,7 +242,7 @@ class LoadedModel:
         encoder = self.encoders[self.modality_of(IMAGES)]
         decode = encoder.decode
         if decode is None:
-            raise ConfigError(f"model '{self.name}' makes no masks; train one with task segmentation")
+            raise ConfigError(f"model '{self.name}' does not predict masks; use one trained with task 'segmentation'")
         items = _several(images)
         # without images, the mask of a black one gives the shape
         pictures = _pictures(items or [np.zeros((1, 1), np.uint8)])

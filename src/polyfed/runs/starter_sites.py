@@ -114,7 +114,7 @@ def sites_of_column(
     table.require(column, option)
     values = table.read(column)
     if is_list(values.type) or not (is_text(values.type) or pa.types.is_integer(values.type)):
-        raise DataError(f"{option}: the column holds {values.type}; name one of texts or whole numbers")
+        raise DataError(f"{option}: the column holds {values.type}; choose a column of strings or integers")
     if alike := nearly_equal_classes({"": table}, column):
         shown = " and ".join(f"{name!r} ({count})" for name, count in alike[0])
         raise DataError(f"{option}: {shown} differ in case, blanks or the writing of a number alone; spell them alike")

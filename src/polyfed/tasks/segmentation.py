@@ -60,7 +60,7 @@ class Segmentation(Task):
     @classmethod
     def _parts_of_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value) or not all(re.fullmatch(r"[\w-]+", name) for name in value):
-            raise ValueError(f"{list(value)} must be different words of letters, digits, _ and -")
+            raise ValueError(f"names must be unique and of letters, digits, _ and -; got {list(value)}")
         return value
 
     @model_validator(mode="after")

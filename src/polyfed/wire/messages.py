@@ -173,7 +173,7 @@ def answer_of(request: Request, text: str, frames: Sequence[Frame], limits: Limi
             request.reply_size.require(sizes)
         content = parsed_object(text, limits.text_bytes)
         if content.get("client") != client:
-            raise PayloadError(f"answer of '{content.get('client')}' where that of '{client}' is expected")
+            raise PayloadError(f"got the answer of '{content.get('client')}', expected that of '{client}'")
         failure = content.get("failure")
         if failure is None:
             return Answer(client, _payload(content, frames, limits))

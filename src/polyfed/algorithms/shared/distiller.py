@@ -268,7 +268,7 @@ class TaughtServer(Algorithm):
         self.public.require_samples(server)
 
     def exchange(self, server: Server, *, largest: float = 1.0) -> Ensembles:
-        """The exchange of a round; with ``task.order: first`` the server trains its task before it.
+        """Begin the exchange of a round; with ``task.order: first`` the server trains its task before it.
 
         Args:
             server: Server of the run.

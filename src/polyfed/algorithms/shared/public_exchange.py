@@ -72,15 +72,17 @@ class PublicExchange(Settings):
     augment: bool = Field(default=False, description="training view of the public samples that participants train on")
 
     def require(self, plan: FederationPlan, *, learns_parts: bool = False) -> None:
-        """Check that all of the public set is used.
+        """Check that all of the public set is used, and that it is large enough as far as settings show.
 
         Args:
             plan: Plan of the federation.
             learns_parts: True if the method learns from public items without a partner, and exchanges the gallery.
 
         Raises:
-            ConfigError: Some part of the public set has no effect.
+            ConfigError: Some part of the public set has no effect, or it is too small.
         """
+        if plan.public is not None and plan.public.items is not None and plan.public.per_item is not None:
+            self._require_at_most(plan.public.items * plan.public.per_item)
         if plan.public is not None and plan.public.further and not learns_parts:
             raise ConfigError(
                 "public.unpaired and public.gallery have no effect: the method learns from pairs alone; remove them, "
@@ -95,10 +97,13 @@ class PublicExchange(Settings):
         """
         if len(server.public_set) < 2:
             raise ConfigError(f"the public set has {len(server.public_set)} samples, too few; raise public.items")
-        if self.samples is not None and self.samples > len(server.public_set):
+        self._require_at_most(len(server.public_set))
+
+    def _require_at_most(self, count: int) -> None:
+        if self.samples is not None and self.samples > count:
             raise ConfigError(
-                f"algorithm.public.samples is {self.samples}, but the public set has {len(server.public_set)}; "
-                "lower it, or leave it out for all"
+                f"algorithm.public.samples is {self.samples}, but the public set has {count}; lower it, or leave it out "
+                "for all"
             )
 
     def names_for(self, client: ClientInfo, names: Collection[str]) -> tuple[str, ...]:
@@ -275,8 +280,13 @@ class Exchange:
             step: Client step of the method.
             request: Fields of the request.
         """
-        (field,) = (name for name, declared in schema_of(step).returns.items() if declared is Representations)
-        return cohort.ask(step, like=self.public.layout(self.server, self.outputs, field), **request)
+        schema = schema_of(step)
+        fields = [name for name, declared in schema.returns.items() if declared is Representations]
+        if len(fields) != 1:
+            raise TypeError(
+                f"{schema.title} returns {fields or 'no'} representations; an exchange needs one such field"
+            )
+        return cohort.ask(step, like=self.public.layout(self.server, self.outputs, fields[0]), **request)
 
 
 def row_shares(valid: Mapping[str, Bool[Tensor, " n"]]) -> dict[str, Float[Tensor, ""]]:

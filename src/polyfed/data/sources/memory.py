@@ -1,4 +1,4 @@
-"""Registered data of this Python process: data sets of Hugging Face, pandas frames, lists of rows."""
+"""In-memory data registered in this process: Hugging Face data sets, pandas DataFrames, lists of rows."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings that may change a figure."""
+        """All settings that may change a result."""
         content = self.experiment.model_dump(mode="json")
         for key in _LABELS:
             content.pop(key)

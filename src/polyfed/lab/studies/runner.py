@@ -1,4 +1,4 @@
-"""Running a study: its cells side by side, row by row, until all are done or the budget is spent."""
+"""Runs a study: cells in parallel, row by row, until all are done or the budget is spent."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ CELLS = "cells"
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A study after an invocation.
+    """Outcome of one invocation of a study: results so far, and missing cells.
 
     Attributes:
         results: Results so far.

@@ -136,7 +136,7 @@ def _interval_text(interval: tuple[float, float], form: str) -> str:
 
 
 def shapley_tables(results: Results) -> list[TextTable]:
-    """Shapley values: the contribution of each player to a column, by the runs of all coalitions, seed by seed."""
+    """Shapley values: each player's contribution to a column, computed per seed from the runs of all coalitions."""
     study, rows = results.study, results.study.coalitions
     columns = {name: settings for name, settings in study.columns.items() if settings.is_outcome}
     return [
