@@ -291,7 +291,7 @@ class Quantity(Partition):
     min_size: int = Field(default=10, ge=1, description="items that every client has at least")
 
     def assign(self, units: Units, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Split a random permutation into Dirichlet-sized pieces, then top up clients that indivisible groups leave short."""
+        """Split a random order into Dirichlet-sized pieces, then top up clients that indivisible groups leave short."""
         spare = units.items - clients * self.min_size
         shares = rng.dirichlet(np.full(clients, self.alpha))
         # the minimum comes first, and only the remaining items in random shares

@@ -102,8 +102,8 @@ class PublicExchange(Settings):
     def _require_at_most(self, count: int) -> None:
         if self.samples is not None and self.samples > count:
             raise ConfigError(
-                f"algorithm.public.samples is {self.samples}, but the public set has {count}; lower it, or leave it out "
-                "for all"
+                f"algorithm.public.samples is {self.samples}, but the public set has {count}; lower it, or leave it "
+                "out for all"
             )
 
     def names_for(self, client: ClientInfo, names: Collection[str]) -> tuple[str, ...]:

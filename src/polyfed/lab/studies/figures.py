@@ -1,4 +1,4 @@
-"""Figures and exports of a study: a column against an axis, against other columns, or per row; validation by round; maps of claims."""
+"""Figures and exports of a study: a column against an axis, against other columns, or per row."""
 
 from __future__ import annotations
 
