@@ -248,7 +248,7 @@ def without(folder, file):
     [
         (
             lambda vit: backbones.frozen_backbone(deeper(vit), "cls"),
-            "lacks 16 weights of its model",
+            "is missing 16 of its model",
         ),  # not random numbers
         (lambda vit: backbones.frozen_backbone(without(vit, "model.safetensors"), "cls"), "cannot be loaded"),
         (lambda vit: backbones.outline(without(vit, "config.json"), "cls"), r"no readable config\.json"),

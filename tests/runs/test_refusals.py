@@ -268,7 +268,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
         )
     ],
     (BUILDING, "samples of the public set"): [
-        (fedmd(public={"samples": 17}), {}, r"public\.samples is 17, but the public set has 16")
+        (fedmd(public={"samples": 999}), {"public.per_item": None}, r"public\.samples is 999, but the public set has")
     ],
     (BUILDING, "a server model without a type"): [
         (
