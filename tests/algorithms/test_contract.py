@@ -13,6 +13,7 @@ import torch
 
 import polyfed
 from by_hand import copies, play
+from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.engines.outgoing import SiteTerms
@@ -25,7 +26,7 @@ from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
 from sessions import prepared, round_records, site_of, watched
-from small_federations import METHODS, Config, federation_for
+from small_federations import ADAPTED, METHODS, NAMED, Config, federation_for
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "change_distillation:few": {"public": {"samples": 10}, "targets": "absolute"},
@@ -43,28 +44,9 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedmd:few`` runs."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
-ALIKE |= {
-    "fedit",
-    "flexlora",
-    "ffa_lora",
-    "fedex_lora",
-    "hetlora",
-    "promptfl",
-    "fedclip",
-    "creamfl_averaged",
-    "fed_mae",
-    "fedema",
-    "fediot",
-    "moon",
-    "centralised",
-    "fedafd:few",
-    "fedet",
-    "fedgems",
-    "fedmkd",
-    "fedmd:procrustes",
-    "server_only",
-    "feddra",
-}
+ALIKE |= {*ADAPTED, *NAMED, "creamfl_averaged", "fed_mae", "fedema", "fediot", "moon", "centralised", "fedafd:few"}
+ALIKE |= {"fedet", "fedgems", "fedmkd", "fedmd:procrustes", "server_only", "feddra"}
+ALIKE -= {"flora"}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
 weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. ``flora`` runs
 what others with adapters do."""
@@ -82,7 +64,7 @@ def config_of(form: str) -> Config:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(form, marks=pytest.mark.slow) if form in FEWER | ALIKE else form for form in FORMS],
+    params=mostly_slow(FORMS, *FORMS.keys() - FEWER - ALIKE),
 )
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -25,10 +25,9 @@ from aligned_sessions import (
 from fedaid_by_hand import contrast, guided, taught, without_statistics
 
 from by_hand import assert_mean, play
+from grids import mostly_slow
 from polyfed.algorithms import fedaid
 from polyfed.algorithms.shared.robust_alignment import local_view
-from polyfed.data.samples import Samples
-from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
 from polyfed.runs.session import Session
@@ -38,9 +37,7 @@ from small_federations import Config, aligned
 
 # ---- stage 1
 
-CONTRASTIVE: Config = {
-    "guidance": {"distance": "contrastive"},
-}
+CONTRASTIVE: Config = {"guidance": {"distance": "contrastive"}}
 GUIDES: dict[str, tuple[Config, Config]] = {
     "sum": ({}, {}),
     "mean": ({"guidance": {"reduction": "mean"}}, {"how": "mean"}),
@@ -59,12 +56,7 @@ def test_guidance_alone_moves_nothing_while_aligner_and_teacher_are_equal(tmp_pa
     assert furthest(without_statistics(global_model(session)), start) == 0.0
 
 
-def quick(table: dict[str, Any], *names: str) -> list[Any]:
-    """Rows of a table; the others differ from these in a factor or a reduction, of which losses have tests."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in table]
-
-
-@pytest.mark.parametrize("name", quick(GUIDES, "sum", "contrastive"))
+@pytest.mark.parametrize("name", mostly_slow(GUIDES, "sum", "contrastive"))
 def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = GUIDES[name]
     session = session_of(tmp_path, **settings)
@@ -77,24 +69,6 @@ def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.Monke
     if factors.get("how") != "contrastive" and name != "task":
         other = guided(session, "hospital-1", start, cut=True, **factors)
         assert furthest(other, expected) > 1e-3  # gradient flows through g*
-
-
-def test_anchors_are_the_teachers_and_do_not_learn(tmp_path: Path) -> None:
-    """In round 2 too the anchors are what the server sent, not what trains."""
-    session = session_of(tmp_path)
-    algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
-    client.load_weights(global_model(session))
-    teacher = {name: value + 0.1 for name, value in global_model(session).items() if value.is_floating_point()}
-    weights = {name: teacher.get(name, value) for name, value in global_model(session).items()}
-    anchors = frozen_aligners(client.model, {name: weights[name] for name in parts_of(session).aligner})
-    loss = algorithm.anchored_loss(client, anchors)
-    batch = next(client.batches(client.train, "x"))
-    client.model.train()
-    loss(client.model, batch).backward()
-    for name, value in client.model.named_parameters():
-        assert value.grad is not None, name
-        assert float(value.grad.abs().max()) > 0 or name.endswith("bias")
-    assert not [value for anchor in anchors.values() for value in anchor.parameters() if value.grad is not None]
 
 
 # ---- stage 2
@@ -133,7 +107,7 @@ ROBUST: dict[str, tuple[Config, Config]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick(ROBUST, "default", "contrast", "mean"))
+@pytest.mark.parametrize("name", mostly_slow(ROBUST, "default", "contrast", "mean"))
 def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = ROBUST[name]
     session, aggregated, start, messages = stage_two(tmp_path, monkeypatch, **settings)
@@ -172,25 +146,6 @@ def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path
 )
 def test_how_tasks_put_the_directions_of_a_contrast_together(name: str, reduction: str) -> None:
     assert Task.named(name)().contrast_reduction == reduction  # type: ignore[attr-defined]
-
-
-def test_the_stages_see_other_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Algorithm 3 draws its samples anew."""
-    drawn: dict[str, list[list[int]]] = {}
-    fit = Client.fit
-
-    def watched(self: Client, samples: Samples, **settings: Any) -> int:
-        purpose = settings.get("purpose", "task")
-        drawn.setdefault(self.name, []).append(
-            [n for b in self.batches(samples, f"{purpose}-0") for n in b.index.tolist()]
-        )
-        return fit(self, samples, **settings)
-
-    monkeypatch.setattr(Client, "fit", watched)
-    play(session_of(tmp_path), 1, 1)
-    for first, second in drawn.values():
-        assert sorted(first) == sorted(second)
-        assert first != second
 
 
 @pytest.mark.slow

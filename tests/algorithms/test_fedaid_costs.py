@@ -1,4 +1,4 @@
-"""FedAID: the ledger, and bytes of the paper's models."""
+"""FedAID and FedDRA: the ledger's bytes of the paper's models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import config_of, global_model, parts_of, session_of
+from aligned_sessions import config_of, parts_of
 
 from polyfed.algorithms.algorithm import Reply
 from polyfed.data.view import DataContext, InputSpec
@@ -28,8 +28,6 @@ from polyfed.wire.transport import Transport
 from sessions import prepared
 from small_federations import Config
 
-# ---- bytes
-
 
 def crossed(ledger: Ledger) -> dict[tuple[int, str, str], set[int]]:
     """(round, step, direction) -> bytes of tensors, of each client."""
@@ -41,29 +39,6 @@ def crossed(ledger: Ledger) -> dict[tuple[int, str, str], set[int]]:
     for (number, step, direction, _), size in totals.items():
         actual.setdefault((number, step, direction), set()).add(size)
     return actual
-
-
-@pytest.mark.slow
-def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
-    model, parts = global_model(session), parts_of(session)
-    ledger = Ledger()
-    for number in (1, 2):
-        session.server.begin(number)
-        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
-    full = sum(value.nbytes for value in model.values())
-    aligner, remainder = (sum(model[name].nbytes for name in names) for names in (parts.aligner, parts.without_encoder))
-    for number in (1, 2):
-        expected = {
-            ("guide", "down"): remainder if number == 2 else full,
-            ("guide", "up"): full,
-            ("judge", "down"): full,
-            ("judge", "up"): 0,
-            ("teach", "down"): 0,
-            ("teach", "up"): aligner,
-        }
-        actual = {key[1:]: sizes for key, sizes in crossed(ledger).items() if key[0] == number}
-        assert actual == {key: {size} for key, size in expected.items()}
 
 
 @dataclass

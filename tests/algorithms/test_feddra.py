@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
-from fedaid_by_hand import without_statistics
+from fedaid_by_hand import contrast, distance, seen, without_statistics
 from torch import Tensor, nn
 
 from by_hand import assert_mean, copies, descend, model_of, play, weights_of
@@ -23,7 +23,6 @@ from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
 from polyfed.runs.config_files import read_config
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Weights as PayloadWeights
 from sessions import metrics, prepared, round_records, site_of, watched, woken
@@ -50,26 +49,19 @@ def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
 # ---- written out
 
 
-def unit(aligner: nn.Module, features: Any) -> Tensor:
-    value: Tensor = aligner(features)
-    return value / value.norm(dim=1, keepdim=True)
-
-
 def embedded(trunks: Model, aligners: Model, batch: Batch) -> Values:
     features = {side: trunks.encoders[side].trunk(batch.inputs[side]) for side in SIDES}
-    return {side: unit(aligners.encoders[side].aligner, features[side]) for side in SIDES}
+    return seen({side: aligners.encoders[side].aligner for side in SIDES}, features)
 
 
 def itc(z: Values) -> Tensor:
     """CE(i2t) + CE(t2i) at temperature 0.07."""
-    scores = z["image"] @ z["text"].T / 0.07
-    both = [row.logsumexp(0) - row[i] for side in (scores, scores.T) for i, row in enumerate(side)]
-    return torch.stack(both).sum() / len(scores)
+    return 2 * contrast(z["image"], z["text"], 0.07, range(len(z["image"])))
 
 
 def gap(z: Values, anchors: Values) -> Tensor:
     """Mean squared difference over elements, of both modalities."""
-    return torch.stack([((z[side] - anchors[side]) ** 2).sum() / z[side].numel() for side in SIDES]).sum()
+    return distance(z, anchors, "element")
 
 
 def batches(session: Session, client: str, number: int, purpose: str) -> Iterator[Batch]:
@@ -247,17 +239,6 @@ def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monke
     assert f"loss.{lost}" not in metrics(session)
     play(session, 2, 2)
     assert f"loss.{lost}" in metrics(session)
-
-
-def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
-    model, parts, ledger = copies(session.server.weights)["hospital"], parts_of(session), Ledger()
-    session.experiment.algorithm.round(session.server, session.cohort(1, ledger))
-    full, remainder = (sum(model[name].nbytes for name in names) for names in (model, parts.without_encoder))
-    expected = {("align", "down"): full, ("align", "up"): remainder, ("bind", "down"): remainder, ("bind", "up"): full}
-    lines = [line for line in ledger.records if line["kind"] == "weights" and line["bytes"]]  # no teacher in round 1
-    assert len(lines) == 4 * len(CLIENTS)
-    assert all(line["bytes"] == expected[line["step"], line["direction"]] for line in lines)
 
 
 # ---- anchors
