@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn import functional as F
 
 from polyfed.core.randomness import isolated
@@ -133,6 +134,18 @@ def naive_gca(local: Tensor, partner: Tensor, tau: float = 1.0) -> Tensor:
             scores.append(logits[k] - torch.cat([logits[:k], logits[k + 1 :]]).exp().sum().log())
         result[k] = torch.stack(scores).softmax(0) @ local[:, k]
     return result
+
+
+def naive_byol(encoder: Module, target: Module, predictor: Module, x: Tensor, *views: Tensor) -> Tensor:
+    """BYOL of two views, the first of which is encoded as ``x``: 2 - 2 cos, each view against the other's target."""
+    predictions = predictor(x), predictor(encoder(views[1]))
+    with torch.no_grad():
+        targets = [target(view) for view in views]
+    losses = [
+        sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(*rows, strict=True)) / len(x)
+        for rows in zip(predictions, reversed(targets), strict=True)
+    ]
+    return losses[0] + losses[1]
 
 
 def assert_mean(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import unit
+from by_hand import unit, weights_of
 from fixed_features import linear
 from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.digest import Digest, fit_in_closed_form, only_layer, ridge_regression
@@ -171,9 +171,9 @@ def test_the_closed_form_is_the_least_squares_optimum_of_a_real_tower(tmp_path: 
 def test_the_closed_form_changes_nothing_but_the_layers_and_ignores_what_the_model_knew(tmp_path: Path) -> None:
     session = session_of(tmp_path)
     client = woken(session, "paired-0")
-    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    before = weights_of(client.model)
     take_in(session, client, goals_of())
-    after = {name: value.clone() for name, value in client.model.state_dict().items()}
+    after = weights_of(client.model)
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert changed == {f"encoders.{name}.project.1.{part}" for name in PAIRED for part in ("weight", "bias")}
     with torch.no_grad():
@@ -242,7 +242,7 @@ def test_rows_without_a_goal_give_no_gradient(tmp_path: Path) -> None:
     """Samples without a target do not count at all."""
     session = prepared(three_kinds(name="change_distillation", warmup_rounds=0), tmp_path)
     client = woken(session, "text")
-    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    before = weights_of(client.model)
     Digest(epochs=3, batch_size=4, loss="cosine").fit(client, PUBLIC, {"text": torch.zeros(16, 8)})
     assert all(torch.equal(value, before[name]) for name, value in client.model.state_dict().items())
 
@@ -254,7 +254,7 @@ def test_towers_that_are_linear_are_solved_and_the_others_descend(tmp_path: Path
     paired["models"] = [{"dim": 8, "encoders": config["server"]["model"]["encoders"]}]
     session = prepared(config, tmp_path)
     client = woken(session, "paired-0")
-    start = {name: value.clone() for name, value in client.model.state_dict().items()}
+    start = weights_of(client.model)
     targets = {name: unit(20, 8, seed=k) for k, name in enumerate(PAIRED)}
     take_in(session, client, targets)
     changed = {name for name, value in client.model.state_dict().items() if not torch.equal(value, start[name])}

@@ -32,16 +32,11 @@ def config() -> Config:
     return actual
 
 
-def two_clients(config: Config, **algorithm: Any) -> Session:
+def two_clients(config: Config, folder: Path, **algorithm: Any) -> Session:
     """Two clients with images of one type, on plain SGD."""
     del config["server"], config["clients"]["paired"], config["clients"]["text"]
     config["clients"]["image"]["count"] = 2
-    config["algorithm"] = in_steps(config["algorithm"], algorithm.pop("local_steps")) | algorithm
-    return prepared_sgd(config)
-
-
-def prepared_sgd(config: Config) -> Session:
-    folder = Path(config.pop("folder"))
+    config["algorithm"] = in_steps(config["algorithm"], 2) | algorithm
     return prepared(plain_sgd(config), folder)
 
 
@@ -88,7 +83,7 @@ def rebuilt_by_hand(model: Any, x: Tensor, lots: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("task", [1.0, 0.0])
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: float) -> None:
-    session = two_clients(config | {"folder": tmp_path / "s"}, local_steps=2, task_weight=task, mae_weight=0.5)
+    session = two_clients(config, tmp_path / "s", task_weight=task, mae_weight=0.5)
     server = session.server
     (type_name,) = server.types
     samples = {info.id: info.samples for info in server.clients}

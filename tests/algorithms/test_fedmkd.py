@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import unit
+from by_hand import naive_byol, unit
 from polyfed.algorithms.fedmkd import FedMKD, Student, StudentPasses, Teachers
 from polyfed.core.randomness import generator
 from polyfed.federation.server import Server
@@ -127,17 +127,6 @@ def test_the_contrast_and_its_queue_equal_plain_loops(tiny: Config, tmp_path: Pa
             assert not rows.requires_grad
 
 
-def byol_by_hand(student: Student, server: Server, first: Tensor, second: Tensor) -> Tensor:
-    encoder, predictor = server.model.encoders["image"], student.predictors["image"]
-    ahead = predictor(encoder(first)), predictor(encoder(second))
-    with torch.no_grad():
-        desired = student.views.target["image"](first), student.views.target["image"](second)
-    losses = []
-    for p, t in ((ahead[0], desired[1]), (ahead[1], desired[0])):
-        losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
-    return losses[0] + losses[1]
-
-
 def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path) -> None:
     sgd = {"optimizer": {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}, "batch_size": 16}
     session, method = session_of(
@@ -161,7 +150,9 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path) -> N
         for name, own in messages.items()
     )
     own = copy.deepcopy(student.views.target.state_dict())
-    byol = byol_by_hand(student, server, batch.inputs["image"], again.inputs["image"])
+    encoder, views = server.model.encoders["image"], (batch.inputs["image"], again.inputs["image"])
+    networks = encoder, student.views.target["image"], student.predictors["image"]
+    byol = naive_byol(*networks, encoder(views[0]), *views)
     student.views.target.load_state_dict(own)  # batch statistics
     learning = {**dict(server.model.named_parameters()), **dict(student.predictors.named_parameters())}
     total = 0.5 * (0.6 * contrast + 0.3 * byol)

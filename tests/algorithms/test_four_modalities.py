@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import polyfed
 from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses
-from polyfed.aggregation.weighting import GCA, Evidence
 from polyfed.algorithms.creamfl import CreamFL
 from polyfed.algorithms.fedcola import FedCola
 from polyfed.losses.distillation import relational_kl
@@ -31,17 +30,6 @@ SERVER = {"image": unit(1), "text": unit(2), "audio": unit(3)}
 
 
 # ---- by hand
-
-
-def test_gca_is_the_mean_of_eq_4_over_the_other_modalities() -> None:
-    own = unit(4)
-    actual = GCA().log_weights(Evidence(own, "audio", SERVER, 1, 1))
-    for k in range(N):
-        scores = []
-        for other in (SERVER["image"], SERVER["text"]):
-            negatives = sum(math.exp(float(own[k] @ other[j])) for j in range(N) if j != k)
-            scores.append(float(own[k] @ other[k]) - math.log(negatives))
-        assert float(actual[k]) == pytest.approx(sum(scores) / 2, abs=1e-5)
 
 
 def test_a_relation_is_learnt_with_each_modality_that_a_client_has() -> None:
