@@ -211,8 +211,7 @@ def test_the_default_round_has_the_papers_coefficients() -> None:
 
 
 def test_the_released_denominator_counts_types_that_have_no_such_stack() -> None:
-    released = BySlot(layers="attention", denominator="model")
-    rule = released.rule(TYPES, DEFAULT)
+    rule = BySlot(layers="attention", denominator="model").rule(TYPES, DEFAULT)
     assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 12.5 / 55, "paired": 12.5 / 55})
     assert shares(rule, "paired", "image", "mlp") == {"paired": 1.0}
     assert shares(rule, "image", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
@@ -241,8 +240,7 @@ def test_every_combination_of_present_types(present: tuple[bool, ...], compensat
 def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None:
     if (layers, reach) == ("encoder", "all"):
         return  # embeddings of two modalities are not of one kind; the error is tested below
-    averaging = BySlot(layers=layers, range=reach)
-    rule = averaging.rule(TYPES, DEFAULT)
+    rule = BySlot(layers=layers, range=reach).rule(TYPES, DEFAULT)
     every = ["attention", "mlp", "norm", "embedding", "projection"]
     covered = {"mlp_norm": every[1:3], "blocks": every[:3], "encoder": every}.get(layers, [layers])
     for (group, slot), result in rule.items():
@@ -263,9 +261,7 @@ def test_fediot_multiplies_the_samples_of_paired_clients() -> None:
 
 
 def test_more_data_sets_of_a_modality_contribute_each() -> None:
-    more = TYPES | {"organs": type_with_head("image", head="organs")}
-    sizes = DEFAULT | {"organs": 5_000.0}
-    rule = FEDCOLA.rule(more, sizes)
+    rule = FEDCOLA.rule(TYPES | {"organs": type_with_head("image", head="organs")}, DEFAULT | {"organs": 5_000.0})
     assert shares(rule, "organs", "image", "attention") == pytest.approx(
         {"image": 12.5 / 30, "organs": 5 / 30, "paired": 12.5 / 30}
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grids import mostly_slow
 from polyfed import Experiment, open_run, run
 from small_federations import adapted
 
@@ -15,9 +16,7 @@ pytest.importorskip("peft", reason="peft is not installed")
 METHODS: dict[str, Any] = {"creamfl": {}, "fedafd": {}, "change_distillation": {"warmup_rounds": 0}, "fedmd": {}}
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name == "creamfl" else pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, "creamfl"))
 def test_adapters_learn_and_networks_stay(method: str, tmp_path: Path) -> None:
     config = adapted(name=method, **METHODS[method]) | {"public": {"source": "scenes", "items": 6}}
     run(Experiment.load(config), tmp_path / "run", quiet=True)

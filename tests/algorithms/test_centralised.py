@@ -43,8 +43,7 @@ def one_training(session: Session, client_id: str, start: Weights, epochs: int) 
     # fused, as in a run: where a gradient is rounding noise (biases of keys), Adam magnifies differences of kernels
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.0, fused=True)
     for epoch in range(1, epochs + 1):
-        client = woken(session, client_id, (epoch, 0))
-        for batch in client.batches(session.federation.train(member), "task-0"):
+        for batch in woken(session, client_id, (epoch, 0)).batches(session.federation.train(member), "task-0"):
             optimizer.zero_grad()
             member.settings.task.loss(model, model.heads[member.head], batch).backward()
             optimizer.step()
@@ -62,19 +61,6 @@ def test_rounds_of_one_epoch_are_one_training_of_many(config: Config, tmp_path: 
             assert torch.allclose(value, expected[name], rtol=0, atol=1e-6), name
     for name, value in session.server.model.state_dict().items():
         assert torch.equal(value, session.server.weights["paired"][name])
-
-
-def test_its_momenta_distinguish_it_from_fedavg_over_one_client(config: Config, tmp_path: Path) -> None:
-    actual = {}
-    for name in ("centralised", "fedavg"):
-        session = prepared(config | {"algorithm": {"name": name, "local_epochs": 1}}, tmp_path / name)
-        for number in (1, 2):
-            rounds(session, 1, first=number)
-            actual[name, number] = copies(session.server.weights)
-    for type_name, first in actual["fedavg", 1].items():
-        assert all(torch.equal(value, actual["centralised", 1][type_name][name]) for name, value in first.items())
-        second = actual["fedavg", 2][type_name]
-        assert any(not torch.equal(value, actual["centralised", 2][type_name][name]) for name, value in second.items())
 
 
 def test_a_client_that_comes_later_starts_from_the_initial_weights_too(config: Config, tmp_path: Path) -> None:

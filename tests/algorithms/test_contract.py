@@ -62,10 +62,7 @@ def config_of(form: str) -> Config:
     return config
 
 
-@pytest.fixture(
-    scope="module",
-    params=mostly_slow(FORMS, *FORMS.keys() - FEWER - ALIKE),
-)
+@pytest.fixture(scope="module", params=mostly_slow(FORMS, *FORMS.keys() - FEWER - ALIKE))
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -276,7 +273,6 @@ def test_without_what_it_adds_a_method_is_fedavg(tmp_path: Path, method: str) ->
         play(session, 1, 2)
         weights[name] = session.server.weights
         for type_name, model in start.items():
-            own = [key for key in model if key.startswith("extras.")]
-            assert not own, type_name
+            assert not [key for key in model if key.startswith("extras.")], type_name
     for type_name, model in weights["fedavg"].items():
         assert all(torch.equal(value, weights[method][type_name][key]) for key, value in model.items()), type_name

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from by_hand import as_left, play
 from grids import mostly_slow
-from polyfed.algorithms.fedafd import FedAFD
-from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
@@ -23,12 +21,6 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared, woken
 from small_federations import Config, bag, group, sgd, three_kinds, training, words
-
-
-def alignment_of(algorithm: FedAFD) -> AdversarialAlignment:
-    assert algorithm.adversarial is not None
-    return algorithm.adversarial
-
 
 # ---- steps by hand
 
@@ -38,7 +30,7 @@ class ByHand:
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.name = session, name
-        self.settings = alignment_of(session.experiment.algorithm)
+        self.settings = session.experiment.algorithm.adversarial
         self.epochs = session.experiment.algorithm.local_epochs
         self.member = session.federation.members[name]
         self.model = session.federation.client_model(self.member).train()
@@ -162,7 +154,7 @@ def test_training_equals_plain_loops(tmp_path: Path, name: str, options: Config)
 
 def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> None:
     session = session_of(tmp_path, adversarial={"shared": True})
-    client, known, alignment = woken(session, "paired"), known_of(session), alignment_of(session.experiment.algorithm)
+    client, known, alignment = woken(session, "paired"), known_of(session), session.experiment.algorithm.adversarial
     local = alignment.local_representations(client, client.public_set.batch(torch.arange(10)), known)
     actual = [(modality, id(judge), id(real)) for modality, judge, real in alignment.levels(client, local, known)]
     own, cross = (id(client.model.extras[f"discriminator_{variant}_every"]) for variant in ("own", "cross"))
@@ -171,8 +163,7 @@ def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> No
 
 
 def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
-    adam = {"optimizer": {"kind": "adam"}}
-    session = session_of(tmp_path, fusion={"reset": True, "training": adam})
+    session = session_of(tmp_path, fusion={"reset": True, "training": {"optimizer": {"kind": "adam"}}})
     play(session, 1, 2)
     state = as_left(session, "image").optimizers.states["fusion"]
     steps = {int(value) for key, value in state.items() if key.startswith("step:")}
@@ -182,7 +173,7 @@ def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("wanted", "public"), [(None, 2), (1, 1), (5, 5)])
 def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | None, public: int) -> None:
     session = session_of(tmp_path, adversarial={"batches_per_epoch": wanted})
-    client, alignment = woken(session, "image"), alignment_of(session.experiment.algorithm)
+    client, alignment = woken(session, "image"), session.experiment.algorithm.adversarial
     steps = list(alignment.batches(client, PublicExchange(), known_of(session), 0))
     assert sum(batch is not None for batch, _ in steps) == 2
     assert sum(batch is not None for _, batch in steps) == public
@@ -216,6 +207,5 @@ def test_the_alignment_brings_clients_to_the_server(tmp_path: Path) -> None:
         session = session_of(tmp_path / str(beta), adversarial=adversarial, local_epochs=10)
         known = known_of(session)
         answer = asked(session, "image", known, encoders_of(session, "image"))
-        mean = answer.fields["representations"]["image"].mean(0)
-        distances[beta] = float((mean - known["image"].mean(0)).norm())
+        distances[beta] = float((answer.fields["representations"]["image"].mean(0) - known["image"].mean(0)).norm())
     assert distances[2.0] < 0.7 * distances[0.0]

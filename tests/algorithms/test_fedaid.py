@@ -112,23 +112,20 @@ def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.Monke
     settings, factors = ROBUST[name]
     session, aggregated, start, messages = stage_two(tmp_path, monkeypatch, **settings)
     actual = without_statistics(replies(messages, "teach")["hospital-2"]["weights"])
-    expected = without_statistics(taught(session, "hospital-2", aggregated, start, **factors))
-    assert_close(actual, expected)
+    assert_close(actual, without_statistics(taught(session, "hospital-2", aggregated, start, **factors)))
     assert furthest(actual, start) > 5e-3
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path, reduction: str) -> None:
     """Eq. 5 adds L_CL and L_task: where both are the same contrast, of the same representations they are equal."""
-    task = {"name": "convirt", "learn_temperature": False, "reduction": reduction}
-    session = session_of(tmp_path, task=task)
+    session = session_of(tmp_path, task={"name": "convirt", "learn_temperature": False, "reduction": reduction})
     algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
     client.load_weights(global_model(session))
     client.model.eval()
     batch, view = next(client.batches(client.train, "x")), local_view(client.model)
     z = {name: view.represent(name, x) for name, x in batch.inputs.items()}
-    same = list(range(len(batch.matches)))
-    one_direction_each = 2 * contrast(z["image"], z["text"], 0.07, same)
+    one_direction_each = 2 * contrast(z["image"], z["text"], 0.07, list(range(len(batch.matches))))
     expected = one_direction_each if reduction == "sum" else one_direction_each / 2
     actual = algorithm.teacher.contrast.loss(client, view, batch)
     assert actual.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -211,8 +208,7 @@ def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.Mo
     other = uniform if use == "aggregate" else w
     with pytest.raises(AssertionError):
         assert_mean(robust, stage_two, other)
-    aggregated = next(one.sent["weights"] for one in messages if one.step == "judge")
-    assert_mean(aggregated, stage_one, uniform)
+    assert_mean(next(one.sent["weights"] for one in messages if one.step == "judge"), stage_one, uniform)
     shown = session.server.model.state_dict()
     assert same({name: shown[name] for name in actual}, actual)
 

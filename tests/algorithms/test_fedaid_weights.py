@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import (
-    CLIENTS,
-    Values,
-    config_of,
-    furthest,
-    global_model,
-    heard,
-    replies,
-    session_of,
-    stage_two,
-)
+from aligned_sessions import CLIENTS, Values, config_of, furthest, global_model, heard, replies, session_of, stage_two
 from fedaid_by_hand import loss_of, without_statistics
 
 from by_hand import play

@@ -49,18 +49,10 @@ def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) 
     assert_mean(heads, {"image": trained["image"]}, samples)
 
 
-def test_the_server_model_shows_the_global_model_of_its_type(tiny: Config, tmp_path: Path) -> None:
-    session = prepared(tiny, tmp_path)
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    for name, value in session.server.model.state_dict().items():
-        assert torch.equal(value, session.server.weights["paired"][name])
-
-
 def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_path: Path) -> None:
     session = prepared(tiny, tmp_path)
     algorithm, server = session.experiment.algorithm, session.server
-    cohort = first_cohort(session)
-    replies = cohort.ask(algorithm.fit, weights=each(server.weights_for))
+    replies = first_cohort(session).ask(algorithm.fit, weights=each(server.weights_for))
     paired = [reply.weights for reply in replies if reply.sender.group == "paired"]  # all held at once
     name = next(key for key in paired[0] if key.endswith("weight"))
     assert not torch.equal(paired[0][name], paired[1][name])

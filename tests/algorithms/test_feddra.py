@@ -84,8 +84,7 @@ def stage_one(
             z = embedded(still, model, batch)
             near = gap(z, embedded(still, still, batch)) if released else 0
             descend(model, factor * (itc(z) + near), RATE)
-    trained = weights_of(model)
-    return {name: start[name] if ".trunk." in name else value for name, value in trained.items()}
+    return {name: start[name] if ".trunk." in name else value for name, value in weights_of(model).items()}
 
 
 def stage_two(
@@ -216,8 +215,7 @@ def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(client, "fit", fit)
     before = copies(session.server.weights)["hospital"]
-    algorithm = session.experiment.algorithm
-    algorithm.align(client, session.server.weights_for(client.info), PayloadWeights({}), 1.0)
+    session.experiment.algorithm.align(client, session.server.weights_for(client.info), PayloadWeights({}), 1.0)
     parts = parts_of(session)
     assert {name for name, actual in reached.items() if actual} == set(reached) & set(parts.aligner)
     after = client.model.state_dict()

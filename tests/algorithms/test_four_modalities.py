@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 import polyfed
 from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses
-from polyfed.algorithms.creamfl import CreamFL
-from polyfed.algorithms.fedcola import FedCola
 from polyfed.losses.distillation import relational_kl
 from polyfed.runs.experiment import Experiment
 from sessions import prepared, woken
@@ -57,8 +55,6 @@ def test_a_client_of_one_modality_is_contrasted_with_all_others(tmp_path: Path) 
     """Eq. 1 once for each modality that the server has and the client has not, Eq. 2 for its own."""
     session = prepared(four_modalities(name="creamfl"), tmp_path)
     method, client = session.experiment.algorithm, woken(session, "audio")
-    assert isinstance(method, CreamFL)
-    assert method.contrast is not None
     server = session.server.represent_public()
     batch = client.public_set.batch(torch.arange(4))
     previous = F.normalize(torch.randn(4, 64), dim=1)
@@ -76,8 +72,6 @@ def test_a_client_of_one_modality_is_contrasted_with_all_others(tmp_path: Path) 
 def test_fedcola_complements_a_modality_with_the_mean_of_all_others(tmp_path: Path) -> None:
     session = prepared(four_modalities(name="fedcola"), tmp_path)
     method, server = session.experiment.algorithm, session.server
-    assert isinstance(method, FedCola)
-    assert method.complement is not None
     kinds = {server.types[form].modalities: form for form in server.types}
     own = kinds["audio",]
     assert {*method.complement.sources(server, own)} == {kinds[name,] for name in ("image", "text", "table")}

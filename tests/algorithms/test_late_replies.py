@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 
 import polyfed
 from by_hand import copies, play
+from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.algorithms.creamfl import CreamFL
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Cause, Request
@@ -33,10 +32,6 @@ def paced(method: str, pace: Config | str, rounds: int = 4, **run: Any) -> Confi
     return config
 
 
-def of(methods: Sequence[str]) -> list[Any]:
-    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in methods]
-
-
 def checkpoints(folder: Path) -> dict[str, Any]:
     """Files of the last two rounds, byte by byte; of the manifests all but how long the log of seconds is."""
     files = {file.name: file.read_bytes() for file in (folder / "checkpoints").glob("round-*.safetensors")}
@@ -47,7 +42,6 @@ def checkpoints(folder: Path) -> dict[str, Any]:
 
 
 def fields_of(message: Request | Answer, name: str) -> Any:
-    assert message.payload is not None
     return message.payload.fields[name]
 
 
@@ -93,7 +87,6 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     session = prepared(config, tmp_path)
     session.cohorts.timeline.times = dict(zip(session.cohorts.timeline.times, (1, 2, 5, 9), strict=True))
     seen, method = watched(session, monkeypatch), session.experiment.algorithm
-    assert isinstance(method, CreamFL)
     taught(session, 1)
     session.server.begin(2)
     seen.clear()
@@ -120,7 +113,7 @@ def _own(session: Session) -> tuple[Any, str]:
     return outputs, outputs.order
 
 
-@pytest.mark.parametrize("method", of(LATE))
+@pytest.mark.parametrize("method", mostly_slow(LATE, *FAST))
 def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path: Path) -> None:
     """K = all: the same bits, in figures, bytes and models."""
     equal = {"clients": "drawn"}
@@ -131,7 +124,7 @@ def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path
     assert contents(runs[0]) == contents(runs[1])
 
 
-@pytest.mark.parametrize("method", of(LATE))
+@pytest.mark.parametrize("method", mostly_slow(LATE, *FAST))
 def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, tmp_path: Path) -> None:
     """Requests at work before the kill are answered after it, to the model that it was sent before."""
     config = paced(method, {"name": "buffered", "replies": 0.33, "clients": SLOW}, 6)

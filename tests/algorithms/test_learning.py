@@ -8,6 +8,7 @@ import pytest
 
 import polyfed
 from by_hand import assert_learns_topics
+from grids import mostly_slow
 from polyfed.runs.experiment import Experiment
 from sessions import prepared
 from small_federations import Config, sized, topics, training, transformers
@@ -27,9 +28,7 @@ FAST = {"fedavg"}
 """The others are variations, and methods whose learning differs from another's by one term: slow."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TOPICS]
-)
+@pytest.mark.parametrize("name", mostly_slow(TOPICS, *FAST))
 def test_clients_learn_topics(tmp_path: Path, name: str) -> None:
     settings, rounds = TOPICS[name]
     assert_learns_topics(prepared(topics(name=name.split(":")[0], **settings), tmp_path), rounds=rounds)
@@ -74,7 +73,10 @@ def wide() -> Config:
 def fitting(method: str, epochs: int) -> Config:
     """Transformers that are tested on the few texts and pairs that they train on."""
     config = sized(transformers(name=method, local_epochs=epochs), 48)
-    del config["clients"]["image"]
+    if method == "creamfl_averaged":
+        config["public"] = {"source": "scenes", "items": 6}
+    if method != "fedcola":
+        del config["clients"]["image"]
     for group in config["clients"].values():
         group["test_split"] = "train"
     config["run"] |= {"rounds": 4, "eval_every": 4}
@@ -82,8 +84,9 @@ def fitting(method: str, epochs: int) -> Config:
 
 
 @pytest.mark.slow
-def test_fediot_fits_texts(tmp_path: Path) -> None:
-    records = polyfed.run(Experiment.parse(fitting("fediot", 6)), tmp_path / "run", quiet=True).records
+@pytest.mark.parametrize(("method", "epochs"), [("fediot", 6), ("fedcola", 12), ("creamfl_averaged", 6)])
+def test_transformers_fit_texts(tmp_path: Path, method: str, epochs: int) -> None:
+    records = polyfed.run(Experiment.parse(fitting(method, epochs)), tmp_path / "run", quiet=True).records
     assert records.last("text-0")["accuracy"] > 2 * 100 / 6
     assert records.last("text-0")["accuracy"] == records.last("text-1")["accuracy"]  # one global model
 

@@ -70,8 +70,7 @@ def test_the_new_model_is_the_average_of_the_full_ones(method: str, tmp_path: Pa
     start = copies(session.server.weights)
     if method == "flora":  # new adapters in every round
         start = {type_name: tensors | fresh(tensors, 0, 1) for type_name, tensors in start.items()}
-    trained = all_trained(session, start)
-    mean, new = changes(session, trained), played(session)["paired"]
+    mean, new = changes(session, all_trained(session, start)), played(session)["paired"]
     assert len(mean) == 4
     for layer, own in factor_names(new).items():
         full = new[own.offset] + Factors(new[own.a], new[own.b]).change
@@ -140,8 +139,7 @@ def test_flexlora_sends_each_rank_its_nearest_factors(tmp_path: Path) -> None:
 
 
 def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> None:
-    config = unequal(name="hetlora", pruning=0.001, gamma=0.5)
-    session = session_of(config, tmp_path)
+    session = session_of(unequal(name="hetlora", pruning=0.001, gamma=0.5), tmp_path)
     large, small = sorted(
         (tensors for type_name, tensors in session.server.weights.items() if "paired" in type_name),
         key=lambda tensors: -len(tensors[next(iter(factor_names(tensors).values())).a]),
@@ -162,11 +160,9 @@ def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> 
 @pytest.mark.parametrize("method", ["fedit", "flora"])  # the others are as one of these
 def test_images_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:
     lora = {"name": "lora", "rank": 2, "offset": method in ("flora", "fedex_lora")}
-    config = named(adapters={"image": lora, "text": lora}, name=method)
-    session = session_of(config, tmp_path)
+    session = session_of(named(adapters={"image": lora, "text": lora}, name=method), tmp_path)
     start = copies(session.server.weights)
-    new = played(session)
-    for type_name, tensors in new.items():
+    for type_name, tensors in played(session).items():
         assert all(".lora_" in name or ".offset" in name for name in tensors)
         assert any(
             not torch.equal(value, start[type_name][name]) for name, value in tensors.items() if ".text." in name

@@ -65,8 +65,7 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
             with torch.no_grad():
                 for key, value, g in zip(names, values, path[-1], strict=True):
                     value -= RATE * (g - own.get(key, 0) + c.get(key, 0))
-    new = {key: sum(result[k] for result in path) / len(path) for k, key in enumerate(names)}
-    return weights_of(model), new
+    return weights_of(model), {key: sum(result[k] for result in path) / len(path) for k, key in enumerate(names)}
 
 
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +135,7 @@ def assert_invariant(session: Session, *, by_samples: bool = False) -> None:
         total: dict[str, Tensor] = {}
         shares = {info.id: session.server.weight(info) if by_samples else 1 for info in members.clients}
         for info in members.clients:
-            entry = site_of(session).store.load(info.id, session.cohorts.accepted.get(info.id))
-            for name, value in entry.items():
+            for name, value in site_of(session).store.load(info.id, session.cohorts.accepted.get(info.id)).items():
                 part = value * shares[info.id] / sum(shares.values())
                 total[name.removeprefix("control/")] = total.get(name.removeprefix("control/"), 0) + part
         assert_close(session.server.state.get(f"control:{type_name}", {}), total)

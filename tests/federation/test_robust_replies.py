@@ -28,9 +28,7 @@ def info(name: str, type_name: str = "a", samples: int = 10) -> ClientInfo:
 
 
 def rule(name: str, **settings: Any) -> RobustRule:
-    made = RobustRule.named(name).model_validate(settings)
-    assert isinstance(made, RobustRule)
-    return made
+    return RobustRule.named(name).model_validate(settings)
 
 
 def combined(name: str, sent: Sequence[tuple[ClientInfo, Payload]], **settings: Any) -> list[tuple[str, Payload]]:

@@ -62,8 +62,7 @@ def test_a_step_that_is_done_again_replaces_what_it_left(tmp_path: Path) -> None
 def test_a_late_reply_leaves_one_state_more(tmp_path: Path) -> None:
     """Asked in round 1, accepted in round 5: a resume from round 4 still goes on from what was before."""
     for late, kept in ((False, [(2, 0), (6, 0)]), (True, [(1, 0), (2, 0), (6, 0)])):
-        store = chained(tmp_path / str(late), (0, 0), (1, 0), (2, 0), (6, 0), late=late)
-        assert store.versions("a") == kept
+        assert chained(tmp_path / str(late), (0, 0), (1, 0), (2, 0), (6, 0), late=late).versions("a") == kept
 
 
 def test_a_lost_state_is_reported_with_those_that_remain(tmp_path: Path) -> None:
@@ -292,8 +291,7 @@ def test_only_declared_keys_are_kept() -> None:
 
 
 def test_flatten_and_back() -> None:
-    groups = {"model": {"a/b": torch.ones(1), "c": torch.zeros(2)}, "x:y": {"k": torch.ones(3)}}
-    back = unflatten(flatten(groups))
+    back = unflatten(flatten({"model": {"a/b": torch.ones(1), "c": torch.zeros(2)}, "x:y": {"k": torch.ones(3)}}))
     assert {group: set(tensors) for group, tensors in back.items()} == {"model": {"a/b", "c"}, "x:y": {"k"}}
 
 
