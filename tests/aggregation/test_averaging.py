@@ -31,10 +31,9 @@ Model = dict[str, Tensor]
 
 
 def model(group: str, stream: torch.Generator) -> Model:
-    names = MODELS[group].slots
     return {
         name: torch.randint(0, 9, (), generator=stream) if name == "count" else torch.randn(3, generator=stream)
-        for name in names
+        for name in MODELS[group].slots
     }
 
 
@@ -117,26 +116,19 @@ def test_no_client_at_all_leaves_everything() -> None:
 
 def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     """Three equal clients count 0.148, 0.222 and 0.333, and 0.296 of the old model survives (methods, 0.5)."""
-    start = {"image": {"image.attention": torch.ones(1, dtype=torch.float64), **ones(torch.float64)}}
     shares = []
     for k in range(-1, 3):
-        clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
-        old = _only(start, 1.0 if k < 0 else 0.0)
-        result = averaged(ByType(mean="sequential"), models_of(old), clients, {"image": 30.0})
+        old, *clients = (filled(float(one == k)) for one in range(-1, 3))
+        sent = [("image", own, 10) for own in clients]
+        result = averaged(ByType(mean="sequential"), models_of({"image": old}), sent, {"image": 30.0})
         shares.append(float(result["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
 
 
-def ones(dtype: torch.dtype) -> Model:
-    return {"image.mlp": torch.ones(1, dtype=dtype), "count": torch.ones((), dtype=torch.int64)}
-
-
-def _only(like: dict[str, Model], value: float) -> dict[str, Model]:
-    return {
-        group: {name: torch.full_like(tensor, value) for name, tensor in weights.items()}
-        for group, weights in like.items()
-    }
+def filled(value: float) -> Model:
+    vectors = {f"image.{role}": torch.full((1,), value, dtype=torch.float64) for role in ROLES}
+    return vectors | {"count": torch.tensor(int(value))}
 
 
 def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:

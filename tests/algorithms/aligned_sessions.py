@@ -18,7 +18,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
 from sessions import prepared, round_records, site_of, watched
-from small_federations import Config, aligned
+from small_federations import Config, aligned, participants, sgd
 
 Values = dict[str, Tensor]
 RATE = 0.02
@@ -37,9 +37,8 @@ def staged(steps: int, **algorithm: Any) -> Config:
 def config_of(*, task: Config | None = None, optimizer: Config | None = None, **algorithm: Any) -> Config:
     """Two batches of plain SGD in each stage; ``task`` changes settings of the task, or is another, with its name."""
     config = copy.deepcopy(aligned(**staged(2, **algorithm)))
-    sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
-    config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd
-    for participant in (config["server"], config["clients"]["hospital"]):
+    config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd(RATE)["optimizer"]
+    for participant in participants(config):
         participant["task"] = task if task and "name" in task else participant["task"] | (task or {})
     return config
 

@@ -21,10 +21,9 @@ from polyfed.core.errors import ConfigError, StepError
 from polyfed.federation.participant import Participant
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import metrics, prepared, round_records, site_of, watched, woken
+from sessions import first_cohort, metrics, prepared, round_records, site_of, watched, woken
 from small_federations import Config
 
 Rows = dict[str, Tensor]
@@ -42,7 +41,7 @@ def method_of(session: Session) -> ChangeDistillation:
 
 def targets_of(session: Session) -> Rows:
     """The server's targets from the first round's replies."""
-    actual = method_of(session).changed(session.server, session.cohort(1, Ledger()))
+    actual = method_of(session).changed(session.server, first_cohort(session))
     return {name: target.values for name, target in actual.items()}
 
 

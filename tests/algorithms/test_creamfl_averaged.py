@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import assert_mean, copies, descend, naive_gca, plain_training, weights_of
+from by_hand import assert_mean, copies, descend, naive_gca, plain_training, play, weights_of
 from polyfed.algorithms.creamfl_averaged import CreamFLAveraged, StepContrast
 from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.core.errors import ExchangeError
@@ -20,10 +20,9 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import Excluded, crossing, of_samples, prepared, woken
+from sessions import Excluded, crossing, first_cohort, of_samples, prepared, woken
 from small_federations import Config, plain_sgd, sized, transformers
 
 Tensors = dict[str, Tensor]
@@ -39,10 +38,6 @@ def config() -> Config:
     actual["clients"]["text"]["items"] = 48
     actual["clients"]["paired"]["items"] = 10
     return actual
-
-
-def one_round(session: Session) -> None:
-    session.experiment.algorithm.round(session.server, session.cohort(1, Ledger()))
 
 
 # ---- by hand
@@ -72,13 +67,6 @@ def naive_contrasts(
     return extra
 
 
-def scatter(*models: Tensors) -> None:
-    """Move models away from the server's, from which all start; previous and known representations then differ."""
-    stream = torch.Generator().manual_seed(1)
-    for value in (value for model in models for value in model.values()):
-        value += 0.1 * torch.randn(value.shape, generator=stream)
-
-
 def trained_by_hand(session: Session, known: Representations) -> dict[str, Tensors]:
     """Two steps of every client."""
     server, actual = session.server, {}
@@ -95,11 +83,13 @@ def test_models_are_averaged_by_type_and_only_single_modalities_are_contrasted(c
     config["clients"]["paired"]["items"] = 4
     session = prepared(plain_sgd(config, batch_size=12), tmp_path)
     server = session.server
-    scatter(server.weights["image"], server.weights["text"])
+    stream = torch.Generator().manual_seed(1)
+    for value in (*server.weights["image"].values(), *server.weights["text"].values()):
+        value += 0.1 * torch.randn(value.shape, generator=stream)  # previous and known representations then differ
     samples = {info.id: info.samples for info in server.clients}
     assert set(samples.values()) <= {10, 24}
     trained = trained_by_hand(session, server.represent_public())
-    one_round(session)
+    play(session, 1, 1)
     for form, members in server.types.items():
         assert_mean(server.weights[form], {info.id: trained[info.id] for info in members.clients}, samples)
 
@@ -134,7 +124,7 @@ def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Co
     config["algorithm"]["distiller"] = {"training": {"optimizer": optimizer, "batch_size": 16}}
     session, other = (prepared(plain_sgd(config, batch_size=12), tmp_path / name) for name in ("a", "b"))
     known = dict(session.server.represent_public())
-    one_round(session)
+    play(session, 1, 1)
 
     weights, sent = replies_of(other, known)
     assert {name: len(values) for name, values in sent.items()} == {"image": 1, "text": 2}
@@ -157,7 +147,7 @@ def test_the_averaged_paired_model_learns_what_single_modalities_sent(config: Co
 
 def test_a_reply_with_more_than_was_asked_for_is_refused(config: Config, tmp_path: Path) -> None:
     session = prepared(config, tmp_path)
-    cohort, refused = session.cohort(1, Ledger()), Excluded()
+    cohort, refused = first_cohort(session), Excluded()
     packed = crossing(session, session.server.represent_public())
     cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
 

@@ -33,7 +33,7 @@ from polyfed.models.binding import frozen_aligners
 from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
 from sessions import metrics, prepared, site_of, woken
-from small_federations import Config, aligned
+from small_federations import Config, aligned, participants, training
 
 # ---- stage 1
 
@@ -150,7 +150,7 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = copy.deepcopy(config_of())
-    for participant in (config["server"], config["clients"]["hospital"]):
+    for participant in participants(config):
         participant["model"] = participant["model"] | {"aligner": {"hidden": 16, "local": True}}
         participant["task"] = {"name": "papers.fedaid.objectives.GLoRIA"}
     session = prepared(config, tmp_path)
@@ -229,14 +229,12 @@ def test_without_a_robust_teacher_it_is_guided_averaging(tmp_path: Path, monkeyp
 def learning(folder: Path, **algorithm: Any) -> Session:
     """Two clients with easy pairs, five a scene."""
     config = copy.deepcopy(aligned(**staged(20, **algorithm)))
-    for participant in (config["server"], config["clients"]["hospital"]):
+    for participant in participants(config):
         model = participant["model"] | {"dim": 32, "aligner": {"head": "linear"}}
         model["encoders"]["image"] |= {"widths": [16, 32]}
         model["encoders"]["text"] |= {"width": 32}
         participant["model"] = model
-    config["clients"]["hospital"] |= {"count": 2}
-    optimizer = {"kind": "adamw", "lr": 0.003, "clip": 2.0}
-    config["clients"]["hospital"]["training"] = {"optimizer": optimizer, "batch_size": 32}
+    config["clients"]["hospital"] |= {"count": 2, "training": training("adamw", 0.003, 32, clip=2.0)}
     config["data"]["sources"]["scenes"] |= {"train": 180, "test": 60, "difficulty": 0.0}
     return prepared(config, folder)
 

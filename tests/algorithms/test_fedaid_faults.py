@@ -19,10 +19,9 @@ from polyfed.data.samples import Samples
 from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.settings import RunSettings
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import metrics, site_of
+from sessions import first_cohort, metrics, site_of
 from small_federations import Config, aligned
 
 pytestmark = pytest.mark.slow
@@ -104,7 +103,7 @@ def test_clients_whose_weights_have_vanished(tmp_path: Path) -> None:
     session = session_of(tmp_path, teacher={"weights": {"divergence": "none"}})
     zero = torch.zeros((), dtype=torch.float64)
     session.server.state["robust_weights"] = {CLIENTS[0]: zero + 1, CLIENTS[1]: zero, CLIENTS[2]: zero}
-    cohort = session.cohort(1, Ledger())
+    cohort = first_cohort(session)
     cohort.clients = cohort.clients[1:]
     session.experiment.algorithm.round(session.server, cohort)
     assert all(bool(value.isfinite().all()) for value in global_model(session).values())

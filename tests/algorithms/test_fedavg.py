@@ -20,8 +20,6 @@ from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared
 from small_federations import Config, plain_sgd
 
-ACROSS = {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
-
 
 def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
     session = prepared(plain_sgd(tiny), tmp_path)
@@ -34,7 +32,7 @@ def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
 
 
 def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] |= ACROSS
+    tiny["algorithm"] |= {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
     session = prepared(plain_sgd(tiny), tmp_path)
     server = session.server
     start = copies(server.weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ from torch.func import functional_call
 
 from by_hand import RATE, copies, plain_training
 from polyfed.core.randomness import isolated
-from polyfed.federation.cohort import Cohort, ReplyPolicy
+from polyfed.federation.cohort import ReplyPolicy
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Channel, Ledger
+from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
-from polyfed.wire.transport import Transport
 from sessions import first_cohort, prepared, woken
 from small_federations import Config, plain_sgd, transformers
 
@@ -133,18 +132,16 @@ def test_the_released_first_round_gates_a_clients_own_weights(config: Config, tm
 # ---- costs
 
 
-def failing(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-    """An engine all of whose clients are gone: only what is sent to them counts."""
-    return (Answer.failed(request.client, Cause.LOST, "gone") for request in requests)
-
-
 def downloads(config: Config, folder: Path) -> dict[str, int]:
-    """Bytes of tensors that each client receives in round 1."""
-    session = prepared(config, folder)
-    ledger = Ledger()
-    cohort = Cohort(
-        session.server.clients, 1, Channel(failing, Transport(), ledger), lambda step: ReplyPolicy(min_clients=0)
-    )
+    """Bytes of tensors that each client receives in round 1, after which all are gone: only what is sent counts."""
+    session, ledger = prepared(config, folder), Ledger()
+
+    def gone(request: Request) -> Answer:
+        return Answer.failed(request.client, Cause.LOST, "gone")
+
+    cohort = session.cohort(1, ledger)
+    cohort.reply_policy = lambda step: ReplyPolicy(min_clients=0)
+    cohort.channel = replace(cohort.channel, exchange=lambda requests, deadline: map(gone, requests))
     session.experiment.algorithm.round(session.server, cohort)
     actual: dict[str, int] = {}
     for line in ledger.records:

@@ -26,6 +26,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Weights as PayloadWeights
 from sessions import metrics, prepared, round_records, site_of, watched, woken
+from small_federations import participants
 
 Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")
@@ -128,10 +129,6 @@ def mean_of(models: Mapping[str, Values], like: Values, shares: Mapping[str, flo
     }
 
 
-def layers_of(values: Values) -> Values:
-    return {name: value for name, value in values.items() if ".aligner.layers." in name}
-
-
 @pytest.mark.parametrize(
     ("settings", "guide", "released"),
     [
@@ -167,7 +164,7 @@ def test_two_rounds_equal_plain_loops(
         for client, reply in replies(messages, "bind", number).items():
             assert_close(without_statistics(reply["weights"]), without_statistics(second[client]), ROUNDED)
             assert furthest(without_statistics(reply["weights"]), start) > 5e-3
-        teacher = layers_of(robust) if released else {}
+        teacher = {name: value for name, value in robust.items() if ".aligner.layers." in name} if released else {}
         actual = global_model(session)
         sent = {c: reply["weights"] for c, reply in replies(messages, "bind", number).items()}
         assert_mean(actual, sent, dict.fromkeys(CLIENTS, 1.0))
@@ -246,7 +243,7 @@ def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monke
 def test_equal_weights_are_at_distance_zero(tmp_path: Path, norm: str) -> None:
     """With batch norms in the heads too, which is FedDRA's default."""
     config = copy.deepcopy(config_of(name="feddra", guidance={"reduction": "mean"}, task_weight=0))
-    for participant in (config["server"], config["clients"]["hospital"]):
+    for participant in participants(config):
         participant["model"] = copy.deepcopy(participant["model"])
         participant["model"]["aligner"] |= {"head_norm": norm}
         participant["model"]["encoders"]["text"] |= {"dropout": 0.0}

@@ -19,7 +19,7 @@ from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from sessions import metrics, prepared, site_of, woken
-from small_federations import Config, in_steps, plain_sgd
+from small_federations import Config, in_steps, plain_sgd, scenes, training
 from tiny_networks import save
 
 AUGMENT = {"flip": True, "erase": True, "shift": 2}
@@ -215,11 +215,10 @@ def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tm
 
 
 def learner(config: Config, folder: Path) -> Session:
-    scenes = {"name": "scenes", "train": 400, "validation": 8, "test": 400, "size": 16, "difficulty": 0.0}
-    config["data"]["sources"] = {"private": scenes}
+    config["data"]["sources"] = {"private": scenes(400, 8, 400, difficulty=0.0)}
     del config["server"], config["public"], config["clients"]["paired"]
     image = config["clients"]["image"]
-    image |= {"count": 2, "training": {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 32}}
+    image |= {"count": 2, "training": training("adam", 0.01, 32)}
     image["model"]["dim"] = 32
     encoder = image["model"]["encoders"]["image"]
     encoder["widths"] = [16, 32]

@@ -16,11 +16,10 @@ from polyfed.wire.payload import Payload, Representations
 from sessions import crossing, first_cohort, of_samples, prepared, request, round_records, site_of, woken
 from small_federations import Config
 
-METHOD = {"name": "fedgems", "local_epochs": 1, "study": {"batch_size": 16}}
-
 
 def session_of(tiny: Config, folder: Path, **algorithm: Any) -> tuple[Session, Any]:
-    session = prepared(tiny | {"algorithm": METHOD | algorithm}, folder)
+    method = {"name": "fedgems", "local_epochs": 1, "study": {"batch_size": 16}}
+    session = prepared(tiny | {"algorithm": method | algorithm}, folder)
     return session, session.experiment.algorithm
 
 

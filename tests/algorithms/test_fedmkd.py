@@ -20,7 +20,7 @@ from polyfed.runs.config_files import merged
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload
 from sessions import first_cohort, of_samples, prepared, request, round_records, site_of, woken
-from small_federations import Config
+from small_federations import Config, plain
 
 METHOD = {"name": "fedmkd", "local_epochs": 1, "distiller": {"epochs": 2}, "byol": {"predictor_width": 16}}
 RATE = 0.05
@@ -120,11 +120,10 @@ def test_the_contrast_and_its_queue_equal_plain_loops(tiny: Config, tmp_path: Pa
 
 
 def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path) -> None:
-    sgd = {"optimizer": {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}, "batch_size": 16}
     session, method = session_of(
         tiny,
         tmp_path,
-        distiller={"training": sgd, "weight": 0.5},
+        distiller={"training": plain(RATE, 16), "weight": 0.5},
         byol={"weight": 0.3, "momentum": 0.9},
         contrast={"weight": 0.6},
     )

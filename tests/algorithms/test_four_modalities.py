@@ -87,11 +87,10 @@ def test_fedcola_complements_a_modality_with_the_mean_of_all_others(tmp_path: Pa
 
 OTHERS = {*ADAPTED, *NAMED, "fedaid", "feddra"}
 """Methods of adapters, of class names, and of an align module of two modalities, which this federation has not."""
-RUN = [method for method in METHODS if method not in OTHERS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", RUN)
+@pytest.mark.parametrize("method", sorted({*METHODS} - OTHERS))
 def test_it_runs(method: str, tmp_path: Path) -> None:
     full = polyfed.run(Experiment.parse(suited(method)), tmp_path / "whole", quiet=True)
     assert not full.records.events

@@ -15,7 +15,6 @@ from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Cause, Request
 from sessions import of_samples, prepared, taught, watched
 from small_federations import METHODS, Config, federation_for
@@ -90,7 +89,8 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     taught(session, 1)
     session.server.begin(2)
     seen.clear()
-    own = of_samples(session, method.public.to_wire(session.server, *_own(session)))["text"]
+    outputs = method.public.server_outputs(session.server)
+    own = of_samples(session, method.public.to_wire(session.server, outputs, outputs.order))["text"]
     target = taught(session, 2)["text"].values
     assert [(request.client, request.round) for request, _ in seen] == [("image", 2), ("text", 2), ("paired-1", 1)]
     fresh, late = (of_samples(session, fields_of(answer, "representations"))["text"] for _, answer in seen[1:])
@@ -105,12 +105,6 @@ def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkey
     ended = {event.client: (event.event, event.error) for event in session.cohorts.timeline.events}
     assert ended.pop("image") == ("lost", "gone")
     assert {*ended.values()} == {("replied", None)}
-
-
-def _own(session: Session) -> tuple[Any, str]:
-    method: Any = session.experiment.algorithm
-    outputs = method.public.server_outputs(session.server)
-    return outputs, outputs.order
 
 
 @pytest.mark.parametrize("method", mostly_slow(LATE, *FAST))

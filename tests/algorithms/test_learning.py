@@ -11,7 +11,19 @@ from by_hand import assert_learns_topics
 from grids import mostly_slow
 from polyfed.runs.experiment import Experiment
 from sessions import prepared
-from small_federations import Config, sized, topics, training, transformers
+from small_federations import (
+    RETRIEVAL,
+    Config,
+    bag,
+    pixels,
+    resnet,
+    scenes,
+    sized,
+    topics,
+    training,
+    transformers,
+    words,
+)
 
 TOPICS: dict[str, tuple[Config, int]] = {
     "fedavg": ({}, 6),
@@ -47,13 +59,12 @@ SERVERS: dict[str, Config] = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_learns_to_retrieve_from_its_clients(tiny: Config, tmp_path: Path, name: str) -> None:
     """Without a task of its own, except FedGEMS, its recall rises from what paired clients return."""
-    scenes = {"name": "scenes", "train": 900, "validation": 40, "test": 60, "size": 32, "difficulty": 0.0}
-    tiny["data"]["sources"]["scenes"] = scenes
+    tiny["data"]["sources"]["scenes"] = scenes(900, 40, 60, size=32, difficulty=0.0)
     tiny["public"]["items"] = 150
     tiny["clients"] = {"paired": tiny["clients"]["paired"]}
     for participant in (tiny["server"], tiny["clients"]["paired"]):
         participant["training"] = training("adamp", 0.003, 32)
-        participant["task"] = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
+        participant["task"] = RETRIEVAL | {"mask_siblings": True}
         participant["model"] = wide()
     alone = {} if name == "fedgems" else {"task": None}
     tiny["algorithm"] = {"name": name, "local_epochs": 2, "distiller": {"epochs": 2}} | alone | SERVERS[name]
@@ -64,21 +75,18 @@ def test_a_server_learns_to_retrieve_from_its_clients(tiny: Config, tmp_path: Pa
 
 
 def wide() -> Config:
-    pixels = {"name": "pixels", "size": 32}
-    image = {"name": "resnet", "widths": [16, 32, 64], "depths": [1, 1, 1], "block": "basic", "view": pixels}
-    text = {"name": "bag", "width": 32, "view": {"name": "tokens", "length": 24}}
-    return {"dim": 32, "encoders": {"image": image, "text": text}}
+    image = resnet() | {"widths": [16, 32, 64], "depths": [1, 1, 1], "view": pixels() | {"size": 32}}
+    return {"dim": 32, "encoders": {"image": image, "text": bag(words(24), 32)}}
 
 
 def fitting(method: str, epochs: int) -> Config:
-    """Transformers that are tested on the few texts and pairs that they train on."""
+    """Transformers that are tested on the few texts that they train on."""
     config = sized(transformers(name=method, local_epochs=epochs), 48)
     if method == "creamfl_averaged":
         config["public"] = {"source": "scenes", "items": 6}
     if method != "fedcola":
         del config["clients"]["image"]
-    for group in config["clients"].values():
-        group["test_split"] = "train"
+    config["clients"]["text"]["test_split"] = "train"
     config["run"] |= {"rounds": 4, "eval_every": 4}
     return config
 

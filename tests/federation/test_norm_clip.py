@@ -36,10 +36,7 @@ def vector(length: float, entries: int = 4) -> Tensor:
     [
         ([100, 120, 90, 10**12], [100, 120, 90, 660]),  # 6 x 110
         ([100, 100, 100, 500], [100, 100, 100, 500]),  # a large hospital
-        (
-            [0, 0, 0, 50, 60, 70, 10**12],
-            [0, 0, 0, 50, 60, 70, 390],
-        ),  # a client without samples is not part of the median
+        ([0, 0, 0, 50, 60, 70, 10**12], [0, 0, 0, 50, 60, 70, 390]),  # clients without samples are not in the median
         ([10, 10**12], [10, 10**12]),  # of two, either may be the odd one
         ([10, 10**12, 0], [10, 10**12, 0]),
     ],
@@ -67,10 +64,7 @@ def test_sizes_of_other_modalities_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        (
-            {"w": torch.zeros(4, dtype=torch.float16)},
-            r"not what was asked for, first at 'w': float16 \[4\], expected float32 \[4\]",
-        ),
+        ({"w": torch.zeros(4, dtype=torch.float16)}, r"asked for, first at 'w': float16 \[4\], expected float32 \[4\]"),
         ({"w": torch.zeros(4, dtype=torch.float64)}, r"'w': float64 \[4\], expected float32 \[4\]"),
         ({"n": torch.tensor(True)}, r"'n': bool \[\], expected int64 \[\]"),
         ({"w": torch.zeros(5)}, r"'w': float32 \[5\], expected float32 \[4\]"),

@@ -137,11 +137,7 @@ def test_models_of_a_group_take_turns(tiny: Config) -> None:
         (lambda c: c["clients"]["image"].update(count=25), ConfigError, "there are 24 samples"),
         (lambda c: c["clients"]["image"].update(items=25), ConfigError, "items is 25"),
         (lambda c: c["clients"]["image"]["model"].update(dim=9), ConfigError, "model.dim must be equal"),
-        (
-            lambda c: c["clients"].update({"paired-1": c["clients"]["image"]}),
-            ConfigError,
-            "two clients are called 'pai",
-        ),
+        (lambda c: c["clients"].update({"paired-1": c["clients"]["image"]}), ConfigError, "two clients are called"),
     ],
 )
 def test_what_does_not_fit_is_refused(tiny: Config, change: Any, error: type[Exception], message: str) -> None:
@@ -265,10 +261,7 @@ def test_without_labels_a_test_is_dealt_by_size(tiny: Config, tmp_path: Path) ->
     [
         ({"test": "dealt", "test_split": None}, "test: dealt needs a test_split"),
         ({"partition": {"name": "dirichlet", "of": ["edma"]}}, r"clients.reports.partition.of: 'edma' .*'edema'"),
-        (
-            {"partition": {"name": "iid", "together": "ptient"}},
-            r"clients.reports.partition.together: 'ptient' .*'patient'",
-        ),
+        ({"partition": {"name": "iid", "together": "ptient"}}, r"reports.partition.together: 'ptient' .*'patient'"),
         ({"partition": {"name": "natural", "of": ["text"]}, "count": 46}, r"test is dealt, .* has 45 items for 46"),
     ],
 )

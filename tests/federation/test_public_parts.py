@@ -28,10 +28,9 @@ from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import Excluded, distil, metrics, population, prepared, woken
+from sessions import Excluded, distil, first_cohort, metrics, population, prepared, woken
 from small_federations import Config, three_kinds
 
 PARTS: Config = {"unpaired": {"image": 5, "text": 3}, "gallery": 4}
@@ -205,7 +204,7 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
     message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
     with pytest.raises(PayloadError, match=message):
         method.public.from_wire(server, notes)  # type: ignore[attr-defined]
-    cohort, refused = session.cohort(1, Ledger()), Excluded()
+    cohort, refused = first_cohort(session), Excluded()
     cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
     layout = method.public.layout(server, known, "representations")  # type: ignore[attr-defined]
     answer = Payload({"representations": notes, "num_examples": 1})
@@ -228,16 +227,14 @@ def crossed(run: Run, client: str) -> dict[str, list[int]]:
     return result
 
 
-def run_of(folder: Path, *, run: Config | None = None, **algorithm: Any) -> Run:
-    config = config_of(**(EXCHANGES | algorithm)) | {"name": "parts"}
-    config["algorithm"] |= {"name": "change_distillation"}
-    config["run"] |= {"rounds": 2, "eval_every": 2} | (run or {})
-    return polyfed.run(Experiment.parse(config), folder / "run", quiet=True)
+def two_rounds(**run: Any) -> Config:
+    config = config_of() | {"name": "parts"}
+    return config | {"run": config["run"] | {"rounds": 2, "eval_every": 2} | run}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_of(tmp_path_factory.mktemp("finished"))
+    return polyfed.run(Experiment.parse(two_rounds()), tmp_path_factory.mktemp("finished") / "run", quiet=True)
 
 
 @pytest.mark.slow
@@ -251,9 +248,7 @@ def test_the_ledger_has_a_row_for_each_distinct_input(finished: Run) -> None:
 
 @pytest.mark.slow
 def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(finished: Run, tmp_path: Path) -> None:
-    config = config_of()
-    config |= {"name": "parts"}
-    config["run"] |= {"rounds": 2, "eval_every": 2, "engine": {"name": "local", "serialize": True}}
+    config = two_rounds(engine={"name": "local", "serialize": True})
     assert contents(polyfed.resume(cut_short(config, tmp_path / "run"), quiet=True)) == contents(finished)
 
 
@@ -329,7 +324,7 @@ def test_images_and_captions_of_other_items_are_not_contrasted(tmp_path: Path, m
         return result
 
     monkeypatch.setattr(Ensembles, "log_weights", noted)
-    method.round(session.server, session.cohort(1, Ledger()))
+    method.round(session.server, first_cohort(session))
     assert weights["unpaired/image"] == weights["unpaired/text"] == [0.0] * 3
     for name in ("image", "text", "gallery/image", "gallery/text"):
         assert all(len(result.unique()) > 1 for result in weights[name]), name

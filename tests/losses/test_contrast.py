@@ -153,8 +153,7 @@ def test_queue_contrast_equals_loops(rows, tau, items):
 def test_without_a_queue_the_batch_is_left_and_one_item_has_no_contrast(rows):
     student, targets, queue = rows
     none = torch.zeros(0, dtype=torch.int64)
-    actual = queue_contrast(student, targets, queue[:0], torch.arange(4), none, 0.1)
-    assert float(actual) == pytest.approx(
+    assert float(queue_contrast(student, targets, queue[:0], torch.arange(4), none, 0.1)) == pytest.approx(
         queue_by_loops(student, targets, queue[:0], torch.arange(4), none, 0.1), abs=1e-12
     )
     assert float(queue_contrast(student, targets, queue[:0], torch.zeros(4, dtype=torch.int64), none)) == 0.0

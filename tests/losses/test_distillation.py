@@ -88,10 +88,7 @@ def unit_pair():
     return torch.nn.functional.normalize(torch.randn(2, 5, 3, dtype=torch.float64), dim=-1).unbind(0)
 
 
-REDUCTIONS = ["sum", "mean", "element"]
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("reduction", ["sum", "mean", "element"])
 def test_squared_distance_equals_loops(unit_pair, reduction):
     z, anchors = unit_pair
     expected = squares_by_loops(z.tolist(), anchors.tolist(), reduction)
