@@ -137,19 +137,9 @@ class Parts:
         return sizes
 
     @property
-    def both(self) -> list[int]:
-        """Bytes of representations of both modalities."""
-        return self.public("image", "text")
-
-    @property
     def own(self) -> list[int]:
         """Bytes of representations of the client's modalities."""
         return self.public(*self.client.modalities)
-
-    @property
-    def agreed(self) -> list[int]:
-        """Bytes of targets of the client's modalities, which may differ between captions of one image."""
-        return self.public(*self.client.modalities, once=False)
 
     def less(self, part: str, *, up_only: bool = False) -> Sizes:
         """Bytes of the model but for tensors of that name."""
@@ -167,21 +157,21 @@ def _told(parts: Parts, down: list[int]) -> Sizes:
 
 CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "centralised": lambda its: {"down weights": [its.model, 0], "up weights": [its.model] * 2},
-    "change_distillation": lambda its: _told(its, its.both),
-    "creamfl": lambda its: _told(its, its.both),
-    "creamfl_averaged": lambda its: its.weights() | (_told(its, its.both) if its.is_single else {}),
-    "fedafd": lambda its: _told(its, its.both) | {"down weights": [its.encoders] * 2},
-    "fedafd:few": lambda its: _told(its, its.both) | {"down weights": [its.encoders, 0]},
+    "change_distillation": lambda its: _told(its, its.public("image", "text")),
+    "creamfl": lambda its: _told(its, its.public("image", "text")),
+    "creamfl_averaged": lambda its: its.weights() | (_told(its, its.public("image", "text")) if its.is_single else {}),
+    "fedafd": lambda its: _told(its, its.public("image", "text")) | {"down weights": [its.encoders] * 2},
+    "fedafd:few": lambda its: _told(its, its.public("image", "text")) | {"down weights": [its.encoders, 0]},
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
     "fedex_lora": lambda its: its.less(".offset", up_only=True),
     "ffa_lora": lambda its: its.less(".lora_A."),
     "flora": lambda its: its.less(".offset", up_only=True),
     "fedet": lambda its: its.weights() | _told(its, [0, 0]),
     "fedgems": lambda its: _told(its, its.own),
-    "fedmd": lambda its: _told(its, its.agreed),
+    "fedmd": lambda its: _told(its, its.public(*its.client.modalities, once=False)),
     "fedmkd": lambda its: _told(its, [0, 0]),
     "local": lambda its: {},
-    "margin_weighted": lambda its: _told(its, its.agreed),
+    "margin_weighted": lambda its: _told(its, its.public(*its.client.modalities, once=False)),
     "scaffold": lambda its: its.weights(down=its.parameters, up=its.parameters),
     "server_only": lambda its: {},
 }

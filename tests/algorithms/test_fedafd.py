@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from by_hand import as_left, play
 from grids import mostly_slow
-from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
 from polyfed.runs.session import Session
@@ -168,15 +167,6 @@ def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
     state = as_left(session, "image").optimizers.states["fusion"]
     steps = {int(value) for key, value in state.items() if key.startswith("step:")}
     assert steps == {2}  # of one epoch of two batches, not of two
-
-
-@pytest.mark.parametrize(("wanted", "public"), [(None, 2), (1, 1), (5, 5)])
-def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | None, public: int) -> None:
-    session = session_of(tmp_path, adversarial={"batches_per_epoch": wanted})
-    client, alignment = woken(session, "image"), session.experiment.algorithm.adversarial
-    steps = list(alignment.batches(client, PublicExchange(), known_of(session), 0))
-    assert sum(batch is not None for batch, _ in steps) == 2
-    assert sum(batch is not None for _, batch in steps) == public
 
 
 # ---- learning

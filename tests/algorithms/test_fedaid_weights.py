@@ -39,7 +39,7 @@ def test_losses_and_weights_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert noted["chi_square"] == pytest.approx(sum((3 * share - 1) ** 2 for share in w) / 6, rel=1e-4)
 
 
-def test_weights_go_on_from_round_to_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_go_on_from_round_to_round(tmp_path: Path) -> None:
     session = session_of(tmp_path, teacher={"weights": {"gamma": 2.0, "rho": 1e-4}})
     w = torch.full((3,), 1 / 3, dtype=torch.float64)
     for number in (1, 2):

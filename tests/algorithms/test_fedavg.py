@@ -66,13 +66,6 @@ def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, 
     assert all(result.records.last(client) for client in result.records.clients)
 
 
-def test_a_federation_without_server_model(tiny: Config, tmp_path: Path) -> None:
-    del tiny["server"], tiny["public"], tiny["clients"]["paired"]
-    tiny["clients"]["image"]["count"] = 2
-    result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
-    assert result.records.last("image-0")["accuracy"] == result.records.last("image-1")["accuracy"]  # one global model
-
-
 @pytest.mark.parametrize("averaging", ["by_type", "by_slot", "by_name", {"name": "by_type", "mean": "sequential"}])
 def test_no_reply_is_held_while_the_next_client_trains(tiny: Config, tmp_path: Path, averaging: Any) -> None:
     session = prepared(tiny | {"algorithm": {"name": "fedavg", "averaging": averaging}}, tmp_path)

@@ -116,7 +116,7 @@ def test_ffa_lora_trains_b_alone_with_one_a_for_all(tmp_path: Path) -> None:
         torch.testing.assert_close(product, mean[layer], atol=1e-6, rtol=1e-6)  # exact, as A is one for all
 
 
-def test_hetlora_keeps_factors_of_which_no_b_has_moved(tmp_path: Path) -> None:
+def test_hetlora_keeps_factors_of_which_no_b_has_moved() -> None:
     old = {"own": {"q.lora_A.default.weight": torch.ones(2, 3), "q.lora_B.default.weight": torch.zeros(4, 2)}}
     sent = {name: value + (2.0 if ".lora_A." in name else 0.0) for name, value in old["own"].items()}
     new = averaged(Padded(), global_models(old), [("own", sent, 3.0)])["own"]
@@ -178,6 +178,6 @@ def test_unequal_ranks_are_refused_where_they_cannot_be_averaged(method: str, tm
         prepared(unequal(name=method), tmp_path)
 
 
-def test_a_method_keeps_the_rule_that_it_is_made_of(tmp_path: Path) -> None:
+def test_a_method_keeps_the_rule_that_it_is_made_of() -> None:
     with pytest.raises(ConfigError, match="averaging: is by_type, but the method goes with 'stacked'"):
         Experiment.parse(adapted(name="flora", averaging="by_type"))

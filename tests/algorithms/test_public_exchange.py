@@ -1,8 +1,7 @@
-"""Methods over a public set: bounded rows, representations, all weightings, and joint distillation."""
+"""Methods over a public set: bounded rows, representations, and joint distillation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from polyfed.aggregation.ensemble import Ensembled
 from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.algorithms.shared.public_exchange import PublicExchange, clip_row_norms
 from polyfed.core.randomness import generator
-from polyfed.runs.experiment import Experiment
-from polyfed.wire.messages import Answer, Request
 from sessions import distil, prepared, taught, woken
 from small_federations import three_kinds
 
@@ -51,35 +48,6 @@ def test_representations_have_unit_norm_and_are_the_models(tmp_path: Path) -> No
         again = public.batch_outputs(client, client.model, batch, [name])[name]
         assert again.requires_grad
         torch.testing.assert_close(again, values[[2, 5]], atol=1e-6, rtol=1e-5)
-
-
-def test_every_weighting_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers, weighed in all ways: other targets, with weights of sum 1."""
-    session = prepared(three_kinds(name="fedafd", fusion=None, adversarial=None, task=None), tmp_path)
-    server, answers, carry = session.server, list[Answer](), session.engine.exchange
-
-    def remembered(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
-        if not answers:
-            answers.extend(carry(requests, deadline))
-        yield from answers
-
-    monkeypatch.setattr(session.engine, "exchange", remembered)
-    actual = {}
-    for form in ("sed", "gca", "mean", "count", "iot", "entropy", "variance", "margin", "paired_only"):
-        settings = session.experiment.model_dump(mode="json")["algorithm"]
-        settings["teacher"]["weights"] = {"name": form}
-        session.experiment = Experiment.parse(three_kinds() | {"algorithm": settings})
-        session.experiment.algorithm.setup(server)
-        targets = taught(session)
-        weights, senders = server.diagnostics.arrays["weights.image"]
-        assert senders == ["image", "paired-0", "paired-1"]
-        valid = targets["image"].valid  # entropy lets clients be silent
-        torch.testing.assert_close(weights.sum(0), valid.float())
-        assert bool(valid.all()) == (form != "entropy")
-        actual[form] = targets["image"].values
-    for form, values in actual.items():
-        if form != "mean":
-            assert not torch.allclose(values, actual["mean"], atol=1e-6), form
 
 
 def test_joint_distillation_trains_on_all_of_the_public_set(tmp_path: Path) -> None:

@@ -34,9 +34,6 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.deadlines: list[float | None] = []
 
-    def clients(self) -> tuple[ClientInfo, ...]:
-        return ()
-
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         self.asked += [(requests[0].step, requests[0].phase, [request.client for request in requests])]
         self.requests += requests

@@ -153,7 +153,7 @@ def test_test_items_bounds_the_test(tiny: Config) -> None:
     assert len(federation.test(federation.members["image"])) == 5
 
 
-def test_initial_weights_depend_on_seed_and_client_alone(tiny: Config, tmp_path: Path) -> None:
+def test_initial_weights_depend_on_seed_and_client_alone(tiny: Config) -> None:
     first, second = population(tiny), population(tiny)
     torch.manual_seed(99)
     a = first.client_model(first.members["paired-1"]).state_dict()
