@@ -159,6 +159,20 @@ def assert_mean(
             assert torch.allclose(value.double(), mean, atol=tolerance), name
 
 
+def same(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_close(actual: Weights, expected: Weights, atol: float = 5e-5) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], atol=atol, rtol=1e-5, msg=name)
+
+
+def furthest(a: Weights, b: Weights) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a if a[name].is_floating_point())
+
+
 def unit(*shape: int, seed: int = 0) -> Tensor:
     """Random rows of unit norm."""
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import same
 from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, session_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, outcome, play
+from by_hand import as_left, outcome, play, same
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
 from polyfed.models.fusion import FusionGuidance, SampleFeatures

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
+from aligned_sessions import RATE, config_of, global_model, heard, parts_of, replies
 from fedaid_by_hand import contrast, distance, seen, without_statistics
 from torch import Tensor, nn
 
-from by_hand import assert_mean, copies, descend, model_of, play, weights_of
+from by_hand import assert_close, assert_mean, copies, descend, furthest, model_of, play, weights_of
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
 from polyfed.core.randomness import isolated
@@ -124,7 +124,7 @@ def loss_by_hand(session: Session, client: str, number: int, weights: Values, la
 def mean_of(models: Mapping[str, Values], like: Values, shares: Mapping[str, float]) -> Values:
     total = sum(shares.values())
     return {
-        name: sum(shares[c] / total * model[name].double() for c, model in models.items()).to(value.dtype)  # type: ignore[union-attr]
+        name: sum(shares[c] / total * model[name].double() for c, model in models.items()).to(value.dtype)
         for name, value in like.items()
     }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from by_hand import copies
+from by_hand import copies, same
 from grids import mostly_slow
 from polyfed.optim.servers import ServerOptimizer
 from polyfed.runs.session import Session
@@ -145,12 +145,6 @@ def one_round(session: Session, number: int, absent: Sequence[str] = ()) -> None
     cohort = session.cohort(number, Ledger())
     cohort.clients = tuple(client for client in cohort.clients if client.group not in absent)
     session.experiment.algorithm.round(session.server, cohort)
-
-
-def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return actual.keys() == expected.keys() and all(
-        torch.equal(value, expected[name]) for name, value in actual.items()
-    )
 
 
 def momenta(session: Session, type_name: str) -> dict[str, Tensor]:
