@@ -1,4 +1,4 @@
-"""Centralised training: one long training in pieces, its budget, and who cannot take part."""
+"""Centralised training: one long training in pieces, and its budget."""
 
 from __future__ import annotations
 
@@ -84,6 +84,3 @@ def test_the_budget_of_two_rounds(
     expected = {"steps.text": steps, "epochs.text": epochs, "samples.text": samples}
     assert result.records.last("server", "train") == pytest.approx(expected)
     assert list(result.records.series("server", "steps.text", "train").values()) == [steps / 2, steps]
-
-
-# ---- what it refuses

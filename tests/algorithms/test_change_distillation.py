@@ -15,7 +15,6 @@ from torch.nn import functional as F
 import polyfed
 from by_hand import play, unit, weights_of
 from fixed_features import frozen_bag, latent, linear, projection
-from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.errors import ConfigError, StepError
 from polyfed.federation.participant import Participant
@@ -35,18 +34,14 @@ def session_of(folder: Path, config: Config | None = None, **settings: Any) -> S
     return prepared(config or linear(**settings), folder)
 
 
-def method_of(session: Session) -> ChangeDistillation:
-    return session.experiment.algorithm
-
-
 def targets_of(session: Session) -> Rows:
     """The server's targets from the first round's replies."""
-    actual = method_of(session).changed(session.server, first_cohort(session))
+    actual = session.experiment.algorithm.changed(session.server, first_cohort(session))
     return {name: target.values for name, target in actual.items()}
 
 
 def own(session: Session) -> Representations:
-    return method_of(session).public.server_outputs(session.server)
+    return session.experiment.algorithm.public.server_outputs(session.server)
 
 
 def answering(
@@ -141,7 +136,7 @@ def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatc
             actual = targets_of(session)
     known = session.server.represent(session.server.public_set)
     client = woken(session, "paired-0")
-    method = method_of(session)
+    method = session.experiment.algorithm
     method.digest.fit(client, method.public, known)
     before = client.represent(client.public_set)
     for name in known:

@@ -148,16 +148,6 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
     assert torch.equal(reference("image", batch), before)
 
 
-def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path, contrast={"intra": {"previous": "on_the_fly"}})
-    client = woken(session, "image")
-    reference = reference_of(session, client)
-    batch = client.public.pairs.batch(torch.arange(4))
-    before = reference("image", batch).clone()
-    client.fit(client.train, epochs=1)
-    assert torch.equal(reference("image", batch), before)
-
-
 def test_extraction_is_deterministic_and_leaves_the_model_alone(creamfl: Config, tmp_path: Path) -> None:
     server = session_of(creamfl, tmp_path).server
     server.model.train()

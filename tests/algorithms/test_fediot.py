@@ -47,18 +47,6 @@ def test_blocks_are_means_with_paired_clients_times_100_and_all_else_stays(confi
         assert_mean(others, {info.id: trained[info.id] for info in members.clients}, samples)
 
 
-def test_encoders_without_blocks_are_shared_whole_if_so_set(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] = {"name": "fediot", "local_epochs": 1} | averaged(layers="encoder")
-    session = prepared(plain_sgd(tiny), tmp_path)
-    trained, samples = all_trained(session, copies(session.server.weights)), counts(session)
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    for type_name in ("image", "paired"):
-        result = session.server.weights[type_name]
-        encoder = {name: value for name, value in result.items() if name.startswith("encoders.image.")}
-        assert_mean(encoder, trained, samples)
-    assert list(metrics(session)) == ["followed", "share.image", "share.text"]
-
-
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_the_recorded_share_is_that_of_the_sample_counts(config: Config, tmp_path: Path, factor: float) -> None:
     config["clients"]["image"]["items"] = 6  # few: the share depends on quantity, not on alpha alone

@@ -15,7 +15,7 @@ from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.runs.experiment import Experiment
-from polyfed.wire.messages import Answer, Cause, Request
+from polyfed.wire.messages import Answer, Cause
 from sessions import of_samples, prepared, taught, watched
 from small_federations import METHODS, Config, federation_for
 
@@ -40,10 +40,6 @@ def checkpoints(folder: Path) -> dict[str, Any]:
     return files | {str(manifest["round"]): manifest for manifest in manifests}
 
 
-def fields_of(message: Request | Answer, name: str) -> Any:
-    return message.payload.fields[name]
-
-
 def test_initial_weights_are_taken_as_they_are(tmp_path: Path) -> None:
     session = prepared(paced("fedavg", "buffered"), tmp_path)
     firsts = {client.architecture: client for client in reversed(session.server.clients)}
@@ -65,12 +61,12 @@ def test_weights_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(seen) == 2
         for type_name, old in before.items():
             own = [pair for pair in seen if server.type_of(infos[pair[0].client]) == type_name]
-            total = sum(fields_of(answer, "num_examples") for _, answer in own)
+            total = sum(answer.payload.fields["num_examples"] for _, answer in own)
             for name, value in old.items():
                 expected = value.double().clone()
                 for request, answer in own:
-                    s, n = (1 + number - request.round) ** -0.5, fields_of(answer, "num_examples")
-                    then, trained = (fields_of(message, "weights")[name].double() for message in (request, answer))
+                    s, n = (1 + number - request.round) ** -0.5, answer.payload.fields["num_examples"]
+                    then, trained = (message.payload.fields["weights"][name].double() for message in (request, answer))
                     start = value.double() if "running" in name else then
                     expected += n / total * s * (trained - start)
                 if value.is_floating_point():
@@ -93,7 +89,7 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     own = of_samples(session, method.public.to_wire(session.server, outputs, outputs.order))["text"]
     target = taught(session, 2)["text"].values
     assert [(request.client, request.round) for request, _ in seen] == [("image", 2), ("text", 2), ("paired-1", 1)]
-    fresh, late = (of_samples(session, fields_of(answer, "representations"))["text"] for _, answer in seen[1:])
+    fresh, late = (of_samples(session, answer.payload.fields["representations"])["text"] for _, answer in seen[1:])
     assert torch.allclose(target, (fresh + own + 2**-0.5 * (late - own)) / 2, atol=1e-5)
 
 

@@ -11,19 +11,7 @@ from by_hand import assert_learns_topics
 from grids import mostly_slow
 from polyfed.runs.experiment import Experiment
 from sessions import prepared
-from small_federations import (
-    RETRIEVAL,
-    Config,
-    bag,
-    pixels,
-    resnet,
-    scenes,
-    sized,
-    topics,
-    training,
-    transformers,
-    words,
-)
+from small_federations import RETRIEVAL, Config, bag, resnet, scenes, sized, topics, training, transformers, words
 
 TOPICS: dict[str, tuple[Config, int]] = {
     "fedavg": ({}, 6),
@@ -75,7 +63,7 @@ def test_a_server_learns_to_retrieve_from_its_clients(tiny: Config, tmp_path: Pa
 
 
 def wide() -> Config:
-    image = resnet() | {"widths": [16, 32, 64], "depths": [1, 1, 1], "view": pixels() | {"size": 32}}
+    image = resnet() | {"widths": [16, 32, 64], "depths": [1, 1, 1], "view": {"name": "pixels", "size": 32}}
     return {"dim": 32, "encoders": {"image": image, "text": bag(words(24), 32)}}
 
 

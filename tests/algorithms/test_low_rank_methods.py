@@ -1,4 +1,4 @@
-"""Methods of low-rank adapters: a round of each by hand, unequal ranks, refusals."""
+"""Methods of low-rank adapters: a round of each by hand, unequal ranks, refusals; other methods on such encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from by_hand import all_trained, assert_mean, copies, model_of
+from grids import mostly_slow
 from naive import averaged, global_models
+from polyfed import open_run, run
 from polyfed.aggregation.averagings.low_rank import Factors, Padded, factor_names, fresh
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
@@ -19,6 +21,8 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
 from small_federations import Config, adapted, named, plain_sgd
+
+pytest.importorskip("peft", reason="peft is not installed")
 
 Models = dict[str, dict[str, Tensor]]
 
@@ -181,3 +185,20 @@ def test_unequal_ranks_are_refused_where_they_cannot_be_averaged(method: str, tm
 def test_a_method_keeps_the_rule_that_it_is_made_of() -> None:
     with pytest.raises(ConfigError, match="averaging: is by_type, but the method goes with 'stacked'"):
         Experiment.parse(adapted(name="flora", averaging="by_type"))
+
+
+# ---- other methods, over public data
+
+
+METHODS: dict[str, Any] = {"creamfl": {}, "fedafd": {}, "change_distillation": {"warmup_rounds": 0}, "fedmd": {}}
+
+
+@pytest.mark.parametrize("method", mostly_slow(METHODS, "creamfl"))
+def test_adapters_learn_and_networks_stay(method: str, tmp_path: Path) -> None:
+    config = adapted(name=method, **METHODS[method]) | {"public": {"source": "scenes", "items": 6}}
+    run(Experiment.load(config), tmp_path / "run", quiet=True)
+    after = open_run(tmp_path / "run").server_model("last").model.exchanged()
+    learnt = [value for name, value in after.items() if ".lora_B." in name]  # zero at first
+    assert learnt
+    assert all(value.abs().max() > 0 for value in learnt)
+    assert all(".lora_" in name or ".trunk." not in name for name in after)
