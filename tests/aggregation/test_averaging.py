@@ -245,13 +245,6 @@ def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None
         assert shares(rule, "image", "image", role)["text"] == pytest.approx(30 / 55)
 
 
-def test_fediot_multiplies_the_samples_of_paired_clients() -> None:
-    rule = BySlot(layers="blocks", factor=100.0).rule(TYPES, DEFAULT)
-    for role in ("attention", "mlp", "norm"):
-        assert shares(rule, "image", "image", role) == pytest.approx({"image": 1 / 101, "paired": 100 / 101})
-    assert shares(rule, "image", "image", "embedding") == {"image": 1.0}
-
-
 def test_more_data_sets_of_a_modality_contribute_each() -> None:
     rule = FEDCOLA.rule(TYPES | {"organs": type_with_head("image", head="organs")}, DEFAULT | {"organs": 5_000.0})
     assert shares(rule, "organs", "image", "attention") == pytest.approx(

@@ -257,7 +257,7 @@ def test_without_a_penalty_as_many_dimensions_as_samples_fit_anything() -> None:
 def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tensor], type_name: str) -> None:
     values, reference = (side.clone() for side in both)
     values[3], reference[5] = 0, 0
-    move = Alignment(kind=type_name).move  # type: ignore[arg-type]
+    move = Alignment(kind=type_name).move
     result = move(values, reference)
     others = [k for k in range(40) if k not in (3, 5)]
     torch.testing.assert_close(result[others], move(values[others], reference[others]))
@@ -268,7 +268,7 @@ def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tens
 @pytest.mark.parametrize("type_name", ["procrustes", "ridge"])
 def test_edges(type_name: str) -> None:
     nothing, few = torch.zeros(4, 3), unit(2, 5, seed=1, dtype=torch.float32)
-    move = Alignment(kind=type_name).move  # type: ignore[arg-type]
+    move = Alignment(kind=type_name).move
     assert not move(nothing, unit(4, 3, seed=1, dtype=torch.float32)).any()
     assert torch.isfinite(move(few, unit(2, 5, seed=2))).all()
     half = move(few.bfloat16(), few)

@@ -155,14 +155,10 @@ def test_noisy_rows_keep_their_lengths() -> None:
 # ---- what they train on
 
 
-def federation(tmp_path: Path, **attackers: Any) -> Any:
-    config = topics()
-    config["run"]["attackers"] = attackers
-    return prepared(config, tmp_path)
-
-
 def test_flipped_labels_count_from_the_other_end_for_attackers_alone(tmp_path: Path) -> None:
-    session = federation(tmp_path, name="label_flip", clients=["text-1"])
+    config = topics()
+    config["run"]["attackers"] = {"name": "label_flip", "clients": ["text-1"]}
+    session = prepared(config, tmp_path)
     site, members = site_of(session), session.federation.members
     false, true = site.data_of(members["text-1"]).train, session.federation.train(members["text-1"])
     assert false.targets["topic"].equal(len(true.classes["topic"]) - 1 - true.targets["topic"])

@@ -250,7 +250,7 @@ def test_too_few_answers_stop_the_round_with_the_causes() -> None:
 
 def test_a_federation_without_clients_asks_no_client() -> None:
     engine = FakeEngine()
-    engine.exchange = lambda requests, deadline: iter(())  # type: ignore[method-assign]
+    engine.exchange = lambda requests, deadline: iter(())
     cohort, _ = cohort_of("", engine)
     with pytest.raises(ExchangeError, match=r"0 of 0 clients .* is 1 \(no client was asked\)"):
         list(cohort.ask(step, weights=weights()))

@@ -101,9 +101,7 @@ def test_rates_of_what_is_not_encoded_or_of_all_are_refused(missing: dict[str, A
 
 def test_what_leaves_a_client_nothing_to_learn_or_be_tested_on_is_refused_before_a_run() -> None:
     config = lacking(rates={"image": 0.5, "text": 0.5})
-    with pytest.raises(
-        ConfigError, match=r"clients.paired: no training sample of 'paired-\d' has what task 'retrieval'"
-    ):
+    with pytest.raises(ConfigError, match=r"clients.paired: no training sample of 'paired-\d' has what task"):
         population(config).require_sound()
     config = lacking()
     config["clients"]["paired"]["task"] = {"name": "classification", "target": "label", "imputation": "nearest"}

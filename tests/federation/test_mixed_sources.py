@@ -186,7 +186,7 @@ def test_classifiers_may_mix_sources_of_the_same_classes() -> None:
     federation = population(config)
     federation.require_sound()
     assert len(federation.train(federation.members["image"]).targets["label"]) == 24 + 6
-    assert federation.holding(federation.members["image"])["also"]["labels"]  # type: ignore[index]
+    assert federation.holding(federation.members["image"])["also"]["labels"]
 
 
 def swapped(config: Config) -> None:
@@ -209,10 +209,7 @@ def paired(**more: Any) -> Any:
         (paired(also={"source": "scenes"}), "is dealt out among these"),
         (paired(also={"source": "scnes"}), "did you mean 'scenes'"),
         (paired(also={"source": "texts"}), "has no 'image', which these"),
-        (
-            paired(also={"source": "scenes", "split": "test"}),
-            "'paired-0' are in 'scenes' test, which .* judged",
-        ),
+        (paired(also={"source": "scenes", "split": "test"}), "'paired-0' are in 'scenes' test, which .* judged"),
         (
             lambda c: c.update(public=None) or paired(also="public")(c),
             "clients.paired.also is public, but there is none",

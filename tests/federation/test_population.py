@@ -18,14 +18,6 @@ from small_federations import CAPTIONS, named, plain_sgd, scenes
 Config = dict[str, Any]
 
 
-def test_public_and_private_items_are_disjoint_and_complete(tiny: Config) -> None:
-    federation = population(tiny)
-    federation.require_sound()
-    held = [member.items for member in federation.members.values() if member.group == "paired"]
-    assert sorted(torch.cat([*held, federation.public.items]).tolist()) == list(range(48))
-    assert len(federation.public.items) == 16
-
-
 def test_a_server_refuses_a_test_split_of_another_size_than_its_recalls_are_named_after(tiny: Config) -> None:
     tiny["server"]["expected_test_items"] = 12
     population(tiny).require_sound()

@@ -194,8 +194,8 @@ def test_each_distinct_input_has_a_row_and_comes_back_to_all_its_samples() -> No
 def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, output: str, more: int) -> None:
     session = prepared(config_of(), tmp_path)
     server, method = session.server, session.experiment.algorithm
-    known = method.public.server_outputs(server)  # type: ignore[attr-defined]
-    honest = method.public.to_wire(server, known, known.order)  # type: ignore[attr-defined]
+    known = method.public.server_outputs(server)
+    honest = method.public.to_wire(server, known, known.order)
     rows = {
         name: torch.cat([values, values[:1]])[: len(values) + more * (name == output)]
         for name, values in honest.items()
@@ -203,10 +203,10 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
     notes = Representations(rows, order=known.order)
     message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
     with pytest.raises(PayloadError, match=message):
-        method.public.from_wire(server, notes)  # type: ignore[attr-defined]
+        method.public.from_wire(server, notes)
     cohort, refused = first_cohort(session), Excluded()
     cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
-    layout = method.public.layout(server, known, "representations")  # type: ignore[attr-defined]
+    layout = method.public.layout(server, known, "representations")
     answer = Payload({"representations": notes, "num_examples": 1})
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -214,7 +214,7 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
 
     cohort.channel = replace(cohort.channel, exchange=exchange)
     with pytest.raises(ExchangeError, match="0 of 4 clients gave a usable reply"):
-        list(cohort.ask(method.fit, like=layout, representations=honest))  # type: ignore[attr-defined]
+        list(cohort.ask(method.fit, like=layout, representations=honest))
     assert output in refused.reasons["paired-0"]
 
 
