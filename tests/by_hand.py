@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn import functional as F
 
 from polyfed.core.randomness import isolated
@@ -135,6 +136,18 @@ def naive_gca(local: Tensor, partner: Tensor, tau: float = 1.0) -> Tensor:
     return result
 
 
+def naive_byol(encoder: Module, target: Module, predictor: Module, x: Tensor, *views: Tensor) -> Tensor:
+    """BYOL of two views, the first of which is encoded as ``x``: 2 - 2 cos, each view against the other's target."""
+    predictions = predictor(x), predictor(encoder(views[1]))
+    with torch.no_grad():
+        targets = [target(view) for view in views]
+    losses = [
+        sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(*rows, strict=True)) / len(x)
+        for rows in zip(predictions, reversed(targets), strict=True)
+    ]
+    return losses[0] + losses[1]
+
+
 def assert_mean(
     found: Weights, trained: Mapping[str, Weights], shares: Mapping[str, float], tolerance: float = 1e-6
 ) -> None:
@@ -144,6 +157,20 @@ def assert_mean(
         if value.is_floating_point():
             mean = sum(shares[client] / total * weights[name].double() for client, weights in trained.items())
             assert torch.allclose(value.double(), mean, atol=tolerance), name
+
+
+def same(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_close(actual: Weights, expected: Weights, atol: float = 5e-5) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], atol=atol, rtol=1e-5, msg=name)
+
+
+def furthest(a: Weights, b: Weights) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a if a[name].is_floating_point())
 
 
 def unit(*shape: int, seed: int = 0) -> Tensor:

@@ -15,6 +15,7 @@ from polyfed.engines.local import LocalEngine
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client, ClientInfo
 from polyfed.federation.cohort import Cohort, CohortListener
+from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.session import Session
@@ -39,6 +40,13 @@ class Excluded(CohortListener):
 
     def excluded(self, client: ClientInfo, failure: Failure) -> None:
         self.reasons[client.id] = failure.text
+
+
+def population(config: Mapping[str, Any], seed: int | None = None) -> Population:
+    """Who holds what in an experiment, by its own seed or another."""
+    experiment = Experiment.parse(config)
+    seed = experiment.run.seed if seed is None else seed
+    return Population(experiment.data, experiment.public, experiment.server, experiment.clients, seed)
 
 
 def prepared(config: Mapping[str, Any], folder: Path) -> Session:

@@ -31,10 +31,9 @@ Model = dict[str, Tensor]
 
 
 def model(group: str, stream: torch.Generator) -> Model:
-    names = MODELS[group].slots
     return {
         name: torch.randint(0, 9, (), generator=stream) if name == "count" else torch.randn(3, generator=stream)
-        for name in names
+        for name in MODELS[group].slots
     }
 
 
@@ -117,26 +116,19 @@ def test_no_client_at_all_leaves_everything() -> None:
 
 def test_sequential_interpolation_keeps_a_share_of_the_old_model() -> None:
     """Three equal clients count 0.148, 0.222 and 0.333, and 0.296 of the old model survives (methods, 0.5)."""
-    start = {"image": {"image.attention": torch.ones(1, dtype=torch.float64), **ones(torch.float64)}}
     shares = []
     for k in range(-1, 3):
-        clients = [("image", _only(start, 1.0 if client == k else 0.0)["image"], 10) for client in range(3)]
-        old = _only(start, 1.0 if k < 0 else 0.0)
-        result = averaged(ByType(mean="sequential"), models_of(old), clients, {"image": 30.0})
+        old, *clients = (filled(float(one == k)) for one in range(-1, 3))
+        sent = [("image", own, 10) for own in clients]
+        result = averaged(ByType(mean="sequential"), models_of({"image": old}), sent, {"image": 30.0})
         shares.append(float(result["image"]["image.attention"]))
     assert shares == pytest.approx([0.296, 0.148, 0.222, 0.333], abs=5e-4)
     assert sum(shares) == pytest.approx(1.0)
 
 
-def ones(dtype: torch.dtype) -> Model:
-    return {"image.mlp": torch.ones(1, dtype=dtype), "count": torch.ones((), dtype=torch.int64)}
-
-
-def _only(like: dict[str, Model], value: float) -> dict[str, Model]:
-    return {
-        group: {name: torch.full_like(tensor, value) for name, tensor in weights.items()}
-        for group, weights in like.items()
-    }
+def filled(value: float) -> Model:
+    vectors = {f"image.{role}": torch.full((1,), value, dtype=torch.float64) for role in ROLES}
+    return vectors | {"count": torch.tensor(int(value))}
 
 
 def test_sequential_equals_a_naive_loop_and_depends_on_the_order() -> None:
@@ -211,8 +203,7 @@ def test_the_default_round_has_the_papers_coefficients() -> None:
 
 
 def test_the_released_denominator_counts_types_that_have_no_such_stack() -> None:
-    released = BySlot(layers="attention", denominator="model")
-    rule = released.rule(TYPES, DEFAULT)
+    rule = BySlot(layers="attention", denominator="model").rule(TYPES, DEFAULT)
     assert shares(rule, "paired", "image", "attention") == pytest.approx({"image": 12.5 / 55, "paired": 12.5 / 55})
     assert shares(rule, "paired", "image", "mlp") == {"paired": 1.0}
     assert shares(rule, "image", "image", "attention") == pytest.approx({"image": 0.5, "paired": 0.5})
@@ -241,8 +232,7 @@ def test_every_combination_of_present_types(present: tuple[bool, ...], compensat
 def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None:
     if (layers, reach) == ("encoder", "all"):
         return  # embeddings of two modalities are not of one kind; the error is tested below
-    averaging = BySlot(layers=layers, range=reach)
-    rule = averaging.rule(TYPES, DEFAULT)
+    rule = BySlot(layers=layers, range=reach).rule(TYPES, DEFAULT)
     every = ["attention", "mlp", "norm", "embedding", "projection"]
     covered = {"mlp_norm": every[1:3], "blocks": every[:3], "encoder": every}.get(layers, [layers])
     for (group, slot), result in rule.items():
@@ -255,17 +245,8 @@ def test_shares_of_the_scope_grid_add_up_to_one(layers: str, reach: str) -> None
         assert shares(rule, "image", "image", role)["text"] == pytest.approx(30 / 55)
 
 
-def test_fediot_multiplies_the_samples_of_paired_clients() -> None:
-    rule = BySlot(layers="blocks", factor=100.0).rule(TYPES, DEFAULT)
-    for role in ("attention", "mlp", "norm"):
-        assert shares(rule, "image", "image", role) == pytest.approx({"image": 1 / 101, "paired": 100 / 101})
-    assert shares(rule, "image", "image", "embedding") == {"image": 1.0}
-
-
 def test_more_data_sets_of_a_modality_contribute_each() -> None:
-    more = TYPES | {"organs": type_with_head("image", head="organs")}
-    sizes = DEFAULT | {"organs": 5_000.0}
-    rule = FEDCOLA.rule(more, sizes)
+    rule = FEDCOLA.rule(TYPES | {"organs": type_with_head("image", head="organs")}, DEFAULT | {"organs": 5_000.0})
     assert shares(rule, "organs", "image", "attention") == pytest.approx(
         {"image": 12.5 / 30, "organs": 5 / 30, "paired": 12.5 / 30}
     )

@@ -152,10 +152,6 @@ def sent() -> dict[str, dict[str, Rows]]:
     return {"image": {"a": rows(1), "b": rows(2), "c": rows(3)}, "text": {"c": rows(4), "a": rows(5)}}
 
 
-def ensembled(clients: dict[str, Rows]) -> Ensembled:
-    return Ensembled(torch.zeros(N, WIDTH), torch.ones(N, dtype=torch.bool), clients)
-
-
 @pytest.mark.parametrize(("one", "other"), [("image", "image"), ("image", "text"), ("text", "image"), ("text", "text")])
 def test_equals_loops(sent: dict[str, dict[str, Rows]], one: str, other: str) -> None:
     sent["image"]["a"].log_weights[0] = -math.inf  # does not count there
@@ -189,7 +185,8 @@ def test_no_client_sent_both(sent: dict[str, dict[str, Rows]]) -> None:
 def test_losses_by_output_compare_other_items_within_and_all_across(sent: dict[str, dict[str, Rows]]) -> None:
     student = {name: torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(k)) for k, name in enumerate(sent)}
     items = torch.tensor([3, 3, 1, 0])  # the first two are siblings
-    targets = {name: ensembled(clients) for name, clients in sent.items()}
+    nothing = torch.zeros(N, WIDTH), torch.ones(N, dtype=torch.bool)
+    targets = {name: Ensembled(*nothing, clients) for name, clients in sent.items()}
     losses = relational_losses(student, targets, INDEX, items, 0.1)
     strangers = torch.tensor([[k != j for k in (3, 3, 1, 0)] for j in (3, 3, 1, 0)])
     for name in sent:
@@ -208,10 +205,6 @@ def unit(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
 
 
-def rotation(width: int, seed: int = 9) -> Tensor:
-    return torch.linalg.qr(unit(width, width, seed=seed))[0]
-
-
 @pytest.fixture
 def both() -> tuple[Tensor, Tensor]:
     return unit(40, 6, seed=1), unit(40, 6, seed=2)
@@ -225,7 +218,7 @@ def test_procrustes_is_that_of_scipy(both: tuple[Tensor, Tensor]) -> None:
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_a_rotated_or_reflected_copy_comes_back(mirror: bool) -> None:
-    reference, turn = unit(40, 6, seed=1), rotation(6)
+    reference, turn = unit(40, 6, seed=1), torch.linalg.qr(unit(6, 6, seed=9))[0]
     if mirror != bool(torch.linalg.det(turn) < 0):
         turn = turn * torch.tensor([-1.0, 1, 1, 1, 1, 1])
     torch.testing.assert_close(procrustes(reference @ turn, reference), reference)
@@ -264,7 +257,7 @@ def test_without_a_penalty_as_many_dimensions_as_samples_fit_anything() -> None:
 def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tensor], type_name: str) -> None:
     values, reference = (side.clone() for side in both)
     values[3], reference[5] = 0, 0
-    move = Alignment(kind=type_name).move  # type: ignore[arg-type]
+    move = Alignment(kind=type_name).move
     result = move(values, reference)
     others = [k for k in range(40) if k not in (3, 5)]
     torch.testing.assert_close(result[others], move(values[others], reference[others]))
@@ -275,7 +268,7 @@ def test_rows_that_are_zero_on_either_side_do_not_count(both: tuple[Tensor, Tens
 @pytest.mark.parametrize("type_name", ["procrustes", "ridge"])
 def test_edges(type_name: str) -> None:
     nothing, few = torch.zeros(4, 3), unit(2, 5, seed=1, dtype=torch.float32)
-    move = Alignment(kind=type_name).move  # type: ignore[arg-type]
+    move = Alignment(kind=type_name).move
     assert not move(nothing, unit(4, 3, seed=1, dtype=torch.float32)).any()
     assert torch.isfinite(move(few, unit(2, 5, seed=2))).all()
     half = move(few.bfloat16(), few)

@@ -73,28 +73,6 @@ def test_exact_rules_equal_the_average_of_full_changes(rule: low_rank.LowRankAve
             assert not factors(new, layer).b.any()
 
 
-def test_means_of_factors_are_not_the_mean_of_the_changes() -> None:
-    old, sent = {"both": model(3, 0)}, [("both", model(3, seed)) for seed in (1, 2)]
-    new = mean_of(low_rank.Separate(), old, sent)["both"]
-    layer = "encoders.image.q"
-    first, second = (factors(tensors, layer) for _, tensors in sent)
-    torch.testing.assert_close(factors(new, layer).a, (3 * first.a + second.a) / 4)
-    torch.testing.assert_close(factors(new, layer).b, (3 * first.b + second.b) / 4)
-    assert not torch.allclose(factors(new, layer).change, mean_change(sent, layer), atol=0.1)
-
-
-def test_singular_values_of_unequal_ranks() -> None:
-    old = {"large": model(4, 0), "small": model(1, 9)}
-    sent = [("large", model(4, 1)), ("small", model(1, 2)), ("small", model(1, 3))]
-    new = mean_of(low_rank.SingularValues(), old, sent)
-    for type_name, rank in (("large", 4), ("small", 1)):
-        u, s, v = torch.linalg.svd(mean_change(sent, "encoders.image.q"))
-        nearest = (u[:, :rank] * s[:rank]) @ v[:rank]
-        torch.testing.assert_close(factors(new[type_name], "encoders.image.q").change, nearest, atol=1e-5, rtol=1e-5)
-        assert factors(new[type_name], "encoders.image.q").rank == rank
-    assert torch.equal(new["large"]["encoders.image.project.weight"], new["small"]["encoders.image.project.weight"])
-
-
 def test_padded_factors_weigh_by_the_size_of_their_change() -> None:
     old = {"large": model(3, 0), "small": model(1, 9)}
     sent = [("large", model(3, 1)), ("small", model(1, 2))]

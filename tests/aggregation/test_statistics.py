@@ -153,8 +153,7 @@ def test_samples_of_a_row_need_not_follow_each_other():
 def test_the_own_anchor_wins_ties_and_else_the_lowest_index(blocks):
     # anchors 0, 1 and 3 are one vector, 2 and 4 another
     anchors = torch.eye(2)[[0, 0, 1, 0, 1]]
-    rows = torch.eye(2)[[0, 0, 0, 0, 1]]
-    ours = row_statistics(rows, anchors, ["winner"], blocks=blocks)["winner"]
+    ours = row_statistics(torch.eye(2)[[0, 0, 0, 0, 1]], anchors, ["winner"], blocks=blocks)["winner"]
     assert ours.tolist() == [0, 1, 0, 3, 4]
 
 

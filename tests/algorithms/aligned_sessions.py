@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from torch import Tensor
 
 from by_hand import copies, play
@@ -17,8 +16,8 @@ from polyfed.models.binding import Parts
 from polyfed.runs.session import Session
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload
-from sessions import prepared, round_records, site_of, watched
-from small_federations import Config, aligned
+from sessions import prepared, round_records, watched
+from small_federations import Config, aligned, participants, sgd
 
 Values = dict[str, Tensor]
 RATE = 0.02
@@ -37,9 +36,8 @@ def staged(steps: int, **algorithm: Any) -> Config:
 def config_of(*, task: Config | None = None, optimizer: Config | None = None, **algorithm: Any) -> Config:
     """Two batches of plain SGD in each stage; ``task`` changes settings of the task, or is another, with its name."""
     config = copy.deepcopy(aligned(**staged(2, **algorithm)))
-    sgd = {"kind": "sgd", "lr": RATE, "momentum": 0.0, "clip": None}
-    config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd
-    for participant in (config["server"], config["clients"]["hospital"]):
+    config["clients"]["hospital"]["training"]["optimizer"] = optimizer or sgd(RATE)["optimizer"]
+    for participant in participants(config):
         participant["task"] = task if task and "name" in task else participant["task"] | (task or {})
     return config
 
@@ -48,12 +46,6 @@ def session_of(
     folder: Path, *, task: Config | None = None, optimizer: Config | None = None, **algorithm: Any
 ) -> Session:
     return prepared(config_of(task=task, optimizer=optimizer, **algorithm), folder)
-
-
-def shrink(session: Session, client: str, samples: int) -> None:
-    """Leave a client so many of its samples."""
-    data = site_of(session).data_of(session.federation.members[client])
-    data.train = data.train.subset(torch.arange(samples))
 
 
 def global_model(session: Session) -> Values:
@@ -105,20 +97,6 @@ def fields(payload: Payload) -> dict[str, Any]:
 
 def replies(exchanged: list[Message], step: str, number: int = 1) -> dict[str, dict[str, Any]]:
     return {one.client: one.reply for one in exchanged if one.step == step and one.round == number}
-
-
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def assert_close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 5e-5) -> None:
-    assert actual.keys() == expected.keys()
-    for name, value in actual.items():
-        torch.testing.assert_close(value, expected[name], atol=atol, rtol=1e-5, msg=name)
-
-
-def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    return max(float((a[name] - b[name]).abs().max()) for name in a if a[name].is_floating_point())
 
 
 def stage_two(

@@ -10,16 +10,10 @@ from torch import Tensor
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import crossing, of_samples, prepared, request, site_of
-from small_federations import Config, sgd, three_kinds
+from small_federations import sgd, three_kinds
 
 Values = dict[str, Tensor]
 CLIENTS = ("image", "text", "paired")
-RELEASED: Config = {
-    "adversarial": {"update": "alternate", "loss": "non_saturating", "shared": True, "double_sigmoid": True},
-    "fusion": {"reset": True, "shared_global_branch": True, "send": "all", "renormalise": False, "cache": False},
-    "distiller": {"loss": "mse"},
-}
-"""Settings in which the released code differs from the paper."""
 SLOW, FAST, SEVERAL = 0.02, 0.3, 0.1  # rates of discriminators and of fusion, there of several modalities
 
 

@@ -58,7 +58,7 @@ class ByHand:
 
     def task(self, values: Values, batch: Batch) -> Tensor:
         member = self.session.federation.members[self.client]
-        loss: Tensor = member.settings.task.loss(Known(values), self.model.heads[member.head], batch)  # type: ignore[arg-type]
+        loss: Tensor = member.settings.task.loss(Known(values), self.model.heads[member.head], batch)
         return loss
 
     def descend(self, loss: Tensor) -> None:
@@ -103,7 +103,7 @@ def contrast(u: Tensor, v: Tensor, temperature: float, same: Sequence[int]) -> T
 def same_in(session: Session, client: str, batch: Batch) -> list[int]:
     """Numbers shared by samples that are not negatives of each other in the client's task."""
     task = session.federation.members[client].settings.task
-    return (batch.matches if task.mask_siblings else torch.arange(len(batch.matches))).tolist()  # type: ignore[attr-defined]
+    return (batch.matches if task.mask_siblings else torch.arange(len(batch.matches))).tolist()
 
 
 def guided(

@@ -8,24 +8,19 @@ from typing import Literal
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from by_hand import unit
 from polyfed.aggregation.ensemble import Alignment, Ensembled, Rows
 from polyfed.aggregation.weighting import Mean
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.randomness import isolated
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Representations
-from sessions import distil, metrics, prepared
-from small_federations import three_kinds
+from sessions import distil, first_cohort, metrics, prepared
+from small_federations import three_kinds, training
 
 Kind = Literal["procrustes", "ridge"]
 KINDS: tuple[Kind | None, ...] = (None, "procrustes", "ridge")
-
-
-def unit(*shape: int, seed: int) -> Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
 def turned(values: Tensor, seed: int) -> Tensor:
@@ -64,7 +59,7 @@ def test_one_huge_row_moves_the_others_little(tmp_path: Path, form: Kind) -> Non
 
 def test_similarity_brings_what_is_alike_nearer_in_no_common_space(tmp_path: Path) -> None:
     config = three_kinds(name="creamfl", distiller={"loss": "similarity", "epochs": 80}, task=None)
-    config["server"]["training"] = {"optimizer": {"kind": "adamp", "lr": 0.01}, "batch_size": 16}
+    config["server"]["training"] = training("adamp", 0.01, 16)
     session = prepared(config, tmp_path)
     values = unit(len(session.server.public_set), 8, seed=1)
     clients = {f"{seed}": Rows(turned(values, seed), torch.zeros(len(values))) for seed in (2, 3)}
@@ -87,7 +82,7 @@ def test_a_server_that_stands_still_is_as_far_from_its_targets_as_before(
         three_kinds(name="creamfl", distiller={"loss": loss}, task={"order": "joint"}, public={"samples": 10}), tmp_path
     )
     monkeypatch.setattr(PublicExchange, "passes", lambda *_: iter(()))
-    session.experiment.algorithm.round(session.server, session.cohort(1, Ledger()))
+    session.experiment.algorithm.round(session.server, first_cohort(session))
     recorded = metrics(session)
     before = {key: value for key, value in recorded.items() if key.startswith("kd_") and "_before" in key}
     assert len(before) == (4 if loss == "similarity" else 2)

@@ -114,8 +114,7 @@ def refused(method: str, settings: Config) -> bool:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Results of all sessions."""
-    path = tmp_path_factory.mktemp("effects")
-    yield path
+    yield tmp_path_factory.mktemp("effects")
     _known.clear()
 
 
@@ -207,8 +206,7 @@ def another(method: str, setting: Setting) -> Any:
 
 
 def _flipped(annotation: Any, default: Any) -> Any:
-    kinds = [type_name for type_name in _alternatives(annotation) if type_name is not type(None)]
-    type_name = kinds[0]
+    type_name = next(kind for kind in _alternatives(annotation) if kind is not type(None))
     if _is_section(type_name):
         assert default is not None, "no content is known of a section that is null; give one in VALUES"
         return None

@@ -1,4 +1,4 @@
-"""Centralised training: one long training in pieces, its budget, and who cannot take part."""
+"""Centralised training: one long training in pieces, and its budget."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import polyfed
-from by_hand import Weights, copies, weights_of
+from by_hand import Weights, copies, model_of, play, weights_of
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
-from sessions import prepared, woken
+from sessions import first_cohort, prepared, woken
 from small_federations import Config, sized, transformers
 
 
@@ -24,27 +23,14 @@ def config() -> Config:
     return actual
 
 
-def rounds(session: Session, count: int, *, first: int = 1, absent: tuple[str, ...] = ()) -> Ledger:
-    ledger = Ledger()
-    for number in range(first, first + count):
-        session.server.begin(number)
-        cohort = session.cohort(number, ledger)
-        cohort.clients = tuple(client for client in cohort.clients if client.id not in absent)
-        session.experiment.algorithm.round(session.server, cohort)
-    return ledger
-
-
 def one_training(session: Session, client_id: str, start: Weights, epochs: int) -> Weights:
     """AdamW over so many passes, with one optimiser; pass k takes the batches of round k."""
     member = session.federation.members[client_id]
-    model = session.federation.client_model(member)
-    model.load_state_dict(dict(start))
-    model.train()
+    model = model_of(session, client_id, start).train()
     # fused, as in a run: where a gradient is rounding noise (biases of keys), Adam magnifies differences of kernels
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.0, fused=True)
     for epoch in range(1, epochs + 1):
-        client = woken(session, client_id, (epoch, 0))
-        for batch in client.batches(session.federation.train(member), "task-0"):
+        for batch in woken(session, client_id, (epoch, 0)).batches(session.federation.train(member), "task-0"):
             optimizer.zero_grad()
             member.settings.task.loss(model, model.heads[member.head], batch).backward()
             optimizer.step()
@@ -55,7 +41,7 @@ def test_rounds_of_one_epoch_are_one_training_of_many(config: Config, tmp_path: 
     config["algorithm"]["local_epochs"] = 1
     session = prepared(config, tmp_path)
     start = copies(session.server.weights)
-    rounds(session, 3)
+    play(session, 1, 3)
     for type_name in ("image", "text", "paired"):
         expected = one_training(session, type_name, start[type_name], 3)
         for name, value in session.server.weights[type_name].items():
@@ -64,26 +50,15 @@ def test_rounds_of_one_epoch_are_one_training_of_many(config: Config, tmp_path: 
         assert torch.equal(value, session.server.weights["paired"][name])
 
 
-def test_its_momenta_distinguish_it_from_fedavg_over_one_client(config: Config, tmp_path: Path) -> None:
-    actual = {}
-    for name in ("centralised", "fedavg"):
-        session = prepared(config | {"algorithm": {"name": name, "local_epochs": 1}}, tmp_path / name)
-        for number in (1, 2):
-            rounds(session, 1, first=number)
-            actual[name, number] = copies(session.server.weights)
-    for type_name, first in actual["fedavg", 1].items():
-        assert all(torch.equal(value, actual["centralised", 1][type_name][name]) for name, value in first.items())
-        second = actual["fedavg", 2][type_name]
-        assert any(not torch.equal(value, actual["centralised", 2][type_name][name]) for name, value in second.items())
-
-
 def test_a_client_that_comes_later_starts_from_the_initial_weights_too(config: Config, tmp_path: Path) -> None:
     config["algorithm"]["local_epochs"] = 1
     session = prepared(config, tmp_path)
     start = copies(session.server.weights)
-    rounds(session, 1, absent=("text",))
+    cohort = first_cohort(session)
+    cohort.clients = tuple(client for client in cohort.clients if client.id != "text")
+    session.experiment.algorithm.round(session.server, cohort)
     assert all(torch.equal(value, start["text"][name]) for name, value in session.server.weights["text"].items())
-    rounds(session, 1, first=2)
+    play(session, 2, 2)
     assert session.server.state["budget"]["text"].tolist() == [2, 1, 32]
     assert session.server.state["budget"]["image"].tolist() == [4, 2, 64]
 
@@ -109,6 +84,3 @@ def test_the_budget_of_two_rounds(
     expected = {"steps.text": steps, "epochs.text": epochs, "samples.text": samples}
     assert result.records.last("server", "train") == pytest.approx(expected)
     assert list(result.records.series("server", "steps.text", "train").values()) == [steps / 2, steps]
-
-
-# ---- what it refuses

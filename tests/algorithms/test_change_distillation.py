@@ -13,18 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import polyfed
-from by_hand import play, unit
+from by_hand import play, unit, weights_of
 from fixed_features import frozen_bag, latent, linear, projection
-from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.errors import ConfigError, StepError
 from polyfed.federation.participant import Participant
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from sessions import metrics, prepared, round_records, site_of, watched, woken
+from sessions import first_cohort, metrics, prepared, round_records, site_of, watched, woken
 from small_federations import Config
 
 Rows = dict[str, Tensor]
@@ -36,24 +34,20 @@ def session_of(folder: Path, config: Config | None = None, **settings: Any) -> S
     return prepared(config or linear(**settings), folder)
 
 
-def method_of(session: Session) -> ChangeDistillation:
-    algorithm = session.experiment.algorithm
-    assert isinstance(algorithm, ChangeDistillation)
-    return algorithm
-
-
 def targets_of(session: Session) -> Rows:
     """The server's targets from the first round's replies."""
-    actual = method_of(session).changed(session.server, session.cohort(1, Ledger()))
+    actual = session.experiment.algorithm.changed(session.server, first_cohort(session))
     return {name: target.values for name, target in actual.items()}
 
 
 def own(session: Session) -> Representations:
-    return method_of(session).public.server_outputs(session.server)
+    return session.experiment.algorithm.public.server_outputs(session.server)
 
 
 def answering(
-    session: Session, monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Rows], Mapping[str, Tensor]]
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[str, Rows], Mapping[str, Tensor]] = lambda name, rows: rows,
 ) -> Replies:
     """Replies by client as ``change`` makes them of those that clients give; filled while the session goes on."""
     sent = Replies()
@@ -104,9 +98,7 @@ def test_targets_are_the_servers_rows_and_eta_weighted_mean_changes(
 @pytest.mark.parametrize("targets", ["change", "absolute"])
 def test_a_change_cancels_the_bias_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str) -> None:
     """Rows are S + b_c before and S + b_c + d_c after: absolute rows depend on b_c, changes do not."""
-    config = linear(targets=targets)
-    del config["clients"]["text"]
-    session = session_of(tmp_path, config)
+    session = session_of(tmp_path, only_paired(targets=targets))
     known, inner, calls = own(session), PublicExchange.outputs, list[str]()
     bias = {"paired-0": 0.4 * unit(1, 8, seed=1), "paired-1": 0.2 * unit(1, 8, seed=2)}
     drift = {"paired-0": 0.1 * unit(1, 8, seed=3), "paired-1": 0.3 * unit(1, 8, seed=4)}
@@ -121,9 +113,8 @@ def test_a_change_cancels_the_bias_of_a_client(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(PublicExchange, "outputs", outputs)
     monkeypatch.setattr(Participant, "fit", lambda *given, **settings: 0)
-    sent = answering(session, monkeypatch, lambda name, rows: rows)
-    actual = targets_of(session)
-    for name, values in actual.items():
+    sent = answering(session, monkeypatch)
+    for name, values in targets_of(session).items():
         if targets == "change":
             for client, rows in sent.items():
                 torch.testing.assert_close(rows[name], drift[client].expand_as(rows[name]), atol=1e-6, rtol=0)
@@ -141,12 +132,11 @@ def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatc
     for targets in ("change", "absolute"):
         session = session_of(tmp_path / targets, targets=targets)
         with monkeypatch.context() as patch:
-            replies[targets] = answering(session, patch, lambda name, rows: rows)
+            replies[targets] = answering(session, patch)
             actual = targets_of(session)
     known = session.server.represent(session.server.public_set)
     client = woken(session, "paired-0")
-    method = method_of(session)
-    assert method.digest is not None
+    method = session.experiment.algorithm
     method.digest.fit(client, method.public, known)
     before = client.represent(client.public_set)
     for name in known:
@@ -161,31 +151,21 @@ def test_a_change_is_what_training_made_of_the_digest(tmp_path: Path, monkeypatc
 # ---- who changes nothing
 
 
-def idle(session: Session, *names: str) -> None:
-    """Leave clients without private data."""
-    for name in names:
+@pytest.mark.parametrize("idle", [CLIENTS, ("paired-1",)])
+def test_a_client_without_private_data_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: tuple[str, ...]
+) -> None:
+    """And of two it halves the change of the other."""
+    session = session_of(tmp_path)
+    for name in idle:
         data = site_of(session).data_of(session.federation.members[name])
         data.train = data.train.subset(torch.arange(0))
-
-
-def test_a_client_without_private_data_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path)
-    idle(session, *CLIENTS)
-    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    sent = answering(session, monkeypatch)
     actual, known = targets_of(session), own(session)
     assert set(sent) == set(CLIENTS)
-    assert not any(bool(rows.any()) for replies in sent.values() for rows in replies.values())
-    for name, values in actual.items():
-        torch.testing.assert_close(values, known[name], atol=1e-6, rtol=0)
-
-
-def test_an_idle_client_halves_the_change_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(tmp_path)
-    idle(session, "paired-1")
-    sent = answering(session, monkeypatch, lambda name, rows: rows)
-    actual, known = targets_of(session), own(session)
-    changes = per_sample(session, sent["paired-0"])["image"]
-    torch.testing.assert_close(actual["image"], F.normalize(known["image"] + changes, dim=1), atol=1e-6, rtol=0)
+    assert [name for name in CLIENTS if not any(bool(rows.any()) for rows in sent[name].values())] == list(idle)
+    change = sum(per_sample(session, sent[name])["image"] for name in ("paired-0", "paired-1")) / 2
+    torch.testing.assert_close(actual["image"], F.normalize(known["image"] + 2 * change, dim=1), atol=1e-6, rtol=0)
 
 
 def test_in_the_warm_up_no_client_is_asked_and_the_server_trains(
@@ -196,7 +176,7 @@ def test_in_the_warm_up_no_client_is_asked_and_the_server_trains(
     session = session_of(tmp_path, config)
     asked = watched(session, monkeypatch)
     for number in (1, 2, 3):
-        before = {name: value.clone() for name, value in session.server.model.state_dict().items()}
+        before = weights_of(session.server.model)
         play(session, number, number)
         assert [request.round for request, _ in asked] == ([3] * 3 if number == 3 else [])
         learnt = session.server.model.state_dict()
@@ -209,7 +189,7 @@ def test_in_the_warm_up_no_client_is_asked_and_the_server_trains(
 
 def test_groups_that_do_not_count_train_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(tmp_path, teacher={"groups": ["paired"]})
-    sent = answering(session, monkeypatch, lambda name, rows: rows)
+    sent = answering(session, monkeypatch)
     actual, known = targets_of(session), own(session)
     assert bool(sent["text"]["text"].any())
     assert set(session.cohorts.accepted) == set(CLIENTS)

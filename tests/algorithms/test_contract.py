@@ -13,6 +13,7 @@ import torch
 
 import polyfed
 from by_hand import copies, play
+from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.engines.outgoing import SiteTerms
@@ -25,7 +26,7 @@ from polyfed.wire.framing import tensor_bytes, wire_size
 from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
 from sessions import prepared, round_records, site_of, watched
-from small_federations import METHODS, Config, federation_for
+from small_federations import ADAPTED, METHODS, NAMED, Config, federation_for
 
 FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
     "change_distillation:few": {"public": {"samples": 10}, "targets": "absolute"},
@@ -43,28 +44,9 @@ FORMS: dict[str, Config] = {method: {} for method in METHODS} | {
 FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "fedmkd:few"}
 """Slow: fewer public samples cross by the same code in all methods, which ``fedmd:few`` runs."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
-ALIKE |= {
-    "fedit",
-    "flexlora",
-    "ffa_lora",
-    "fedex_lora",
-    "hetlora",
-    "promptfl",
-    "fedclip",
-    "creamfl_averaged",
-    "fed_mae",
-    "fedema",
-    "fediot",
-    "moon",
-    "centralised",
-    "fedafd:few",
-    "fedet",
-    "fedgems",
-    "fedmkd",
-    "fedmd:procrustes",
-    "server_only",
-    "feddra",
-}
+ALIKE |= {*ADAPTED, *NAMED, "creamfl_averaged", "fed_mae", "fedema", "fediot", "moon", "centralised", "fedafd:few"}
+ALIKE |= {"fedet", "fedgems", "fedmkd", "fedmd:procrustes", "server_only", "feddra"}
+ALIKE -= {"flora"}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
 weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. ``flora`` runs
 what others with adapters do."""
@@ -80,10 +62,7 @@ def config_of(form: str) -> Config:
     return config
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(form, marks=pytest.mark.slow) if form in FEWER | ALIKE else form for form in FORMS],
-)
+@pytest.fixture(scope="module", params=mostly_slow(FORMS, *FORMS.keys() - FEWER - ALIKE))
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -158,19 +137,9 @@ class Parts:
         return sizes
 
     @property
-    def both(self) -> list[int]:
-        """Bytes of representations of both modalities."""
-        return self.public("image", "text")
-
-    @property
     def own(self) -> list[int]:
         """Bytes of representations of the client's modalities."""
         return self.public(*self.client.modalities)
-
-    @property
-    def agreed(self) -> list[int]:
-        """Bytes of targets of the client's modalities, which may differ between captions of one image."""
-        return self.public(*self.client.modalities, once=False)
 
     def less(self, part: str, *, up_only: bool = False) -> Sizes:
         """Bytes of the model but for tensors of that name."""
@@ -188,21 +157,21 @@ def _told(parts: Parts, down: list[int]) -> Sizes:
 
 CROSSING: dict[str, Callable[[Parts], Sizes]] = {
     "centralised": lambda its: {"down weights": [its.model, 0], "up weights": [its.model] * 2},
-    "change_distillation": lambda its: _told(its, its.both),
-    "creamfl": lambda its: _told(its, its.both),
-    "creamfl_averaged": lambda its: its.weights() | (_told(its, its.both) if its.is_single else {}),
-    "fedafd": lambda its: _told(its, its.both) | {"down weights": [its.encoders] * 2},
-    "fedafd:few": lambda its: _told(its, its.both) | {"down weights": [its.encoders, 0]},
+    "change_distillation": lambda its: _told(its, its.public("image", "text")),
+    "creamfl": lambda its: _told(its, its.public("image", "text")),
+    "creamfl_averaged": lambda its: its.weights() | (_told(its, its.public("image", "text")) if its.is_single else {}),
+    "fedafd": lambda its: _told(its, its.public("image", "text")) | {"down weights": [its.encoders] * 2},
+    "fedafd:few": lambda its: _told(its, its.public("image", "text")) | {"down weights": [its.encoders, 0]},
     "fedcola": lambda its: {"down weights": [its.model + its.matrices] * 2, "up weights": [its.model] * 2},
     "fedex_lora": lambda its: its.less(".offset", up_only=True),
     "ffa_lora": lambda its: its.less(".lora_A."),
     "flora": lambda its: its.less(".offset", up_only=True),
     "fedet": lambda its: its.weights() | _told(its, [0, 0]),
     "fedgems": lambda its: _told(its, its.own),
-    "fedmd": lambda its: _told(its, its.agreed),
+    "fedmd": lambda its: _told(its, its.public(*its.client.modalities, once=False)),
     "fedmkd": lambda its: _told(its, [0, 0]),
     "local": lambda its: {},
-    "margin_weighted": lambda its: _told(its, its.agreed),
+    "margin_weighted": lambda its: _told(its, its.public(*its.client.modalities, once=False)),
     "scaffold": lambda its: its.weights(down=its.parameters, up=its.parameters),
     "server_only": lambda its: {},
 }
@@ -294,7 +263,6 @@ def test_without_what_it_adds_a_method_is_fedavg(tmp_path: Path, method: str) ->
         play(session, 1, 2)
         weights[name] = session.server.weights
         for type_name, model in start.items():
-            own = [key for key in model if key.startswith("extras.")]
-            assert not own, type_name
+            assert not [key for key in model if key.startswith("extras.")], type_name
     for type_name, model in weights["fedavg"].items():
         assert all(torch.equal(value, weights[method][type_name][key]) for key, value in model.items()), type_name

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 import polyfed
-from by_hand import naive_gca
-from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.creamfl import CreamFL
+from by_hand import naive_gca, unit
 from polyfed.algorithms.shared.public_training import Reference
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
@@ -22,23 +18,14 @@ from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from polyfed.wire.payload import Payload, Representations
-from sessions import crossing, distil, metrics, of_samples, prepared, request, site_of, taught, woken
+from sessions import crossing, metrics, of_samples, prepared, request, site_of, taught, woken
 
 Config = dict[str, Any]
 
 
 @pytest.fixture
-def creamfl(tiny: Config) -> Config:
-    text = copy.deepcopy(tiny["clients"]["image"])
-    text |= {"source": "texts", "task": {"name": "classification", "target": "topic"}}
-    words = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16}}
-    text["model"] = {"dim": 8, "encoders": {"text": words}}
-    tiny["data"]["sources"]["texts"] = tiny["data"]["sources"]["private"] | {
-        "columns": {"text": "text"}, "targets": {"topic": "topic"}, "seed": 2,
-    }  # fmt: skip
-    tiny["clients"]["text"] = text
-    tiny["algorithm"] = {"name": "creamfl", "local_epochs": 1, "contrast": {"batch_size": 16}}
-    return tiny
+def creamfl(three_groups: Config) -> Config:
+    return three_groups | {"algorithm": {"name": "creamfl", "local_epochs": 1, "contrast": {"batch_size": 16}}}
 
 
 def session_of(config: Config, folder: Path, **algorithm: Any) -> Session:
@@ -68,10 +55,6 @@ def test_aggregation_is_equations_4_to_6(creamfl: Config, tmp_path: Path) -> Non
         assert torch.allclose(targets[modality].values.double(), expected, atol=1e-5)
 
 
-def whole(values: torch.Tensor) -> Ensembled:
-    return Ensembled(values, torch.ones(len(values), dtype=torch.bool))
-
-
 @pytest.mark.parametrize(("form", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])
 def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, form: str, factor: float | None) -> None:
     settings = {"teacher": {"weights": form}, "contrast": None}
@@ -93,26 +76,10 @@ def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, form: str, fa
     assert noted["centre_gap.image"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
 
 
-def test_distillation_reduces_the_distance_to_its_targets(creamfl: Config, tmp_path: Path) -> None:
-    creamfl["server"]["training"] = {"optimizer": {"kind": "adamp", "lr": 0.003}, "batch_size": 16}
-    session = session_of(creamfl, tmp_path, distiller={"epochs": 6}, task=None)
-    known = session.server.represent_public()
-    stream = torch.Generator().manual_seed(0)
-    targets = {
-        name: whole(F.normalize(torch.randn(8, generator=stream), dim=0).expand_as(value))
-        for name, value in known.items()
-    }
-    distil(session, targets)
-    noted = metrics(session)
-    for modality in ("image", "text"):
-        assert noted[f"kd_distance_after.{modality}"] < 0.9 * noted[f"kd_distance_before.{modality}"]
-
-
 def test_a_federation_without_clients_trains_on_the_public_set(creamfl: Config, tmp_path: Path) -> None:
     creamfl["clients"] = {}
     creamfl["run"]["exchange"] = {"min_clients": 0}
-    result = polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True)
-    assert result.metrics()["gallery_image"] == 12
+    assert polyfed.run(Experiment.parse(creamfl), tmp_path / "run", quiet=True).metrics()["gallery_image"] == 12
 
 
 # ---- the client half
@@ -123,22 +90,23 @@ def reference_of(session: Session, client: Client) -> Reference:
     return method.contrast.reference(client, method.public)
 
 
-def contrasts(method: CreamFL, client: Client, batch: Batch, known: Representations) -> torch.Tensor:
-    assert method.contrast is not None
+def contrasted(
+    config: Config, folder: Path, name: str, contrast: Config
+) -> tuple[Client, Batch, Representations, torch.Tensor]:
+    """A client with random earlier representations, three samples, the server's, and its loss."""
+    session = session_of(config, folder, contrast=contrast)
+    method, known, client = session.experiment.algorithm, session.server.represent_public(), woken(session, name)
+    client.state["previous"] = {key: unit(len(client.public.pairs), 8, seed=k) for k, key in enumerate(known)}
+    client.model.eval()
+    batch = client.public.pairs.batch(torch.tensor([3, 0, 7]))
     targets = method.contrast.targets(client, method.public, known)
-    return method.contrast.loss(client, batch, targets, method.contrast.reference(client, method.public))
+    return client, batch, known, method.contrast.loss(client, batch, targets, reference_of(session, client))
 
 
 def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path, contrast={"inter": {"tau": 0.5}, "intra": {"tau": 0.25}})
-    algorithm: CreamFL = session.experiment.algorithm
-    known = session.server.represent_public()
-    client = woken(session, "paired-0")
-    previous = {name: F.normalize(torch.randn(len(client.public.pairs), 8), dim=1) for name in known}
-    client.state["previous"] = previous
-    client.model.eval()
-    batch = client.public.pairs.batch(torch.tensor([3, 0, 7]))
-    loss = contrasts(algorithm, client, batch, known)
+    contrast = {"inter": {"tau": 0.5}, "intra": {"tau": 0.25}}
+    client, batch, known, loss = contrasted(creamfl, tmp_path, "paired-0", contrast)
+    previous = client.state["previous"]
     expected = 0.0
     for modality, partner in (("image", "text"), ("text", "image")):
         u = client.model.represent(modality, batch.inputs[modality])
@@ -154,13 +122,8 @@ def test_contrasts_are_equations_1_and_2(creamfl: Config, tmp_path: Path) -> Non
 def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
     creamfl: Config, tmp_path: Path, name: str
 ) -> None:
-    session = session_of(creamfl, tmp_path, contrast={"intra": {"tau": 0.5, "reduction": "mean"}, "inter": None})
-    algorithm: CreamFL = session.experiment.algorithm
-    known = session.server.represent_public()
-    client = woken(session, name)
-    client.state["previous"] = {key: F.normalize(torch.randn(len(client.public.pairs), 8), dim=1) for key in known}
-    client.model.eval()
-    batch = client.public.pairs.batch(torch.tensor([3, 0, 7]))
+    contrast = {"intra": {"tau": 0.5, "reduction": "mean"}, "inter": None}
+    client, batch, known, loss = contrasted(creamfl, tmp_path, name, contrast)
     rows = []
     for modality in client.model.modalities:
         u = client.model.represent(modality, batch.inputs[modality])
@@ -168,29 +131,13 @@ def test_intra_modal_contrasts_are_averaged_over_all_stacked_rows_as_released(
             towards = u[row] @ known[modality][k] / 0.5
             away = u[row] @ client.state["previous"][modality][k] / 0.5
             rows.append(-(towards.exp() / (towards.exp() + away.exp())).log())
-    loss = contrasts(algorithm, client, batch, known)
     assert len(rows) == 3 * len(client.model.modalities)
     assert torch.allclose(loss, torch.stack(rows).mean(), atol=1e-6)
 
 
-def test_siblings_can_be_left_out_of_the_inter_modal_sum(creamfl: Config, tmp_path: Path) -> None:
-    losses = {}
-    for masked in (False, True):
-        session = session_of(
-            creamfl, tmp_path / str(masked), contrast={"inter": {"mask_siblings": masked}, "intra": None}
-        )
-        client = woken(session, "image")
-        client.model.eval()
-        known = session.server.represent_public()
-        batch = client.public.pairs.batch(torch.arange(10))
-        losses[masked] = contrasts(session.experiment.algorithm, client, batch, known).item()
-    assert losses[True] < losses[False]  # five captions per image: four negatives fewer
-
-
 def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_path: Path) -> None:
     session = session_of(creamfl, tmp_path)
-    known = session.server.represent_public()
-    sent = ask(session, "image", known)["image"].clone()
+    sent = ask(session, "image", session.server.represent_public())["image"].clone()
     client = woken(session, "image", (2, 0), after=(1, 0))
     assert torch.equal(client.state["previous"]["image"], sent)
     reference = reference_of(session, client)
@@ -201,19 +148,8 @@ def test_previous_representations_are_those_uploaded_last(creamfl: Config, tmp_p
     assert torch.equal(reference("image", batch), before)
 
 
-def test_a_recomputed_reference_does_not_follow_the_live_model(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path, contrast={"intra": {"previous": "on_the_fly"}})
-    client = woken(session, "image")
-    reference = reference_of(session, client)
-    batch = client.public.pairs.batch(torch.arange(4))
-    before = reference("image", batch).clone()
-    client.fit(client.train, epochs=1)
-    assert torch.equal(reference("image", batch), before)
-
-
 def test_extraction_is_deterministic_and_leaves_the_model_alone(creamfl: Config, tmp_path: Path) -> None:
-    session = session_of(creamfl, tmp_path)
-    server = session.server
+    server = session_of(creamfl, tmp_path).server
     server.model.train()
     before = {name: value.clone() for name, value in server.model.state_dict().items()}
     first, second = server.represent_public(), server.represent_public()

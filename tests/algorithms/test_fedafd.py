@@ -1,9 +1,8 @@
-"""FedAFD: who learns from which loss, steps by hand, learning."""
+"""FedAFD: steps by hand, in which each loss trains its own part of a model alone; learning."""
 
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,86 +14,12 @@ from torch.nn import functional as F
 
 from by_hand import as_left, play
 from grids import mostly_slow
-from polyfed.algorithms.fedafd import FedAFD
-from polyfed.algorithms.shared.adversarial_alignment import AdversarialAlignment
-from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Batch
-from polyfed.federation.client import Client
-from polyfed.models.fusion import FusionGuidance
-from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
-from polyfed.wire.payload import Representations, Weights
 from sessions import prepared, woken
-from small_federations import Config, group, sgd, three_kinds
-
-# ---- gradients
-
-
-def parts(client: Client) -> dict[str, float]:
-    """The norm of all gradients by part of the model; -1 where there is none."""
-    squares: dict[str, float] = defaultdict(lambda: -1.0)
-    for name, value in client.model.named_parameters():
-        part = name.split(".")[1].split("_")[0] if name.startswith("extras.") else name.split(".")[0]
-        if value.grad is not None:
-            squares[part] = max(squares[part], 0.0) + float(value.grad.square().sum())
-        squares.setdefault(part, -1.0)
-    return dict(squares)
-
-
-def scene(session: Session, name: str) -> tuple[FedAFD, Client, Representations, Batch, FusionGuidance]:
-    algorithm, client, known = session.experiment.algorithm, woken(session, name), known_of(session)
-    assert isinstance(algorithm, FedAFD)
-    assert algorithm.fusion is not None
-    guidance = algorithm.fusion.receive(client, Weights(encoders_of(session, *client.info.modalities)), 1)
-    assert guidance is not None
-    client.model.train()
-    return algorithm, client, known, client.public_set.batch(torch.arange(10)), guidance
-
-
-def alignment_of(algorithm: FedAFD) -> AdversarialAlignment:
-    assert algorithm.adversarial is not None
-    return algorithm.adversarial
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_the_task_teaches_encoders_head_and_fusion(tmp_path: Path, name: str) -> None:
-    algorithm, client, _, _, guidance = scene(session_of(tmp_path), name)
-    assert algorithm.fusion is not None
-    algorithm.fusion.task_loss(client, client.train.batch(torch.arange(10)), guidance).backward()
-    actual = parts(client)
-    assert actual["discriminator"] == -1
-    assert min(actual[part] for part in ("encoders", "heads", "fusion")) > 0
-    assert all(value.grad is None and not value.requires_grad for value in guidance.model.parameters())
-
-
-@pytest.mark.parametrize("form", ["minimax", "non_saturating"])
-@pytest.mark.parametrize("name", CLIENTS)
-def test_the_alignment_teaches_encoders_alone(tmp_path: Path, name: str, form: str) -> None:
-    algorithm, client, known, public, _ = scene(session_of(tmp_path, adversarial={"loss": form}), name)
-    alignment = alignment_of(algorithm)
-    local = alignment.local_representations(client, public, known)
-    assert tuple(local) == client.info.modalities
-    alignment.alignment_loss(client, public, local, known).backward()
-    actual = parts(client)
-    assert actual.pop("encoders") > 0
-    assert set(actual.values()) == {-1}
-    for modality in client.info.modalities:
-        assert any(value.grad is not None for value in client.model.encoders[modality].parameters())
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_discriminators_teach_themselves_alone(tmp_path: Path, name: str) -> None:
-    algorithm, client, known, public, _ = scene(session_of(tmp_path), name)
-    alignment = alignment_of(algorithm)
-    alignment.discriminating(client, public, alignment.local_representations(client, public, known), known).backward()
-    actual = parts(client)
-    assert actual.pop("discriminator") > 0
-    assert set(actual.values()) == {-1}
-    judges = [value for key, value in client.model.named_parameters() if "discriminator" in key]
-    assert all(value.grad is not None for value in judges)  # those of the same and of the other modality
-
+from small_federations import Config, bag, group, sgd, three_kinds, training, words
 
 # ---- steps by hand
 
@@ -104,7 +29,7 @@ class ByHand:
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.name = session, name
-        self.settings = alignment_of(session.experiment.algorithm)
+        self.settings = session.experiment.algorithm.adversarial
         self.epochs = session.experiment.algorithm.local_epochs
         self.member = session.federation.members[name]
         self.model = session.federation.client_model(self.member).train()
@@ -212,11 +137,10 @@ def test_training_equals_plain_loops(tmp_path: Path, name: str, options: Config)
         getattr(hand, options["adversarial"]["update"])()
     answer = asked(session, name, hand.known, encoders_of(session, *hand.streams.info.modalities))
     actual = woken(session, name, (2, 0), after=(1, 0)).model
+    after = actual.state_dict()
     for key, value in hand.model.state_dict().items():
-        torch.testing.assert_close(actual.state_dict()[key], value, atol=5e-6, rtol=1e-5, msg=key)
-    moved = {
-        key.split(".")[0] + key.split(".")[1] for key in before if not torch.equal(before[key], value_of(actual, key))
-    }
+        torch.testing.assert_close(after[key], value, atol=5e-6, rtol=1e-5, msg=key)
+    moved = {"".join(key.split(".")[:2]) for key, value in before.items() if not torch.equal(value, after[key])}
     assert {f"encoders{modality}" for modality in hand.streams.info.modalities} <= moved
     assert "extrasfusion" in moved
     assert sum("discriminator" in key for key in moved) == 2 * len(hand.streams.info.modalities)
@@ -227,15 +151,10 @@ def test_training_equals_plain_loops(tmp_path: Path, name: str, options: Config)
         torch.testing.assert_close(sent, unfused(modality, x).detach(), atol=1e-6, rtol=1e-5)
 
 
-def value_of(model: Model, key: str) -> Tensor:
-    return model.state_dict()[key]
-
-
 def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> None:
     session = session_of(tmp_path, adversarial={"shared": True})
-    algorithm, client, known, public, _ = scene(session, "paired")
-    alignment = alignment_of(algorithm)
-    local = alignment.local_representations(client, public, known)
+    client, known, alignment = woken(session, "paired"), known_of(session), session.experiment.algorithm.adversarial
+    local = alignment.local_representations(client, client.public_set.batch(torch.arange(10)), known)
     actual = [(modality, id(judge), id(real)) for modality, judge, real in alignment.levels(client, local, known)]
     own, cross = (id(client.model.extras[f"discriminator_{variant}_every"]) for variant in ("own", "cross"))
     image, text = (id(known[name]) for name in ("image", "text"))
@@ -243,21 +162,11 @@ def test_released_clients_share_one_pair_of_discriminators(tmp_path: Path) -> No
 
 
 def test_new_fusions_a_round_forget_their_optimiser(tmp_path: Path) -> None:
-    adam = {"optimizer": {"kind": "adam"}}
-    session = session_of(tmp_path, fusion={"reset": True, "training": adam})
+    session = session_of(tmp_path, fusion={"reset": True, "training": {"optimizer": {"kind": "adam"}}})
     play(session, 1, 2)
     state = as_left(session, "image").optimizers.states["fusion"]
     steps = {int(value) for key, value in state.items() if key.startswith("step:")}
     assert steps == {2}  # of one epoch of two batches, not of two
-
-
-@pytest.mark.parametrize(("wanted", "public"), [(None, 2), (1, 1), (5, 5)])
-def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | None, public: int) -> None:
-    session = session_of(tmp_path, adversarial={"batches_per_epoch": wanted})
-    client, alignment = woken(session, "image"), alignment_of(session.experiment.algorithm)
-    steps = list(alignment.batches(client, PublicExchange(), known_of(session), 0))
-    assert sum(batch is not None for batch, _ in steps) == 2
-    assert sum(batch is not None for _, batch in steps) == public
 
 
 # ---- learning
@@ -267,11 +176,9 @@ def test_public_batches_are_spread_over_an_epoch(tmp_path: Path, wanted: int | N
 def test_fused_clients_learn_topics(tmp_path: Path) -> None:
     config = three_kinds(name="fedafd", local_epochs=4, adversarial={"batches_per_epoch": 2})
     del config["clients"]["image"], config["clients"]["paired"]
-    words = {"name": "tokens", "length": 24, "tokenizer": {"name": "hashing", "size": 400}}
-    bag = {"text": {"name": "bag", "width": 8, "view": words}}
-    training = {"optimizer": {"kind": "adam", "lr": 0.03}, "batch_size": 32}
-    config["clients"]["text"] = group(1, "texts", bag, training, target="topic")
-    config["clients"]["text"]["model"]["dim"] = 8
+    config["clients"]["text"] = group(
+        1, "texts", {"text": bag(words(24, 400))}, training("adam", 0.03, 32), target="topic", dim=8
+    )
     config["data"]["sources"]["texts"] |= {"train": 400, "test": 100, "difficulty": 0.0}
     session = prepared(config, tmp_path)
     accuracies = []
@@ -290,6 +197,5 @@ def test_the_alignment_brings_clients_to_the_server(tmp_path: Path) -> None:
         session = session_of(tmp_path / str(beta), adversarial=adversarial, local_epochs=10)
         known = known_of(session)
         answer = asked(session, "image", known, encoders_of(session, "image"))
-        mean = answer.fields["representations"]["image"].mean(0)
-        distances[beta] = float((mean - known["image"].mean(0)).norm())
+        distances[beta] = float((answer.fields["representations"]["image"].mean(0) - known["image"].mean(0)).norm())
     assert distances[2.0] < 0.7 * distances[0.0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from fedafd_sessions import CLIENTS, Values, asked, encoders_of, known_of, sessi
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import as_left, outcome, play
+from by_hand import as_left, outcome, play, same
 from polyfed.core.errors import RunError
 from polyfed.federation.client import Client
 from polyfed.models.fusion import FusionGuidance, SampleFeatures
@@ -38,10 +38,6 @@ def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     return actual
 
 
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 # ---- evaluation
 
 
@@ -66,15 +62,22 @@ def seen_by(session: Session, client: Client, teacher: Values) -> dict[str, Tens
     return actual
 
 
-@pytest.mark.parametrize("name", ["image", "text"])
-def test_accuracy_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    session = session_of(tmp_path, local_epochs=4)
+def judged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, **algorithm: Any
+) -> tuple[Client, dict[str, Any], dict[str, Tensor]]:
+    """A client after a round, what it measures, and its fused representations."""
+    session = session_of(folder, **algorithm)
     sent = heard(session, monkeypatch)
     play(session, 1, 1)
     (teacher,) = (encoders for _, client, encoders, _ in sent if client == name)
     client = as_left(session, name)
-    actual = session.experiment.algorithm.assess(client).payload.scalars
-    logits = client.head(seen_by(session, client, teacher)[name]).detach()
+    return client, session.experiment.algorithm.assess(client).payload.scalars, seen_by(session, client, teacher)
+
+
+@pytest.mark.parametrize("name", ["image", "text"])
+def test_accuracy_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    client, actual, fused = judged(tmp_path, monkeypatch, name, local_epochs=4)
+    logits = client.head(fused[name]).detach()
     labels = client.test.targets[client.task.target]
     assert actual["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), abs=1e-5)
     assert actual["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
@@ -83,13 +86,8 @@ def test_accuracy_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_recall_is_that_of_fused_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renormalise: bool) -> None:
-    session = session_of(tmp_path, fusion={"renormalise": renormalise}, local_epochs=3)
-    sent = heard(session, monkeypatch)
-    play(session, 1, 1)
-    (teacher,) = (encoders for _, client, encoders, _ in sent if client == "paired")
-    client = as_left(session, "paired")
-    actual = session.experiment.algorithm.assess(client).payload.scalars
-    fused = seen_by(session, client, teacher)
+    fusion = {"renormalise": renormalise}
+    client, actual, fused = judged(tmp_path, monkeypatch, "paired", fusion=fusion, local_epochs=3)
     norms = fused["image"].norm(dim=1)
     assert not torch.allclose(norms, torch.ones_like(norms), atol=1e-3)
     if renormalise:

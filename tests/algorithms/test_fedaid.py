@@ -1,46 +1,32 @@
-"""FedAID: both stages by hand, what learns, how a round is put together, learning."""
+"""FedAID: both stages by hand, what learns, how a round is put together, learning, losses and robust weights."""
 
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aligned_sessions import (
-    CLIENTS,
-    assert_close,
-    config_of,
-    furthest,
-    global_model,
-    heard,
-    parts_of,
-    replies,
-    same,
-    session_of,
-    shrink,
-    stage_two,
-    staged,
-)
-from fedaid_by_hand import contrast, guided, taught, without_statistics
+import torch
+from aligned_sessions import CLIENTS, config_of, global_model, heard, parts_of, replies, session_of, stage_two, staged
+from fedaid_by_hand import contrast, guided, loss_of, taught, without_statistics
 
-from by_hand import assert_mean, play
+from by_hand import assert_close, assert_mean, furthest, play, same
+from grids import mostly_slow
+from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
 from polyfed.algorithms import fedaid
 from polyfed.algorithms.shared.robust_alignment import local_view
-from polyfed.data.samples import Samples
-from polyfed.federation.client import Client
 from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
 from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
 from sessions import metrics, prepared, site_of, woken
-from small_federations import Config, aligned
+from small_federations import Config, aligned, participants, training
 
 # ---- stage 1
 
-CONTRASTIVE: Config = {
-    "guidance": {"distance": "contrastive"},
-}
+CONTRASTIVE: Config = {"guidance": {"distance": "contrastive"}}
 GUIDES: dict[str, tuple[Config, Config]] = {
     "sum": ({}, {}),
     "mean": ({"guidance": {"reduction": "mean"}}, {"how": "mean"}),
@@ -59,12 +45,7 @@ def test_guidance_alone_moves_nothing_while_aligner_and_teacher_are_equal(tmp_pa
     assert furthest(without_statistics(global_model(session)), start) == 0.0
 
 
-def quick(table: dict[str, Any], *names: str) -> list[Any]:
-    """Rows of a table; the others differ from these in a factor or a reduction, of which losses have tests."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in table]
-
-
-@pytest.mark.parametrize("name", quick(GUIDES, "sum", "contrastive"))
+@pytest.mark.parametrize("name", mostly_slow(GUIDES, "sum", "contrastive"))
 def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = GUIDES[name]
     session = session_of(tmp_path, **settings)
@@ -77,24 +58,6 @@ def test_stage_one_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.Monke
     if factors.get("how") != "contrastive" and name != "task":
         other = guided(session, "hospital-1", start, cut=True, **factors)
         assert furthest(other, expected) > 1e-3  # gradient flows through g*
-
-
-def test_anchors_are_the_teachers_and_do_not_learn(tmp_path: Path) -> None:
-    """In round 2 too the anchors are what the server sent, not what trains."""
-    session = session_of(tmp_path)
-    algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
-    client.load_weights(global_model(session))
-    teacher = {name: value + 0.1 for name, value in global_model(session).items() if value.is_floating_point()}
-    weights = {name: teacher.get(name, value) for name, value in global_model(session).items()}
-    anchors = frozen_aligners(client.model, {name: weights[name] for name in parts_of(session).aligner})
-    loss = algorithm.anchored_loss(client, anchors)
-    batch = next(client.batches(client.train, "x"))
-    client.model.train()
-    loss(client.model, batch).backward()
-    for name, value in client.model.named_parameters():
-        assert value.grad is not None, name
-        assert float(value.grad.abs().max()) > 0 or name.endswith("bias")
-    assert not [value for anchor in anchors.values() for value in anchor.parameters() if value.grad is not None]
 
 
 # ---- stage 2
@@ -133,28 +96,25 @@ ROBUST: dict[str, tuple[Config, Config]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick(ROBUST, "default", "contrast", "mean"))
+@pytest.mark.parametrize("name", mostly_slow(ROBUST, "default", "contrast", "mean"))
 def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = ROBUST[name]
     session, aggregated, start, messages = stage_two(tmp_path, monkeypatch, **settings)
     actual = without_statistics(replies(messages, "teach")["hospital-2"]["weights"])
-    expected = without_statistics(taught(session, "hospital-2", aggregated, start, **factors))
-    assert_close(actual, expected)
+    assert_close(actual, without_statistics(taught(session, "hospital-2", aggregated, start, **factors)))
     assert furthest(actual, start) > 5e-3
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path, reduction: str) -> None:
     """Eq. 5 adds L_CL and L_task: where both are the same contrast, of the same representations they are equal."""
-    task = {"name": "convirt", "learn_temperature": False, "reduction": reduction}
-    session = session_of(tmp_path, task=task)
+    session = session_of(tmp_path, task={"name": "convirt", "learn_temperature": False, "reduction": reduction})
     algorithm, client = session.experiment.algorithm, woken(session, CLIENTS[0])
     client.load_weights(global_model(session))
     client.model.eval()
     batch, view = next(client.batches(client.train, "x")), local_view(client.model)
     z = {name: view.represent(name, x) for name, x in batch.inputs.items()}
-    same = list(range(len(batch.matches)))
-    one_direction_each = 2 * contrast(z["image"], z["text"], 0.07, same)
+    one_direction_each = 2 * contrast(z["image"], z["text"], 0.07, list(range(len(batch.matches))))
     expected = one_direction_each if reduction == "sum" else one_direction_each / 2
     actual = algorithm.teacher.contrast.loss(client, view, batch)
     assert actual.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -171,26 +131,7 @@ def test_the_contrast_weighs_as_much_as_a_task_that_is_a_contrast(tmp_path: Path
     ],
 )
 def test_how_tasks_put_the_directions_of_a_contrast_together(name: str, reduction: str) -> None:
-    assert Task.named(name)().contrast_reduction == reduction  # type: ignore[attr-defined]
-
-
-def test_the_stages_see_other_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Algorithm 3 draws its samples anew."""
-    drawn: dict[str, list[list[int]]] = {}
-    fit = Client.fit
-
-    def watched(self: Client, samples: Samples, **settings: Any) -> int:
-        purpose = settings.get("purpose", "task")
-        drawn.setdefault(self.name, []).append(
-            [n for b in self.batches(samples, f"{purpose}-0") for n in b.index.tolist()]
-        )
-        return fit(self, samples, **settings)
-
-    monkeypatch.setattr(Client, "fit", watched)
-    play(session_of(tmp_path), 1, 1)
-    for first, second in drawn.values():
-        assert sorted(first) == sorted(second)
-        assert first != second
+    assert Task.named(name)().contrast_reduction == reduction
 
 
 @pytest.mark.slow
@@ -198,7 +139,7 @@ def test_heads_for_positions_learn_in_stage_one_and_no_teacher_resets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = copy.deepcopy(config_of())
-    for participant in (config["server"], config["clients"]["hospital"]):
+    for participant in participants(config):
         participant["model"] = participant["model"] | {"aligner": {"hidden": 16, "local": True}}
         participant["task"] = {"name": "papers.fedaid.objectives.GLoRIA"}
     session = prepared(config, tmp_path)
@@ -240,7 +181,8 @@ def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
     teacher = {"weights": {"use": use, "gamma": 3.0}}
     session = session_of(tmp_path, task={"learn_temperature": True}, teacher=teacher)
-    shrink(session, "hospital-2", 15)
+    data = site_of(session).data_of(session.federation.members["hospital-2"])
+    data.train = data.train.subset(torch.arange(15))
     messages = heard(session, monkeypatch)
     play(session, 1, 1)
     parts, actual, noted = parts_of(session), global_model(session), metrics(session)
@@ -256,8 +198,7 @@ def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.Mo
     other = uniform if use == "aggregate" else w
     with pytest.raises(AssertionError):
         assert_mean(robust, stage_two, other)
-    aggregated = next(one.sent["weights"] for one in messages if one.step == "judge")
-    assert_mean(aggregated, stage_one, uniform)
+    assert_mean(next(one.sent["weights"] for one in messages if one.step == "judge"), stage_one, uniform)
     shown = session.server.model.state_dict()
     assert same({name: shown[name] for name in actual}, actual)
 
@@ -278,14 +219,12 @@ def test_without_a_robust_teacher_it_is_guided_averaging(tmp_path: Path, monkeyp
 def learning(folder: Path, **algorithm: Any) -> Session:
     """Two clients with easy pairs, five a scene."""
     config = copy.deepcopy(aligned(**staged(20, **algorithm)))
-    for participant in (config["server"], config["clients"]["hospital"]):
+    for participant in participants(config):
         model = participant["model"] | {"dim": 32, "aligner": {"head": "linear"}}
         model["encoders"]["image"] |= {"widths": [16, 32]}
         model["encoders"]["text"] |= {"width": 32}
         participant["model"] = model
-    config["clients"]["hospital"] |= {"count": 2}
-    optimizer = {"kind": "adamw", "lr": 0.003, "clip": 2.0}
-    config["clients"]["hospital"]["training"] = {"optimizer": optimizer, "batch_size": 32}
+    config["clients"]["hospital"] |= {"count": 2, "training": training("adamw", 0.003, 32, clip=2.0)}
     config["data"]["sources"]["scenes"] |= {"train": 180, "test": 60, "difficulty": 0.0}
     return prepared(config, folder)
 
@@ -304,3 +243,90 @@ def test_it_learns_to_retrieve(tmp_path: Path, settings: Config) -> None:
     assert recall(session) < 1.5 * chance
     play(session, 1, 8)
     assert recall(session) > 2.5 * chance
+
+
+@pytest.mark.slow
+def test_losses_and_weights_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, aggregated, _, _ = stage_two(tmp_path, monkeypatch)
+    noted, losses = metrics(session), list[float]()
+    for client in CLIENTS:
+        losses.append(loss_of(session, client, aggregated))
+        assert noted[f"loss.{client}"] == pytest.approx(losses[-1], rel=1e-5)
+    assert max(losses) - min(losses) > 1e-3
+    shares = [math.exp(0.5 * loss) for loss in losses]
+    w = [share / sum(shares) for share in shares]
+    for client, expected in zip(CLIENTS, w, strict=True):
+        assert noted[f"weight.{client}"] == pytest.approx(expected, rel=1e-5)
+        assert float(session.server.state["robust_weights"][client]) == noted[f"weight.{client}"]
+    assert noted["worst_loss"] == pytest.approx(max(losses), rel=1e-5)
+    pairs = session.server.validation or session.server.test
+    assert noted["robust.r1_sum"] == session.server.evaluate(pairs)["r1_sum"]
+    session.server.update_weights({"hospital": aggregated})
+    assert noted["averaged.r1_sum"] == session.server.evaluate(pairs)["r1_sum"]
+    assert noted["chi_square"] == pytest.approx(sum((3 * share - 1) ** 2 for share in w) / 6, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_go_on_from_round_to_round(tmp_path: Path) -> None:
+    session = session_of(tmp_path, teacher={"weights": {"gamma": 2.0, "rho": 1e-4}})
+    w = torch.full((3,), 1 / 3, dtype=torch.float64)
+    for number in (1, 2):
+        play(session, number, number)
+        noted = metrics(session)
+        v = torch.tensor([noted[f"loss.{client}"] for client in CLIENTS], dtype=torch.float64)
+        w = mirror_step(w, v, gamma=2.0, rho=1e-4)
+        for client, expected in zip(CLIENTS, w, strict=True):
+            assert noted[f"weight.{client}"] == pytest.approx(float(expected), rel=1e-12)
+        assert float(chi_square(w)) <= 1e-4 + 1e-12
+    assert float(chi_square(w)) == pytest.approx(1e-4, abs=1e-9)  # the ball binds
+
+
+@pytest.mark.slow
+def test_weights_of_absent_clients_stay(tmp_path: Path) -> None:
+    config = config_of(teacher={"weights": {"gamma": 3.0}})
+    config["run"] |= {"sampling": {"cohort": 2}, "seed": 1}
+    session = prepared(config, tmp_path)
+    before, absent = dict.fromkeys(CLIENTS, 1 / 3), set()
+    for number in range(1, 5):
+        play(session, number, number)
+        noted = metrics(session)
+        now = {client: noted[f"weight.{client}"] for client in CLIENTS}
+        (away,) = (client for client in CLIENTS if f"loss.{client}" not in noted)
+        assert now[away] == before[away]
+        assert sum(now.values()) == pytest.approx(1, abs=1e-12)
+        present = torch.tensor([client != away for client in CLIENTS])
+        v = torch.tensor([noted[f"loss.{client}"] for client in CLIENTS if client != away])
+        expected = mirror_step_of(torch.tensor(list(before.values()), dtype=torch.float64), present, v, 3.0, 1.0)
+        assert list(now.values()) == pytest.approx(expected.tolist(), rel=1e-6)
+        before, absent = now, absent | {away}
+    assert len(absent) > 1
+
+
+def teaching(folder: Path, monkeypatch: pytest.MonkeyPatch, use: str, optimizer: Config | None) -> tuple[Any, Any]:
+    """The start, and what clients send in stage 2, where w is 2/3, 1/6, 1/6 and stays so; one step."""
+    teacher = {"steps": 1, "weights": {"use": use, "gamma": 0, "divergence": "none"}}
+    session = session_of(folder, optimizer=optimizer, teacher=teacher)
+    w = dict(zip(CLIENTS, (2 / 3, 1 / 6, 1 / 6), strict=True))
+    session.server.state["robust_weights"] = {name: torch.tensor(x, dtype=torch.float64) for name, x in w.items()}
+    start, messages = global_model(session), heard(session, monkeypatch)
+    play(session, 1, 1)
+    return start, {client: without_statistics(reply["weights"]) for client, reply in replies(messages, "teach").items()}
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.slow
+def test_as_factor_of_the_loss_a_weight_scales_steps_but_those_of_adam(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    adamw = {"kind": "adamw", "lr": 0.01, "weight_decay": 0.0, "eps": 1e-30, "clip": None}
+    optimizer = adamw if kind == "adamw" else None
+    start, plain = teaching(tmp_path / "a", monkeypatch, "none", optimizer)
+    _, scaled = teaching(tmp_path / "b", monkeypatch, "loss", optimizer)
+    for client, factor in zip(CLIENTS, (2.0, 0.5, 0.5), strict=True):
+        for name, value in scaled[client].items():
+            step, other = value - start[name], plain[client][name] - start[name]
+            if kind == "adamw":
+                torch.testing.assert_close(step, other, atol=1e-6, rtol=0)
+            else:
+                torch.testing.assert_close(step, factor * other, atol=1e-6, rtol=1e-3)
+        assert furthest(plain[client], start) > 1e-3

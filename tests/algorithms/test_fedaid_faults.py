@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import CLIENTS, Values, events, fields, global_model, heard, session_of, shrink, staged
+from aligned_sessions import CLIENTS, Values, events, fields, global_model, heard, session_of, staged
 
 import polyfed
 from by_hand import play
 from misbehaving import contents
-from polyfed.data.samples import Samples
 from polyfed.runs.events import Callback, ClientDone, Event, RoundStarted
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.settings import RunSettings
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Weights
-from sessions import metrics, site_of
+from sessions import first_cohort, metrics, site_of
 from small_federations import Config, aligned
 
 pytestmark = pytest.mark.slow
@@ -72,7 +70,8 @@ def judged_whole(method: str) -> Config:
 @pytest.mark.parametrize("method", ["fedaid", "feddra"])
 def test_a_client_without_a_batch_does_no_harm(tmp_path: Path, method: str) -> None:
     session = session_of(tmp_path, **judged_whole(method))
-    shrink(session, "hospital-2", 1)
+    data = site_of(session).data_of(session.federation.members["hospital-2"])
+    data.train = data.train.subset(torch.arange(1))
     play(session, 1, 2)
     assert not events(session)
     noted = metrics(session)
@@ -81,16 +80,11 @@ def test_a_client_without_a_batch_does_no_harm(tmp_path: Path, method: str) -> N
     assert all(bool(value.isfinite().all()) for value in global_model(session).values())
 
 
-def of_one_item(samples: Samples) -> Samples:
-    """Captions of one image, all right answers to each other."""
-    return samples.subset((samples.items == samples.items[0]).nonzero().flatten())
-
-
 @pytest.mark.parametrize("method", ["fedaid", "feddra"])
 def test_a_client_without_negatives_does_no_harm(tmp_path: Path, method: str) -> None:
     session = session_of(tmp_path, **judged_whole(method), optimizer={"kind": "adamw", "lr": 0.01})
     data = site_of(session).data_of(session.federation.members["hospital-2"])
-    data.train = of_one_item(data.train)
+    data.train = data.train.subset((data.train.items == data.train.items[0]).nonzero().flatten())  # of one image
     assert 1 < len(data.train) < 12
     play(session, 1, 2)
     assert not events(session)
@@ -104,7 +98,7 @@ def test_clients_whose_weights_have_vanished(tmp_path: Path) -> None:
     session = session_of(tmp_path, teacher={"weights": {"divergence": "none"}})
     zero = torch.zeros((), dtype=torch.float64)
     session.server.state["robust_weights"] = {CLIENTS[0]: zero + 1, CLIENTS[1]: zero, CLIENTS[2]: zero}
-    cohort = session.cohort(1, Ledger())
+    cohort = first_cohort(session)
     cohort.clients = cohort.clients[1:]
     session.experiment.algorithm.round(session.server, cohort)
     assert all(bool(value.isfinite().all()) for value in global_model(session).values())

@@ -47,8 +47,7 @@ def test_other_methods_train_aligned_models(tmp_path: Path, name: str) -> None:
     play(session, 1, 2)
     after = session.server.model.state_dict()
     if name == "local":
-        own = woken(session, CLIENTS[0], (99, 0), after=session.cohorts.accepted[CLIENTS[0]])
-        after = own.model.state_dict()
+        after = woken(session, CLIENTS[0], (99, 0), after=session.cohorts.accepted[CLIENTS[0]]).model.state_dict()
     moved = {
         key.split(".")[2] for key, value in before.items() if "encoders" in key and not torch.equal(value, after[key])
     }

@@ -20,8 +20,6 @@ from polyfed.wire.payload import Payload, Weights
 from sessions import first_cohort, prepared
 from small_federations import Config, plain_sgd
 
-ACROSS = {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
-
 
 def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
     session = prepared(plain_sgd(tiny), tmp_path)
@@ -34,7 +32,7 @@ def test_a_round_equals_a_plain_loop(tiny: Config, tmp_path: Path) -> None:
 
 
 def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) -> None:
-    tiny["algorithm"] |= ACROSS
+    tiny["algorithm"] |= {"averaging": {"name": "by_slot", "layers": "encoder", "range": "modality"}}
     session = prepared(plain_sgd(tiny), tmp_path)
     server = session.server
     start = copies(server.weights)
@@ -49,18 +47,10 @@ def test_encoders_across_types_equal_a_plain_mean(tiny: Config, tmp_path: Path) 
     assert_mean(heads, {"image": trained["image"]}, samples)
 
 
-def test_the_server_model_shows_the_global_model_of_its_type(tiny: Config, tmp_path: Path) -> None:
-    session = prepared(tiny, tmp_path)
-    session.experiment.algorithm.round(session.server, first_cohort(session))
-    for name, value in session.server.model.state_dict().items():
-        assert torch.equal(value, session.server.weights["paired"][name])
-
-
 def test_replies_do_not_share_memory_with_the_resident_model(tiny: Config, tmp_path: Path) -> None:
     session = prepared(tiny, tmp_path)
     algorithm, server = session.experiment.algorithm, session.server
-    cohort = first_cohort(session)
-    replies = cohort.ask(algorithm.fit, weights=each(server.weights_for))
+    replies = first_cohort(session).ask(algorithm.fit, weights=each(server.weights_for))
     paired = [reply.weights for reply in replies if reply.sender.group == "paired"]  # all held at once
     name = next(key for key in paired[0] if key.endswith("weight"))
     assert not torch.equal(paired[0][name], paired[1][name])
@@ -74,13 +64,6 @@ def test_local_training_sends_nothing_and_leaves_the_server_alone(tiny: Config, 
     assert series == [series[0]] * 3
     assert set(result.records.clients) == {"paired-0", "paired-1", "image"}
     assert all(result.records.last(client) for client in result.records.clients)
-
-
-def test_a_federation_without_server_model(tiny: Config, tmp_path: Path) -> None:
-    del tiny["server"], tiny["public"], tiny["clients"]["paired"]
-    tiny["clients"]["image"]["count"] = 2
-    result = polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)
-    assert result.records.last("image-0")["accuracy"] == result.records.last("image-1")["accuracy"]  # one global model
 
 
 @pytest.mark.parametrize("averaging", ["by_type", "by_slot", "by_name", {"name": "by_type", "mean": "sequential"}])

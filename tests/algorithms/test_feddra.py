@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import RATE, assert_close, config_of, furthest, global_model, heard, parts_of, replies
-from fedaid_by_hand import without_statistics
+from aligned_sessions import RATE, config_of, global_model, heard, parts_of, replies
+from fedaid_by_hand import contrast, distance, seen, without_statistics
 from torch import Tensor, nn
 
-from by_hand import assert_mean, copies, descend, model_of, play, weights_of
+from by_hand import assert_close, assert_mean, copies, descend, furthest, model_of, play, weights_of
 from polyfed.aggregation.robust import mirror_step
 from polyfed.algorithms import feddra
 from polyfed.core.randomness import isolated
@@ -23,10 +23,10 @@ from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
 from polyfed.runs.config_files import read_config
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Cause, Request
 from polyfed.wire.payload import Weights as PayloadWeights
 from sessions import metrics, prepared, round_records, site_of, watched, woken
+from small_federations import participants
 
 Values = dict[str, Tensor]
 CLIENTS = ("hospital-0", "hospital-1")
@@ -50,26 +50,19 @@ def session_of(folder: Path, count: int = 2, **algorithm: Any) -> Session:
 # ---- written out
 
 
-def unit(aligner: nn.Module, features: Any) -> Tensor:
-    value: Tensor = aligner(features)
-    return value / value.norm(dim=1, keepdim=True)
-
-
 def embedded(trunks: Model, aligners: Model, batch: Batch) -> Values:
     features = {side: trunks.encoders[side].trunk(batch.inputs[side]) for side in SIDES}
-    return {side: unit(aligners.encoders[side].aligner, features[side]) for side in SIDES}
+    return seen({side: aligners.encoders[side].aligner for side in SIDES}, features)
 
 
 def itc(z: Values) -> Tensor:
     """CE(i2t) + CE(t2i) at temperature 0.07."""
-    scores = z["image"] @ z["text"].T / 0.07
-    both = [row.logsumexp(0) - row[i] for side in (scores, scores.T) for i, row in enumerate(side)]
-    return torch.stack(both).sum() / len(scores)
+    return 2 * contrast(z["image"], z["text"], 0.07, range(len(z["image"])))
 
 
 def gap(z: Values, anchors: Values) -> Tensor:
     """Mean squared difference over elements, of both modalities."""
-    return torch.stack([((z[side] - anchors[side]) ** 2).sum() / z[side].numel() for side in SIDES]).sum()
+    return distance(z, anchors, "element")
 
 
 def batches(session: Session, client: str, number: int, purpose: str) -> Iterator[Batch]:
@@ -92,8 +85,7 @@ def stage_one(
             z = embedded(still, model, batch)
             near = gap(z, embedded(still, still, batch)) if released else 0
             descend(model, factor * (itc(z) + near), RATE)
-    trained = weights_of(model)
-    return {name: start[name] if ".trunk." in name else value for name, value in trained.items()}
+    return {name: start[name] if ".trunk." in name else value for name, value in weights_of(model).items()}
 
 
 def stage_two(
@@ -132,13 +124,9 @@ def loss_by_hand(session: Session, client: str, number: int, weights: Values, la
 def mean_of(models: Mapping[str, Values], like: Values, shares: Mapping[str, float]) -> Values:
     total = sum(shares.values())
     return {
-        name: sum(shares[c] / total * model[name].double() for c, model in models.items()).to(value.dtype)  # type: ignore[union-attr]
+        name: sum(shares[c] / total * model[name].double() for c, model in models.items()).to(value.dtype)
         for name, value in like.items()
     }
-
-
-def layers_of(values: Values) -> Values:
-    return {name: value for name, value in values.items() if ".aligner.layers." in name}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +164,7 @@ def test_two_rounds_equal_plain_loops(
         for client, reply in replies(messages, "bind", number).items():
             assert_close(without_statistics(reply["weights"]), without_statistics(second[client]), ROUNDED)
             assert furthest(without_statistics(reply["weights"]), start) > 5e-3
-        teacher = layers_of(robust) if released else {}
+        teacher = {name: value for name, value in robust.items() if ".aligner.layers." in name} if released else {}
         actual = global_model(session)
         sent = {c: reply["weights"] for c, reply in replies(messages, "bind", number).items()}
         assert_mean(actual, sent, dict.fromkeys(CLIENTS, 1.0))
@@ -224,8 +212,7 @@ def test_gradients_of_the_first_stage(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(client, "fit", fit)
     before = copies(session.server.weights)["hospital"]
-    algorithm = session.experiment.algorithm
-    algorithm.align(client, session.server.weights_for(client.info), PayloadWeights({}), 1.0)
+    session.experiment.algorithm.align(client, session.server.weights_for(client.info), PayloadWeights({}), 1.0)
     parts = parts_of(session)
     assert {name for name, actual in reached.items() if actual} == set(reached) & set(parts.aligner)
     after = client.model.state_dict()
@@ -249,17 +236,6 @@ def test_a_client_lost_between_the_stages_keeps_its_weight(tmp_path: Path, monke
     assert f"loss.{lost}" in metrics(session)
 
 
-def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
-    model, parts, ledger = copies(session.server.weights)["hospital"], parts_of(session), Ledger()
-    session.experiment.algorithm.round(session.server, session.cohort(1, ledger))
-    full, remainder = (sum(model[name].nbytes for name in names) for names in (model, parts.without_encoder))
-    expected = {("align", "down"): full, ("align", "up"): remainder, ("bind", "down"): remainder, ("bind", "up"): full}
-    lines = [line for line in ledger.records if line["kind"] == "weights" and line["bytes"]]  # no teacher in round 1
-    assert len(lines) == 4 * len(CLIENTS)
-    assert all(line["bytes"] == expected[line["step"], line["direction"]] for line in lines)
-
-
 # ---- anchors
 
 
@@ -267,7 +243,7 @@ def test_the_ledger_has_the_bytes_of_the_payloads(tmp_path: Path) -> None:
 def test_equal_weights_are_at_distance_zero(tmp_path: Path, norm: str) -> None:
     """With batch norms in the heads too, which is FedDRA's default."""
     config = copy.deepcopy(config_of(name="feddra", guidance={"reduction": "mean"}, task_weight=0))
-    for participant in (config["server"], config["clients"]["hospital"]):
+    for participant in participants(config):
         participant["model"] = copy.deepcopy(participant["model"])
         participant["model"]["aligner"] |= {"head_norm": norm}
         participant["model"]["encoders"]["text"] |= {"dropout": 0.0}

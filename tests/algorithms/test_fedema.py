@@ -1,4 +1,4 @@
-"""FedEMA: two clients by hand over two rounds, the autoscaler, random views, and that it learns."""
+"""FedEMA: two clients by hand over three rounds, its scale, random views, and that it learns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies, play
-from polyfed.algorithms.fedema import FedEMA
+from by_hand import RATE, assert_mean, copies, naive_byol, play
 from polyfed.core.randomness import generator
 from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
-from sessions import prepared, round_records, site_of, woken
-from small_federations import Config, in_steps, plain_sgd
+from sessions import metrics, prepared, site_of, woken
+from small_federations import Config, in_steps, plain_sgd, scenes, training
 from tiny_networks import save
 
 AUGMENT = {"flip": True, "erase": True, "shift": 2}
@@ -58,9 +57,6 @@ class ByHand:
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.name = session, name
         result = session.experiment.algorithm
-        assert isinstance(result, FedEMA)
-        assert result.byol is not None
-        assert result.blending is not None
         self.task_weight, self.byol, self.blending = result.task_weight, result.byol, result.blending
         self.model: dict[str, Tensor] = {}
         self.target: dict[str, Tensor] = {}
@@ -80,7 +76,8 @@ class ByHand:
             x = model.encoders["image"](batch.inputs["image"])
             loss = self.task_weight * F.cross_entropy(model.heads[member.head](x), batch.targets["label"])
             again = samples.inputs["image"](samples.rows["image"][batch.index], second)
-            byol = byol_by_hand(model, target, x, batch.inputs["image"], again)
+            networks = model.encoders["image"], target.encoders["image"], model.extras["predictor_image"]
+            byol = naive_byol(*networks, x, batch.inputs["image"], again)
             model.zero_grad()
             (loss + self.byol.weight * byol).backward()
             self.descend(model, target)
@@ -119,17 +116,6 @@ class ByHand:
             slow.copy_(self.byol.momentum * slow + (1 - self.byol.momentum) * value)
 
 
-def byol_by_hand(model: Model, target: Model, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    predictor = model.extras["predictor_image"]
-    ahead = predictor(x), predictor(model.encoders["image"](second))
-    with torch.no_grad():
-        targets = target.encoders["image"](first), target.encoders["image"](second)
-    losses = []
-    for p, t in ((ahead[0], targets[1]), (ahead[1], targets[0])):
-        losses.append(sum(2 - 2 * (a @ b) / (a.norm() * b.norm()) for a, b in zip(p, t, strict=True)) / len(p))
-    return losses[0] + losses[1]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -149,11 +135,11 @@ def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, setting
         play(session, number, number)
         done = [hand.fit(number, start) for hand in hands.values()]
         assert_mean(server.weights[type_name], {name: hand.model for name, hand in hands.items()}, samples)
-        metrics = round_records(session)[-1]["metrics"]
-        assert metrics["byol_clients"] == 2
-        assert metrics["byol"] == pytest.approx(sum(loss for _, loss in done) / 2, abs=1e-5)
+        noted = metrics(session)
+        assert noted["byol_clients"] == 2
+        assert noted["byol"] == pytest.approx(sum(loss for _, loss in done) / 2, abs=1e-5)
         if number > 1:
-            assert metrics["blending"] == pytest.approx(sum(m or 0.0 for m, _ in done) / 2, rel=1e-4)
+            assert noted["blending"] == pytest.approx(sum(m or 0.0 for m, _ in done) / 2, rel=1e-4)
         for name, hand in hands.items():
             result = kept(session, name, number)["target"]
             assert all(
@@ -166,19 +152,6 @@ def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, setting
 # ---- blending
 
 
-def test_the_autoscaler_starts_at_tau_and_keeps_lambda(config: Config, tmp_path: Path) -> None:
-    session = two_clients(config, tmp_path / "s", blending={"tau": 0.3})
-    play(session, 1, 1)
-    assert "blending" not in round_records(session)[-1]["metrics"]
-    assert float(kept(session, "image-0", 1)["blending"]["lambda"]) == 0
-    play(session, 2, 2)
-    assert round_records(session)[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
-    scale = kept(session, "image-0", 2)["blending"]["lambda"]
-    play(session, 3, 3)
-    assert torch.equal(kept(session, "image-0", 3)["blending"]["lambda"], scale)
-    assert round_records(session)[-1]["metrics"]["blending"] != pytest.approx(0.3, rel=1e-6)
-
-
 def test_what_is_frozen_counts_for_nothing(config: Config, tmp_path: Path) -> None:
     """Adapters alone are sent, blended and compared."""
     config["data"]["weights_dir"] = str(save("vit", tmp_path / "weights").parent)
@@ -187,7 +160,7 @@ def test_what_is_frozen_counts_for_nothing(config: Config, tmp_path: Path) -> No
     config["clients"]["image"]["model"]["encoders"]["image"] = network
     session = two_clients(config, tmp_path / "s", blending={"tau": 0.3})
     play(session, 1, 2)
-    assert round_records(session)[-1]["metrics"]["blending"] == pytest.approx(0.3, rel=1e-6)
+    assert metrics(session)["blending"] == pytest.approx(0.3, rel=1e-6)
 
 
 def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: Path) -> None:
@@ -196,10 +169,7 @@ def test_m_is_at_most_1_and_then_clients_go_on_alone(config: Config, tmp_path: P
     before = kept(session, "image-0", 1)["model"]
     client = woken(session, "image-0", (2, 0), (1, 0))
     (type_name,) = session.server.types
-    algorithm = session.experiment.algorithm
-    assert isinstance(algorithm, FedEMA)
-    assert algorithm.blending is not None
-    assert algorithm.blending.load(client, session.server.weights_for(client.info)) == 1.0
+    assert session.experiment.algorithm.blending.load(client, session.server.weights_for(client.info)) == 1.0
     received = session.server.weights[type_name]
     for name, value in client.model.state_dict().items():
         assert torch.equal(value, before[name] if value.is_floating_point() else received[name]), name
@@ -223,7 +193,7 @@ def test_views_that_are_not_random_are_left_to_the_task(tiny: Config, tmp_path: 
     tiny["server"]["model"] = tokens
     session = prepared(tiny, tmp_path / "s")
     play(session, 1, 1)
-    assert round_records(session)[-1]["metrics"]["byol_clients"] == 2
+    assert metrics(session)["byol_clients"] == 2
     assert {name.split(".")[0] for name in kept(session, "paired-0", 1)["target"]} == {"text"}
     assert "target" not in kept(session, "image", 1)
 
@@ -237,7 +207,7 @@ def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tm
     session, losses = learner(config, tmp_path / "s"), []
     for number in range(1, 6):
         play(session, number, number)
-        losses.append(round_records(session)[-1]["metrics"]["byol"])
+        losses.append(metrics(session)["byol"])
     assert losses[-1] < 0.6 * losses[0]
     client = woken(session, "image-0")
     client.load_weights(session.server.weights_for(client.info))
@@ -245,11 +215,10 @@ def test_without_any_label_encoders_learn_and_do_not_collapse(config: Config, tm
 
 
 def learner(config: Config, folder: Path) -> Session:
-    scenes = {"name": "scenes", "train": 400, "validation": 8, "test": 400, "size": 16, "difficulty": 0.0}
-    config["data"]["sources"] = {"private": scenes}
+    config["data"]["sources"] = {"private": scenes(400, 8, 400, difficulty=0.0)}
     del config["server"], config["public"], config["clients"]["paired"]
     image = config["clients"]["image"]
-    image |= {"count": 2, "training": {"optimizer": {"kind": "adam", "lr": 0.01}, "batch_size": 32}}
+    image |= {"count": 2, "training": training("adam", 0.01, 32)}
     image["model"]["dim"] = 32
     encoder = image["model"]["encoders"]["image"]
     encoder["widths"] = [16, 32]

@@ -12,9 +12,6 @@ from torch.nn import functional as F
 
 import polyfed
 from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses
-from polyfed.aggregation.weighting import GCA, Evidence
-from polyfed.algorithms.creamfl import CreamFL
-from polyfed.algorithms.fedcola import FedCola
 from polyfed.losses.distillation import relational_kl
 from polyfed.runs.experiment import Experiment
 from sessions import prepared, woken
@@ -31,17 +28,6 @@ SERVER = {"image": unit(1), "text": unit(2), "audio": unit(3)}
 
 
 # ---- by hand
-
-
-def test_gca_is_the_mean_of_eq_4_over_the_other_modalities() -> None:
-    own = unit(4)
-    actual = GCA().log_weights(Evidence(own, "audio", SERVER, 1, 1))
-    for k in range(N):
-        scores = []
-        for other in (SERVER["image"], SERVER["text"]):
-            negatives = sum(math.exp(float(own[k] @ other[j])) for j in range(N) if j != k)
-            scores.append(float(own[k] @ other[k]) - math.log(negatives))
-        assert float(actual[k]) == pytest.approx(sum(scores) / 2, abs=1e-5)
 
 
 def test_a_relation_is_learnt_with_each_modality_that_a_client_has() -> None:
@@ -69,8 +55,6 @@ def test_a_client_of_one_modality_is_contrasted_with_all_others(tmp_path: Path) 
     """Eq. 1 once for each modality that the server has and the client has not, Eq. 2 for its own."""
     session = prepared(four_modalities(name="creamfl"), tmp_path)
     method, client = session.experiment.algorithm, woken(session, "audio")
-    assert isinstance(method, CreamFL)
-    assert method.contrast is not None
     server = session.server.represent_public()
     batch = client.public_set.batch(torch.arange(4))
     previous = F.normalize(torch.randn(4, 64), dim=1)
@@ -88,8 +72,6 @@ def test_a_client_of_one_modality_is_contrasted_with_all_others(tmp_path: Path) 
 def test_fedcola_complements_a_modality_with_the_mean_of_all_others(tmp_path: Path) -> None:
     session = prepared(four_modalities(name="fedcola"), tmp_path)
     method, server = session.experiment.algorithm, session.server
-    assert isinstance(method, FedCola)
-    assert method.complement is not None
     kinds = {server.types[form].modalities: form for form in server.types}
     own = kinds["audio",]
     assert {*method.complement.sources(server, own)} == {kinds[name,] for name in ("image", "text", "table")}
@@ -105,11 +87,10 @@ def test_fedcola_complements_a_modality_with_the_mean_of_all_others(tmp_path: Pa
 
 OTHERS = {*ADAPTED, *NAMED, "fedaid", "feddra"}
 """Methods of adapters, of class names, and of an align module of two modalities, which this federation has not."""
-RUN = [method for method in METHODS if method not in OTHERS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", RUN)
+@pytest.mark.parametrize("method", sorted({*METHODS} - OTHERS))
 def test_it_runs(method: str, tmp_path: Path) -> None:
     full = polyfed.run(Experiment.parse(suited(method)), tmp_path / "whole", quiet=True)
     assert not full.records.events

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from by_hand import play
+from grids import mostly_slow
 from polyfed.privacy.rules import median_norm
 from polyfed.runs.config_files import preset_names
 from polyfed.runs.experiment import Experiment
@@ -46,14 +47,7 @@ def federations(method: str) -> Iterator[Config]:
         yield config
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        method if method in FAST else pytest.param(method, marks=pytest.mark.slow)
-        for method in METHODS
-        if method not in SILENT
-    ],
-)
+@pytest.mark.parametrize("method", mostly_slow((name for name in METHODS if name not in SILENT), *FAST))
 def test_no_honest_client_is_clipped(method: str, tmp_path: Path) -> None:
     for k, config in enumerate(federations(method)):
         session = prepared(config, tmp_path / str(k))

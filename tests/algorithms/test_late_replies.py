@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 
 import polyfed
 from by_hand import copies, play
+from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed.algorithms.algorithm import Algorithm
-from polyfed.algorithms.creamfl import CreamFL
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.session import Session
-from polyfed.wire.messages import Answer, Cause, Request
+from polyfed.wire.messages import Answer, Cause
 from sessions import of_samples, prepared, taught, watched
 from small_federations import METHODS, Config, federation_for
 
@@ -33,10 +31,6 @@ def paced(method: str, pace: Config | str, rounds: int = 4, **run: Any) -> Confi
     return config
 
 
-def of(methods: Sequence[str]) -> list[Any]:
-    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in methods]
-
-
 def checkpoints(folder: Path) -> dict[str, Any]:
     """Files of the last two rounds, byte by byte; of the manifests all but how long the log of seconds is."""
     files = {file.name: file.read_bytes() for file in (folder / "checkpoints").glob("round-*.safetensors")}
@@ -44,11 +38,6 @@ def checkpoints(folder: Path) -> dict[str, Any]:
     for manifest in manifests:
         del manifest["facts"]["logs"]["timing"]
     return files | {str(manifest["round"]): manifest for manifest in manifests}
-
-
-def fields_of(message: Request | Answer, name: str) -> Any:
-    assert message.payload is not None
-    return message.payload.fields[name]
 
 
 def test_initial_weights_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -72,12 +61,12 @@ def test_weights_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(seen) == 2
         for type_name, old in before.items():
             own = [pair for pair in seen if server.type_of(infos[pair[0].client]) == type_name]
-            total = sum(fields_of(answer, "num_examples") for _, answer in own)
+            total = sum(answer.payload.fields["num_examples"] for _, answer in own)
             for name, value in old.items():
                 expected = value.double().clone()
                 for request, answer in own:
-                    s, n = (1 + number - request.round) ** -0.5, fields_of(answer, "num_examples")
-                    then, trained = (fields_of(message, "weights")[name].double() for message in (request, answer))
+                    s, n = (1 + number - request.round) ** -0.5, answer.payload.fields["num_examples"]
+                    then, trained = (message.payload.fields["weights"][name].double() for message in (request, answer))
                     start = value.double() if "running" in name else then
                     expected += n / total * s * (trained - start)
                 if value.is_floating_point():
@@ -93,14 +82,14 @@ def test_representations_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     session = prepared(config, tmp_path)
     session.cohorts.timeline.times = dict(zip(session.cohorts.timeline.times, (1, 2, 5, 9), strict=True))
     seen, method = watched(session, monkeypatch), session.experiment.algorithm
-    assert isinstance(method, CreamFL)
     taught(session, 1)
     session.server.begin(2)
     seen.clear()
-    own = of_samples(session, method.public.to_wire(session.server, *_own(session)))["text"]
+    outputs = method.public.server_outputs(session.server)
+    own = of_samples(session, method.public.to_wire(session.server, outputs, outputs.order))["text"]
     target = taught(session, 2)["text"].values
     assert [(request.client, request.round) for request, _ in seen] == [("image", 2), ("text", 2), ("paired-1", 1)]
-    fresh, late = (of_samples(session, fields_of(answer, "representations"))["text"] for _, answer in seen[1:])
+    fresh, late = (of_samples(session, answer.payload.fields["representations"])["text"] for _, answer in seen[1:])
     assert torch.allclose(target, (fresh + own + 2**-0.5 * (late - own)) / 2, atol=1e-5)
 
 
@@ -114,13 +103,7 @@ def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkey
     assert {*ended.values()} == {("replied", None)}
 
 
-def _own(session: Session) -> tuple[Any, str]:
-    method: Any = session.experiment.algorithm
-    outputs = method.public.server_outputs(session.server)
-    return outputs, outputs.order
-
-
-@pytest.mark.parametrize("method", of(LATE))
+@pytest.mark.parametrize("method", mostly_slow(LATE, *FAST))
 def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path: Path) -> None:
     """K = all: the same bits, in figures, bytes and models."""
     equal = {"clients": "drawn"}
@@ -131,7 +114,7 @@ def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path
     assert contents(runs[0]) == contents(runs[1])
 
 
-@pytest.mark.parametrize("method", of(LATE))
+@pytest.mark.parametrize("method", mostly_slow(LATE, *FAST))
 def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, tmp_path: Path) -> None:
     """Requests at work before the kill are answered after it, to the model that it was sent before."""
     config = paced(method, {"name": "buffered", "replies": 0.33, "clients": SLOW}, 6)

@@ -8,9 +8,10 @@ import pytest
 
 import polyfed
 from by_hand import assert_learns_topics
+from grids import mostly_slow
 from polyfed.runs.experiment import Experiment
 from sessions import prepared
-from small_federations import Config, sized, topics, training, transformers
+from small_federations import RETRIEVAL, Config, bag, resnet, scenes, sized, topics, training, transformers, words
 
 TOPICS: dict[str, tuple[Config, int]] = {
     "fedavg": ({}, 6),
@@ -27,9 +28,7 @@ FAST = {"fedavg"}
 """The others are variations, and methods whose learning differs from another's by one term: slow."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TOPICS]
-)
+@pytest.mark.parametrize("name", mostly_slow(TOPICS, *FAST))
 def test_clients_learn_topics(tmp_path: Path, name: str) -> None:
     settings, rounds = TOPICS[name]
     assert_learns_topics(prepared(topics(name=name.split(":")[0], **settings), tmp_path), rounds=rounds)
@@ -48,13 +47,12 @@ SERVERS: dict[str, Config] = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_learns_to_retrieve_from_its_clients(tiny: Config, tmp_path: Path, name: str) -> None:
     """Without a task of its own, except FedGEMS, its recall rises from what paired clients return."""
-    scenes = {"name": "scenes", "train": 900, "validation": 40, "test": 60, "size": 32, "difficulty": 0.0}
-    tiny["data"]["sources"]["scenes"] = scenes
+    tiny["data"]["sources"]["scenes"] = scenes(900, 40, 60, size=32, difficulty=0.0)
     tiny["public"]["items"] = 150
     tiny["clients"] = {"paired": tiny["clients"]["paired"]}
     for participant in (tiny["server"], tiny["clients"]["paired"]):
         participant["training"] = training("adamp", 0.003, 32)
-        participant["task"] = {"name": "retrieval", "objective": "info_nce", "mask_siblings": True}
+        participant["task"] = RETRIEVAL | {"mask_siblings": True}
         participant["model"] = wide()
     alone = {} if name == "fedgems" else {"task": None}
     tiny["algorithm"] = {"name": name, "local_epochs": 2, "distiller": {"epochs": 2}} | alone | SERVERS[name]
@@ -65,25 +63,26 @@ def test_a_server_learns_to_retrieve_from_its_clients(tiny: Config, tmp_path: Pa
 
 
 def wide() -> Config:
-    pixels = {"name": "pixels", "size": 32}
-    image = {"name": "resnet", "widths": [16, 32, 64], "depths": [1, 1, 1], "block": "basic", "view": pixels}
-    text = {"name": "bag", "width": 32, "view": {"name": "tokens", "length": 24}}
-    return {"dim": 32, "encoders": {"image": image, "text": text}}
+    image = resnet() | {"widths": [16, 32, 64], "depths": [1, 1, 1], "view": {"name": "pixels", "size": 32}}
+    return {"dim": 32, "encoders": {"image": image, "text": bag(words(24), 32)}}
 
 
 def fitting(method: str, epochs: int) -> Config:
-    """Transformers that are tested on the few texts and pairs that they train on."""
+    """Transformers that are tested on the few texts that they train on."""
     config = sized(transformers(name=method, local_epochs=epochs), 48)
-    del config["clients"]["image"]
-    for group in config["clients"].values():
-        group["test_split"] = "train"
+    if method == "creamfl_averaged":
+        config["public"] = {"source": "scenes", "items": 6}
+    if method != "fedcola":
+        del config["clients"]["image"]
+    config["clients"]["text"]["test_split"] = "train"
     config["run"] |= {"rounds": 4, "eval_every": 4}
     return config
 
 
 @pytest.mark.slow
-def test_fediot_fits_texts(tmp_path: Path) -> None:
-    records = polyfed.run(Experiment.parse(fitting("fediot", 6)), tmp_path / "run", quiet=True).records
+@pytest.mark.parametrize(("method", "epochs"), [("fediot", 6), ("fedcola", 12), ("creamfl_averaged", 6)])
+def test_transformers_fit_texts(tmp_path: Path, method: str, epochs: int) -> None:
+    records = polyfed.run(Experiment.parse(fitting(method, epochs)), tmp_path / "run", quiet=True).records
     assert records.last("text-0")["accuracy"] > 2 * 100 / 6
     assert records.last("text-0")["accuracy"] == records.last("text-1")["accuracy"]  # one global model
 

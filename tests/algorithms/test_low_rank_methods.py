@@ -1,4 +1,4 @@
-"""Methods of low-rank adapters: a round of each by hand, unequal ranks, refusals."""
+"""Methods of low-rank adapters: a round of each by hand, unequal ranks, refusals; other methods on such encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from by_hand import all_trained, assert_mean, copies, model_of
+from grids import mostly_slow
 from naive import averaged, global_models
+from polyfed import open_run, run
 from polyfed.aggregation.averagings.low_rank import Factors, Padded, factor_names, fresh
 from polyfed.core.errors import ConfigError
 from polyfed.runs.experiment import Experiment
@@ -19,6 +21,8 @@ from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
 from small_federations import Config, adapted, named, plain_sgd
+
+pytest.importorskip("peft", reason="peft is not installed")
 
 Models = dict[str, dict[str, Tensor]]
 
@@ -70,8 +74,7 @@ def test_the_new_model_is_the_average_of_the_full_ones(method: str, tmp_path: Pa
     start = copies(session.server.weights)
     if method == "flora":  # new adapters in every round
         start = {type_name: tensors | fresh(tensors, 0, 1) for type_name, tensors in start.items()}
-    trained = all_trained(session, start)
-    mean, new = changes(session, trained), played(session)["paired"]
+    mean, new = changes(session, all_trained(session, start)), played(session)["paired"]
     assert len(mean) == 4
     for layer, own in factor_names(new).items():
         full = new[own.offset] + Factors(new[own.a], new[own.b]).change
@@ -117,7 +120,7 @@ def test_ffa_lora_trains_b_alone_with_one_a_for_all(tmp_path: Path) -> None:
         torch.testing.assert_close(product, mean[layer], atol=1e-6, rtol=1e-6)  # exact, as A is one for all
 
 
-def test_hetlora_keeps_factors_of_which_no_b_has_moved(tmp_path: Path) -> None:
+def test_hetlora_keeps_factors_of_which_no_b_has_moved() -> None:
     old = {"own": {"q.lora_A.default.weight": torch.ones(2, 3), "q.lora_B.default.weight": torch.zeros(4, 2)}}
     sent = {name: value + (2.0 if ".lora_A." in name else 0.0) for name, value in old["own"].items()}
     new = averaged(Padded(), global_models(old), [("own", sent, 3.0)])["own"]
@@ -140,8 +143,7 @@ def test_flexlora_sends_each_rank_its_nearest_factors(tmp_path: Path) -> None:
 
 
 def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> None:
-    config = unequal(name="hetlora", pruning=0.001, gamma=0.5)
-    session = session_of(config, tmp_path)
+    session = session_of(unequal(name="hetlora", pruning=0.001, gamma=0.5), tmp_path)
     large, small = sorted(
         (tensors for type_name, tensors in session.server.weights.items() if "paired" in type_name),
         key=lambda tensors: -len(tensors[next(iter(factor_names(tensors).values())).a]),
@@ -162,11 +164,9 @@ def test_hetlora_starts_alike_and_gives_fading_directions_up(tmp_path: Path) -> 
 @pytest.mark.parametrize("method", ["fedit", "flora"])  # the others are as one of these
 def test_images_learn_by_names_where_nothing_but_adapters_is_trained(method: str, tmp_path: Path) -> None:
     lora = {"name": "lora", "rank": 2, "offset": method in ("flora", "fedex_lora")}
-    config = named(adapters={"image": lora, "text": lora}, name=method)
-    session = session_of(config, tmp_path)
+    session = session_of(named(adapters={"image": lora, "text": lora}, name=method), tmp_path)
     start = copies(session.server.weights)
-    new = played(session)
-    for type_name, tensors in new.items():
+    for type_name, tensors in played(session).items():
         assert all(".lora_" in name or ".offset" in name for name in tensors)
         assert any(
             not torch.equal(value, start[type_name][name]) for name, value in tensors.items() if ".text." in name
@@ -182,6 +182,23 @@ def test_unequal_ranks_are_refused_where_they_cannot_be_averaged(method: str, tm
         prepared(unequal(name=method), tmp_path)
 
 
-def test_a_method_keeps_the_rule_that_it_is_made_of(tmp_path: Path) -> None:
+def test_a_method_keeps_the_rule_that_it_is_made_of() -> None:
     with pytest.raises(ConfigError, match="averaging: is by_type, but the method goes with 'stacked'"):
         Experiment.parse(adapted(name="flora", averaging="by_type"))
+
+
+# ---- other methods, over public data
+
+
+METHODS: dict[str, Any] = {"creamfl": {}, "fedafd": {}, "change_distillation": {"warmup_rounds": 0}, "fedmd": {}}
+
+
+@pytest.mark.parametrize("method", mostly_slow(METHODS, "creamfl"))
+def test_adapters_learn_and_networks_stay(method: str, tmp_path: Path) -> None:
+    config = adapted(name=method, **METHODS[method]) | {"public": {"source": "scenes", "items": 6}}
+    run(Experiment.load(config), tmp_path / "run", quiet=True)
+    after = open_run(tmp_path / "run").server_model("last").model.exchanged()
+    learnt = [value for name, value in after.items() if ".lora_B." in name]  # zero at first
+    assert learnt
+    assert all(value.abs().max() > 0 for value in learnt)
+    assert all(".lora_" in name or ".trunk." not in name for name in after)

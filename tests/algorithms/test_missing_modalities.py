@@ -37,8 +37,7 @@ def incomplete(config: Config, rate: float) -> Config | None:
     """The federation with modalities missing wherever a client has several; None if no client has."""
     several = [group for group in config["clients"].values() if len(_encoders(group)) > 1 and "names" not in str(group)]
     for group in several:
-        names = sorted(_encoders(group))
-        group["missing"] = {"rates": dict.fromkeys(names, rate), "test": True}
+        group["missing"] = {"rates": dict.fromkeys(sorted(_encoders(group)), rate), "test": True}
     return config if several else None
 
 
@@ -52,9 +51,7 @@ ALIKE |= {"change_distillation", "creamfl_averaged", "fed_mae", "feddra", "fedem
 """Slow: what clients do with their own samples is what others do."""
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(method, marks=pytest.mark.slow) if method in ALIKE else method for method in METHODS]
-)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, *{*METHODS} - ALIKE))
 def test_what_a_sample_lacks_is_never_looked_at(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = incomplete(federation_for(method), 0.25)
     if config is None:
@@ -86,8 +83,7 @@ def test_every_imputation_trains_and_is_averaged_alike_on_a_wire(
     monkeypatch.setattr(samples_module, "with_gaps", poisoned)
     run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not run.records.events
-    last = run.records.last("paired-0")
-    assert {"accuracy", "accuracy_given_image", "accuracy_given_text"} <= last.keys()
+    assert {"accuracy", "accuracy_given_image", "accuracy_given_text"} <= run.records.last("paired-0").keys()
     config["run"]["engine"] = {"name": "local", "serialize": True}
     again = polyfed.run(Experiment.parse(config), tmp_path / "again", quiet=True)
     assert contents(run) == contents(again)
@@ -103,8 +99,7 @@ def noised(imputation: str) -> Config:
 @pytest.mark.slow
 @pytest.mark.parametrize("imputation", ["drop", "placeholder"])
 def test_noise_in_training_holds_for_samples_that_lack_something(imputation: str, tmp_path: Path) -> None:
-    config = noised(imputation)
-    run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
+    run = polyfed.run(Experiment.parse(noised(imputation)), tmp_path / "run", quiet=True)
     assert not [event for event in run.records.events if "privacy" not in event.incident]
 
 
@@ -123,8 +118,7 @@ def test_a_batch_without_a_pair_has_a_loss_of_zero_and_trains_nothing(tmp_path: 
     items = client.train.items.unique()
     half = len(items) // 2
     apart = client.train.lacking({"image": items[:half], "text": items[half:]})
-    batch = apart.batch(torch.arange(len(apart)))
-    loss = client.task_loss(batch)
+    loss = client.task_loss(apart.batch(torch.arange(len(apart))))
     assert (float(loss), loss.requires_grad) == (0.0, False)
     before = {name: value.clone() for name, value in client.weights.items()}
     for _ in client.epochs(1):

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from by_hand import RATE, assert_mean, copies, descend, weights_of
+from by_hand import RATE, assert_mean, copies, descend, model_of, play, weights_of
 from polyfed.core.randomness import isolated
 from polyfed.models.model import CachedModel, Model
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from sessions import first_cohort, prepared, woken
 from small_federations import Config, in_steps, plain_sgd, transformers
 
@@ -32,8 +31,7 @@ def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
 def by_hand(session: Session, name: str, start: Weights, number: int, previous: Weights | None) -> Weights:
     """Two steps of SGD in a round on the task, and on 5 x l_con written as the paper does."""
     member = session.federation.members[name]
-    model = session.federation.client_model(member)
-    model.load_state_dict(start)
+    model = model_of(session, name, start)
     received, before = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
     before.load_state_dict(previous or start)
     client = woken(session, name, (number, 0))
@@ -64,9 +62,8 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, projectio
     session = prepared(plain_sgd(config), tmp_path)
     server, kept = session.server, {}
     for number in (1, 2):
-        server.begin(number)
         start = copies(server.weights)
-        session.experiment.algorithm.round(server, session.cohort(number, Ledger()))
+        play(session, number, number)
         for type_name, members in server.types.items():
             names = [info.id for info in members.clients]
             trained = {name: by_hand(session, name, start[type_name], number, kept.get(name)) for name in names}

@@ -43,8 +43,7 @@ COSTLY = COSTLY - {"fedit"} | {"change_distillation", "fedafd", "fedet", "fedgem
 def cases() -> Iterator[Any]:
     """Every method with momentum; three with other optimisers."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
-        in_turn = form in IN_TURN and optimizer in ("adam", "adamp")
-        if form in THROUGHOUT or optimizer == "sgd" or in_turn:
+        if form in THROUGHOUT or optimizer == "sgd" or (form in IN_TURN and optimizer in ("adam", "adamp")):
             marks = pytest.mark.slow if form in COSTLY else ()
             yield pytest.param(form, optimizer, marks=marks, id=f"{form}-{optimizer}")
 
@@ -63,8 +62,7 @@ def test_all_reply_and_all_move(form: str, optimizer: str, tmp_path: Path) -> No
 
 def _config(form: str, optimizer: Config) -> Config:
     """Participants, and the trainings that a method has of its own, with this optimiser."""
-    method = form.split(":")[0]
-    config = federation_for(method, **FORMS[form])
+    config = federation_for(form.split(":")[0], **FORMS[form])
     for participant in participants(config):
         participant["training"] = {"optimizer": optimizer, "batch_size": 8}
     algorithm = Experiment.parse(config).algorithm
@@ -77,10 +75,8 @@ def _config(form: str, optimizer: Config) -> Config:
 def _parameters(session: Session) -> dict[str, dict[str, Tensor]]:
     """Tensors of the server's model, of the global models by type, and of clients that keep a model or a part."""
     server, groups = session.server, dict[str, dict[str, Tensor]]()
-    keeps_models = "model" in session.experiment.algorithm.keeps
-    for client in session.server.clients if keeps_models else ():
-        is_trained = client.id in session.cohorts.accepted
-        model = (as_left if is_trained else woken)(session, client.id).model
+    for client in session.server.clients if "model" in session.experiment.algorithm.keeps else ():
+        model = (as_left if client.id in session.cohorts.accepted else woken)(session, client.id).model
         names = {name for name, _ in model.named_parameters()}
         groups |= copies({client.id: {name: value for name, value in model.state_dict().items() if name in names}})
     if server.has_model and session.experiment.algorithm.component_name() != "local":  # it trains no server

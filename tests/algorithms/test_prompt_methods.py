@@ -63,9 +63,7 @@ def test_prompts_of_two_networks_are_not_averaged(tmp_path: Path) -> None:
     for encoder in few["model"]["encoders"].values():
         encoder["weights"] = "clip"  # of the same sizes
     config["clients"]["few"] = few
-    with pytest.raises(
-        ConfigError, match=r"prompts' of clients few cannot be averaged with .* of clients many-0, many-1: "
-    ):
+    with pytest.raises(ConfigError, match=r"prompts' of clients few cannot be averaged with .* many-0, many-1: "):
         prepared(config, tmp_path)
 
 
@@ -126,11 +124,11 @@ def test_an_untrained_model_is_zero_shot_clip_and_its_twin(tmp_path: Path) -> No
         group["task"]["names"] = config["server"]["task"]["names"]
     twin = Experiment.load(config | {"twin": {"kind": "zero-shot"}})
     assert twin.server is not None
-    assert twin.server.model.encoders["text"].adapter is None  # type: ignore[attr-defined]
+    assert twin.server.model.encoders["text"].adapter is None
     run = polyfed.run(twin, tmp_path / "run", quiet=True)
     clip: Any = transformers.CLIPModel.from_pretrained(pretrained_folder() / "reader").eval()
     samples, saved = run.federation.server_samples("test"), run.server_model("last")
-    ids = F.pad(saved.head.inputs, (0, 1))  # type: ignore[union-attr, arg-type]
+    ids = F.pad(saved.head.inputs, (0, 1))
     with torch.no_grad():
         pictures = samples.batch(torch.arange(len(samples))).inputs["image"]
         x = clip.visual_projection(clip.vision_model(pixel_values=pictures).pooler_output)
@@ -138,7 +136,7 @@ def test_an_untrained_model_is_zero_shot_clip_and_its_twin(tmp_path: Path) -> No
     logits = F.normalize(x, dim=-1) @ F.normalize(t, dim=-1).T / 0.01
     loss = F.cross_entropy(logits, samples.targets["label"].long())
     assert run.metrics()["loss"] == pytest.approx(float(loss), rel=1e-4)
-    assert "a picture of a plain circle" in saved.head.texts  # type: ignore[union-attr]
+    assert "a picture of a plain circle" in saved.head.texts
 
 
 def test_a_learnt_classifier_has_no_zero_shot_twin() -> None:

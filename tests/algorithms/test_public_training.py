@@ -39,8 +39,7 @@ def test_every_private_batch_once_and_public_ones_spread_evenly(steps: int, want
         if (
             last_of_step
         ):  # after k of s private batches at least k/s of the public ones are done, and fewer than one more
-            done = sum(own is not None for own, _ in pairs[: position + 1])
-            assert 0 <= seen - total * done / steps < 1
+            assert 0 <= seen - total * sum(own is not None for own, _ in pairs[: position + 1]) / steps < 1
 
 
 def test_no_private_batch_means_no_step() -> None:
@@ -48,8 +47,7 @@ def test_no_private_batch_means_no_step() -> None:
 
 
 def test_stored_references_are_looked_up_by_index() -> None:
-    reference = Stored({"image": torch.arange(8.0).view(4, 2)})
-    assert reference("image", batch(2)).tolist() == [[4.0, 5.0]]
+    assert Stored({"image": torch.arange(8.0).view(4, 2)})("image", batch(2)).tolist() == [[4.0, 5.0]]
 
 
 def test_a_frozen_copy_stays_as_it_was() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from by_hand import RATE, assert_mean, copies, weights_of
+from by_hand import RATE, assert_mean, copies, model_of, play, weights_of
 from polyfed.algorithms.algorithm import Reply, client_step
 from polyfed.algorithms.scaffold import Scaffold, shift_gradients
 from polyfed.core.randomness import isolated
@@ -21,7 +21,6 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Epochs, Trainer
 from polyfed.optim.settings import OptimizerSettings
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.payload import Weights
 from sessions import prepared, site_of, woken
 from small_federations import Config, in_steps, plain_sgd, sized, transformers
@@ -36,21 +35,10 @@ def config(request: pytest.FixtureRequest, tiny: Config) -> Config:
     return config
 
 
-def rounds(session: Session, *numbers: int) -> list[dict[str, Any]]:
-    ledger = Ledger()
-    for number in numbers:
-        session.server.begin(number)
-        session.experiment.algorithm.round(session.server, session.cohort(number, ledger))
-    return [line for line in ledger.records if line["kind"] != "framing"]
-
-
 def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors, own: Tensors) -> Any:
     """Two steps w <- w - eta (g - c_k + c) in a round: what the client sends, and its new c_k."""
     member = session.federation.members[name]
-    model = session.federation.client_model(member)
-    client = woken(session, name, (number, 0))
-    model.load_state_dict(dict(start))
-    model.train()
+    model, client = model_of(session, name, start).train(), woken(session, name, (number, 0))
     names, values = zip(*model.named_parameters(), strict=True)
 
     def gradient(batch: Any) -> list[Tensor]:
@@ -65,8 +53,7 @@ def by_hand(session: Session, name: str, start: Tensors, number: int, c: Tensors
             with torch.no_grad():
                 for key, value, g in zip(names, values, path[-1], strict=True):
                     value -= RATE * (g - own.get(key, 0) + c.get(key, 0))
-    new = {key: sum(result[k] for result in path) / len(path) for k, key in enumerate(names)}
-    return weights_of(model), new
+    return weights_of(model), {key: sum(result[k] for result in path) / len(path) for k, key in enumerate(names)}
 
 
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +67,7 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, monkeypat
     own: dict[str, Tensors] = {info.id: {} for info in server.clients}
     for number in (1, 2):
         start, c = copies(server.weights), copies(server.state)
-        rounds(session, number)
+        play(session, number, number)
         for type_name, members in server.types.items():
             trained = {}
             for info in members.clients:
@@ -126,7 +113,7 @@ def test_c_stays_the_mean_of_all_clients(tiny: Config, tmp_path: Path, objective
     tiny["clients"]["paired"] |= {"count": 4, "partition": {"name": "quantity", "min_size": 3}}
     tiny["run"] |= {"rounds": 4, "sampling": {"cohort": 3}}
     session = prepared(plain_sgd(tiny), tmp_path)
-    rounds(session, 1, 2, 3, 4)
+    play(session, 1, 4)
     assert_invariant(session, by_samples=objective == "samples")
 
 
@@ -136,8 +123,7 @@ def assert_invariant(session: Session, *, by_samples: bool = False) -> None:
         total: dict[str, Tensor] = {}
         shares = {info.id: session.server.weight(info) if by_samples else 1 for info in members.clients}
         for info in members.clients:
-            entry = site_of(session).store.load(info.id, session.cohorts.accepted.get(info.id))
-            for name, value in entry.items():
+            for name, value in site_of(session).store.load(info.id, session.cohorts.accepted.get(info.id)).items():
                 part = value * shares[info.id] / sum(shares.values())
                 total[name.removeprefix("control/")] = total.get(name.removeprefix("control/"), 0) + part
         assert_close(session.server.state.get(f"control:{type_name}", {}), total)
@@ -166,10 +152,10 @@ def test_a_refused_reply_changes_nobodys_control(tiny: Config, tmp_path: Path, h
     tiny["algorithm"] = {"name": f"{__name__}.Refused", "local_epochs": 1, "how": how}
     tiny["run"]["on_error"] = "exclude"
     session = prepared(plain_sgd(tiny), tmp_path)
-    rounds(session, 1, 2)
+    play(session, 1, 2)
     assert session.cohorts.accepted["paired-0"] == (1, 0)
     assert session.cohorts.accepted["paired-1"] == (2, 0)
     assert_invariant(session)
-    rounds(session, 3)
+    play(session, 3, 3)
     assert session.cohorts.accepted["paired-0"] == (3, 0)
     assert_invariant(session)

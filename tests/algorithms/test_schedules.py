@@ -10,6 +10,7 @@ import pytest
 from torch.optim import Optimizer
 
 from by_hand import play
+from grids import mostly_slow
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.settings import Settings
 from polyfed.federation.settings import TrainingSettings
@@ -70,9 +71,7 @@ QUICK = {"centralised", "creamfl", "fedaid", "fedavg", "fedgems", "fedmd", "serv
 """Methods that between them have every kind of loop over epochs; the others, which have the same loops, are slow."""
 
 
-@pytest.mark.parametrize(
-    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, *QUICK))
 def test_rates_follow_the_schedule_by_epoch(tmp_path: Path, used: list[list[float]], method: str) -> None:
     """Factors on the rate of every optimiser in both rounds: 1 and 1/2, then 1/4 and 1/8, in each loop."""
     session = prepared(by_epochs(method, 2), tmp_path)
@@ -95,10 +94,13 @@ def test_loops_of_any_length_begin_where_the_local_epochs_do(tmp_path: Path, use
     play(session, 1, 1)
     used.clear()
     play(session, 2, 2)
-    begun = 0.5**EPOCHS
+    begun = 0.5**EPOCHS  # of clients: the digest, then the revisit
     of = {length: tuple(begun * 0.5**epoch for epoch in range(length)) for length in (2, 3, 4)}
-    digested_and_revisited = of[2] + of[3]
-    assert {_stages(factors) for factors in used if factors} == {of[2], of[4], digested_and_revisited}
+    assert {_stages(factors) for factors in used if factors} == {
+        of[2],
+        of[4],
+        of[2] + of[3],
+    }  # the digest, then the revisit
 
 
 def _stages(factors: list[float]) -> tuple[float, ...]:

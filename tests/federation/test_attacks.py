@@ -13,7 +13,6 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.federation.attack import Attack, attacks_by_client
-from polyfed.federation.attacks import CorruptedUpdate
 from polyfed.federation.client import ClientInfo
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.payload import Payload, Representations, Weights
@@ -43,8 +42,7 @@ def test_a_share_of_each_type_attacks_and_more_attackers_include_the_fewer() -> 
 
 
 def test_who_attacks_is_drawn_from_the_seed() -> None:
-    draws = {attack("noise", clients=3).attackers(INFOS, seed) for seed in range(6)}
-    assert len(draws) > 3
+    assert len({attack("noise", clients=3).attackers(INFOS, seed) for seed in range(6)}) > 3
     assert attack("noise", clients=3).attackers(INFOS, 0) == attack("scaled", clients=3).attackers(INFOS, 0)
 
 
@@ -88,9 +86,7 @@ def weights(value: Tensor) -> Payload:
 
 
 def falsified(name: str, learnt: Tensor, sent: Tensor, **settings: Any) -> Payload:
-    made = attack(name, **settings)
-    assert isinstance(made, CorruptedUpdate)
-    return made.falsified(weights(learnt), weights(sent), torch.Generator().manual_seed(0))
+    return attack(name, **settings).falsified(weights(learnt), weights(sent), torch.Generator().manual_seed(0))
 
 
 SENT, LEARNT = torch.tensor([1.0, 1.0]), torch.tensor([4.0, 5.0])
@@ -159,18 +155,13 @@ def test_noisy_rows_keep_their_lengths() -> None:
 # ---- what they train on
 
 
-def federation(tmp_path: Path, **attackers: Any) -> Any:
-    config = topics()
-    config["run"]["attackers"] = attackers
-    return prepared(config, tmp_path)
-
-
 def test_flipped_labels_count_from_the_other_end_for_attackers_alone(tmp_path: Path) -> None:
-    session = federation(tmp_path, name="label_flip", clients=["text-1"])
+    config = topics()
+    config["run"]["attackers"] = {"name": "label_flip", "clients": ["text-1"]}
+    session = prepared(config, tmp_path)
     site, members = site_of(session), session.federation.members
     false, true = site.data_of(members["text-1"]).train, session.federation.train(members["text-1"])
-    classes = len(true.classes["topic"])
-    assert false.targets["topic"].equal(classes - 1 - true.targets["topic"])
+    assert false.targets["topic"].equal(len(true.classes["topic"]) - 1 - true.targets["topic"])
     assert not false.targets["topic"].equal(true.targets["topic"])
     honest = site.data_of(members["text-0"]).train
     assert honest.targets["topic"].equal(session.federation.train(members["text-0"]).targets["topic"])

@@ -34,9 +34,6 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.deadlines: list[float | None] = []
 
-    def clients(self) -> tuple[ClientInfo, ...]:
-        return ()
-
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         self.asked += [(requests[0].step, requests[0].phase, [request.client for request in requests])]
         self.requests += requests
@@ -127,10 +124,7 @@ def bad(**fields: Any) -> Payload:
         (bad(weights=weights(float("nan"))), "tensor 'w' has NaN"),
         (bad(weights=weights(float("-inf"))), "tensor 'w' has NaN or infinite"),
         (bad(weights=weights(2e6)), "tensor 'w' has norm 2e+06, the limit is 1e+06"),
-        (
-            bad(weights=Weights({"w": torch.zeros(3)})),
-            "not what was asked for, first at 'w': float32 [3], expected float32 []",
-        ),
+        (bad(weights=Weights({"w": torch.zeros(3)})), "asked for, first at 'w': float32 [3], expected float32 []"),
         (bad(weights=weights(13.0)), "an unlucky number"),
         (bad(), "reply lacks 'weights'"),
         (bad(weights=weights(), secret=weights()), "undeclared field 'secret'"),
@@ -201,10 +195,10 @@ def test_a_client_goes_on_from_its_last_accepted_step() -> None:
     assert accepted == {"a": (4, 1), "b": (4, 1), "c": (4, 1)}
 
 
-REFUSED = ["no answer within 3 s", bad(weights=weights(float("nan"))), bad(weights=weights(), more=1)]
-
-
-@pytest.mark.parametrize("answer", [*REFUSED, bad(weights=weights(7.0))])
+@pytest.mark.parametrize(
+    "answer",
+    ["no answer within 3 s", *(bad(weights=weights(x)) for x in (float("nan"), 7.0)), bad(weights=weights(), more=1)],
+)
 def test_a_step_whose_reply_is_refused_never_happened(answer: Payload | str) -> None:
     def check(reply: Reply) -> None:
         if float(reply.weights["w"]) == 7.0:
@@ -256,7 +250,7 @@ def test_too_few_answers_stop_the_round_with_the_causes() -> None:
 
 def test_a_federation_without_clients_asks_no_client() -> None:
     engine = FakeEngine()
-    engine.exchange = lambda requests, deadline: iter(())  # type: ignore[method-assign]
+    engine.exchange = lambda requests, deadline: iter(())
     cohort, _ = cohort_of("", engine)
     with pytest.raises(ExchangeError, match=r"0 of 0 clients .* is 1 \(no client was asked\)"):
         list(cohort.ask(step, weights=weights()))

@@ -17,7 +17,7 @@ from small_federations import topics
 
 
 def split(source: str = "a", **classes: tuple[str, ...]) -> Split:
-    return Split(source, "train", ("x",), {}, {name: name for name in classes}, classes, lambda name: None)  # type: ignore[arg-type,return-value]
+    return Split(source, "train", ("x",), {}, {name: name for name in classes}, classes, lambda name: None)
 
 
 PETS, PETS_TURNED = ("cat", "dog"), ("dog", "cat")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
-from polyfed.federation.population import Population
 from polyfed.federation.settings import MissingSettings
 from polyfed.runs.experiment import Experiment
+from sessions import population
 from small_federations import Config, tiny_experiment
 
 # ---- who lacks what
@@ -45,11 +45,6 @@ def lacking(**missing: Any) -> Config:
 
 def masks(samples: Samples) -> dict[str, list[bool]]:
     return {name: (samples.rows[name] < 0).tolist() for name in samples.inputs}
-
-
-def population(config: Config) -> Population:
-    cfg = Experiment.parse(config)
-    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, cfg.run.seed)
 
 
 def test_items_of_each_client_lack_modalities_and_nobody_s_all() -> None:
@@ -106,15 +101,12 @@ def test_rates_of_what_is_not_encoded_or_of_all_are_refused(missing: dict[str, A
 
 def test_what_leaves_a_client_nothing_to_learn_or_be_tested_on_is_refused_before_a_run() -> None:
     config = lacking(rates={"image": 0.5, "text": 0.5})
-    with pytest.raises(
-        ConfigError, match=r"clients.paired: no training sample of 'paired-\d' has what task 'retrieval'"
-    ):
+    with pytest.raises(ConfigError, match=r"clients.paired: no training sample of 'paired-\d' has what task"):
         population(config).require_sound()
     config = lacking()
     config["clients"]["paired"]["task"] = {"name": "classification", "target": "label", "imputation": "nearest"}
     config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
-    tokens = config["clients"]["paired"]["model"]["encoders"]["text"]["view"]
-    tokens["tokenizer"] = {"name": "hashing", "size": 200}
+    config["clients"]["paired"]["model"]["encoders"]["text"]["view"]["tokenizer"] = {"name": "hashing", "size": 200}
     del config["public"], config["server"]
     with pytest.raises(ConfigError, match="nearest takes a public set of several modalities"):
         population(config).require_sound()
@@ -131,11 +123,9 @@ def test_a_sample_never_loses_its_last_modality() -> None:
     federation = population(tiny_experiment())
     train = federation.train(federation.members["paired-0"])
     items = train.items.unique()
-    once = train.lacking({"image": items[:4]})
-    twice = once.lacking({"text": items[2:6]})
+    twice = train.lacking({"image": items[:4]}).lacking({"text": items[2:6]})
     lost = {item: (masks(twice)["image"][k], masks(twice)["text"][k]) for k, item in enumerate(train.items.tolist())}
-    names = items.tolist()
-    assert [lost[item] for item in names[:6]] == [(True, False)] * 4 + [(False, True)] * 2
+    assert [lost[item] for item in items.tolist()[:6]] == [(True, False)] * 4 + [(False, True)] * 2
     assert all(
         twice.rows[one][k] >= 0 or twice.rows[other][k] >= 0
         for k in range(len(train))

@@ -12,12 +12,10 @@ import torch
 from by_hand import assert_mean, copies, plain_training
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.federation import types
-from polyfed.federation.population import Population
-from polyfed.runs.experiment import Experiment
-from sessions import first_cohort, prepared
-from small_federations import Config, plain_sgd, three_kinds, transformers
+from sessions import first_cohort, population, prepared
+from small_federations import Config, plain_sgd, scenes, three_kinds, transformers
 
-OTHER = {"name": "scenes", "train": 20, "validation": 8, "test": 12, "size": 16, "seed": 7}
+OTHER = scenes(20, 8, 12, seed=7)
 
 
 def elsewhere(config: Config) -> Config:
@@ -37,11 +35,6 @@ def with_second(config: Config) -> Config:
     """The same federation whose paired clients hold pairs of a second source in addition."""
     elsewhere(config)["clients"]["paired"]["also"] = {"source": "other", "items": 10, "partition": "iid"}
     return config
-
-
-def federation_of(config: Config) -> Population:
-    cfg = Experiment.parse(config)
-    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, 0)
 
 
 # ---- a server judged on another source
@@ -91,8 +84,7 @@ def test_a_number_of_judged_clients_is_one_of_each_group_of_a_type(tmp_path: Pat
     config = elsewhere(three_kinds(name="fedavg"))
     config["clients"]["more"] = config["clients"]["paired"] | {"source": "other"}
     config["run"]["evaluate_clients"] = 1
-    session = prepared(config, tmp_path)
-    evaluations = session.loop()
+    evaluations = prepared(config, tmp_path).loop()
     evaluations.changed()
     assert [client.id for client in evaluations.due()] == ["image", "text", "paired-0", "more-0"]
 
@@ -109,8 +101,7 @@ def test_types_that_differ_in_names_of_classes_alone_are_told(
         "type_classes",
         lambda target, split, salt: "18x00000000" if split.source == "renamed" else classes(target, split, salt),
     )
-    server = prepared(config, tmp_path).server
-    assert list(server.types) == ["image", "text", "paired", "more"]
+    assert list(prepared(config, tmp_path).server.types) == ["image", "text", "paired", "more"]
     assert "clients of types 'image' and 'more' have one model, one task and equally many classes" in caplog.text
 
 
@@ -120,7 +111,7 @@ def test_types_that_differ_in_names_of_classes_alone_are_told(
 @pytest.mark.parametrize("change", [with_public, with_second])
 def test_a_group_holds_a_second_share(change: Any) -> None:
     config = change(three_kinds(name="fedavg"))
-    federation = federation_of(config)
+    federation = population(config)
     federation.require_sound()
     clients = [member for member in federation.members.values() if member.group == "paired"]
     also = [holding.items for member in clients for holding in member.holdings[1:]]
@@ -143,12 +134,9 @@ def test_a_group_holds_a_second_share(change: Any) -> None:
 
 
 def test_public_items_come_with_the_captions_that_are_public() -> None:
-    config = with_public(three_kinds(name="fedavg"))
-    federation = federation_of(config)
+    federation = population(with_public(three_kinds(name="fedavg")))
     member = federation.members["paired-0"]
-    views = {name: encoder.view for name, encoder in member.model.encoders.items()}
-    public = federation.public_samples(views)
-    assert public is not None
+    public = federation.public_samples({name: encoder.view for name, encoder in member.model.encoders.items()})
     _, also = member.holdings
     wanted = public.subset(torch.isin(public.items, also.items).nonzero().squeeze(1))
     result = federation.train(member)
@@ -176,8 +164,7 @@ def test_two_clients_that_mix_sources_are_averaged_by_all_that_they_hold(change:
 
 
 def test_what_is_held_in_addition_is_recorded(tmp_path: Path) -> None:
-    config = with_second(three_kinds(name="fedavg"))
-    session = prepared(config, tmp_path)
+    session = prepared(with_second(three_kinds(name="fedavg")), tmp_path)
     entry = session.partition()["paired-0"]
     also = entry["also"]
     member = session.federation.members["paired-0"]
@@ -196,54 +183,47 @@ def test_classifiers_may_mix_sources_of_the_same_classes() -> None:
     config = three_kinds(name="fedavg")
     config["data"]["sources"]["more"] = config["data"]["sources"]["pictures"] | {"seed": 9}
     config["clients"]["image"]["also"] = {"source": "more", "items": 6}
-    federation = federation_of(config)
+    federation = population(config)
     federation.require_sound()
-    samples = federation.train(federation.members["image"])
-    assert len(samples.targets["label"]) == 24 + 6
-    assert federation.holding(federation.members["image"])["also"]["labels"]  # type: ignore[index]
+    assert len(federation.train(federation.members["image"]).targets["label"]) == 24 + 6
+    assert federation.holding(federation.members["image"])["also"]["labels"]
 
 
 def swapped(config: Config) -> None:
-    config["data"]["sources"]["more"] = config["data"]["sources"]["texts"] | {
-        "columns": {"image": "image"}, "targets": {"label": "topic"},
-    }  # fmt: skip
+    other = {"columns": {"image": "image"}, "targets": {"label": "topic"}}
+    config["data"]["sources"]["more"] = config["data"]["sources"]["texts"] | other
     config["clients"]["image"]["also"] = {"source": "more"}
 
 
+def paired(**more: Any) -> Any:
+    return lambda config: config["clients"]["paired"].update(more)
+
+
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        (lambda c: c["clients"]["paired"].update(also="coco"), ConfigError, r"'coco' is not 'public'.*source: coco"),
-        (lambda c: c["clients"]["paired"].update(also={}), ConfigError, "give either 'public'"),
-        (lambda c: c["clients"]["paired"].update(also={"public": True, "source": "scenes"}), ConfigError, "not both"),
-        (lambda c: c["clients"]["paired"].update(also={"public": True, "split": "test"}), ConfigError, "split has no"),
-        (lambda c: c["clients"]["paired"].update(also={"source": "scenes"}), ConfigError, "is dealt out among these"),
-        (lambda c: c["clients"]["paired"].update(also={"source": "scnes"}), ConfigError, "did you mean 'scenes'"),
-        (lambda c: c["clients"]["paired"].update(also={"source": "texts"}), ConfigError, "has no 'image', which these"),
+        (paired(also="coco"), r"'coco' is not 'public'.*source: coco"),
+        (paired(also={}), "give either 'public'"),
+        (paired(also={"public": True, "source": "scenes"}), "not both"),
+        (paired(also={"public": True, "split": "test"}), "split has no"),
+        (paired(also={"source": "scenes"}), "is dealt out among these"),
+        (paired(also={"source": "scnes"}), "did you mean 'scenes'"),
+        (paired(also={"source": "texts"}), "has no 'image', which these"),
+        (paired(also={"source": "scenes", "split": "test"}), "'paired-0' are in 'scenes' test, which .* judged"),
         (
-            lambda c: c["clients"]["paired"].update(also={"source": "scenes", "split": "test"}),
-            DataError, "items of client 'paired-0' are in 'scenes' test, which participants are judged on",
+            lambda c: c.update(public=None) or paired(also="public")(c),
+            "clients.paired.also is public, but there is none",
         ),
-        (
-            lambda c: (c.update(public=None), c["clients"]["paired"].update(also="public")),
-            ConfigError, "clients.paired.also is public, but there is none",
-        ),
-        (
-            lambda c: c["clients"]["paired"].update(also={"public": True, "items": 9}),
-            ConfigError, "clients.paired.also.items is 9, but 'scenes' has 8 to deal out",
-        ),
-        (
-            lambda c: (c["public"].update(items=4), c["clients"]["paired"].update(count=5, also="public")),
-            ConfigError, "clients.paired.count is 5, but there are 4 samples",
-        ),
-        (swapped, ConfigError, "classes of 'label' in 'more' are not those of 'pictures'"),
+        (paired(also={"public": True, "items": 9}), "clients.paired.also.items is 9, but 'scenes' has 8 to deal out"),
+        (paired(also="public", count=9), "clients.paired.count is 9, but there are 8 samples"),
+        (swapped, "classes of 'label' in 'more' are not those of 'pictures'"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_held_in_addition_is_refused(change: Any, error: type[Exception], message: str) -> None:
+)
+def test_what_cannot_be_held_in_addition_is_refused(change: Any, message: str) -> None:
     config = three_kinds(name="fedavg")
     change(config)
-    with pytest.raises(error, match=message):
-        federation_of(config).require_sound()
+    with pytest.raises(DataError if "judged" in message else ConfigError, match=message):
+        population(config).require_sound()
 
 
 def test_an_item_is_not_held_twice() -> None:
@@ -251,7 +231,7 @@ def test_an_item_is_not_held_twice() -> None:
     config["data"]["sources"]["again"] = config["data"]["sources"]["scenes"]
     config["clients"]["paired"] |= {"count": 1, "also": {"source": "again"}}
     with pytest.raises(DataError, match=r"shares|are in its own"):
-        federation_of(config).require_sound()
+        population(config).require_sound()
 
 
 def test_models_of_one_type_have_equal_tensors() -> None:
@@ -260,5 +240,5 @@ def test_models_of_one_type_have_equal_tensors() -> None:
         config["data"]["sources"][source] = config["data"]["sources"]["pictures"] | {"targets": {"label": "label"}}
         config["clients"][name] = copy.deepcopy(config["clients"]["image"]) | {"source": source}
     config["clients"]["more"]["task"] = {"name": "classification", "classes": 20}
-    federation_of(config).require_sound()  # another number of classes is another type
-    assert len({info.architecture for info in federation_of(config).infos}) == 4
+    population(config).require_sound()  # another number of classes is another type
+    assert len({info.architecture for info in population(config).infos}) == 4

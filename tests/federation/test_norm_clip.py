@@ -36,17 +36,13 @@ def vector(length: float, entries: int = 4) -> Tensor:
     [
         ([100, 120, 90, 10**12], [100, 120, 90, 660]),  # 6 x 110
         ([100, 100, 100, 500], [100, 100, 100, 500]),  # a large hospital
-        (
-            [0, 0, 0, 50, 60, 70, 10**12],
-            [0, 0, 0, 50, 60, 70, 390],
-        ),  # a client without samples is not part of the median
+        ([0, 0, 0, 50, 60, 70, 10**12], [0, 0, 0, 50, 60, 70, 390]),  # clients without samples are not in the median
         ([10, 10**12], [10, 10**12]),  # of two, either may be the odd one
         ([10, 10**12, 0], [10, 10**12, 0]),
     ],
 )
 def test_no_client_counts_for_more_than_some_medians(samples: list[int], expected: list[int]) -> None:
-    clients = [info(str(k), n) for k, n in enumerate(samples)]
-    assert list(counted(clients, 6.0).values()) == expected
+    assert list(counted([info(str(k), n) for k, n in enumerate(samples)], 6.0).values()) == expected
 
 
 def test_the_median_is_of_an_architecture_or_of_a_modality_if_it_has_too_few_clients() -> None:
@@ -68,10 +64,7 @@ def test_sizes_of_other_modalities_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        (
-            {"w": torch.zeros(4, dtype=torch.float16)},
-            r"not what was asked for, first at 'w': float16 \[4\], expected float32 \[4\]",
-        ),
+        ({"w": torch.zeros(4, dtype=torch.float16)}, r"asked for, first at 'w': float16 \[4\], expected float32 \[4\]"),
         ({"w": torch.zeros(4, dtype=torch.float64)}, r"'w': float64 \[4\], expected float32 \[4\]"),
         ({"n": torch.tensor(True)}, r"'n': bool \[\], expected int64 \[\]"),
         ({"w": torch.zeros(5)}, r"'w': float32 \[5\], expected float32 \[4\]"),
@@ -171,8 +164,7 @@ def test_asks_of_too_few_replies_count_together_and_a_client_once() -> None:
 def test_most_who_do_not_move_bound_no_client() -> None:
     recent = RecentNorms()
     for _ in range(2):
-        result = clip_lengths({"a0": 0.0, "a1": 0.0, "a2": 5.0}, recent)
-        assert result == pytest.approx([0.0, 0.0, 5.0], abs=1e-3)
+        assert clip_lengths({"a0": 0.0, "a1": 0.0, "a2": 5.0}, recent) == pytest.approx([0.0, 0.0, 5.0], abs=1e-3)
 
 
 def test_changes_are_as_long_as_they_are() -> None:
@@ -210,5 +202,4 @@ def test_every_update_is_as_long_as_by_a_loop(asks: list[dict[str, float]], time
         for type_name in "ab":
             own = {name: length for name, length in lengths.items() if name[0] == type_name}
             last[type_name] = own if len(own) >= 3 else last.get(type_name, {}) | own
-        result = clip_lengths(lengths, recent, times=times)
-        assert result == pytest.approx(expected, rel=1e-3, abs=0.01)
+        assert clip_lengths(lengths, recent, times=times) == pytest.approx(expected, rel=1e-3, abs=0.01)

@@ -11,43 +11,28 @@ import pytest
 import torch
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
-from sessions import prepared, woken
+from sessions import population, prepared, woken
 from small_federations import CAPTIONS, named, plain_sgd, scenes
 
 Config = dict[str, Any]
 
 
-def federation_of(config: Config, seed: int = 0) -> Population:
-    cfg = Experiment.parse(config)
-    return Population(cfg.data, cfg.public, cfg.server, cfg.clients, seed)
-
-
-def test_public_and_private_items_are_disjoint_and_complete(tiny: Config) -> None:
-    federation = federation_of(tiny)
-    federation.require_sound()
-    held = [member.items for member in federation.members.values() if member.group == "paired"]
-    everything = torch.cat([*held, federation.public.items])
-    assert sorted(everything.tolist()) == list(range(48))
-    assert len(federation.public.items) == 16
-
-
 def test_a_server_refuses_a_test_split_of_another_size_than_its_recalls_are_named_after(tiny: Config) -> None:
     tiny["server"]["expected_test_items"] = 12
-    federation_of(tiny).require_sound()
+    population(tiny).require_sound()
     tiny["server"]["expected_test_items"] = 60
     with pytest.raises(ConfigError) as caught:
-        federation_of(tiny).require_sound()
+        population(tiny).require_sound()
     assert "server.expected_test_items is 60, but 'scenes' test has 12 items" in str(caught.value)
     del tiny["public"]
     tiny["server"]["model"]["encoders"]["text"]["view"] |= {"tokenizer": {"name": "hashing", "size": 64}}
     with pytest.raises(ConfigError, match="expected_test_items"):
-        federation_of(tiny).require_sound()
+        population(tiny).require_sound()
 
 
 def test_a_seed_decides_who_holds_what(tiny: Config) -> None:
-    first, again, other = (federation_of(tiny, seed) for seed in (0, 0, 1))
+    first, again, other = (population(tiny, seed) for seed in (0, 0, 1))
     assert torch.equal(first.public.items, again.public.items)
     assert not torch.equal(first.public.items, other.public.items)
     assert all(torch.equal(member.items, again.members[name].items) for name, member in first.members.items())
@@ -75,7 +60,7 @@ def test_an_encoder_of_class_names_adds_no_modality(own: str, tmp_path: Path) ->
 
 
 def test_the_public_set_has_the_same_rows_for_every_party(tiny: Config) -> None:
-    federation = federation_of(tiny)
+    federation = population(tiny)
     both = tiny["server"]["model"]["encoders"]
     views = {name: encoder.view for name, encoder in Experiment.parse(tiny).server.model.encoders.items()}
     assert set(views) == set(both)
@@ -88,12 +73,12 @@ def test_the_public_set_has_the_same_rows_for_every_party(tiny: Config) -> None:
 
 def test_a_few_samples_per_item(tiny: Config) -> None:
     tiny["public"]["per_item"] = 2
-    federation = federation_of(tiny)
+    federation = population(tiny)
     samples = federation.public_samples({})
     assert torch.equal(torch.bincount(samples.items)[federation.public.items], torch.full((16,), 2))
     order = federation.public_order
     tiny["public"]["per_item"] = 3
-    assert federation_of(tiny).public_order != order
+    assert population(tiny).public_order != order
 
 
 def test_the_public_order_is_that_of_the_content(tiny: Config, tmp_path: Path) -> None:
@@ -103,7 +88,7 @@ def test_the_public_order_is_that_of_the_content(tiny: Config, tmp_path: Path) -
         pq.write_table(pa.table(columns), tmp_path / folder / "train.parquet")
         source = {"name": "parquet", "path": folder, "id": "id", "columns": {"image": "image", "text": "text"}}
         data = tiny["data"] | {"dir": str(tmp_path), "sources": tiny["data"]["sources"] | {"shared": source}}
-        return federation_of(tiny | {"data": data, "public": {"source": "shared"}}).public_order
+        return population(tiny | {"data": data, "public": {"source": "shared"}}).public_order
 
     agreed = order("server")
     assert order("site") == agreed
@@ -112,7 +97,7 @@ def test_the_public_order_is_that_of_the_content(tiny: Config, tmp_path: Path) -
 
 
 def test_the_server_sees_only_the_client_info(tiny: Config) -> None:
-    infos = federation_of(tiny).infos
+    infos = population(tiny).infos
     assert [info.id for info in infos] == ["paired-0", "paired-1", "image"]
     assert infos[2].modalities == ("image",)
     assert infos[0].samples == 5 * 16
@@ -121,17 +106,17 @@ def test_the_server_sees_only_the_client_info(tiny: Config) -> None:
 
 def test_a_group_of_one_gives_its_client_its_name(tiny: Config) -> None:
     tiny["clients"]["image"]["count"] = 11
-    names = [info.id for info in federation_of(tiny).infos if info.group == "image"]
+    names = [info.id for info in population(tiny).infos if info.group == "image"]
     assert names == [f"image-{k:02d}" for k in range(11)]
     tiny["clients"]["image"]["count"] = 1
-    assert [info.id for info in federation_of(tiny).infos if info.group == "image"] == ["image"]
+    assert [info.id for info in population(tiny).infos if info.group == "image"] == ["image"]
 
 
 def test_models_of_a_group_take_turns(tiny: Config) -> None:
     wider = {"dim": 8, "encoders": {"image": {"name": "vit", "size": "nano", "view": {"name": "pixels", "size": 16}}}}
     image = tiny["clients"]["image"]
     image |= {"count": 3, "models": [image.pop("model"), wider]}
-    architectures = [info.architecture for info in federation_of(tiny).infos if info.group == "image"]
+    architectures = [info.architecture for info in population(tiny).infos if info.group == "image"]
     assert architectures[0] == architectures[2] != architectures[1]
 
 
@@ -144,28 +129,24 @@ def test_models_of_a_group_take_turns(tiny: Config) -> None:
         (lambda c: c["clients"]["image"].update(count=25), ConfigError, "there are 24 samples"),
         (lambda c: c["clients"]["image"].update(items=25), ConfigError, "items is 25"),
         (lambda c: c["clients"]["image"]["model"].update(dim=9), ConfigError, "model.dim must be equal"),
-        (
-            lambda c: c["clients"].update({"paired-1": c["clients"]["image"]}),
-            ConfigError,
-            "two clients are called 'pai",
-        ),
+        (lambda c: c["clients"].update({"paired-1": c["clients"]["image"]}), ConfigError, "two clients are called"),
     ],
 )
 def test_what_does_not_fit_is_refused(tiny: Config, change: Any, error: type[Exception], message: str) -> None:
     tiny["clients"]["image"]["model"] = dict(tiny["clients"]["image"]["model"])
     change(tiny)
     with pytest.raises(error, match=message):
-        federation_of(tiny).require_sound()
+        population(tiny).require_sound()
 
 
 def test_test_items_bounds_the_test(tiny: Config) -> None:
     tiny["clients"]["image"]["test_items"] = 5
-    federation = federation_of(tiny)
+    federation = population(tiny)
     assert len(federation.test(federation.members["image"])) == 5
 
 
-def test_initial_weights_depend_on_seed_and_client_alone(tiny: Config, tmp_path: Path) -> None:
-    first, second = federation_of(tiny), federation_of(tiny)
+def test_initial_weights_depend_on_seed_and_client_alone(tiny: Config) -> None:
+    first, second = population(tiny), population(tiny)
     torch.manual_seed(99)
     a = first.client_model(first.members["paired-1"]).state_dict()
     b = second.client_model(second.members["paired-1"]).state_dict()
@@ -205,7 +186,7 @@ def diseased(tiny: Config, folder: Path, **group: Any) -> Config:
 
 
 def test_diseases_make_the_class_and_patients_stay_whole(tiny: Config, tmp_path: Path) -> None:
-    federation = federation_of(diseased(tiny, tmp_path))
+    federation = population(diseased(tiny, tmp_path))
     held = [member.items for member in federation.members.values()]
     assert sorted(torch.cat(held).tolist()) == list(range(90))
     assert min(len(items) for items in held) >= 5
@@ -220,7 +201,7 @@ def test_diseases_make_the_class_and_patients_stay_whole(tiny: Config, tmp_path:
 
 
 def test_a_dealt_test_is_disjoint_complete_and_like_the_training_data(tiny: Config, tmp_path: Path) -> None:
-    federation = federation_of(
+    federation = population(
         diseased(
             tiny, tmp_path, partition={"name": "dirichlet", "alpha": 0.3, "min_size": 2, "of": ["edema", "effusion"]}
         )
@@ -240,7 +221,7 @@ def test_a_dealt_test_depends_on_the_seed_keeps_patients_and_obeys_test_items(ti
     config = diseased(tiny, tmp_path)
 
     def dealt(seed: int) -> list[list[int]]:
-        federation = federation_of(config, seed)
+        federation = population(config, seed)
         return [federation.test(member).items.tolist() for member in federation.members.values()]
 
     assert dealt(0) == dealt(0) != dealt(1)
@@ -253,8 +234,7 @@ def test_a_dealt_test_depends_on_the_seed_keeps_patients_and_obeys_test_items(ti
 
 
 def test_natural_clients_are_tested_on_their_own_country(tiny: Config, tmp_path: Path) -> None:
-    config = diseased(tiny, tmp_path, count=3, partition={"name": "natural", "of": ["country"]})
-    federation = federation_of(config)
+    federation = population(diseased(tiny, tmp_path, count=3, partition={"name": "natural", "of": ["country"]}))
     for member, country in zip(federation.members.values(), ("Italy", "Spain", "Malta"), strict=True):
         assert set(federation.holding(member)["labels"]) == {country}
         assert set(federation.holding(member)["test"]["labels"]) == {country}
@@ -263,7 +243,7 @@ def test_natural_clients_are_tested_on_their_own_country(tiny: Config, tmp_path:
 def test_without_labels_a_test_is_dealt_by_size(tiny: Config, tmp_path: Path) -> None:
     config = diseased(tiny, tmp_path, count=3, partition="iid")
     del config["data"]["sources"]["reports"]["targets"]
-    federation = federation_of(config)
+    federation = population(config)
     assert [len(federation.test(member)) for member in federation.members.values()] == [15, 15, 15]
     assert federation.holding(federation.members["reports-0"])["test"]["labels"] is None
 
@@ -273,10 +253,7 @@ def test_without_labels_a_test_is_dealt_by_size(tiny: Config, tmp_path: Path) ->
     [
         ({"test": "dealt", "test_split": None}, "test: dealt needs a test_split"),
         ({"partition": {"name": "dirichlet", "of": ["edma"]}}, r"clients.reports.partition.of: 'edma' .*'edema'"),
-        (
-            {"partition": {"name": "iid", "together": "ptient"}},
-            r"clients.reports.partition.together: 'ptient' .*'patient'",
-        ),
+        ({"partition": {"name": "iid", "together": "ptient"}}, r"reports.partition.together: 'ptient' .*'patient'"),
         ({"partition": {"name": "natural", "of": ["text"]}, "count": 46}, r"test is dealt, .* has 45 items for 46"),
     ],
 )
@@ -284,7 +261,7 @@ def test_what_cannot_be_dealt_is_refused(tiny: Config, tmp_path: Path, group: Co
     config = diseased(tiny, tmp_path, **group)
 
     def first_test() -> Any:
-        federation = federation_of(config)
+        federation = population(config)
         return federation.test(next(iter(federation.members.values())))
 
     with pytest.raises(ConfigError, match=message):
@@ -294,8 +271,8 @@ def test_what_cannot_be_dealt_is_refused(tiny: Config, tmp_path: Path, group: Co
 def test_what_a_client_holds_is_counted_without_decoding_anything(
     tiny: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation = federation_of(tiny)
-    wanted = len(federation_of(tiny).train(federation.members["paired-0"]))
+    federation = population(tiny)
+    wanted = len(population(tiny).train(federation.members["paired-0"]))
     monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("an image was decoded"))
     entry = federation.holding(federation.members["paired-0"])
     assert (entry["items"], entry["samples"]) == (16, wanted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from by_hand import play, unit
 from misbehaving import contents, cut_short
 from polyfed.aggregation.distinct import packed, unpacked
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.change_distillation import ChangeDistillation
 from polyfed.algorithms.shared.distiller import Distiller
 from polyfed.algorithms.shared.public_exchange import PublicExchange, modality_of, row_shares
 from polyfed.algorithms.shared.teacher import Ensembles
@@ -30,11 +28,9 @@ from polyfed.models.model import Model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.session import Session
-from polyfed.wire.ledger import Ledger
 from polyfed.wire.messages import Answer, Request
 from polyfed.wire.payload import Payload, Representations
-from polyfed.wire.transport import Transport
-from sessions import Excluded, distil, metrics, prepared, woken
+from sessions import Excluded, distil, first_cohort, metrics, population, prepared, woken
 from small_federations import Config, three_kinds
 
 PARTS: Config = {"unpaired": {"image": 5, "text": 3}, "gallery": 4}
@@ -51,14 +47,11 @@ def config_of(parts: Config | None = None, /, **algorithm: Any) -> Config:
 
 
 def opened(public: Config | None = None) -> Population:
-    experiment = Experiment.parse(config_of(public))
-    return Population(experiment.data, experiment.public, experiment.server, experiment.clients, experiment.run.seed)
+    return population(config_of(public))
 
 
 def public_of(public: Config | None = None) -> PublicSet:
-    result = opened(public).public
-    assert result is not None
-    return result
+    return opened(public).public
 
 
 def drawn(public: PublicSet) -> dict[str, list[int]]:
@@ -92,9 +85,8 @@ def test_parts_are_the_same_in_whatever_order_they_are_written() -> None:
     assert public_of(turned).order == public_of().order
 
 
-def test_parts_are_disjoint_from_each_other_and_from_all_that_is_held(tmp_path: Path) -> None:
+def test_parts_are_disjoint_from_each_other_and_from_all_that_is_held() -> None:
     federation = opened()
-    assert federation.public is not None
     parts = drawn(federation.public)
     assert parts["gallery/image"] == parts.pop("gallery/text")
     assert {name: len(items) for name, items in parts.items()} == {
@@ -116,9 +108,7 @@ def test_parts_are_disjoint_from_each_other_and_from_all_that_is_held(tmp_path: 
 def test_items_held_in_addition_are_pairs() -> None:
     config = config_of()
     config["clients"]["paired"]["also"] = "public"
-    experiment = Experiment.parse(config)
-    federation = Population(experiment.data, experiment.public, experiment.server, experiment.clients, 0)
-    assert federation.public is not None
+    federation = population(config)
     also = [item for name in ("paired-0", "paired-1") for item in federation.members[name].holdings[1].items.tolist()]
     assert sorted(also) == federation.public.items.tolist()
 
@@ -204,8 +194,8 @@ def test_each_distinct_input_has_a_row_and_comes_back_to_all_its_samples() -> No
 def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, output: str, more: int) -> None:
     session = prepared(config_of(), tmp_path)
     server, method = session.server, session.experiment.algorithm
-    known = method.public.server_outputs(server)  # type: ignore[attr-defined]
-    honest = method.public.to_wire(server, known, known.order)  # type: ignore[attr-defined]
+    known = method.public.server_outputs(server)
+    honest = method.public.to_wire(server, known, known.order)
     rows = {
         name: torch.cat([values, values[:1]])[: len(values) + more * (name == output)]
         for name, values in honest.items()
@@ -213,10 +203,10 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
     notes = Representations(rows, order=known.order)
     message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
     with pytest.raises(PayloadError, match=message):
-        method.public.from_wire(server, notes)  # type: ignore[attr-defined]
-    cohort, refused = session.cohort(1, Ledger()), Excluded()
+        method.public.from_wire(server, notes)
+    cohort, refused = first_cohort(session), Excluded()
     cohort.listener, cohort.reply_policy = refused, lambda step: ReplyPolicy()
-    layout = method.public.layout(server, known, "representations")  # type: ignore[attr-defined]
+    layout = method.public.layout(server, known, "representations")
     answer = Payload({"representations": notes, "num_examples": 1})
 
     def exchange(requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
@@ -224,7 +214,7 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
 
     cohort.channel = replace(cohort.channel, exchange=exchange)
     with pytest.raises(ExchangeError, match="0 of 4 clients gave a usable reply"):
-        list(cohort.ask(method.fit, like=layout, representations=honest))  # type: ignore[attr-defined]
+        list(cohort.ask(method.fit, like=layout, representations=honest))
     assert output in refused.reasons["paired-0"]
 
 
@@ -237,16 +227,14 @@ def crossed(run: Run, client: str) -> dict[str, list[int]]:
     return result
 
 
-def run_of(folder: Path, *, run: Config | None = None, **algorithm: Any) -> Run:
-    config = config_of(**(EXCHANGES | algorithm)) | {"name": "parts"}
-    config["algorithm"] |= {"name": "change_distillation"}
-    config["run"] |= {"rounds": 2, "eval_every": 2} | (run or {})
-    return polyfed.run(Experiment.parse(config), folder / "run", quiet=True)
+def two_rounds(**run: Any) -> Config:
+    config = config_of() | {"name": "parts"}
+    return config | {"run": config["run"] | {"rounds": 2, "eval_every": 2} | run}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_of(tmp_path_factory.mktemp("finished"))
+    return polyfed.run(Experiment.parse(two_rounds()), tmp_path_factory.mktemp("finished") / "run", quiet=True)
 
 
 @pytest.mark.slow
@@ -258,19 +246,9 @@ def test_the_ledger_has_a_row_for_each_distinct_input(finished: Run) -> None:
         assert crossed(finished, client) == {"down": [digested * 8 * 4] * 2, "up": [own * 8 * 4] * 2}, client
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_no_change_stays_no_change_on_the_wire(dtype: str) -> None:
-    transport = Transport(dtype=dtype)  # type: ignore[arg-type]
-    content = Payload({"representations": Representations({"image": torch.zeros(3, 8)}, order="x")})
-    back = transport.decode(transport.encode(content)).fields["representations"]
-    assert torch.equal(back["image"].float(), torch.zeros(3, 8))  # type: ignore[index]
-
-
 @pytest.mark.slow
 def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(finished: Run, tmp_path: Path) -> None:
-    config = config_of()
-    config |= {"name": "parts"}
-    config["run"] |= {"rounds": 2, "eval_every": 2, "engine": {"name": "local", "serialize": True}}
+    config = two_rounds(engine={"name": "local", "serialize": True})
     assert contents(polyfed.resume(cut_short(config, tmp_path / "run"), quiet=True)) == contents(finished)
 
 
@@ -280,8 +258,7 @@ def test_interrupted_and_resumed_on_a_real_wire_it_ends_in_the_same_bits(finishe
 def test_shares_are_of_the_rows_that_have_a_target() -> None:
     valid = {"image": torch.tensor([True, False, True]), "unpaired/image": torch.ones(4, dtype=torch.bool)}
     valid |= {"text": torch.zeros(3, dtype=torch.bool), "unpaired/text": torch.zeros(1, dtype=torch.bool)}
-    shares = row_shares(valid)
-    assert shares == {"image": 2 / 6, "unpaired/image": 4 / 6, "text": 0.0, "unpaired/text": 0.0}
+    assert row_shares(valid) == {"image": 2 / 6, "unpaired/image": 4 / 6, "text": 0.0, "unpaired/text": 0.0}
 
 
 @pytest.mark.parametrize("public_samples", [None, 6])
@@ -292,7 +269,6 @@ def test_the_distillation_weighs_every_row_alike(
     settings = EXCHANGES | {"distiller": {"weight": 3.0}, "public": {"samples": public_samples}}
     session = prepared(config_of(**settings), tmp_path)
     method, server = session.experiment.algorithm, session.server
-    assert isinstance(method, ChangeDistillation)
     exchanged, seen = server.exchanged(public_samples), list[Tensor]()
     counts = {"image": len(exchanged), "text": len(exchanged)} | {
         name: len(part) for name, part in server.public.parts.items()
@@ -302,19 +278,19 @@ def test_the_distillation_weighs_every_row_alike(
         for k, (name, count) in enumerate(counts.items())
     }
     before = method.public.outputs(server)
-    index = {"": torch.arange(16)} | {name: torch.arange(len(part)) for name, part in server.public.parts.items()}
-    full = {"": server.public_set} | dict(server.public.parts)
+    parts = {name: part for name, part in server.public.parts.items() if not name.startswith("gallery")}
+    learnt = {"": server.public_set} | parts
 
     def in_one_batch(*given: Any, **more: Any) -> Iterable[Any]:
         for _ in server.epochs(1):
             server.model.eval()  # as the rows that the loop below looks at
-            yield {name: full[name].batch(rows) for name, rows in index.items() if not name.startswith("gallery")}
+            yield {name: part.batch(torch.arange(len(part))) for name, part in learnt.items()}
 
     inner = Distiller.distillation_loss
 
     def noted(*given: Any) -> Tensor:
-        seen.append(inner(*given).detach())
-        return inner(*given)
+        seen.append(inner(*given))
+        return seen[-1]
 
     monkeypatch.setattr(PublicExchange, "part_passes", in_one_batch)
     monkeypatch.setattr(Distiller, "distillation_loss", noted)
@@ -328,7 +304,7 @@ def test_the_distillation_weighs_every_row_alike(
             if bool(valid)
         ]
         expected += sum(distances) / len(distances)
-    assert float(seen[0]) == pytest.approx(expected, rel=1e-5)
+    assert float(seen[0].detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def distinct(rows: Tensor) -> set[bytes]:
@@ -348,7 +324,7 @@ def test_images_and_captions_of_other_items_are_not_contrasted(tmp_path: Path, m
         return result
 
     monkeypatch.setattr(Ensembles, "log_weights", noted)
-    method.round(session.server, session.cohort(1, Ledger()))
+    method.round(session.server, first_cohort(session))
     assert weights["unpaired/image"] == weights["unpaired/text"] == [0.0] * 3
     for name in ("image", "text", "gallery/image", "gallery/text"):
         assert all(len(result.unique()) > 1 for result in weights[name]), name
@@ -398,6 +374,5 @@ def test_the_gallery_judges_teacher_and_server(tmp_path: Path) -> None:
     result = metrics(session)
     assert result["teacher.gallery"] == 8
     assert {"teacher.r1_sum", "student.r1_sum"} <= set(result)
-    without = copy.deepcopy(PARTS) | {"gallery": 0}
-    session = play(prepared(config_of(without), tmp_path / "without"), 1, 1)
+    session = play(prepared(config_of(PARTS | {"gallery": 0}), tmp_path / "without"), 1, 1)
     assert metrics(session)["teacher.gallery"] == 0

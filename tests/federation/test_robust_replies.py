@@ -28,9 +28,7 @@ def info(name: str, type_name: str = "a", samples: int = 10) -> ClientInfo:
 
 
 def rule(name: str, **settings: Any) -> RobustRule:
-    made = RobustRule.named(name).model_validate(settings)
-    assert isinstance(made, RobustRule)
-    return made
+    return RobustRule.named(name).model_validate(settings)
 
 
 def combined(name: str, sent: Sequence[tuple[ClientInfo, Payload]], **settings: Any) -> list[tuple[str, Payload]]:
@@ -135,9 +133,7 @@ def test_replies_without_tensors_pass() -> None:
 
 @pytest.mark.parametrize(("name", "needed"), [("median", 3), ("krum", 5)])
 def test_a_type_with_too_few_replies_is_named_with_its_clients(name: str, needed: int) -> None:
-    with pytest.raises(
-        ExchangeError, match=rf"'{name}' that tolerates 1 of 2 clients .* needs {needed} .* 2 \(c0, c1\)"
-    ):
+    with pytest.raises(ExchangeError, match=rf"'{name}' that tolerates 1 of 2 .* needs {needed} .* 2 \(c0, c1\)"):
         combined(name, weights(1.0, 2.0))
 
 

@@ -22,11 +22,16 @@ def entry(value: float, size: int = 4) -> dict[str, torch.Tensor]:
     return {"model/w": torch.full((size,), value)}
 
 
-def of_two_rounds(folder: Path) -> StateStore:
-    store = StateStore(folder)
-    store.save("a", (1, 0), entry(1), None)
-    store.save("a", (2, 0), entry(2), (1, 0))
+def chained(folder: Path, *labels: StateVersion, late: bool = False) -> StateStore:
+    """A store with states of ``a``, each after the one before, whose value is their round's."""
+    store = StateStore(folder, late=late)
+    for label, after in zip(labels, (None, *labels), strict=False):
+        store.save("a", label, entry(label[0]), after)
     return store
+
+
+def of_two_rounds(folder: Path) -> StateStore:
+    return chained(folder, (1, 0), (2, 0))
 
 
 def value_of(store: StateStore, client: str, label: StateVersion | None) -> float | None:
@@ -57,17 +62,11 @@ def test_a_step_that_is_done_again_replaces_what_it_left(tmp_path: Path) -> None
 def test_a_late_reply_leaves_one_state_more(tmp_path: Path) -> None:
     """Asked in round 1, accepted in round 5: a resume from round 4 still goes on from what was before."""
     for late, kept in ((False, [(2, 0), (6, 0)]), (True, [(1, 0), (2, 0), (6, 0)])):
-        store = StateStore(tmp_path / str(late), late=late)
-        for after, number in ((None, 0), ((0, 0), 1), ((1, 0), 2), ((2, 0), 6)):
-            store.save("a", (number, 0), entry(number), after)
-        assert store.versions("a") == kept
+        assert chained(tmp_path / str(late), (0, 0), (1, 0), (2, 0), (6, 0), late=late).versions("a") == kept
 
 
 def test_a_lost_state_is_reported_with_those_that_remain(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
-    store.save("a", (3, 0), entry(3), (1, 0))
-    store.save("a", (4, 0), entry(4), (3, 0))
+    store = chained(tmp_path, (1, 0), (3, 0), (4, 0))
     with pytest.raises(RunError, match=r"client 'a' after round 2, phase 0 is not here; .*others \(rounds 1, 3, 4\)"):
         store.load("a", (2, 0))
     with pytest.raises(RunError, match=r"after round 9, phase 1 is not here; .* restore the folder from a copy"):
@@ -80,14 +79,9 @@ def test_a_lost_or_foreign_folder_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_stale_server_is_refused(tmp_path: Path) -> None:
-    store, last = StateStore(tmp_path), None
-    for number in range(1, 9):
-        store.save("a", (number, 0), entry(number), last)
-        last = (number, 0)
-    with pytest.raises(
-        RunError, match=r"newer ones \(rounds 6, 7, 8\): the server is stale, restored from an old copy"
-    ):
-        store.load("a", (2, 0))
+    message = r"newer ones \(rounds 6, 7, 8\): the server is stale, restored from an old copy"
+    with pytest.raises(RunError, match=message):
+        chained(tmp_path, *((number, 0) for number in range(1, 9))).load("a", (2, 0))
 
 
 def test_what_is_in_memory_is_not_taken_for_another_label(tmp_path: Path) -> None:
@@ -98,28 +92,17 @@ def test_what_is_in_memory_is_not_taken_for_another_label(tmp_path: Path) -> Non
         store.load("a", (1, 0))
 
 
-def test_loading_a_state_makes_it_the_one_in_memory(tmp_path: Path) -> None:
-    store = of_two_rounds(tmp_path)
-    assert [value_of(store, "a", label) for label in ((1, 0), (2, 0), (1, 0), (1, 0))] == [1, 2, 1, 1]
-
-
 # ---- the chain
 
 
 def test_states_that_a_resume_can_ask_for_are_kept(tmp_path: Path) -> None:
-    store, last = StateStore(tmp_path), None
-    for number in (1, 2, 5, 8, 9):
-        store.save("a", (number, 0), entry(number), last)
-        last = (number, 0)
+    store = chained(tmp_path, *((number, 0) for number in (1, 2, 5, 8, 9)))
     # while round 9 is under way, a server may go back to the ends of 8 and of 7
     assert store.versions("a") == [(5, 0), (8, 0), (9, 0)]
 
 
 def test_phases_of_a_round_are_kept_along_the_chain(tmp_path: Path) -> None:
-    store, last = StateStore(tmp_path), None
-    for label in [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]:
-        store.save("a", label, entry(sum(label)), last)
-        last = label
+    store = chained(tmp_path, (1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2))
     # asked for may be: the ends of rounds 2 and 1; what is between them is what leads there
     assert {(1, 0), (2, 1), (3, 2)} <= set(store.versions("a"))
 
@@ -131,15 +114,13 @@ def test_what_was_refused_is_dropped_with_the_next_step(tmp_path: Path) -> None:
 
 
 def test_a_lost_future_is_dropped_when_the_past_is_done_again(tmp_path: Path) -> None:
-    store = of_two_rounds(tmp_path)
-    store.save("a", (3, 0), entry(3), (2, 0))
+    store = chained(tmp_path, (1, 0), (2, 0), (3, 0))
     store.save("a", (2, 0), entry(20), (1, 0))  # the server fell back to round 1
     assert store.versions("a") == [(1, 0), (2, 0)]
 
 
 def test_a_chain_that_breaks_ends_there(tmp_path: Path) -> None:
-    store = of_two_rounds(tmp_path)
-    store.save("a", (3, 0), entry(3), (2, 0))
+    store = chained(tmp_path, (1, 0), (2, 0), (3, 0))
     (tmp_path / "a" / "000003-00.safetensors").write_bytes(b"rubbish")
     StateStore(tmp_path).save("a", (4, 0), entry(4), (3, 0))
     assert (4, 0) in store.versions("a")
@@ -161,12 +142,9 @@ STEP = st.tuples(
     st.sampled_from("abc"),  # who is asked
     st.sampled_from(["accepted", "accepted", "accepted", "refused", "lost"]),
 )
+PHASES = st.lists(st.lists(STEP, max_size=3, unique_by=lambda step: step[0]), max_size=3)
 EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("round"), st.lists(st.lists(STEP, max_size=3, unique_by=lambda s: s[0]), max_size=3)),
-        st.tuples(st.just("crash"), st.lists(st.lists(STEP, max_size=3, unique_by=lambda s: s[0]), max_size=3)),
-        st.tuples(st.just("rewind"), st.just([])),
-    ),
+    st.tuples(st.sampled_from(["round", "crash"]), PHASES) | st.tuples(st.just("rewind"), st.just([])),
     min_size=1,
     max_size=14,
 )
@@ -239,19 +217,15 @@ def require_all(model: Model, folder: Path) -> None:
 
 @pytest.mark.parametrize("phases", [1, 3])
 def test_the_number_of_files_does_not_grow_with_the_rounds(tmp_path: Path, phases: int) -> None:
-    store, last = StateStore(tmp_path), None
-    for number in range(1, 30):
-        for phase in range(phases):
-            store.save("a", (number, phase), entry(number), last)
-            last = (number, phase)
-    assert len(store.versions("a")) <= 2 * phases + 1
+    labels = [(number, phase) for number in range(1, 30) for phase in range(phases)]
+    assert len(chained(tmp_path, *labels).versions("a")) <= 2 * phases + 1
 
 
 # ---- damage
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    StateStore(tmp_path).save("a", (1, 0), entry(1), None)
+    chained(tmp_path, (1, 0))
     path = next(tmp_path.rglob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-5])
     store = StateStore(tmp_path)
@@ -261,8 +235,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_counts_as_damaged_and_others_do_not_matter(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
+    store = chained(tmp_path, (1, 0))
     store.save("b", (1, 0), entry(1), None)
     (tmp_path / "b" / "000001-00.safetensors").write_bytes(b"")
     assert store.damaged({}) is None
@@ -273,8 +246,7 @@ def test_a_missing_file_counts_as_damaged_and_others_do_not_matter(tmp_path: Pat
 
 
 def test_a_failed_write_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), entry(1), None)
+    store = chained(tmp_path, (1, 0))
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         with pytest.raises(OSError, match="No space"):
@@ -319,8 +291,7 @@ def test_only_declared_keys_are_kept() -> None:
 
 
 def test_flatten_and_back() -> None:
-    groups = {"model": {"a/b": torch.ones(1), "c": torch.zeros(2)}, "x:y": {"k": torch.ones(3)}}
-    back = unflatten(flatten(groups))
+    back = unflatten(flatten({"model": {"a/b": torch.ones(1), "c": torch.zeros(2)}, "x:y": {"k": torch.ones(3)}}))
     assert {group: set(tensors) for group, tensors in back.items()} == {"model": {"a/b", "c"}, "x:y": {"k"}}
 
 
@@ -335,10 +306,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
 
 
 def test_files_with_other_names_are_not_states(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    store.save("a", (1, 0), {"x/y": torch.ones(1)}, None)
+    store = chained(tmp_path, (1, 0))
     for name in ("-00001-00", "000001--1", "notes", "000002-00 copy"):
         (tmp_path / "a" / f"{name}.safetensors").touch()
     assert store.versions("a") == [(1, 0)]
-    store.save("a", (2, 0), {"x/y": torch.ones(1)}, (1, 0))
+    store.save("a", (2, 0), entry(2), (1, 0))
     assert store.versions("a") == [(1, 0), (2, 0)]

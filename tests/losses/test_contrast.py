@@ -29,8 +29,7 @@ def inter_by_loops(u, anchors, positive, tau, items, include_self):
 def public():
     torch.manual_seed(2)
     u = F.normalize(torch.randn(5, 6, dtype=torch.float64), dim=1).requires_grad_()
-    anchors = F.normalize(torch.randn(23, 6, dtype=torch.float64), dim=1)
-    return u, anchors, torch.tensor([3, 22, 0, 9, 9])
+    return u, F.normalize(torch.randn(23, 6, dtype=torch.float64), dim=1), torch.tensor([3, 22, 0, 9, 9])
 
 
 @pytest.mark.parametrize("include_self", [True, False])
@@ -132,8 +131,7 @@ def queue_by_loops(student, targets, queue, items, queued, tau):
     losses = []
     for k, row in enumerate(student.tolist()):
         candidates = [*targets.tolist(), *queue.tolist()]
-        owners = [*items.tolist(), *queued.tolist()]
-        seen = [k, *(j for j, item in enumerate(owners) if item != items[k])]
+        seen = [k, *(j for j, item in enumerate([*items.tolist(), *queued.tolist()]) if item != items[k])]
         losses.append(-math.log(softmax([dot(row, candidates[j]) / tau for j in seen])[0]))
     return sum(losses) / len(losses)
 
@@ -155,8 +153,7 @@ def test_queue_contrast_equals_loops(rows, tau, items):
 def test_without_a_queue_the_batch_is_left_and_one_item_has_no_contrast(rows):
     student, targets, queue = rows
     none = torch.zeros(0, dtype=torch.int64)
-    actual = queue_contrast(student, targets, queue[:0], torch.arange(4), none, 0.1)
-    assert float(actual) == pytest.approx(
+    assert float(queue_contrast(student, targets, queue[:0], torch.arange(4), none, 0.1)) == pytest.approx(
         queue_by_loops(student, targets, queue[:0], torch.arange(4), none, 0.1), abs=1e-12
     )
     assert float(queue_contrast(student, targets, queue[:0], torch.zeros(4, dtype=torch.int64), none)) == 0.0
@@ -234,8 +231,7 @@ def four():
 
 @pytest.mark.parametrize("items", [None, [0, 0, 1, 2, 2, 2, 3]])
 def test_value_and_gradients_equal_the_pair_by_pair_form(four, items):
-    ids = None if items is None else torch.tensor(items)
-    ours = soft_contrastive(*four, ids)
+    ours = soft_contrastive(*four, None if items is None else torch.tensor(items))
     naive = pair_by_pair(*four, items)
     torch.testing.assert_close(ours, naive)
     torch.testing.assert_close(torch.autograd.grad(ours, four), torch.autograd.grad(naive, four))

@@ -34,8 +34,7 @@ def test_bounded_logits_need_no_peak():
 
 
 def test_powers_are_relative_to_the_peak():
-    powers = RunningLogSumExp(torch.empty(1), 2).add(torch.tensor([[3.0, 1.0]]))
-    assert powers.tolist() == [[1.0, 0.25]]
+    assert RunningLogSumExp(torch.empty(1), 2).add(torch.tensor([[3.0, 1.0]])).tolist() == [[1.0, 0.25]]
 
 
 def test_a_row_that_has_seen_nothing_sums_to_nothing():

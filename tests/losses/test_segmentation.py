@@ -61,10 +61,10 @@ def test_certain_logits_have_finite_values_and_slopes(scale: float, gamma: float
     loss = focal_dice(logits, masks, gamma=gamma)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)
-    assert bool(logits.grad.isfinite().all())  # type: ignore[union-attr]
+    assert bool(logits.grad.isfinite().all())
     wrong = (-logits.detach()).requires_grad_()
     focal_dice(wrong, masks, gamma=gamma).backward()
-    assert bool(wrong.grad.isfinite().all())  # type: ignore[union-attr]
+    assert bool(wrong.grad.isfinite().all())
 
 
 def test_an_empty_batch_of_masks_wants_nothing_predicted() -> None:
@@ -99,11 +99,5 @@ def test_cross_entropy_with_dice_is_the_formula(over: str, background: bool, wei
     stream = torch.Generator().manual_seed(5)
     logits, masks = torch.randn(3, 3, 2, 4, generator=stream), torch.randint(0, 4, (3, 2, 4), generator=stream)
     masks[masks == 3], masks[2] = 255, 255  # left out, also a full image
-    made = cross_entropy_dice(
-        logits,
-        masks.to(torch.uint8),
-        dice_weight=weight,
-        over=over,  # type: ignore[arg-type]
-        background=background,
-    )
+    made = cross_entropy_dice(logits, masks.to(torch.uint8), dice_weight=weight, over=over, background=background)
     assert float(made) == pytest.approx(naive_cross_entropy_dice(logits, masks, over, background, weight), rel=1e-5)

@@ -35,11 +35,8 @@ def test_each_view_predicts_the_other(four):
     assert float(symmetric_byol((p1, p2), (t1, t2))) == pytest.approx(expected, abs=1e-12)
 
 
-def test_is_blind_to_the_order_of_samples_and_finite_at_zero(four):
-    p, t, *_ = four
-    order = torch.randperm(6)
-    assert float(byol(p[order], t[order])) == pytest.approx(float(byol(p, t)), abs=1e-12)
-    assert float(byol(torch.zeros(2, 4), t[:2].float())) == pytest.approx(2)
+def test_is_finite_at_zero(four):
+    assert float(byol(torch.zeros(2, 4), four[0][:2].float())) == pytest.approx(2)
 
 
 def test_the_predictor_exchanges_parameters_only_and_works_on_its_batch():

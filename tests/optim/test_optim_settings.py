@@ -208,8 +208,7 @@ def test_weights_of_another_layout_go_on_bit_for_bit_after_storage(rule):
 
     def step(model, optimizer, seed):
         optimizer.zero_grad()
-        pull = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
-        (model["conv"] * pull).sum().backward()
+        (model["conv"] * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))).sum().backward()
         optimizer.step()
 
     step(models[0], first, 1)
