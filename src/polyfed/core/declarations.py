@@ -72,7 +72,7 @@ def _modules(place: str) -> list[str]:
     """Modules of a package; of a module itself; none where there is neither."""
     top, *parts = place.split(".")
     folder = resources.files(top).joinpath(*parts)
-    if not folder.is_dir():
+    if not (folder / "__init__.py").is_file():  # a folder of old bytecode is not a package
         return [place] if _source(place) is not None else []
     files = (entry.name for entry in folder.iterdir())
     return [f"{place}.{file[:-3]}" for file in files if file.endswith(".py") and file != "__init__.py"]
