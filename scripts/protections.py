@@ -125,7 +125,7 @@ def _answer(method_class: type[Algorithm], against: Against) -> str:
 
 def joining() -> str:
     """Facts of a client that its site sends at joining."""
-    return ", ".join(f"**{words}**" if name == "samples" else words for name, words in ClientInfo.told().items())
+    return ", ".join(f"**{words}**" if name == "samples" else words for name, words in ClientInfo.labels().items())
 
 
 def page(path: Path = PAGE) -> str:
