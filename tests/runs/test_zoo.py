@@ -227,6 +227,7 @@ def halves(*values: int) -> Callable[[int], Image.Image]:
         (zoo.masked(lambda number: zoo.grey(*range(1, 4 + number % 10))), "numbers of objects, or of classes"),
         (zoo.masked(lambda number: zoo.grey(40 + number)), "but not the same in all"),
         (zoo.masked(lambda number: zoo.grey(128, 128, 255)), "values 0, 128, 255, which are not numbers"),
+        (zoo.masked(lambda number: Image.new("RGB", (16, 12), (90 * (number % 3), 0, 9))), "colours such as (0, 0, 9)"),
         (zoo.masked(lambda number: zoo.grey(*range(1, 2 + number % 4))), "numbers of objects, or of classes"),
         (zoo.masked(lambda number: deep(1 + number, 300 + number)), "which are not numbers 0, 1, 2, ... of classes"),
         (zoo.masked(lambda number: zoo.palette(1, (255, 0, 0) if number % 2 else (0, 255, 0))), "palettes that differ"),
