@@ -53,10 +53,8 @@ def test_settings_are_listed_with_the_values_that_they_take(
 
 def test_every_section_of_run_is_listed() -> None:
     kinds = {f"run.{name}": field.default_factory for name, field in RunSettings.model_fields.items()}
-    classes = {
-        name: family for name, family in kinds.items() if isinstance(family, type) and issubclass(family, Settings)
-    }
-    sections = {name for name, family in classes.items() if not is_component(family)}
+    own = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
+    sections = {name for name, kind in own.items() if not is_component(kind)}
     assert {"run.exchange", "run.output", "run.sampling"} <= sections
     assert sections <= set(entries("settings"))
 

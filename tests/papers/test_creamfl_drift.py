@@ -191,9 +191,7 @@ def test_vectors_that_are_all_equal_have_none() -> None:
     assert result.isnan().tolist() == [[False, True, False], [True] * 3, [False, True, False]]
 
 
-@pytest.mark.parametrize(
-    "sets", [[], [drawn(3, 2)], [drawn(5, 2), drawn(6, 2)], [torch.tensor([[1.0], [2.0], [3.0], [torch.nan]])]]
-)
-def test_sets_that_cannot_be_aligned(sets: list[Tensor]) -> None:
-    with pytest.raises(DataError, match="it needs one finite vector for each of at least 4 samples"):
-        drift.linear_cka(sets)
+def test_sets_that_cannot_be_aligned() -> None:
+    for sets in ([], [drawn(3, 2)], [drawn(5, 2), drawn(6, 2)], [torch.tensor([[1.0], [2.0], [3.0], [torch.nan]])]):
+        with pytest.raises(DataError, match="it needs one finite vector for each of at least 4 samples"):
+            drift.linear_cka(sets)

@@ -154,10 +154,8 @@ def scores():
 @pytest.mark.parametrize("iterations", [0, 1, 3, 20])
 @pytest.mark.parametrize("epsilon", [0.05, 0.7])
 def test_sinkhorn_equals_loops(scores, epsilon, iterations):
-    actual = sinkhorn(scores, epsilon, iterations)
-    torch.testing.assert_close(
-        actual, torch.tensor(sinkhorn_by_loops(scores, epsilon, iterations), dtype=torch.float64)
-    )
+    expected = torch.tensor(sinkhorn_by_loops(scores, epsilon, iterations), dtype=torch.float64)
+    torch.testing.assert_close(sinkhorn(scores, epsilon, iterations), expected)
 
 
 def test_both_marginals_in_the_limit(scores):

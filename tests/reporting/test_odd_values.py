@@ -15,16 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polyfed.reporting.charts import (
-    BarPart,
-    BarRows,
-    ChartBand,
-    ChartLine,
-    CountMap,
-    RoundChart,
-    sheet_of,
-    stacked_chart,
-)
+from polyfed.reporting import charts
+from polyfed.reporting.charts import BarPart, BarRows, ChartBand, ChartLine, CountMap, RoundChart, stacked_chart
 
 TINY, NEAR = (0.0, -0.0, 5e-324, -5e-324, 1e-310), (2.883861842751503, 2.8838618427515034, 1e16, 1e16 + 2)
 ODD = (*TINY, *NEAR, 1e100, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan)
@@ -37,7 +29,7 @@ def drawn(chart: Any) -> None:
     """Draw as SVG and as a PNG file; a chart without a value is false and is not drawn."""
     if isinstance(chart, RoundChart) and not chart:
         return
-    sheet = sheet_of("figure", [chart])
+    sheet = charts.sheet_of("figure", [chart])
     assert sheet is not None
     ElementTree.fromstring(sheet.svg)
     assert not re.search(r"\b(nan|inf)\b", re.sub("<(title|text)[^>]*>[^<]*<", "<", sheet.svg))

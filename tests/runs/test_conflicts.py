@@ -34,16 +34,10 @@ COUNTED: dict[str, Any] = {"name": "creamfl", "teacher": {"weights": "count"}}
 ALIGNED = {"name": "creamfl", "teacher": {"weights": "count", "alignment": {"kind": "procrustes"}}}
 
 
-def choice(
-    algorithm: Any = "fedavg", run: Config | None = None, privacy: Config | None = None, **aggregation: Any
-) -> Choice:
-    named = algorithm if isinstance(algorithm, dict) else {"name": algorithm}
-    return Choice(
-        parse_settings(Algorithm, named),
-        AggregationSettings(**aggregation),
-        parse_settings(RunSettings, run or {}),
-        None if privacy is None else parse_settings(PrivacySettings, privacy),
-    )
+def choice(algorithm: Any = "fedavg", run: Any = None, privacy: Any = None, **aggregation: Any) -> Choice:
+    method = parse_settings(Algorithm, algorithm if isinstance(algorithm, dict) else {"name": algorithm})
+    private = None if privacy is None else parse_settings(PrivacySettings, privacy)
+    return Choice(method, AggregationSettings(**aggregation), parse_settings(RunSettings, run or {}), private)
 
 
 ROWS: tuple[Config, ...] = (
@@ -100,5 +94,4 @@ def test_every_method_goes_with_itself(method: str) -> None:
 def test_a_round_of_ones_own_inherits_no_promise_that_sums_are_enough() -> None:
     masked = AggregationSettings(**MASKED)
     assert not list(conflicts(Choice(FedAvg(), masked)))
-    (reported,) = conflicts(Choice(OwnRound(), masked))
-    assert "needs each client's reply" in reported
+    assert "needs each client's reply" in next(iter(conflicts(Choice(OwnRound(), masked))))

@@ -178,9 +178,8 @@ def test_a_cut_line_may_be_long_and_all_there_is(path, cut):
 
 def test_a_cut_back_log_is_replayed_from_its_beginning(path):
     lines = logged(path)
-    heard = replayed(
-        path, lambda: path.write_bytes(b"".join(lines)), lambda: None, lambda: path.write_bytes(b"".join(lines[:2]))
-    )
+    whole, part = b"".join(lines), b"".join(lines[:2])
+    heard = replayed(path, lambda: path.write_bytes(whole), lambda: None, lambda: path.write_bytes(part))
     assert names(heard) == [*PLAYED, *PLAYED[:2]]
 
 

@@ -129,11 +129,8 @@ def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(
     one_differs = elsewhere("paired-1")
     one_differs.share_weights()
     assert one_differs.own_type == "paired-0"  # the first of two types of the group
-    assert [[client.id for client in which.clients] for which in one_differs.types.values()] == [
-        ["paired-0"],
-        ["paired-1"],
-        ["image"],
-    ]
+    members = [[client.id for client in which.clients] for which in one_differs.types.values()]
+    assert members == [["paired-0"], ["paired-1"], ["image"]]
     assert "clients of types 'paired-0' and 'paired-1'" in caplog.text
     absent = "'encoders.text.embedding' of the server is not in clients of type 'paired'"
     with pytest.raises(ConfigError, match=re.escape(absent)):

@@ -80,11 +80,8 @@ def require_an_end(cli: Any, command: str, run: Path, other: Path, out: Path) ->
 
 def cases() -> Iterator[Any]:
     """Each damage of each file, with the commands that read it."""
-    for files, commands in (
-        (OF_ALL, (*RECORDS, *BOTH, *MODELS)),
-        (OF_RECORDS, (*RECORDS, *BOTH)),
-        (OF_MODELS, (*BOTH, *MODELS)),
-    ):
+    every = (*RECORDS, *BOTH, *MODELS)
+    for files, commands in ((OF_ALL, every), (OF_RECORDS, every[: -len(MODELS)]), (OF_MODELS, every[len(RECORDS) :])):
         for file in files:
             for name, damage in (DAMAGES | (OF_YAML if file.endswith(".yaml") else {})).items():
                 is_fast = file == "metrics.jsonl" and name in QUICK

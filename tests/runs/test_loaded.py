@@ -31,11 +31,15 @@ from polyfed.tasks.task import Joint, Task
 from tiny_networks import save
 
 
+def stored_pictures(split: Any) -> list[bytes]:
+    return [entry["bytes"] for entry in split.modality("image").values.to_pylist()]
+
+
 def values(run: Path) -> tuple[list[bytes], list[str]]:
     """Images and texts of the server's test split, as they are stored."""
     data = open_run(run).federation.data
     split = data.split("scenes", "test")
-    pictures = [entry["bytes"] for entry in split.modality("image").values.to_pylist()]
+    pictures = stored_pictures(split)
     return pictures, split.modality("text").texts()[: len(pictures)]
 
 
@@ -165,15 +169,9 @@ def test_kept_models_of_clients(fedafd_run: Path) -> None:
 
 
 def test_modalities_of_any_name_are_recognised_by_their_views(tmp_path: Path) -> None:
-    spots = [save(name, tmp_path / "weights") for name in ("vit", "bert")]
-    context = DataContext(tmp_path / "cache")
-    encoders = {
-        name: {"name": "hf", "weights": str(place), "view": "native"}
-        for name, place in zip(("photo", "caption"), spots, strict=True)
-    }
-    settings = ModelSettings.model_validate({"dim": 5, "encoders": encoders})
-    views = {name: encoder.view for name, encoder in settings.encoders.items()}
-    loaded = loaded_model("mine", settings.build({}, context).eval(), views, context)
+    networks = {name: str(save(kind, tmp_path / "weights")) for name, kind in (("photo", "vit"), ("caption", "bert"))}
+    native = {"name": "hf", "view": "native"}
+    loaded = untrained(tmp_path, **{name: native | {"weights": place} for name, place in networks.items()})
     assert (loaded.modality_of("image"), loaded.modality_of("text")) == ("photo", "caption")
     assert loaded.encode(texts=["w1", "w2 w3"]).shape == (2, 5)
 
@@ -217,9 +215,7 @@ def test_a_row_of_a_table_is_one_value(tmp_path: Path) -> None:
 def test_a_classifying_model_gives_names_and_probabilities(classifier_run: Path, participant: str) -> None:
     opened = open_run(classifier_run)
     samples = opened.federation.server_samples("test")
-    pictures = [
-        entry["bytes"] for entry in opened.federation.data.split("private", "test").modality("image").values.to_pylist()
-    ]
+    pictures = stored_pictures(opened.federation.data.split("private", "test"))
     classes = opened.model_of(participant).classify(pictures, batch=3)
     model = opened.server_model().model if participant == "server" else opened.global_model(next(iter(opened.types)))
     (head,) = model.heads.values()

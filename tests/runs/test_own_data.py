@@ -59,9 +59,8 @@ def hugging_face() -> Any:
     features = datasets.Features(
         {"image": datasets.Image(), "caption": datasets.Value("string"), "label": datasets.ClassLabel(names=COLOURS)}
     )
-    return datasets.DatasetDict(
-        {split: datasets.Dataset.from_list(part, features=features) for split, part in splits().items()}
-    )
+    made = {split: datasets.Dataset.from_list(part, features=features) for split, part in splits().items()}
+    return datasets.DatasetDict(made)
 
 
 def frame() -> pd.DataFrame:

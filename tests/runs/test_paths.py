@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image
 
+import zoo
 from misbehaving import contents, cut_short
 from polyfed import Experiment, load_model, open_run, resume
 from polyfed.core.errors import DataError
@@ -19,10 +19,9 @@ from small_federations import Config
 
 
 def pictures(folder: Path) -> Path:
-    folder.mkdir(parents=True)
     names = [f"{number}.png" for number in range(16)]
     for number, name in enumerate(names):
-        Image.new("RGB", (16, 16), (15 * number, 0, 0)).save(folder / name)
+        zoo.image(folder / name, number)
     lines = [f"{name},{'ab'[number % 2]},{'train' if number < 12 else 'test'}" for number, name in enumerate(names)]
     (folder / "captions.csv").write_text("file_name,label,split\n" + "\n".join(lines))
     return folder

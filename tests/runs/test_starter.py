@@ -180,7 +180,7 @@ SIZES = (
     (600, None, 80, 0.13),
     (5000, None, 80, 0.1),
     (1000, 0.5, 185, 0.18),
-    (50_000, 0.9, 1168, 0.1),
+    (50000, 0.9, 1168, 0.1),
 )
 """Items, chance, and how many of them, and what share, are drawn for a test."""
 

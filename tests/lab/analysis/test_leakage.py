@@ -84,22 +84,14 @@ def by_name(leakage: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(one["on"], one["attack"]): one for one in leakage["findings"]}
 
 
-@pytest.mark.parametrize(
-    ("method", "step", "bundle_kind"),
-    [
-        ({"config": topics()}, "fit", "weights"),
-        ({"config": three_kinds(name="creamfl")}, "fit", "representations"),
-    ],
-)
-def test_the_last_round_asked_again_is_that_of_the_run(
-    method: dict[str, Config], step: str, bundle_kind: str, tmp_path: Path
-) -> None:
-    opened = simulated(method["config"], tmp_path / "run")
+@pytest.mark.parametrize(("config", "label"), [(topics(), "weights"), (three_kinds(name="creamfl"), "representations")])
+def test_the_last_round_asked_again_is_that_of_the_run(config: Config, label: str, tmp_path: Path) -> None:
+    opened = simulated(config, tmp_path / "run")
     with cpu_threads(1), seen_round(opened) as seen:
         assert seen.is_exact
         assert seen.number == opened.experiment.run.rounds
-        assert {reply.step for reply in seen.replies} == {step}
-        assert {bundle.label for reply in seen.replies for bundle in reply.content.bundles.values()} == {bundle_kind}
+        assert {reply.step for reply in seen.replies} == {"fit"}
+        assert {bundle.label for reply in seen.replies for bundle in reply.content.bundles.values()} == {label}
         assert [reply.clients[0] for reply in seen.replies] == list(opened.federation.members)
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -146,7 +147,7 @@ def test_wrong_options(cli: Cli, tiny_run: Path, options: list[str], message: st
     ],
 )
 def test_wrong_suites_are_refused_before_anything_is_written(
-    cli: Cli, tiny_run: Path, change: dict[str, Any], message: str
+    cli: Cli, tiny_run: Path, change: Any, message: str
 ) -> None:
     file = written("wrong.yaml", {**SMALL, **change})
     code, _, err = cli(tiny_run, "--suite", file, "--out", "there")
@@ -163,10 +164,7 @@ def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:
 def test_an_interrupted_test_writes_nothing(
     cli: Cli, tiny_run: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("polyfed.lab.downstream.probes.FewShot.run", interrupted)
+    monkeypatch.setattr("polyfed.lab.downstream.probes.FewShot.run", Mock(side_effect=KeyboardInterrupt))
     code, _, err = cli(tiny_run, "--suite", small, "--out", "there")
     assert (code, err.splitlines()[-1]) == (130, "interrupted; nothing was written")
     assert not list(Path("there").glob("*"))

@@ -56,9 +56,8 @@ def test_points_that_were_not_run_and_those_that_a_row_has_not(loaded: Load) -> 
 def test_the_points_of_a_map_share_the_level(loaded: Load) -> None:
     study, above = loaded(seeds=5, axes=AXES, figures=[MAP]), {("250", "1"): (0.5, 1.5, 2.5, 1.0, 2.0)}
     assert own_map(study, above).cells["250", "1"].verdict == "undecided"  # one of four points
-    one = loaded(
-        seeds=5, axes={name: {**axis, "values": axis["values"][:1]} for name, axis in AXES.items()}, figures=[MAP]
-    )
+    axes = {name: {**axis, "values": axis["values"][:1]} for name, axis in AXES.items()}
+    one = loaded(seeds=5, axes=axes, figures=[MAP])
     assert own_map(one, above).cells["250", "1"].verdict == "above"
 
 

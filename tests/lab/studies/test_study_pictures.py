@@ -36,11 +36,10 @@ AT = {"ours": (9, 3), "ours, more": (9, 4), "cheap": (5, 1), "dear": (4, 2), "al
 def costs(loaded: Load) -> Results:
     figures = [{"column": "r1", "over": ["MiB", "CPU s"]}]
     study = loaded(rows=ROWS, columns=COSTS, claims={"method": ["ours > cheap on r1"]}, figures=figures)
-    of_costs = {"r1": 0, "MiB": 1}
-    values = {
-        (row, (), name): {0: at[k] - 0.1, 1: at[k] + 0.1} for row, at in AT.items() for name, k in of_costs.items()
-    }
-    by_place: dict[Any, Any] = values
+    by_place: dict[Any, Any] = {}
+    for row, at in AT.items():
+        for name, value in zip(("r1", "MiB"), at, strict=True):
+            by_place[row, (), name] = {0: value - 0.1, 1: value + 0.1}
     return Results(study, by_place)
 
 
