@@ -4,8 +4,8 @@
     python scripts/house.py --write    # the same, and figures of rooms fall to what they hold
 
 Bounded are code lines by room (``rooms.py``), imports (``imports.py``: downwards, no circles, those for types too),
-duplicates, McCabe's complexity and fields of public classes. Printed, and not bounded: the code that a traced run of a
-method enters (``traced.py``).
+duplicates, McCabe's complexity, fields of public classes and prose (``language.py``). Printed, and not bounded: the
+code that a traced run of a method enters (``traced.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import language
 import rooms
 from imports import Module, cycles, modules, upward
 
@@ -125,6 +126,7 @@ RULES: Mapping[str, Callable[[list[Module]], list[str]]] = {
     f"at most {DUPLICATES:g} % of the lines stand twice": duplicates,
     f"McCabe's complexity is at most {COMPLEXITY}": lambda _: complex_functions(),
     f"public classes have at most {FIELDS} fields": lambda parts: wide_classes(parts, rooms.figures()["fields"]),
+    "prose is plain English": lambda _: language.over(),
 }
 """Rule -> function that lists its violations."""
 

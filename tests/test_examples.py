@@ -15,9 +15,9 @@ import polyfed.losses
 
 LOSSES = [module.name for module in pkgutil.iter_modules(polyfed.losses.__path__, "polyfed.losses.")]
 PARTS = [
-    *(f"polyfed.models.{name}" for name in ("blocks", "decoders", "fusion", "gates", "heads", "masked", "towers")),
+    *(f"polyfed.models.{name}" for name in ("blocks", "decoders", "fusion", "heads", "masked", "towers")),
     "polyfed.models.adapters.adapter",
-    *(f"polyfed.tasks.{name}" for name in ("metrics", "scores", "vqa")),
+    *(f"polyfed.tasks.{name}" for name in ("metrics", "vqa")),
     *(f"polyfed.aggregation.{name}" for name in ("distinct", "ensemble", "mean", "robust")),
     *(f"polyfed.aggregation.{name}" for name in ("statistics", "weighting", "averagings.low_rank")),
     *(f"polyfed.algorithms.{name}" for name in ("fedavg", "creamfl", "fedcola", "fedafd", "fedaid")),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from naive import Largest
-from polyfed.aggregation.statistics import Rivals, TileSize, row_statistics, scores_statistics
+from polyfed.aggregation.statistics import Rivals, TileSize, row_statistics
 from polyfed.core.errors import ConfigError, PayloadError
 
 ALL = ("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy", "variance")
@@ -265,36 +265,3 @@ def test_never_holds_public_times_public():
 def test_impossible_requests_are_refused(change, error, match):
     with pytest.raises(error, match=match):
         row_statistics(**({"rows": torch.zeros(5, 4), "anchors": torch.zeros(5, 4), "wanted": ALL} | change))
-
-
-# ---- class scores
-
-
-@pytest.mark.parametrize("classes", [1, 2, 7])
-@pytest.mark.parametrize("tau", [1.0, 0.05])
-def test_class_scores_equal_the_loop(classes, tau):
-    scores = 3 * torch.randn(12, classes, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    labels = torch.arange(12) % classes
-    expected = naive(scores, torch.eye(classes), own=labels, tau=tau)
-    close(scores_statistics(scores, ALL, labels=labels, tau=tau), expected)
-
-
-def test_class_scores_without_labels():
-    scores = torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]], dtype=torch.float64)
-    ours = scores_statistics(scores, ("winner", "lse", "entropy", "variance"))
-    assert ours["winner"].tolist() == [1, 0]
-    close({k: v for k, v in ours.items() if k != "winner"}, naive(scores, torch.eye(3)))
-    with pytest.raises(ConfigError, match=r"best_negative.*need the true classes"):
-        scores_statistics(scores, ("winner", "best_negative"))
-
-
-def test_the_true_class_wins_ties():
-    scores = torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 2.0], [5.0, 5.0, 1.0]])
-    assert scores_statistics(scores, ["winner"], labels=torch.tensor([2, 1, 1]))["winner"].tolist() == [2, 0, 1]
-
-
-@pytest.mark.parametrize(("labels", "match"), [([0, 1], "2 labels for 3"), ([0, 1, 4], "from 0 to 4.*4 classes")])
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_labels_that_do_not_fit_are_refused(labels, match):
-    with pytest.raises(PayloadError, match=match):
-        scores_statistics(torch.zeros(3, 4), ALL, labels=torch.tensor(labels))

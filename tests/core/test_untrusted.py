@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core import untrusted
+from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.untrusted import TEXT_BYTES, PlainFormatter, lines, markdown, plain, read_json, yaml_content
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment

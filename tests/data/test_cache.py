@@ -370,7 +370,7 @@ def test_a_full_disk_is_reported_before_anything_is_computed(tmp_path: Path, mon
 
 def test_waiting_for_the_lock_of_another_process_is_shown(tmp_path: Path) -> None:
     lines: list[str] = []
-    listener = SimpleNamespace(preparing=lambda what, done, total: lines.append(what))
+    listener: Any = SimpleNamespace(handle=lambda event: lines.append(event.what))
     lock = FileLock(tmp_path / "a.lock")
     with lock, heard_by(listener), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(copy_context().run, rows_at(tmp_path / "a.npy", Counting()).prepare, torch.arange(2))

@@ -513,14 +513,14 @@ def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_p
 @pytest.mark.parametrize(
     ("name", "text", "note"),
     [
-        ("minilm", "Ein Hund läuft auf der Wiese", "be German, and minilm knows English alone"),
+        ("minilm", "Ein Hund läuft auf der Wiese", "be German, and minilm covers English alone"),
         ("minilm", "un chien dans les feuilles et la neige", "be French"),
         ("minilm", "собака бежит по снегу", "be of Cyrillic letters"),
         ("minilm", "犬が走っている", "be of Hiragana letters"),
         ("minilm", "Sněží a běží žlutý pes", "be of letters that English lacks"),
         ("minilm", "a dog runs after the ball of a boy at the café", ""),
         ("minilm", "red cotton shirt", ""),
-        ("multilingual-e5", "Ein Hund und eine Katze", "which multilingual-e5 should know"),
+        ("multilingual-e5", "Ein Hund und eine Katze", "which multilingual-e5 should cover"),
         (None, "Ein Hund und eine Katze", "tokens are made from scratch, which goes for any language"),
     ],
 )

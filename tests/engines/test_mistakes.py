@@ -44,7 +44,7 @@ def mistaken(tiny: Config, tmp_path: Path) -> Callable[..., Run]:
 SAID = {
     "return": rf": TypeError: {STEP} returned None; return a Reply",
     "nan": rf", {STEP}: weights: tensor '\S+' has NaN or infinite values; the loss was nan in optimisation step 3 of 4",
-    "shape": rf", {STEP}: weights do not match the architecture, first at '\S+': float32 \[16\], expected \S+ \[8\]",
+    "shape": rf", {STEP}: weights are not what was asked for, first at '\S+': float32 \[16\], expected \S+ \[8\]",
 }
 
 

@@ -11,7 +11,7 @@ from polyfed.algorithms.fedmkd import TeacherAttention
 @pytest.fixture
 def attention():
     torch.manual_seed(0)
-    return TeacherAttention({"a": 4, "b": 6}, outputs=3).double()
+    return TeacherAttention({"a": 4, "b": 6}, scores=3).double()
 
 
 def said(teachers=3, width=6):

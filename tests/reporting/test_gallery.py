@@ -113,7 +113,7 @@ def test_texts_of_the_data_are_not_markup(tiny: Config, tmp_path: Path, monkeypa
 
 def test_the_command_and_what_it_refuses(tiny_run: Path, tmp_path: Path, cli: Any, tiny: Config) -> None:
     code, message, _ = cli("gallery", tiny_run, "--out", tmp_path / "g.html", "--queries", 1)
-    assert (code, message.startswith(f"written: {tmp_path / 'g.html'} (pictures")) == (0, True)
+    assert (code, message.startswith(f"written: {tmp_path / 'g.html'} (images")) == (0, True)
     for group in tiny["clients"].values():
         group["test_split"] = None
     tiny["algorithm"]["name"], tiny["server"] = "local", None

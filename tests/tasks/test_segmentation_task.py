@@ -197,7 +197,7 @@ REFUSED: list[tuple[Config, str]] = [
     ({"task": {"widths": []}}, "widths"),
     ({"task": {"modality": "scan"}}, "needs 'scan', and the model there|masks of 'scan'"),
     ({"task": {"target": "outline"}}, "outline"),
-    ({"task": {"size": 8}}, "the size given is 8, the view pixels"),
+    ({"task": {"size": 8}}, "have size 8, but its view is 'pixels', its size"),
     ({"task": {"names": ["a", "b", "c"]}}, "value 255, and there are 3 classes"),
     (
         {"encoder": {"stem": "large", "norm": "batch", "widths": [8, 8, 8], "depths": [1, 1, 1]}},

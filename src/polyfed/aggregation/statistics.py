@@ -20,8 +20,6 @@ Statistics = dict[Statistic, Tensor]
 _SCANNED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "lse", "best_negative", "winner", "entropy"))
 _SUMS: frozenset[Statistic] = frozenset(("negatives_lse", "lse", "entropy"))
 RIVALS: frozenset[Statistic] = frozenset(("best_negative", "winner"))
-# those of class scores that mean nothing where the true class is unknown
-_LABELLED: frozenset[Statistic] = frozenset(("positive", "negatives_lse", "best_negative"))
 
 _CHUNK = 1024  # vectors at a time, where no tile is made
 _ROUNDING = 4.0  # logits closer than so many eps |u| |g| tie: products of a pair vary by that between tiles
@@ -92,51 +90,6 @@ def row_statistics(
         statistics = scan.statistics(rows, of, own)
     if "variance" in wanted:
         statistics["variance"] = _variances(rows, anchors, tau, counts)[of.to(rows.device)]
-    return {name: statistics[name] for name in wanted}
-
-
-def scores_statistics(
-    scores: Float[Tensor, "n C"],
-    wanted: Collection[Statistic],
-    *,
-    labels: Int[Tensor, " n"] | None = None,
-    tau: float = 1.0,
-) -> Statistics:
-    """The same statistics of rows of class scores, x_kj = scores_kj / tau, the own anchor being the true class.
-
-    Args:
-        scores: unnormalised, one row a sample.
-        wanted: which statistics; without labels not ``positive``, ``negatives_lse`` and ``best_negative``.
-        labels: true class of each sample.
-        tau: temperature.
-
-    Raises:
-        PayloadError: labels and scores do not match.
-        ConfigError: tau is not positive, or a statistic needs labels and there are none.
-
-    >>> scores_statistics(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), {"variance"})["variance"].tolist()
-    [0.0, 1.0]
-    """
-    logits = scores.to(working_dtype(scores, scores)) / _positive(tau)
-    if labels is None:
-        lacking = sorted(_LABELLED & set(wanted))
-        if lacking:
-            raise ConfigError(f"statistics {lacking} of class scores need the true classes; the public set has none")
-        statistics: Statistics = {"winner": logits.argmax(1)}
-    else:
-        labels = _classes(logits, labels)
-        positive = logits.gather(1, labels[:, None]).squeeze(1)
-        others = logits.scatter(1, labels[:, None], -math.inf)
-        best, index = others.max(1)
-        statistics = {
-            "positive": positive,
-            "negatives_lse": others.logsumexp(1),
-            "best_negative": best,
-            "winner": torch.where(best > positive, index, labels),  # a tie is the true class's
-        }
-    statistics["lse"] = logits.logsumexp(1)
-    statistics["entropy"] = torch.special.entr(logits.softmax(1)).sum(1)
-    statistics["variance"] = logits.var(1, correction=0)
     return {name: statistics[name] for name in wanted}
 
 
@@ -286,7 +239,8 @@ def _variances(
 
 
 def _check(rows: Tensor, anchors: Tensor, of: Tensor, own: Tensor, tau: float) -> None:
-    _positive(tau)
+    if not tau > 0:
+        raise ConfigError(f"tau is {tau}; a temperature must be positive")
     if rows.shape[1] != anchors.shape[1] or len(own) != len(of):
         raise PayloadError(
             f"rows have shape {tuple(rows.shape)}, anchors {tuple(anchors.shape)}, and of {len(of)} samples {len(own)} "
@@ -298,24 +252,6 @@ def _check(rows: Tensor, anchors: Tensor, of: Tensor, own: Tensor, tau: float) -
                 f"{what} of samples reach from {int(index.min())} to {int(index.max())}, but there are {count}; "
                 f"valid: 0 to {count - 1}"
             )
-
-
-def _classes(logits: Float[Tensor, "n C"], labels: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """The labels, where the logits are."""
-    if labels.shape != logits.shape[:1]:
-        raise PayloadError(f"{len(labels)} labels for {len(logits)} rows of class scores; give one a row")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
-        raise PayloadError(
-            f"labels reach from {int(labels.min())} to {int(labels.max())}, but scores are those of "
-            f"{logits.shape[1]} classes; valid: 0 to {logits.shape[1] - 1}"
-        )
-    return labels.to(logits.device, torch.int64)
-
-
-def _positive(tau: float) -> float:
-    if not tau > 0:
-        raise ConfigError(f"tau is {tau}; a temperature must be positive")
-    return tau
 
 
 # ---- tiles of the matrix of logits that is never held, and the logits of kin that are moved out of them

@@ -15,54 +15,41 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.distinct import Distinct
-from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, scores_statistics, working_dtype
+from polyfed.aggregation.statistics import Statistic, Statistics, row_statistics, working_dtype
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One client's rows for one output on the public samples, next to the server's own outputs.
-
-    An output is a modality (the client sends representations) or a target (it sends logits).
-    """
+    """One client's representations of the public samples in one modality, next to the server's own."""
 
     values: Float[Tensor, "n w"]
-    """Representations of all public samples in order, or unnormalised class scores."""
+    """Representations of all public samples, in order."""
     output: str
-    """The modality, or the target."""
+    """The modality."""
     server_outputs: Mapping[str, Float[Tensor, "n d"]]
-    """The server's representations of the same samples by modality; empty for class scores."""
+    """The server's representations of the same samples by modality."""
     examples: int
     """The client's private samples."""
     modalities: int
-    """How many the client encodes."""
-    labels: Int64[Tensor, " n"] | None = None
-    """True classes, for class scores, where the public set has them."""
+    """Number of modalities that the client encodes."""
     items: Int64[Tensor, " n"] | None = None
     """Ascending number of the item behind each sample."""
     inverse_index: Mapping[str, Int64[Tensor, " _"]] = field(default_factory=dict)
-    """Modality -> which of its distinct representations each sample has, where some repeat."""
-
-    @property
-    def is_scores(self) -> bool:
-        """Whether ``values`` are class scores."""
-        return not self.server_outputs
+    """Modality -> index of each sample's row among the distinct ones, where some repeat."""
 
     def statistics(self, wanted: Collection[Statistic], *, tau: float = 1.0, mask_siblings: bool = False) -> Statistics:
-        """Statistics of the cosines to the server's representations of this modality, or of the class scores.
+        """Statistics of the cosines to the server's representations of this modality.
 
         Args:
             wanted: names of the statistics.
-            tau: temperature, that cosines or scores are divided by.
+            tau: temperature by which cosines are divided.
             mask_siblings: True if samples of one item are not rivals of each other.
 
         Raises:
-            ConfigError: the server has no representations of this modality, or a statistic of class scores needs
-                labels and there are none.
+            ConfigError: the server has no representations of this modality.
         """
-        if self.is_scores:
-            return scores_statistics(self.values, wanted, labels=self.labels, tau=tau)
         return self.compared(self.output, wanted, tau=tau, mask_siblings=mask_siblings, cosines=True)
 
     def compared(
@@ -116,16 +103,8 @@ class Evidence:
         return self.items if masked else None
 
     def truth(self) -> Int64[Tensor, " n"]:
-        """Target that a right client ranks first: the sample's own representation, or the true class.
-
-        Raises:
-            ConfigError: class scores without labels.
-        """
-        if not self.is_scores:
-            return Distinct.of(self.values, self.inverse_index.get(self.output)).inverse_index
-        if self.labels is None:
-            raise ConfigError(f"weights by the true classes of '{self.output}' need labels; the public set has none")
-        return self.labels.to(self.values.device)
+        """Row that a right client ranks first: the sample's own representation."""
+        return Distinct.of(self.values, self.inverse_index.get(self.output)).inverse_index
 
 
 class Weighting(Settings):
@@ -133,16 +112,14 @@ class Weighting(Settings):
 
     home: ClassVar[str] = "polyfed.aggregation.weighting"
     needs_partner: ClassVar[bool] = False
-    """Whether representations of a modality can only be weighed with those of another one."""
-    needs_labels: ClassVar[bool] = False
-    """Whether class scores can only be weighed where the public set has labels."""
+    """True if representations of a modality can only be weighed with those of another one."""
 
     @abstractmethod
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"] | float:
         """Unnormalised log weight of the client, for each sample or one for all; -inf: it does not count.
 
         Raises:
-            ConfigError: the evidence lacks what the weights come from (``needs_partner``, ``needs_labels``, items).
+            ConfigError: the evidence lacks what the weights come from (``needs_partner``, items).
         """
 
 
@@ -219,14 +196,12 @@ class GCA(Weighting):
     """Global-local contrastive aggregation (CreamFL, Yu et al. 2023, Eq. 4; ``Ensemble`` takes the softmax of Eq. 5).
 
     A client's representation of a sample counts by how well it picks the server's representation of the same sample
-    in the other modality out of the public set; with several others, by the mean of the scores. On class scores, by
-    log softmax(scores / tau) of the true class.
+    in the other modality out of the public set; with several others, by the mean of the scores.
     """
 
     short_name: ClassVar[str] = "gca"
 
     needs_partner: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of Eq. 4; below about 0.1 it selects")
     include_self: bool = Field(default=False, description="keep j = k in the sum of Eq. 4, as released")
@@ -234,8 +209,6 @@ class GCA(Weighting):
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
         """Mean over the other modalities of Eq. 4's score; 0 for a sample without negatives."""
-        if evidence.is_scores:
-            return log_share(evidence.statistics({"positive", "negatives_lse"}, tau=self.tau))
         others = [modality for modality in evidence.server_outputs if modality != evidence.output]
         if not others:
             raise ConfigError(
@@ -259,14 +232,11 @@ class GCA(Weighting):
 class SED(Weighting):
     """Similarity-guided ensemble distillation (FedAFD, arXiv 2603.04890).
 
-    log softmax_j(cos(u_k, g_j) / T) at j = k, g being the server's representations of the same modality. On class
-    scores, log softmax(scores / T) of the true class. Cosines lie in [-1, 1]: at T = 1 one client at cosine 0.9 gets
-    hardly more than twice the weight of one at 0.05.
+    log softmax_j(cos(u_k, g_j) / T) at j = k, g being the server's representations of the same modality. Cosines lie in
+    [-1, 1]: at T = 1 one client at cosine 0.9 gets hardly more than twice the weight of one at 0.05.
     """
 
     short_name: ClassVar[str] = "sed"
-
-    needs_labels: ClassVar[bool] = True
 
     temperature: float = Field(default=1.0, gt=0, description="T, by which cosines are divided; the paper has none: 1")
     mask_siblings: bool = Field(default=False, description="leave captions of the same image out of the softmax")
@@ -281,14 +251,12 @@ class SED(Weighting):
 class Entropy(Weighting):
     """Selective ensemble of FedGEMS (Cheng et al., arXiv 2110.11027): softmax over clients of 1 / H(p).
 
-    p = softmax(x / tau) over classes, x being class scores; clients whose argmax is not the true class do not count.
-    For representations x is the row of cosines to the server's representations of the same modality, and the true
-    class the sample itself; that version is unpublished, and at tau = 1 its entropies are all near log |P|.
+    p = softmax(x / tau), x being the row of cosines to the server's representations of the same modality; clients whose
+    argmax is not the sample itself do not count. FedGEMS has class scores and true classes in their place; this version
+    is unpublished, and at tau = 1 its entropies are all near log |P|.
     """
 
     short_name: ClassVar[str] = "entropy"
-
-    needs_labels: ClassVar[bool] = True
 
     tau: float = Field(default=1.0, gt=0, description="temperature of the softmax whose entropy is taken")
     floor: float = Field(default=1e-3, gt=0, description="smallest entropy, in nats: 1 / H is 1 / floor at most")
@@ -306,8 +274,8 @@ class Entropy(Weighting):
 class Margin(Weighting):
     """softmax over clients of (x_kk - max_{j != k} x_kj) / tau, x being cosines to the server's own modality.
 
-    On class scores, of (largest - second largest) / tau, without labels. In the spirit of what FedAFD
-    (arXiv 2603.04890) compares with as boundary-aware distillation weights (FedDFA), whose formula is unpublished.
+    In the spirit of what FedAFD (arXiv 2603.04890) compares with as boundary-aware distillation weights (FedDFA), whose
+    formula is unpublished.
     """
 
     short_name: ClassVar[str] = "margin"
@@ -316,22 +284,17 @@ class Margin(Weighting):
     mask_siblings: bool = Field(default=False, description="captions of the same image are not rivals")
 
     def log_weights(self, evidence: Evidence) -> Float[Tensor, " n"]:
-        """The margin over tau; 0 for a sample, or a class, that has no rival."""
-        if evidence.is_scores:
-            scores = evidence.values.to(working_dtype(evidence.values, evidence.values))
-            # of a single class the first is also the last: no lead
-            leading = scores.topk(min(2, scores.shape[1]), dim=1).values
-            return torch.sub(leading[:, 0], leading[:, -1]) / self.tau
+        """The margin over tau; 0 for a sample that has no rival."""
         statistics = evidence.statistics({"positive", "best_negative"}, tau=self.tau, mask_siblings=self.mask_siblings)
         margin = statistics["positive"] - statistics["best_negative"]
         return margin.masked_fill_(statistics["best_negative"] == -math.inf, 0)
 
 
 class Variance(Weighting):
-    """Weighted consensus of FedET (Cho et al., IJCAI 2022): Var_j(x_kj), over classes.
+    """Weighted consensus of FedET (Cho et al., IJCAI 2022): Var_j(x_kj).
 
-    A client that separates classes spreads its scores. For representations x is the row of cosines to the server's
-    representations of the same modality; that version is unpublished. Temperatures cancel.
+    A client that separates classes spreads its scores. Here x is the row of cosines to the server's representations of
+    the same modality; that version is unpublished. Temperatures cancel.
     """
 
     short_name: ClassVar[str] = "variance"

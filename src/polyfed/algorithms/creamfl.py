@@ -120,7 +120,7 @@ class Contrast(Settings):
         return Stored({}) if self.intra is None else self.intra.reference(client, public)
 
     def loss(self, client: Client, batch: Batch, targets: Mapping[str, Distinct], reference: Reference) -> Tensor:
-        """Sum over the client's modalities of the contrasts: inter-modal (Eq. 1) with each other one, intra-modal (Eq. 2).
+        """Sum over the client's modalities of the contrasts: Eq. 1 with each other modality, and Eq. 2.
 
         Args:
             client: The client in training.

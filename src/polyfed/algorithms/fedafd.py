@@ -42,7 +42,8 @@ class FedAFD(TaughtServer):
 
     Sections and equations at statements are those of the paper's supplement. Defaults follow the paper, and the
     released code where the supplement is silent (E, gamma, optimisers); clients receive their own encoders only. Other
-    behaviour of the released code is an option of a section, bundled in the preset ``fedafd-released``. Without BAA: ``adversarial: null``; without GFF: ``fusion: null``; without SED: ``teacher.weights: mean``.
+    behaviour of the released code is an option of a section, bundled in the preset ``fedafd-released``. Without BAA:
+    ``adversarial: null``; without GFF: ``fusion: null``; without SED: ``teacher.weights: mean``.
 
     >>> method = FedAFD(adversarial={"weight": 0.1}, fusion=None)
     >>> method.teacher.weights.component_name(), method.adversarial.loss, method.distiller.weight
@@ -66,7 +67,7 @@ class FedAFD(TaughtServer):
     teacher: Teacher = Teacher(weights=SED())
     task: ServerTask | None = Field(
         default=ServerTask(order="first"),
-        description="on P, before the broadcast, as in the released code; the supplement (A.1.2) only puts Eq. 2 before Eq. 3",
+        description="on P, before the broadcast as in the released code; the supplement (A.1.2) leaves that open",
     )
     distiller: Distiller | None = Field(default=Distiller(weight=0.4), description="its weight is the paper's gamma")
 

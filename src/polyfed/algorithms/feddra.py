@@ -61,10 +61,10 @@ class FedDRA(RobustAlignment):
     """Federated distributionally robust alignment (TMLR; the third version of arXiv 2404.03854).
 
     First the align modules alone train at the clients, on frozen encoders, and become the robust aligner: their mean,
-    by weights that follow the clients' losses (FedAID, Eq. 4). Then everything trains on the task, while representations are
-    held near those of the received encoder under the robust aligner, in training mode too, so that batch norms
-    of equal weights agree (dropout draws apart). The mean of these models is the next model. All clients train one model whose encoders have align
-    modules (``model.aligner``).
+    by weights that follow the clients' losses (FedAID, Eq. 4). Then everything trains on the task, while
+    representations are held near those of the received encoder under the robust aligner, in training mode too, so that
+    batch norms of equal weights agree (dropout draws apart). The mean of these models is the next model. All clients
+    train one model whose encoders have align modules (``model.aligner``).
 
     The released code does more in each stage, and the preset ``feddra-mimic`` all of it: ``guidance`` in both stages
     and ``measured``, ``weighted_stages: both`` with ``weights.use: loss``, ``aligner_in_stage_two: local``,

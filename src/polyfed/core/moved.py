@@ -70,7 +70,7 @@ def with_moved(content: Mapping[str, Any], *, warns: bool = True) -> dict[str, A
 
     Keys that are gone are left out where they changed nothing; any other value of them stays, and is refused.
     """
-    known: dict[str, Any] = _without_gone(content, "")
+    known: dict[str, Any] = without_gone(content)
     run = known.get("run")
     if not isinstance(run, Mapping) or MOVED.keys().isdisjoint(run):
         return known
@@ -82,16 +82,17 @@ def with_moved(content: Mapping[str, Any], *, warns: bool = True) -> dict[str, A
     return {**known, "run": now}
 
 
-def _without_gone(content: Any, section: str) -> Any:
+def without_gone(content: Any, section: str = "") -> Any:
+    """Settings without keys that are gone, where these changed nothing; any other value stays, and is refused."""
     if isinstance(content, list):
-        return [_without_gone(entry, section) for entry in content]
+        return [without_gone(entry, section) for entry in content]
     if not isinstance(content, Mapping):
         return content
     # another's component may have a key of that name
     gone = {} if "." in str(content.get("name")) else GONE.get(section, {})
     if section == "twin" and content.get("of"):  # twins of runs until 0.4 name their search, which is over
         return {key: value for key, value in content.items() if key not in ("candidates", "tuned")}
-    return {key: _without_gone(value, key) for key, value in content.items() if gone.get(key, ...) != value}
+    return {key: without_gone(value, key) for key, value in content.items() if gone.get(key, ...) != value}
 
 
 @cache  # once per process, however many experiments a study has

@@ -41,14 +41,6 @@ class FederationPlan:
     def server_modalities(self) -> list[str]:
         return [] if self.server is None else list(sample_views(self.server.model, self.server.task))
 
-    @property
-    def public_has_classes(self) -> bool:
-        """True if the public set has the classes of the server's task, as far as settings show."""
-        if self.public is None or self.server is None:
-            return False
-        there = self.data.sources[self.public.source].target_names
-        return there is None or set(self.server.task.class_targets) <= set(there)
-
     def models(self) -> Iterator[tuple[str, ModelSettings]]:
         """The settings of clients' models, each with the name of its group."""
         return ((name, model) for name, group in self.groups.items() for model in group.models)

@@ -254,8 +254,8 @@ def features_of(model: Model, modality: str, x: Tensor, *, maps: bool) -> Sample
     encoder = model.encoders[modality]
     if not positioned(encoder):
         raise ConfigError(
-            f"algorithm.fusion.level is maps, but the encoder of '{modality}' ({type(encoder).__name__}) gives no features "
-            "by position; choose another encoder, or algorithm.fusion.level=vectors"
+            f"algorithm.fusion.level is maps, but the encoder of '{modality}' ({type(encoder).__name__}) gives no "
+            "features by position; choose another encoder, or algorithm.fusion.level=vectors"
         )
     # not through embed: the mean over positions comes after the fusion
     values, mask = encoder.positions(x)

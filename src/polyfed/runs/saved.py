@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
+from polyfed.core.moved import without_gone
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import first_problem
 from polyfed.core.untrusted import code_of, file_json
@@ -113,7 +114,7 @@ def _read(folder: Path, allow_code: bool) -> tuple[Mapping[str, Tensor], Mapping
         if (folder / _FROZEN).exists():
             weights |= safetensors.torch.load((folder / _FROZEN).read_bytes())
         with code_of(folder, allow_code):
-            return weights, config, SavedFacts.model_validate(config)
+            return weights, config, SavedFacts.model_validate(without_gone(config))
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         reason = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
         raise RunError(f"no readable model in '{folder}' ({reason}); finish the run with polyfed resume") from error

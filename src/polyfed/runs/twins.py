@@ -47,7 +47,7 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
                 changes_of(content, algorithm)
                 others.append(other)
         raise ConfigError(
-            f"twin.twin is {twin}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
+            f"twin.kind is {twin}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
         ) from error
     made = {"name": f"{name}-{twin}", "description": f"{twin} twin of {name}", "twin": {"kind": twin, "of": name}}
     return {**content, **made, **changes}

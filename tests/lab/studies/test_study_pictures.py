@@ -15,7 +15,7 @@ from polyfed.lab.studies.runner import CELLS, run_study
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.compare import Spread
 from polyfed.runs.opened import open_run
-from study_pictures import front, is_rising, is_told, pictures_of, role_of
+from study_pictures import front, has_middle, is_rising, pictures_of, role_of
 
 Load = Callable[..., Study]
 COSTS = {"r1": "r1_sum", "MiB": {"name": "traffic"}, "CPU s": {"name": "cpu_seconds"}}
@@ -69,8 +69,8 @@ def test_validation_still_rises_where_it_gains_more_than_seeds_differ() -> None:
     assert not is_rising({**curve, 9: Spread(8.4, 0.5)})
     assert not is_rising(curve, lower=True)
     assert not is_rising({9: Spread(8.4, 0.5)})
-    assert is_told(curve)
-    assert not is_told({0: curve[0], 9: curve[9]})
+    assert has_middle(curve)
+    assert not has_middle({0: curve[0], 9: curve[9]})
 
 
 def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> None:
