@@ -51,8 +51,7 @@ def masks():
 
 @pytest.fixture
 def weights(masks):
-    drawn = torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return drawn * masks[0]
+    return torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * masks[0]
 
 
 def test_tokens_equal_loops(sides, masks, weights):
@@ -75,8 +74,7 @@ def test_samples_without_valid_tokens_count_as_nothing_and_harm_no_gradient(side
 
 
 def test_weights_are_clipped_to_quantiles_of_valid_tokens():
-    stream = torch.Generator().manual_seed(2)
-    attention = torch.rand(3, 9, dtype=torch.float64, generator=stream).softmax(1)
+    attention = torch.rand(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).softmax(1)
     attention[0, 4] = 5.0
     mask = torch.ones(3, 9, dtype=torch.bool)
     mask[1, 5:] = mask[2] = False

@@ -200,7 +200,6 @@ def test_rows_columns_and_differences(fedavg_run: Path) -> None:
     assert first.columns == ("model", "paired-0", "paired-1", "average")
     on = [f"server, on paired-{k}, 4 steps" for k in range(2)]
     assert [line[0] for line in first.rows] == ["server, round 1", *on]
-    assert result.draw is not None
     assert len(result.draw().axes) == 4
     again = run_retraining(Retrainable(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
     assert again.figures == result.figures
@@ -243,8 +242,7 @@ def test_layers_of_every_encoder(encoder: Any, count: int, before: str, first: s
     result = depth_of(model(sound=encoder))
     assert result.counts == {"sound": count}
     for part, number in ((before, 0), (first, 1), (last, count), (behind, count + 1)):
-        layers = {layer for name, layer in result.layer.items() if name.startswith(f"encoders.sound.{part}")}
-        assert number in layers
+        assert number in {layer for name, layer in result.layer.items() if name.startswith(f"encoders.sound.{part}")}
     assert {layer for name, layer in result.layer.items() if name.startswith("encoders.sound.")} == {*range(count + 2)}
     assert all(layer == count + 1 for name, layer in result.layer.items() if not name.startswith("encoders."))
     assert any(name.startswith("heads.labels.") for name in result.layer)
@@ -338,7 +336,6 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     table, first, _ = result.tables
     assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
-    assert result.draw is not None
     assert len(result.draw().axes) == 6  # two figures and the decrease, each with its colours
 
 
@@ -354,8 +351,7 @@ def test_means_over_who_trained() -> None:
 
 
 def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
-    opened = Retrainable(open_run(fedavg_run))
-    bare = with_settings(opened.run, algorithm=ServerOnly())
+    bare = with_settings(Retrainable(open_run(fedavg_run)).run, algorithm=ServerOnly())
     with pytest.raises(ConfigError, match="'server_only' has no length of local training; set steps"):
         run_distortion(Retrainable(bare))
     figures = run_distortion(Retrainable(open_run(fedafd_run)), plan=Plan(steps=1)).figures

@@ -36,7 +36,6 @@ def test_a_convolutional_network_gives_every_resolution(tmp_path: Path) -> None:
     context = DataContext(tmp_path)
     frozen = FrozenModel("random", settings.build({}, context), {"image": settings.encoders["image"].view}, context)
     trunk = frozen.trunk("image")
-    assert trunk is not None
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     reader = MapReader.of(trunk, x[:1], "test")
     maps = reader(x)
@@ -136,8 +135,7 @@ def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tm
     pictures = [{"bytes": buffer.getvalue(), "path": None}] * 3
     good, damaged = pa.array([buffer.getvalue()] * 3), pa.array([buffer.getvalue()] * 2 + [b"no image"])
     for name, masks in (("train", good), ("test", damaged)):
-        table = pa.table({"image": pictures, "mask": masks})
-        pq.write_table(table, tmp_path / f"{name}.parquet")
+        pq.write_table(pa.table({"image": pictures, "mask": masks}), tmp_path / f"{name}.parquet")
     bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
     probe = SegmentationProbe(**CUT | {"source": "bytes", "validation": None})
     with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable image"):

@@ -47,7 +47,6 @@ def test_a_study_names_its_item(name: str, load: Callable[..., Study]) -> None:
     form = {"t": "Table", "f": "Figure"}.get(item[0] if item[1:].isdigit() else "", "")
     for scale in SCALES:
         study = load(name, scale)
-        assert study.source is not None
         assert study.source.paper.lower() == paper
         assert study.title.startswith(f"{study.source.paper}, ")
         assert study.source.item == f"{form} {item[1:]}" or not form

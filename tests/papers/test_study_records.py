@@ -59,8 +59,7 @@ def test_a_row_whose_cell_was_not_run_again_is_marked_and_decides_nothing() -> N
 
 
 def test_without_axes_the_last_column_is_the_difference_of_what_is_claimed() -> None:
-    claims = {"method": ["prox > tiny on r1"]}
-    study = Study.model_validate(tiny_study(base=tiny_experiment(), seeds=5, claims=claims))
+    study = Study.model_validate(tiny_study(base=tiny_experiment(), seeds=5, claims={"method": ["prox > tiny on r1"]}))
     by_seed = {seed: 10.0 + seed for seed in study.seeds}
     values = {("tiny", (), "r1"): by_seed, ("prox", (), "r1"): {seed: 1.1 * value for seed, value in by_seed.items()}}
     assert StudyRecord("creamfl/t1", "small", Results(study, values)).table == (
