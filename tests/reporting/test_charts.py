@@ -39,8 +39,7 @@ def hovering(chart) -> list[str]:
     [((1.0, 9.0), True), ((8.0, 9.0), False), ((-1.0, 9.0), False), ((5.0, 5.0), True), ((-5.0, -5.0), False)],
 )
 def test_axes_begin_at_zero_unless_the_values_lie_far_from_it(values, at_zero):
-    chart = line_chart(dict(enumerate(values)))
-    (axes,) = FigureSheet("figure", [[chart]]).draw().axes
+    (axes,) = FigureSheet("figure", [[line_chart(dict(enumerate(values)))]]).draw().axes
     assert (axes.get_ylim()[0] == 0) == at_zero
 
 
@@ -187,10 +186,6 @@ def axes_of(records: RunRecords, name: str) -> list[Axes]:
 
 def drawn_lines(axes: Axes) -> set[tuple[float, ...]]:
     return {tuple(np.asarray(line.get_ydata()).tolist()) for line in axes.lines if len(line.get_xdata())}
-
-
-def test_an_empty_run_has_no_plots(tmp_path):
-    assert run_figures(RunRecords.load(tmp_path)) == {}
 
 
 def test_server_curves_show_the_recorded_values_and_chance(records):

@@ -53,8 +53,7 @@ def folder(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change every line of a log; those of which the result is false are left out."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    write_lines(path, [line for line in lines if change(line)])
+    write_lines(path, [line for line in [json.loads(line) for line in path.read_text().splitlines()] if change(line)])
 
 
 # ---- parts
@@ -216,8 +215,7 @@ def test_a_thousand_clients_fit(tmp_path):
 
 def test_cards_carry_value_chance_and_round(records, page):
     value = records.metrics("server")["image_to_text_r@1"]
-    expected = f"image to text R@1 of 500 {value:.2f} % chance 1.00 · round {records.chosen.number}"
-    assert expected in page.text
+    assert f"image to text R@1 of 500 {value:.2f} % chance 1.00 · round {records.chosen.number}" in page.text
     assert "chance 2.00" in page.text  # of r1_sum: 5 of 500, and 1 of 100
     assert "sent 463.5 MiB (up 154.5 MiB, down 309.0 MiB)" in page.text
     assert "0 clipped, 2 excluded" in page.text
@@ -264,8 +262,7 @@ def test_cards_of_a_sum_have_its_scale_and_those_of_one_client_no_disparity(tmp_
     recalls = {"a_to_b_r@1": 10.0, "b_to_a_r@1": 12.0, "r1_sum": 22.0, "gallery_a": 20.0, "gallery_b": 20.0}
     recalls |= {"a_to_b_positives_per_query": 1.0, "b_to_a_positives_per_query": 1.0}
     write_measured(tmp_path, {"server": recalls, "here": {"accuracy": 60.0, "accuracy_of_constant": 90.0}})
-    head = RunSummary(RunRecords.load(tmp_path))
-    cards = {card.label: (card.value, card.context) for card in head.cards}
+    cards = {card.label: (card.value, card.context) for card in RunSummary(RunRecords.load(tmp_path)).cards}
     assert cards["server: sum of R@1"] == ("22.00 of 200", "chance 10.00 · round 1")
     assert cards["clients: accuracy"] == ("60.00 %", "chance 90.00 · round 1")
 
@@ -281,13 +278,9 @@ def test_kinds_of_clients_come_from_the_configuration(tmp_path):
     (tmp_path / "partition.json").write_text(json.dumps(held))
     kinds = client_descriptions(RunRecords.load(tmp_path))
     two = {"task": "retrieval", "modalities": "image, text", "architecture": "resnet 8-16 + gru 64"}
-    assert kinds == {
-        "a-00": two,
-        "a-01": {"task": "retrieval", "modalities": "image", "architecture": "vit tiny"},
-        "a-02": two,
-        "odd": {"task": "retrieval"},
-        "b-0": {"task": "classification"},
-    }
+    vit = {"task": "retrieval", "modalities": "image", "architecture": "vit tiny"}
+    others = {"odd": {"task": "retrieval"}, "b-0": {"task": "classification"}}
+    assert kinds == {"a-00": two, "a-01": vit, "a-02": two} | others
 
 
 def test_without_figures_the_tables_stay_with_a_note(records, page):

@@ -30,7 +30,6 @@ def drawn(chart: Any) -> None:
     if isinstance(chart, RoundChart) and not chart:
         return
     sheet = charts.sheet_of("figure", [chart])
-    assert sheet is not None
     ElementTree.fromstring(sheet.svg)
     assert not re.search(r"\b(nan|inf)\b", re.sub("<(title|text)[^>]*>[^<]*<", "<", sheet.svg))
     assert sheet._repr_png_().startswith(b"\x89PNG")
@@ -44,8 +43,7 @@ def drawn(chart: Any) -> None:
 @example([{1: 5e-324}], "r1")
 def test_lines_and_bands_draw(series: list[dict[int, float]], name: str) -> None:
     lines = [ChartLine(name, values, number) for number, values in enumerate(series)]
-    bands = [ChartBand(line.finite, line.finite) for line in lines]
-    drawn(RoundChart(name, "%", lines, bands=bands))
+    drawn(RoundChart(name, "%", lines, bands=[ChartBand(line.finite, line.finite) for line in lines]))
 
 
 @settings(max_examples=5, deadline=None)
@@ -62,11 +60,9 @@ def test_stacked_bars_draw(series: list[dict[int, float]]) -> None:
 @example([2.883861842751503, 2.8838618427515034] * 2, "r1")
 @example([math.nan] * 4, "r1")
 def test_maps_and_bars_draw(values: list[float], name: str) -> None:
-    grid = np.abs(np.array(values).reshape(2, 2))
-    counts = np.nan_to_num(grid, nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
+    counts = np.nan_to_num(np.abs(np.array(values).reshape(2, 2)), nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
     drawn(CountMap(name, [name, "b"], counts, "column", ["x", name], name))
-    parts = [BarPart(float(count), name, 1) for count in counts.flat]
-    drawn(BarRows(name, {name: parts}, {name: "all"}))
+    drawn(BarRows(name, {name: [BarPart(float(count), name, 1) for count in counts.flat]}, {name: "all"}))
 
 
 def test_thousands_of_rounds_draw() -> None:

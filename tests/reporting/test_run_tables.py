@@ -64,16 +64,9 @@ def test_recalls_stand_with_gallery_and_chance(records, by_title):
     row = dict(zip(table.columns, next(r for r in table.rows if r[0] == "image to text R@5"), strict=True))
     value, last = (metrics["image_to_text_r@5"] for metrics in (records.metrics("server"), records.last("server")))
     assert table.notes[0] == f"Value: {records.chosen}. Last: after the last round."
-    assert row == {
-        "recall": "image to text R@5",
-        "value": f"{value:.2f}",
-        "last": f"{last:.2f}",
-        "chance": "4.920",
-        "value / chance": f"{value / 4.9202:.1f}",
-        "gallery": "500",
-        "folds": "1",
-        "positives": "5",
-    }
+    chance = {"chance": "4.920", "value / chance": f"{value / 4.9202:.1f}"}
+    context = {"gallery": "500", "folds": "1", "positives": "5"}
+    assert row == {"recall": "image to text R@5", "value": f"{value:.2f}", "last": f"{last:.2f}"} | chance | context
 
 
 def test_clients_are_summed_up_by_group(records):
@@ -222,17 +215,12 @@ def test_tables_count_diseases_and_combinations(held):
     assert sizes.notes == ("Left out of 'notes' train: 85 without text.",)
     assert columns.columns == ["", "r-0", "r-1", "all"]
     assert columns.rows == [("edema", "5", "0", "5"), ("effusion", "3", "40", "43")]
-    assert classes.rows == [
-        ("none", "10", "5", "15"),
-        ("edema", "3", "0", "3"),
-        ("effusion", "1", "40", "41"),
-        ("edema+effusion", "2", "0", "2"),
-    ]
+    rows = ["none 10 5 15", "edema 3 0 3", "effusion 1 40 41", "edema+effusion 2 0 2"]
+    assert [" ".join(row) for row in classes.rows] == rows
 
 
 def test_many_clients_stand_one_below_the_other(held):
-    many = {f"r-{k:02d}": held["r-0"] for k in range(13)}
-    _, columns, _ = run_tables.partition_tables(many)
+    _, columns, _ = run_tables.partition_tables({f"r-{k:02d}": held["r-0"] for k in range(13)})
     assert columns.columns == ["client", "edema", "effusion", "all"]
     assert columns.rows[0] == ("r-00", "5", "3", "8")
     assert len(columns.rows) == 13
@@ -261,8 +249,7 @@ def test_classes_and_sizes_are_drawn_side_by_side(held, tmp_path):
     classes, bars, _ = partition_sheet(RunRecords(tmp_path, holdings=held)).draw().axes
     assert [text.get_text() for text in classes.texts] == ["10", "3", "1", "2", "5", "0", "40", "0"]
     assert [bar.get_width() for bar in bars.patches] == [16, 45]
-    names = [label.get_text() for label in classes.get_xticklabels()]
-    assert names == ["none", "edema", "effusion", "edema+effusion"]
+    assert [label.get_text() for label in classes.get_xticklabels()] == ["none", "edema", "effusion", "edema+effusion"]
 
 
 def test_a_run_folder_with_columns_is_drawn_and_shown_on_the_page(held, tmp_path):

@@ -38,8 +38,7 @@ def test_the_end_fits_a_terminal_of_30_rows_and_80_columns(tmp_path: Path, monke
     run_of(Path("runs/twin"), "server_only")
     stream = io.StringIO()
     Console(file=stream, width=80).print(RunSummary(run_of(Path("runs/creamfl"), "creamfl")))
-    lines = stream.getvalue().splitlines()
-    assert len(lines) <= 30
+    assert len(stream.getvalue().splitlines()) <= 30
     text = " ".join(stream.getvalue().split())
     gain = "Gain over its server alone (56.43, round 12): +0.00, 95 % interval"  # the twin has the same records
     for part in ("times chance", gain, "one seed.", "report.html", "polyfed evaluate", "polyfed export"):
@@ -85,8 +84,7 @@ def test_an_interval_that_the_evaluation_kept_decides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("test", "expected"), [("all", "no better than chance"), ("dealt", "1.3 times chance")])
 def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str, expected: str) -> None:
-    group = {"source": "shop", "test_split": "test", "test": test}
-    folder = write_run(tmp_path / "run", clients={"image": group})
+    folder = write_run(tmp_path / "run", clients={"image": {"source": "shop", "test_split": "test", "test": test}})
     write_measured(folder, {f"image-{number}": accurate(42.0, 100 / 3, n=40) for number in range(4)})
     assert expected in RunSummary(records(folder)).verdict
 
@@ -294,8 +292,7 @@ def test_clients_have_the_rounds_of_their_own_last_evaluations_next_to_the_serve
     line = {"kind": "test", "metrics": {"accuracy": 60.0}}
     measured = [("server", 0), ("server", 4), ("image-0", 3), ("image-1", 2), ("image-1", 5), ("text-0", 4)]
     write_lines(folder / "metrics.jsonl", [line | {"participant": who, "round": at} for who, at in measured])
-    rows = RunSummary(records(folder)).table.rows
-    assert [row[3] for row in rows] == ["4", "3 to 5", "4"]
+    assert [row[3] for row in RunSummary(records(folder)).table.rows] == ["4", "3 to 5", "4"]
     assert "own last evaluation (round 3 to 5)." in comparison_table(compare([records(folder)])).notes[1]
 
 
