@@ -104,14 +104,12 @@ def test_the_kept_model_of_a_client(local_run: Path) -> None:
     result = opened_model(open_run(local_run), client="paired-0").subject
     (path,) = (local_run / "checkpoints" / "clients" / "paired-0").glob("*.safetensors")
     assert same(result.model, weights(path, "model/"))
-    assert result.clients is not None
     assert list(result.clients()) == ["paired-0", "paired-1", "image"]
 
 
 def test_the_global_model_of_a_clients_type(typed_run: Path) -> None:
     result = opened_model(open_run(typed_run), client="image").subject
-    newest = max((typed_run / "checkpoints").glob("round-*.safetensors"))
-    assert same(result.model, weights(newest, "weights:image/"))
+    assert same(result.model, weights(max((typed_run / "checkpoints").glob("round-*.safetensors")), "weights:image/"))
     assert "global model of image (round 1)" in result.name
 
 
@@ -149,8 +147,7 @@ def test_wrong_options(cli: Cli, tiny_run: Path, options: list[str], message: st
 def test_wrong_suites_are_refused_before_anything_is_written(
     cli: Cli, tiny_run: Path, change: Any, message: str
 ) -> None:
-    file = written("wrong.yaml", {**SMALL, **change})
-    code, _, err = cli(tiny_run, "--suite", file, "--out", "there")
+    code, _, err = cli(tiny_run, "--suite", written("wrong.yaml", {**SMALL, **change}), "--out", "there")
     assert code == 2
     assert message in err
     assert not list(Path("there").glob("*"))

@@ -72,8 +72,7 @@ def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, t
 
 
 def test_a_setting_that_came_later_leaves_cells_of_before_their_names(loaded: Load, tmp_path: Path) -> None:
-    rows = {"a": {}, "later": {"set": {"public.reserve": 3}}}
-    plan = planned(loaded(rows=rows), tmp_path)
+    plan = planned(loaded(rows={"a": {}, "later": {"set": {"public.reserve": 3}}}), tmp_path)
     assert "reserve" not in plan.cell("a", (), 0).settings["public"]
     assert plan.cell("later", (), 0).settings["public"]["reserve"] == 3
 
@@ -149,8 +148,7 @@ def test_an_edited_method_makes_another_cell(loaded: Load, tmp_path: Path, monke
 
 
 def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load, tmp_path: Path) -> None:
-    plan = planned(loaded(), tmp_path)
-    cell = plan.cell("tiny", (), 0)
+    cell = planned(loaded(), tmp_path).cell("tiny", (), 0)
     assert CellFigures.of(cell.folder(tmp_path)) is None
     complete(cell, tmp_path, {"x": 1.0})
     assert CellFigures.of(cell.folder(tmp_path)) is not None

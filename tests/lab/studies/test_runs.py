@@ -63,8 +63,7 @@ def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load
 
 @pytest.mark.slow
 def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
-    marker = str(tmp_path / "marker")
-    columns = {"r1": "r1_sum", "killed": {"name": f"{OWN}.Killed", "marker": marker}}
+    columns = {"r1": "r1_sum", "killed": {"name": f"{OWN}.Killed", "marker": str(tmp_path / "marker")}}
     columns["none"] = {"name": "holdings", "of": "paired", "column": "hue", "value": "red"}
     study = loaded(seeds=1, rows={"broken": BROKEN, "tiny": {}}, columns=columns)
     ended = run(study, tmp_path / "out").ended
@@ -104,8 +103,7 @@ def test_removed_and_edited_cells(loaded: Load, tmp_path: Path) -> None:
 def test_a_new_column_of_models_runs_cells_again_that_did_not_keep_them(loaded: Load, tmp_path: Path) -> None:
     run(loaded(seeds=1), tmp_path / "out")
     more = {"columns": {"r1": "r1_sum", "models": {"name": f"{OWN}.OfModels"}}, "seeds": 1}
-    study = loaded(**more)
-    results = run(study, tmp_path / "out").results
+    results = run(loaded(**more), tmp_path / "out").results
     assert results.at("tiny", (), "models")[0] > 0
     folder = tmp_path / "cells" / results.cells["tiny, seed 0"]
     assert "models" not in files(folder)

@@ -103,7 +103,7 @@ def test_labels_points_and_rows_that_are_like_others(loaded: Callable[..., Study
     assert study.points_of("c") == (("5", "3"),)
     row = study.resolved("c")
     assert (row.groups, row.set) == (None, {"run.rounds": 4, "run.seed": 1})
-    assert row.twin is not None and row.twin.kind == "no-private"  # noqa: PT018
+    assert row.twin.kind == "no-private"
     assert (study.printed_at("a", "r1", ("0.1", "3")), study.printed_at("a", "r1", ("5", "3"))) == (7, None)
 
 
@@ -154,7 +154,6 @@ def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "scales": {"paper": {"tuning": None}}} | over))
     study = Study.load(tmp_path / "two.yaml")
     assert (list(study.rows), list(study.columns), study.printed) == (["tiny"], ["r1"], {"tiny": {"r1": 1}})
-    assert study.tuning is not None
     assert list(study.tuning.settings) == ["rate"]
     assert Study.load(tmp_path / "two.yaml", "paper").tuning is None
 
@@ -179,8 +178,7 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
 def test_a_matrix_is_the_columns_and_rows_that_it_stands_for(loaded: Callable[..., Study]) -> None:
     kinds = {"A": "paired", "all": "clients"}
     matrix = {"each": {"k": [1, 5], "who": kinds}, "metric": "image_to_text_r@{k}", "of": "{who}"}
-    columns = {"{k} {who}": matrix | {"over": "worst"}}
-    row = {"each": {"n": [1, 2]}, "set": {"run.rounds": "{n}"}, "columns": columns}
+    row = {"each": {"n": [1, 2]}, "set": {"run.rounds": "{n}"}, "columns": {"{k} {who}": matrix | {"over": "worst"}}}
     study = loaded(columns={"{k} {who}": matrix}, rows={"rounds {n}": row})
     assert list(study.columns) == ["1 A", "1 all", "5 A", "5 all"]
     last = study.columns["5 all"].model_dump(mode="json")

@@ -44,8 +44,7 @@ def costs(loaded: Load) -> Results:
 
 
 def test_rows_have_the_role_that_claims_and_twins_give_them(costs: Results) -> None:
-    roles = [role_of(costs.study, row) for row in ROWS]
-    assert roles == ["own", "own", "rival", "rival", "control", "ceiling"]
+    assert [role_of(costs.study, row) for row in ROWS] == ["own", "own", "rival", "rival", "control", "ceiling"]
 
 
 def test_the_front_has_no_ceiling_and_nothing_that_is_dominated(costs: Results) -> None:
@@ -91,8 +90,7 @@ def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> 
         for number, spread in results.curves[row, ()].items():
             assert spread.mean == pytest.approx(sum(one[number] for one in by_seed) / len(by_seed), rel=1e-3)
     assert Results.from_json(study, results.to_json()).to_json() == results.to_json()
-    picture = next(one for one in pictures_of(results) if one.name == "curves")
-    (axes,) = picture.draw().axes
+    (axes,) = next(one for one in pictures_of(results) if one.name == "curves").draw().axes
     assert {text.get_text() for text in axes.texts} == {"own", "tuned"}
     ends: dict[Any, Any] = {(row, ()): {0: Spread(1.0, 0.1), 2: Spread(2.0, 0.1)} for row in rows}
     (seldom,) = [one for one in pictures_of(replace(results, curves=ends)) if one.name == "curves"]
