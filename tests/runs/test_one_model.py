@@ -65,8 +65,7 @@ def expected(mine: Run) -> tuple[int, float, float]:
         return number, run.records.series("server", "r1_sum")[number]
 
     number, value = judged(mine)
-    last = mine.records.series("server", "r1_sum")[2]
-    assert (number < 2, last < value) == (True, True)
+    assert (number < 2, mine.records.series("server", "r1_sum")[2] < value) == (True, True)
     return number, value, judged(open_run(mine.folder.parent / "alone"))[1]
 
 
@@ -112,8 +111,7 @@ def test_gains_are_those_of_the_chosen_rounds(mine: Run, expected: tuple[int, fl
     (gain,) = RunSummary(mine.records).gains
     assert f"({alone:.2f}, round " in gain
     assert f": {value - alone:+.2f}, 95 % interval" in gain
-    both = [open_run(mine.folder.parent / "alone").records, mine.records]
-    (paired,) = paired_differences(compare(both))
+    (paired,) = paired_differences(compare([open_run(mine.folder.parent / "alone").records, mine.records]))
     assert (paired.metric, paired.by_seed) == ("server r1_sum", {0: pytest.approx(value - alone)})
 
 

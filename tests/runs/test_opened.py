@@ -153,8 +153,7 @@ def test_a_run_of_0_3_is_opened_measured_and_done_again_but_not_resumed(
 
 def test_what_is_gone_and_did_something_is_refused(tmp_path: Path) -> None:
     shutil.unpack_archive(Path(__file__).with_name("run-0.3.0.zip"), tmp_path)
-    config = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(config.replace("topk: null", "topk: 0.1"))
+    (tmp_path / "config.yaml").write_text((tmp_path / "config.yaml").read_text().replace("topk: null", "topk: 0.1"))
     with pytest.raises(polyfed.PolyfedError, match=r"unknown key 'topk'"):
         Experiment.load(str(tmp_path / "config.yaml"))
 

@@ -92,8 +92,7 @@ def test_every_path_of_settings_is_whole_once_it_is_read(
     monkeypatch.chdir(tmp_path)
     tiny = with_relative_places(tiny)
     tiny["run"]["engine"] = {"name": "flower", "superlink": "h:1", "sites": ["a"], "root_certificates": "ca.crt"}
-    reply = {"weights": 1.0, "noise_multiplier": 1.0}
-    tiny["privacy"] = {"reply": reply, "metrics": "clear", "secret": "../secret"}
+    tiny["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 1.0}, "metrics": "clear", "secret": "../secret"}
     for folder in ("below", "other"):
         (tmp_path / folder).mkdir()
     (tmp_path / "below" / "a.yaml").write_text(yaml.safe_dump(tiny))
@@ -102,7 +101,6 @@ def test_every_path_of_settings_is_whole_once_it_is_read(
     monkeypatch.chdir("other")
     assert (read.data.dir, read.data.weights_dir) == (tmp_path / "below" / "photos", tmp_path / "below" / "weights")
     assert (read.data.cache_dir, read.start) == (tmp_path / "home" / "cache", tmp_path)
-    assert read.privacy is not None
     assert read.privacy.secret == read.site().secret == tmp_path.parent / "secret"
     assert read.run.engine.root_certificates == tmp_path / "below" / "ca.crt"  # next to the file
     assert Experiment.parse(tiny).run.engine.root_certificates == tmp_path / "other" / "ca.crt"

@@ -182,8 +182,7 @@ def test_a_server_that_knows_the_seed_cannot_take_the_noise_off(tmp_path: Path) 
     other = weights_of(site_of(prepared(federation(), tmp_path / "other")), request)
     guesses.append((other[name] - true[name]).flatten().double())
     for guess in guesses:
-        correlation = torch.corrcoef(torch.stack([noise, guess]))[0, 1]
-        assert abs(float(correlation)) < 5 / len(noise) ** 0.5
+        assert abs(float(torch.corrcoef(torch.stack([noise, guess]))[0, 1])) < 5 / len(noise) ** 0.5
     assert float(noise.std()) == pytest.approx(4.0, rel=0.1)
 
 
@@ -205,8 +204,7 @@ def test_another_multiplier_does_not_scale_the_same_noise(tmp_path: Path, secret
     """Or two replies would be two equations for the update and the noise."""
     request, changes = None, []
     for number, noise in enumerate((4.0, 8.0)):
-        config = federation(secret, reply={"noise_multiplier": noise})
-        site = site_of(prepared(config, tmp_path / str(number)))
+        site = site_of(prepared(federation(secret, reply={"noise_multiplier": noise}), tmp_path / str(number)))
         request = request or asked(site)[0]
         received = request.payload.bundles["weights"]
         made = weights_of(site, request)
@@ -285,8 +283,7 @@ def test_a_budget_of_the_site_counts_over_its_runs(tmp_path: Path) -> None:
 )
 def test_what_would_not_be_protected_is_refused(tmp_path: Path, method: str, privacy: Config, message: str) -> None:
     config = federation_for(method)
-    default = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
-    config["privacy"] = default | privacy
+    config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"} | privacy
     with pytest.raises(ConfigError, match=message):
         finished(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -298,8 +295,7 @@ def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None
     clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0}
     config["privacy"] = {"reply": clips, "budget": {"epsilon": 8.0}, "metrics": "clear", "releases": 2}
     config["run"] |= {"rounds": 1}
-    run = finished(config, tmp_path / "run")
-    assert 0 < run.records.last("server", "privacy")["epsilon"] <= 8.0
+    assert 0 < finished(config, tmp_path / "run").records.last("server", "privacy")["epsilon"] <= 8.0
 
 
 # ---- reports

@@ -213,11 +213,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             {"clients.paired.test": "dealt", "clients.paired.count": 10},
             r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
         ),
-        (
-            tiny(name="fedavg"),
-            {"clients.image.items": 1},
-            r"clients\.image: 'image' has 1 training sample .*a batch of one is left out; raise items \(it is 1\)",
-        ),
+        (tiny(name="fedavg"), {"clients.image.items": 1}, r"clients\.image: .* 1 training .* left out; raise items"),
     ],
     (BUILDING, "samples of the public set"): [
         (fedmd(public={"samples": 17}), {}, r"public\.samples is 17, but the public set has 16")
@@ -232,11 +228,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
         ),
         (fedcola(), {"clients.text.model": DEEP}, r"'text/attention' .*text-0, text-1 cannot be averaged .* paired"),
-        (
-            fedcola(averaging="by_type"),
-            {"clients.text.model": DEEP},
-            r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
-        ),
+        (fedcola(averaging="by_type"), {"clients.text.model": DEEP}, r"slot 'image/\w+' .* averaged with slot 'text/"),
     ],
     (BUILDING, "layers that no model has"): [
         (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
@@ -244,11 +236,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
         (mae(), TEXTS_ALONE, r"text-0, text-1 cannot: .* at least two patches$"),
     ],
     (ROUND, "FedEMA without random views"): [
-        (
-            tiny(name="fedema", task_weight=0.0),
-            {},
-            r"task_weight is 0, .* view of paired-0, paired-1, image is random, so that there is nothing to train",
-        )
+        (tiny(name="fedema", task_weight=0.0), {}, r"weight is 0, .* paired-0, paired-1, image is .* nothing to train")
     ],
 }
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
@@ -299,8 +287,7 @@ def test_data_and_models_are_refused_at_the_moment_that_the_reference_names(
     steps = steps_of_work(monkeypatch, allowed=True)
     with pytest.raises(ConfigError, match=message):
         polyfed.run(Experiment.load(changed(config, changes)), tmp_path / "runs" / "run", quiet=True)
-    order = ["loading", OPENING, BUILDING, ROUND]
-    assert max(steps, key=order.index) == moment
+    assert max(steps, key=["loading", OPENING, BUILDING, ROUND].index) == moment
     assert moment == ROUND or not (tmp_path / "runs").exists()
     (line,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {moment} |")]
     assert refusal in line
