@@ -110,8 +110,7 @@ def test_what_an_override_leaves_without_effect_goes_back_to_its_default_with_a_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     constant = "server.training.schedule.kind=constant"
-    experiment = Experiment.load("creamfl-paper", [constant, "run.rounds=1"])
-    assert experiment.server.training.schedule.t_max is None
+    assert Experiment.load("creamfl-paper", [constant, "run.rounds=1"]).server.training.schedule.t_max is None
     reported = "server.training.schedule.t_max: 30 has no effect with kind: constant; left at its default, null"
     assert reported in caplog.messages
     with pytest.raises(ConfigError, match="t_max has no effect with kind: constant; it is 3"):

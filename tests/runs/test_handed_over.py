@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -25,6 +24,7 @@ from polyfed.lab.downstream.suite import opened_model
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.gallery import write_gallery
+from run_folders import redigested
 
 PAPERS = Path(__file__).parents[2] / "papers"
 MODULE = """\
@@ -68,10 +68,7 @@ def with_config(folder: Path, path: str, name: str) -> Path:
     """A run whose configuration names a class, with the digest made to fit."""
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(renamed(yaml.safe_load(file.read_text()), path, name)))
-    noted = json.loads((folder / "run.json").read_text())
-    noted["config"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    (folder / "run.json").write_text(json.dumps(noted))
-    return folder
+    return redigested(folder)
 
 
 def with_model(folder: Path, path: str, name: str) -> Path:
@@ -153,8 +150,7 @@ def test_commands_import_nothing_either(run: Path, ran: Path, tmp_path: Path, cl
     with_model(run, *ENCODER)
     with_config(run, *SERVER_ENCODER)
     (tmp_path / "out").mkdir()
-    words = command.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")).split()
-    code, _, err = cli(*words)
+    code, _, err = cli(*command.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")).split())
     assert (code, err.count("\n")) == (2, 1)
     assert "names code, 'evilmod.E'" in err
     assert not ran.exists()
@@ -206,7 +202,6 @@ def test_an_own_run_needs_no_leave(tiny: dict[str, Any], ran: Path, tmp_path: Pa
 
 def test_a_run_extends_no_other_file(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("description: secret\n")
-    with_config(run, "name", "here")
     content = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(content | {"extends": "../other.yaml"}))
     with_config(run, "name", "here")
@@ -215,8 +210,7 @@ def test_a_run_extends_no_other_file(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_study_that_was_handed_over_imports_nothing(ran: Path, tmp_path: Path, cli: Any) -> None:
-    study = Study.load(STUDIES["polyfed/demo"])
-    Results(study, {}).save(tmp_path / "study")
+    Results(Study.load(STUDIES["polyfed/demo"]), {}).save(tmp_path / "study")
     content = yaml.safe_load((tmp_path / "study" / "study.yaml").read_text())
     content["columns"] = {"mine": {"name": "evilmod.C"}}
     (tmp_path / "study" / "study.yaml").write_text(yaml.safe_dump(content))

@@ -37,8 +37,7 @@ def stored_pictures(split: Any) -> list[bytes]:
 
 def values(run: Path) -> tuple[list[bytes], list[str]]:
     """Images and texts of the server's test split, as they are stored."""
-    data = open_run(run).federation.data
-    split = data.split("scenes", "test")
+    split = open_run(run).federation.data.split("scenes", "test")
     pictures = stored_pictures(split)
     return pictures, split.modality("text").texts()[: len(pictures)]
 
@@ -72,8 +71,7 @@ def test_an_image_gives_one_vector_in_any_form(tiny_run: Path, tmp_path: Path) -
     assert np.abs(vectors - vectors[0]).max() == 0
     for form in forms:
         np.testing.assert_allclose(model.encode(images=form), vectors[:1], atol=1e-6)
-    batch = np.stack([np.asarray(image.convert("RGB"))] * 2)
-    assert model.encode(images=batch).shape == (2, 8)
+    assert model.encode(images=np.stack([np.asarray(image.convert("RGB"))] * 2)).shape == (2, 8)
     assert model.encode(texts=[]).shape == (0, 8)
 
 
@@ -124,6 +122,7 @@ def test_searches_encode_an_image_once(tiny_run: Path, tmp_path: Path, monkeypat
         (lambda model: model.encode_modality("sound", ["x"]), "no modality 'sound'"),
         (lambda model: model.search("x", np.zeros((3, 5), np.float32)), "width 5; this model's are 8"),
         (lambda model: model.encode(images=np.zeros((4, 4))), "not array of float64"),
+        (lambda model: model.classify(texts="a"), "not trained to classify.*it has encode, similarity, search"),
     ],
 )
 def test_what_cannot_be_encoded_is_refused(tiny_run: Path, call, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -169,7 +168,7 @@ def test_kept_models_of_clients(fedafd_run: Path) -> None:
 
 
 def test_modalities_of_any_name_are_recognised_by_their_views(tmp_path: Path) -> None:
-    networks = {name: str(save(kind, tmp_path / "weights")) for name, kind in (("photo", "vit"), ("caption", "bert"))}
+    networks = {name: str(save(one, tmp_path / "weights")) for name, one in (("photo", "vit"), ("caption", "bert"))}
     native = {"name": "hf", "view": "native"}
     loaded = untrained(tmp_path, **{name: native | {"weights": place} for name, place in networks.items()})
     assert (loaded.modality_of("image"), loaded.modality_of("text")) == ("photo", "caption")
@@ -261,8 +260,3 @@ def test_a_model_of_several_tasks_classifies_by_each(tmp_path: Path) -> None:
     assert model.classify(texts="one", target="topic").names == ("x", "y")
     with pytest.raises(ConfigError, match="classifies by some of text; given are: table"):
         model.classify(table={"age": 1.0}, target="topic")
-
-
-def test_a_model_without_classes_lists_its_methods(tiny_run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"was not trained to classify.*it has encode, similarity, search"):
-        load_model(tiny_run).classify(texts="a red square")
