@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,9 +90,7 @@ def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
 def test_a_full_disk_at_the_very_end_names_the_command(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(records: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr("polyfed.reporting.api.write_report", full)
         with pytest.raises(RunError, match="make room and continue with 'polyfed resume"):

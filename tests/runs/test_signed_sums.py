@@ -44,8 +44,7 @@ def one_round(folder: Path, identity: SiteIdentity | None, tamper: Tamper | None
             return request
         signed = bytes_in(request.payload, SIGNED) if SIGNED in request.payload.fields else {}
         keys, signatures = tamper(bytes_in(request.payload, KEYS), signed, request)
-        payload = Payload({KEYS: bytes_bundle(keys), SIGNED: bytes_bundle(signatures)})
-        return replace(request, payload=payload)
+        return replace(request, payload=Payload({KEYS: bytes_bundle(keys), SIGNED: bytes_bundle(signatures)}))
 
     engine = between(session, changes=changed)
     session.experiment.algorithm.round(session.server, first_cohort(session))
@@ -177,8 +176,7 @@ def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
             recorded.update(both)
             return request
         old = {field: both[field] | {"text-2": recorded[field]["text-2"]} for field in both}
-        payload = Payload({field: bytes_bundle(value) for field, value in old.items()})
-        return replace(request, payload=payload)
+        return replace(request, payload=Payload({field: bytes_bundle(value) for field, value in old.items()}))
 
     engine = between(session, changes=changed)
     start = copy.deepcopy(session.server.weights)

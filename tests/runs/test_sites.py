@@ -56,7 +56,6 @@ def test_a_site_is_a_group_of_one_with_a_source_of_its_own_and_what_is_common(fi
     assert drawn == {name: (1, name) for name in ("north", "south", "west")}
     assert [list(group.models[0].encoders) for group in experiment.clients.values()] == [["table"], ["table"], ["text"]]
     assert [group.training.batch_size for group in experiment.clients.values()] == [8, 8, 2]
-    assert experiment.server is not None
     assert (experiment.server.training.batch_size, list(experiment.server.model.encoders)) == (8, ["table"])
     sources: dict[str, Any] = dict(experiment.data.sources)
     assert sources["west"].path == str(file.parent / "west.csv")

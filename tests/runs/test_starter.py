@@ -153,8 +153,7 @@ def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path
     encoders = StarterEncoders.of(None, None, weights, ())
     assert encoders.names == {"image": "owner/vit", "text": "bert"}
     sources = starter_sources({"pairs": data / "photos"}, {})
-    text = Starter(Path("mine.yaml"), sources, public_share=0.2, encoders=encoders).text
-    written = yaml.safe_load(text)
+    written = yaml.safe_load(Starter(Path("mine.yaml"), sources, public_share=0.2, encoders=encoders).text)
     assert Path(written["data"]["weights_dir"]).resolve() == weights
     for participant in (written["server"], written["clients"]["pairs"]):
         image, words = participant["model"]["encoders"].values()
