@@ -92,8 +92,7 @@ def test_evaluation_shows_recalls_with_their_galleries(cli: Cli, tiny_run: Path)
     code, out, err = cli("evaluate", tiny_run, "--data", "scenes", "--model", "last")
     assert (code, err) == (0, "")
     assert "scenes, test: 12 items, 60 samples; last model of round 1" in out
-    row = next(line for line in out.splitlines() if "image to text R@10" in line)
-    assert row.split()[-3::2] == ["60", "5"]
+    assert next(line for line in out.splitlines() if "image to text R@10" in line).split()[-3::2] == ["60", "5"]
     assert "r1_sum" in out
     content = json.loads(cli("evaluate", tiny_run, "--data", "scenes", "--split", "validation", "--json")[1])
     assert (content["data"], content["split"], content["items"]) == ("scenes", "validation", 12)
@@ -235,7 +234,6 @@ def test_the_demo_runs_with_its_server_alone_and_continues(
     for shown in ("interval", "open runs/demo/federation/report.html", "polyfed init mine.yaml"):
         assert shown in out
     seeds = re.search(r"(polyfed run \S+) and (polyfed run \S+), both with (--seeds \S+)", out)
-    assert seeds is not None
     federation, alone = (RunRecords.load(Path(seeds[n].split()[-1]).parent) for n in (1, 2))
     assert (federation.name, alone.config["twin"]["of"]) == ("federation", "tiny")
     assert [run.config["run"]["output"]["plots"] for run in (federation, alone)] == ["page", False]
@@ -301,8 +299,7 @@ def test_warnings_of_the_library_are_plain_lines(cli: Cli, monkeypatch: pytest.M
     ],
 )
 def test_bad_settings(cli: Cli, config: Path, changes: list[str], message: str) -> None:
-    options = [part for change in changes for part in ("--set", change)]
-    code, _, err = cli("run", config, "--out", "here", *options)
+    code, _, err = cli("run", config, "--out", "here", *[part for change in changes for part in ("--set", change)])
     assert_refused(code, err, message)
     assert not Path("here").exists()
 

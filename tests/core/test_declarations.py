@@ -36,8 +36,7 @@ def imported(family: type[Settings]) -> dict[str, str]:
         inner = [f"{place.__name__}.{info.name}" for info in pkgutil.iter_modules(paths)] if paths else [place.__name__]
         for module in map(importlib.import_module, inner):
             kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, family)]
-            own = [one for one in kinds if one.__module__ == module.__name__ and not one.__name__.startswith("_")]
-            for one in own:
+            for one in [one for one in kinds if one.__module__ == module.__name__ and not one.__name__.startswith("_")]:
                 if not inspect.isabstract(one):
                     names[vars(one).get("short_name", module.__name__.rpartition(".")[2])] = one.__name__
     return names

@@ -155,13 +155,11 @@ def test_without_private_data_clients_hold_their_share_of_the_public_samples(tmp
     assert (made.algorithm, made.server, made.public) == (own.algorithm, own.server, own.public)
     there = federation(made, tmp_path)
     there.require_sound()
-    assert there.public is not None
     members = there.members.values()
     assert [member.group for member in members] == ["paired", "paired"]
     dealt = torch.cat([member.items for member in members])
     assert torch.equal(dealt.sort().values, there.public.items)  # each once, and nothing else
     public = there.public_samples({})
-    assert public is not None
     for member in members:
         samples = there.train(member)
         assert set(samples.items.tolist()) == set(member.items.tolist())
@@ -184,16 +182,12 @@ def test_without_private_data_clients_hold_their_share_of_the_public_samples(tmp
 def test_pooled_items_are_public_ones_and_as_many_as_clients_hold(tmp_path: Path, changes: Config, held: int) -> None:
     config = creamfl()
     config["clients"]["paired"] |= changes
-    made = twin(config, "pooled")
-    there = federation(made, tmp_path)
+    there = federation(twin(config, "pooled"), tmp_path)
     there.require_sound()
     own = federation(Experiment.load(config), tmp_path)
-    assert there.public is not None and own.public is not None  # noqa: PT018
     assert len(there.public.items) == held
     assert torch.isin(own.public.items, there.public.items).all()  # what was public is among them
-    samples = there.public_samples({})
-    assert samples is not None
-    assert len(samples) == 5 * held  # with every caption
+    assert len(there.public_samples({})) == 5 * held  # with every caption
 
 
 # ---- refusals

@@ -83,8 +83,7 @@ def test_a_dry_run_and_a_run_list_what_was_read_and_what_is_cut(cli: Cli) -> Non
     code, _, err = cli("run", "mine.yaml", "--out", "run", "--set", "run.output.plots=false", *shorter)
     assert (code, "longer than 32; the longest has 61" in err) == (0, True)
     (table,) = recorded_accounts(Path("run"))
-    cells = {row[0]: row[1:] for row in table.rows}
-    seen, read, reason = cells["texts: tokens (text)"]
+    seen, read, reason = {row[0]: row[1:] for row in table.rows}["texts: tokens (text)"]
     assert int(seen.replace(",", "")) > int(read.replace(",", ""))
     assert "longer than 32" in reason
 
@@ -283,8 +282,7 @@ def test_a_palette_of_one_class_is_read_by_its_numbers(tmp_path: Path) -> None:
 def test_paths_start_from_the_file_that_names_them(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo.texts(Path("site/data"))
     assert cli("init", "site/mine.yaml", "--texts", "site/data/news.csv", "--clients", 1)[0] == 0
-    source = yaml.safe_load(Path("site/mine.yaml").read_text())["data"]["sources"]["texts"]
-    assert source["path"] == "data/news.csv"
+    assert yaml.safe_load(Path("site/mine.yaml").read_text())["data"]["sources"]["texts"]["path"] == "data/news.csv"
     Path("site").rename(tmp_path / "moved")
     monkeypatch.chdir("/")
     assert parts(tmp_path / "moved" / "mine.yaml", "texts")
