@@ -112,6 +112,12 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _finished(tiny_experiment(), tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def copied(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, to be changed."""
+    return Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+
+
 @pytest.fixture(scope="session")
 def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run whose server classifies pictures, without a public set; not to be changed."""

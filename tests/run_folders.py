@@ -10,6 +10,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from polyfed.runs.folder import RunFolder
+
 GROUPS = {"image": 4, "text": 3, "paired": 2}
 CLASSES = [f"class {c}" for c in range(12)]
 
@@ -26,6 +28,13 @@ def write_measured(folder: Path, metrics: dict[str, dict[str, float]], *rounds: 
         for participant, values in metrics.items()
     ]
     write_lines(folder / "metrics.jsonl", lines)
+
+
+def redigested(folder: Path) -> Path:
+    """The run folder, with the digest of its configuration made to fit."""
+    noted = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(noted | {"config": RunFolder(folder).config_digest()}))
+    return folder
 
 
 def client_ids() -> dict[str, str]:

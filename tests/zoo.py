@@ -95,13 +95,15 @@ def languages(top: Path) -> None:
     (top / "news.csv").write_text("\n".join(["text,label", *rows]), "utf-8")
 
 
-def masked(draw: Callable[[int], Image.Image], size: tuple[int, int] = (16, 12), orientation: int = 1) -> Make:
-    """Images with masks that are drawn by their number."""
+def masked(
+    draw: Callable[[int], Image.Image], size: tuple[int, int] = (16, 12), orientation: int = 1, first: int = 0
+) -> Make:
+    """Images, of which one counts from ``first``, with masks that are drawn by their number."""
 
     def make(top: Path) -> None:
         for number in range(24):
             ending = "jpg" if orientation != 1 else "png"
-            image(top / "images" / f"{number}.{ending}", number, size, orientation)
+            image(top / "images" / f"{number}.{ending}", first + number, size, orientation)
             (top / "masks").mkdir(parents=True, exist_ok=True)
             draw(number).save(top / "masks" / f"{number}.png")
 

@@ -23,7 +23,6 @@ from polyfed.cli.console import forget_working_folder
 from polyfed.cli.main import main
 from polyfed.cli.options import ExperimentOptions
 from polyfed.core.version import __version__
-from polyfed.federation.cohort import Engine
 from polyfed.reporting.progress import LiveProgress
 from polyfed.runs.events import follow
 from polyfed.runs.experiment import Experiment
@@ -41,11 +40,6 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(tiny))
     return path
-
-
-@pytest.fixture
-def copied(tiny_run: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny_run, tmp_path / "copy")
 
 
 # ---- what it does
@@ -98,8 +92,7 @@ def test_evaluation_shows_recalls_with_their_galleries(cli: Cli, tiny_run: Path)
     code, out, err = cli("evaluate", tiny_run, "--data", "scenes", "--model", "last")
     assert (code, err) == (0, "")
     assert "scenes, test: 12 items, 60 samples; last model of round 1" in out
-    row = next(line for line in out.splitlines() if "image to text R@10" in line)
-    assert row.split()[-3::2] == ["60", "5"]
+    assert next(line for line in out.splitlines() if "image to text R@10" in line).split()[-3::2] == ["60", "5"]
     assert "r1_sum" in out
     content = json.loads(cli("evaluate", tiny_run, "--data", "scenes", "--split", "validation", "--json")[1])
     assert (content["data"], content["split"], content["items"]) == ("scenes", "validation", 12)
@@ -159,9 +152,7 @@ def test_version_and_help(cli: Cli) -> None:
         ("study run mine.yaml --out a --out=b", "--out"),
     ],
 )
-def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(
-    cli: Cli, arguments: str, option: str
-) -> None:
+def test_an_option_of_one_value_is_refused_when_it_is_given_twice(cli: Cli, arguments: str, option: str) -> None:
     assert cli(*arguments.split()) == (2, "", f"error: {option} is given 2 times; give it once\n")
 
 
@@ -197,14 +188,21 @@ open_run("0").to_pandas()
 # ---- interruptions and surprises
 
 
+def raising(*errors: BaseException) -> Callable[..., None]:
+    """Raises one error after the other."""
+    left = iter(errors)
+
+    def fail(*_: object) -> None:
+        raise next(left)
+
+    return fail
+
+
 def test_an_interrupted_run_names_the_command_that_continues(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(loop: Loop, number: int) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "round", interrupt)
+        patch.setattr(Loop, "round", raising(KeyboardInterrupt()))
         code, _, err = cli("run", config, "--out", "here")
     assert (code, err) == (130, "interrupted; continue with: polyfed resume here\n")
     code, out, err = cli("resume", "here")
@@ -236,7 +234,6 @@ def test_the_demo_runs_with_its_server_alone_and_continues(
     for shown in ("interval", "open runs/demo/federation/report.html", "polyfed init mine.yaml"):
         assert shown in out
     seeds = re.search(r"(polyfed run \S+) and (polyfed run \S+), both with (--seeds \S+)", out)
-    assert seeds is not None
     federation, alone = (RunRecords.load(Path(seeds[n].split()[-1]).parent) for n in (1, 2))
     assert (federation.name, alone.config["twin"]["of"]) == ("federation", "tiny")
     assert [run.config["run"]["output"]["plots"] for run in (federation, alone)] == ["page", False]
@@ -271,12 +268,7 @@ def test_two_sites_are_run_alone_and_together_with_their_gain(cli: Cli, config: 
 def test_an_interruption_of_the_preparation_leaves_nothing_and_a_defect_is_not_dressed_up(
     cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors = iter((KeyboardInterrupt(), ZeroDivisionError()))
-
-    def fail(session: Session, engine: Engine) -> None:
-        raise next(errors)
-
-    monkeypatch.setattr(Session, "attach", fail)
+    monkeypatch.setattr(Session, "attach", raising(KeyboardInterrupt(), ZeroDivisionError()))
     assert cli("run", config, "--out", "here")[::2] == (130, "interrupted; nothing was written\n")
     assert not Path("here").exists()
     with pytest.raises(ZeroDivisionError):
@@ -307,8 +299,7 @@ def test_warnings_of_the_library_are_plain_lines(cli: Cli, monkeypatch: pytest.M
     ],
 )
 def test_bad_settings(cli: Cli, config: Path, changes: list[str], message: str) -> None:
-    options = [part for change in changes for part in ("--set", change)]
-    code, _, err = cli("run", config, "--out", "here", *options)
+    code, _, err = cli("run", config, "--out", "here", *[part for change in changes for part in ("--set", change)])
     assert_refused(code, err, message)
     assert not Path("here").exists()
 
@@ -350,10 +341,7 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["run", "shop"], "no preset or file 'shop'; did you mean the file 'shop.yaml'?"),
         (["run", "damaged.yaml"], "damaged.yaml'"),
         (["run", "shop.yaml"], "shop.yaml'"),
-        (
-            ["run", "TINY", "--out", "here", "--data-dir", "empty", "--set", NOWHERE],
-            "no folder 'nowhere' under the data folder",
-        ),
+        (["run", "TINY", "--data-dir", "empty", "--set", NOWHERE], "no folder 'nowhere' under the data folder"),
         (["run", "scenes-demo", "--seed", "1", "--seeds", "1,2"], "exclude each other"),
         (["run", "scenes-demo", "--seeds", "1,x"], "'x' is not a whole number"),
         (["list", "modles"], "cannot list 'modles'; did you mean 'models'?"),
@@ -403,18 +391,11 @@ def test_likely_words_are_named_once_and_remedies_are_existing_options(cli: Cli)
         assert (code, "no column 'quele' (file_column, --file-column); did you mean 'quelle'" in err) == (2, True)
 
 
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Output of ``watch``."""
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=100, height=30, color_system=None)
-    monkeypatch.setattr("polyfed.cli.running.terminal", lambda: console)
-    return stream
-
-
 @pytest.mark.slow  # a process that starts; the test below follows a log to its end in this one
-def test_a_run_is_watched_to_its_end(tiny: dict[str, Any], tmp_path: Path, shown: io.StringIO) -> None:
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny | {"run": {**tiny["run"], "output": {"plots": False}}}))
+def test_a_run_is_watched_to_its_end(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=100, height=30, color_system=None)
+    monkeypatch.setattr("polyfed.cli.running.terminal", lambda: console)
     command = [sys.executable, "-m", "polyfed", "run", "tiny.yaml", "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "run" / "metrics.jsonl").exists():  # measurements that the log repeats
@@ -443,16 +424,10 @@ def test_a_log_is_shown_to_its_end(tiny_run: Path, tmp_path: Path) -> None:
     assert "report.html" in stream.getvalue()
 
 
-CONFIG = """\
-extends: scenes-demo
-algorithm: planted.Method
-"""
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "planted.py").write_text("open('ran', 'w').close()\n")
-    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "config.yaml").write_text("extends: scenes-demo\nalgorithm: planted.Method\n")
     return tmp_path
 
 

@@ -27,8 +27,7 @@ def test_the_list_is_a_screen_of_families_and_kinds_with_what_they_need_and_cost
     examples = {"presets": "scenes-demo", "methods": "fedavg", "models": "gru", "data": "parquet", "tasks": "retrieval"}
     for family, name in examples.items():
         assert any(line.startswith(f"{family}: ") for line in lines)
-        row = next(line for line in cli("list", family)[1].splitlines() if line.split()[0] == name)
-        assert len(row.split()) > 3
+        assert len(next(line for line in cli("list", family)[1].splitlines() if line.split()[0] == name).split()) > 3
 
 
 @pytest.mark.parametrize(
@@ -53,18 +52,15 @@ def test_settings_are_listed_with_the_values_that_they_take(
 
 def test_every_section_of_run_is_listed() -> None:
     kinds = {f"run.{name}": field.default_factory for name, field in RunSettings.model_fields.items()}
-    classes = {
-        name: family for name, family in kinds.items() if isinstance(family, type) and issubclass(family, Settings)
-    }
-    sections = {name for name, family in classes.items() if not is_component(family)}
+    own = {name: made for name, made in kinds.items() if isinstance(made, type) and issubclass(made, Settings)}
+    sections = {name for name, section in own.items() if not is_component(section)}
     assert {"run.exchange", "run.output", "run.sampling"} <= sections
     assert sections <= set(entries("settings"))
 
 
 def test_presets_are_listed_by_family_with_what_differs(cli: Cli) -> None:
     everything = cli("list", "presets")[1]
-    heading = next(line for line in everything.splitlines() if line.startswith("creamfl-flickr8k: "))
-    assert "variants" in heading
+    assert "variants" in next(line for line in everything.splitlines() if line.startswith("creamfl-flickr8k: "))
     assert "[data: ag_news, cifar100, flickr8k; weights]" in everything
     facts = {facts["name"]: facts for facts in json.loads(cli("list", "presets", "--json")[1])}
     assert all(entry["cost"] for entry in facts.values())

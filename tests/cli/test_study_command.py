@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,16 @@ from polyfed.cli.main import main
 from small_federations import tiny_experiment
 
 
-def test_a_study_from_file_to_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with an experiment ``tiny.yaml`` and a study of it, ``mine.yaml``."""
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
+    Path("mine.yaml").write_text(yaml.safe_dump(tiny_study()))
+    return tmp_path
+
+
+def test_a_study_from_file_to_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = {"data.sources.scenes.columns": {"image": "image", "text": "nowhere"}}  # which only the data show
     rows = {"tiny": {}, "wrong": {"set": nowhere, "main": False}}
     Path("mine.yaml").write_text(yaml.safe_dump(tiny_study(rows=rows, claims={"method": ["tiny > wrong on r1"]})))
@@ -44,29 +50,19 @@ def test_a_study_from_file_to_tables(
         (["export", "nothing"], "no study in 'nothing'"),
     ],
 )
-def test_refusals(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
-    Path("mine.yaml").write_text(yaml.safe_dump(tiny_study()))
+def test_refusals(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main(["study", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
-def test_list_names_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_list_names_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "list"]) == 0  # those of the clone
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert [Path(name).resolve() for name in listed] == list(STUDIES.values())
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "one.yaml").write_text(yaml.safe_dump(tiny_study()))
-    (tmp_path / "mine" / "tiny.yaml").write_text(yaml.safe_dump(tiny_experiment()))
+    (folder / "mine").mkdir()
+    shutil.copy("mine.yaml", "mine/one.yaml")
+    shutil.copy("tiny.yaml", "mine/tiny.yaml")
     assert main(["study", "list", "mine"]) == 0
     assert capsys.readouterr().out == "mine/one.yaml  tiny\n"
     assert main(["study", "list", "yours"]) == 2

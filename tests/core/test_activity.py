@@ -46,13 +46,8 @@ def test_a_pass_is_reported_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
     with activity.heard_by(heard):
         assert list(activity.passed("a", "task", "xy", 6, before=2)) == ["x", "y"]
         list(activity.prepared("reading", range(0, 5, 2), 5, size=2))
-    assert heard.reported == [
-        ("a", "task", "2/6"),
-        ("a", "task", "3/6"),
-        ("preparing", "reading", "0/5"),
-        ("preparing", "reading", "2/5"),
-        ("preparing", "reading", "4/5"),
-    ]
+    of_passes = [("a", "task", "2/6"), ("a", "task", "3/6")]
+    assert heard.reported == of_passes + [("preparing", "reading", f"{done}/5") for done in (0, 2, 4)]
 
 
 def test_a_pass_is_reported_seldom_however_short_its_parts() -> None:

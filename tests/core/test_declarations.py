@@ -35,21 +35,10 @@ def imported(family: type[Settings]) -> dict[str, str]:
         paths = getattr(place, "__path__", None)
         inner = [f"{place.__name__}.{info.name}" for info in pkgutil.iter_modules(paths)] if paths else [place.__name__]
         for module in map(importlib.import_module, inner):
-            kinds = [
-                component
-                for component in vars(module).values()
-                if isinstance(component, type) and issubclass(component, family)
-            ]
-            own = [
-                component
-                for component in kinds
-                if component.__module__ == module.__name__ and not component.__name__.startswith("_")
-            ]
-            concrete = [component for component in own if not inspect.isabstract(component)]
-            names.update(
-                (vars(component).get("short_name", module.__name__.rpartition(".")[2]), component.__name__)
-                for component in concrete
-            )
+            kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, family)]
+            for one in [one for one in kinds if one.__module__ == module.__name__ and not one.__name__.startswith("_")]:
+                if not inspect.isabstract(one):
+                    names[vars(one).get("short_name", module.__name__.rpartition(".")[2])] = one.__name__
     return names
 
 
@@ -78,10 +67,8 @@ def test_engines_are_known_where_their_packages_are_not() -> None:
 def test_a_command_in_need_of_an_extra_names_the_command_that_installs_it() -> None:
     code = "from polyfed.cli.main import main; print(main(['deploy', 'key', '.']), end='')"
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True)
-    assert done.stdout == "2"
-    assert done.stderr == (
-        "error: this needs the package 'cryptography', which is not installed; pip install \"polyfed[deploy]\"\n"
-    )
+    remedy = "error: this needs the package 'cryptography', which is not installed; pip install \"polyfed[deploy]\"\n"
+    assert (done.stdout, done.stderr) == ("2", remedy)
 
 
 @pytest.mark.parametrize(("module", "extra"), [("flwr.app", "deploy"), ("ray", "flower"), ("wandb", "wandb")])

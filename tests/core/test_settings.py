@@ -68,10 +68,6 @@ def test_what_is_wrong_is_named_with_what_would_be_valid(content: dict[str, obje
         Holder.model_validate(content)
 
 
-def test_every_method_is_found_without_a_list_of_them() -> None:
-    assert {"creamfl", "fedavg", "local", "server_only"} <= set(Algorithm.available())
-
-
 def test_what_moved_is_read_under_its_old_name_with_one_warning(tiny: Config, caplog: pytest.LogCaptureFixture) -> None:
     tiny["run"] |= {"sinks": [], "output": {"plots": True}, "deadline": 5.0}
     experiment = Experiment.load(tiny, ["run.plots=false", "run.phases.fit.min_clients=2", "run.min_clients=0"])

@@ -53,10 +53,8 @@ def test_a_page_on_captions_reads_both_layouts_and_names_their_language(
     out = " ".join(followed("how-to/captions", cli).split())
     assert out.count("texts seem to be German: their tokens are made from scratch") == 2
     assert out.count("nothing was written; the same command without --dry-run runs it") == 2
-    assert [Experiment.load(f"{name}.yaml").data.sources["pairs"].component_name() for name in ("fotos", "saved")] == [
-        "folder",
-        "arrow",
-    ]
+    for name, source in {"fotos": "folder", "saved": "arrow"}.items():
+        assert Experiment.load(f"{name}.yaml").data.sources["pairs"].component_name() == source
 
 
 @pytest.mark.parametrize("page", ["how-to/masks", "how-to/sounds", "tutorials/own-data"])

@@ -17,10 +17,8 @@ FEW = "--set data.sources.scenes.train=90 --set data.sources.scenes.validation=1
 OTHERS = "--set data.sources.pictures.train=40 --set data.sources.texts.train=40 --set public.items=24"
 SCENES = {"scenes-fedavg": FEW, "scenes-demo": f"{FEW} {OTHERS}"}
 FILES = {
-    "ten-minutes": (
-        "runs/first/federation/report.html",
-        "runs/demo-server-only-seed1/report.html",
-        "runs/fedmd/report.html",
+    "ten-minutes": tuple(
+        f"runs/{name}/report.html" for name in ("first/federation", "demo-server-only-seed1", "fedmd")
     ),
     "own-data": ("data/photos/report.json", "runs/shop-seed0/report.html", "shop-model/README.md"),
     "own-method": ("consensus.py", "bounded.py"),

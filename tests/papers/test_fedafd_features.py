@@ -35,8 +35,7 @@ def test_other_fusions(fedafd_run: Path, tmp_path: Path, changes: dict[str, Any]
     folder = run(Experiment.load(content), tmp_path / "run").folder
     result = features_by_kind(open_run(folder), None, None)
     assert result.metrics["fused"] == pytest.approx(dict(RunRecords.load(folder).last("image")))
-    norms = result.values["local"].norm(dim=1)
-    assert bool(torch.allclose(norms, torch.ones(8))) == ("inputs" not in changes)
+    assert bool(torch.allclose(result.values["local"].norm(dim=1), torch.ones(8))) == ("inputs" not in changes)
 
 
 def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -> None:
@@ -44,7 +43,6 @@ def test_local_and_global_features_are_those_of_the_encoders(fedafd_run: Path) -
     result = features_by_kind(opened, "image", None)
     member = opened.federation.members["image"]
     test = opened.federation.test(member)
-    assert test is not None
     assert torch.equal(result.labels, test.targets["label"])
     batch = test.batch(torch.arange(8)).inputs["image"]
     torch.testing.assert_close(result.values["local"], opened.client_model("image").represent("image", batch))
@@ -59,7 +57,6 @@ def test_few_samples_are_the_same_each_time_and_are_drawn(fedafd_run: Path, monk
     result, again = (Features(samples=6, method="pca").answer(open_run(fedafd_run)) for _ in range(2))
     assert result.figures == again.figures
     assert result.figures["samples"] == 6
-    assert result.draw is not None
     axes = result.draw().axes
     assert [sum(len(dots.get_offsets()) for dots in each.collections) for each in axes] == [4, 4, 4, 12]
     assert [row[0] for row in result.tables[0].rows] == ["local", "global", "fused"]
@@ -109,8 +106,7 @@ def test_measures_are_as_defined() -> None:
 
 def test_nothing_depends_on_place_scale_order_or_numbers_of_classes() -> None:
     order = torch.randperm(25, generator=torch.Generator().manual_seed(1))
-    turn = torch.linalg.qr(X[:3])[0]
-    changed = Separation.of(5 * (X @ turn)[order] + 2, 3 * LABELS[order] + 1)
+    changed = Separation.of(5 * (X @ torch.linalg.qr(X[:3])[0])[order] + 2, 3 * LABELS[order] + 1)
     assert vars(changed) == pytest.approx(vars(Separation.of(X, LABELS)))
 
 

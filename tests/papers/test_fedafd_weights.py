@@ -15,8 +15,7 @@ from polyfed.runs.opened import open_run
 
 
 def channel(values: list[list[float]], kinds: tuple[str, ...] = ("uni-modal", "multi-modal")) -> ChannelWeights:
-    clients = tuple(f"c{k}" for k in range(len(values)))
-    return ChannelWeights("sound", 3, clients, kinds, np.array(values), (0,))
+    return ChannelWeights("sound", 3, tuple(f"c{k}" for k in range(len(values))), kinds, np.array(values), (0,))
 
 
 def test_shares_by_hand() -> None:
@@ -61,14 +60,11 @@ def test_weights_of_a_run(fedafd_run: Path) -> None:
 
 def test_a_drawing_and_a_table(fedafd_run: Path) -> None:
     result = Weights(samples=3).answer(open_run(fedafd_run))
-    assert result.draw is not None
     map_axes = result.draw().axes[0]
     shown = map_axes.images[0].get_array()
     np.testing.assert_array_equal(shown, np.array(result.figures["channels"]["image"]["values"]))
     assert len(map_axes.texts) == 9
-    many = Weights(samples=50).answer(open_run(fedafd_run))
-    assert many.draw is not None
-    assert len(many.draw().axes[0].texts) == 0
+    assert len(Weights(samples=50).answer(open_run(fedafd_run)).draw().axes[0].texts) == 0
     names = [row[0] for row in result.tables[0].rows]
     assert names == ["multi-modal (2)", "uni-modal (1)", "paired-0", "paired-1", "image"]
 

@@ -51,8 +51,7 @@ def masks():
 
 @pytest.fixture
 def weights(masks):
-    drawn = torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return drawn * masks[0]
+    return torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * masks[0]
 
 
 def test_tokens_equal_loops(sides, masks, weights):
@@ -75,8 +74,7 @@ def test_samples_without_valid_tokens_count_as_nothing_and_harm_no_gradient(side
 
 
 def test_weights_are_clipped_to_quantiles_of_valid_tokens():
-    stream = torch.Generator().manual_seed(2)
-    attention = torch.rand(3, 9, dtype=torch.float64, generator=stream).softmax(1)
+    attention = torch.rand(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).softmax(1)
     attention[0, 4] = 5.0
     mask = torch.ones(3, 9, dtype=torch.bool)
     mask[1, 5:] = mask[2] = False
@@ -154,10 +152,8 @@ def scores():
 @pytest.mark.parametrize("iterations", [0, 1, 3, 20])
 @pytest.mark.parametrize("epsilon", [0.05, 0.7])
 def test_sinkhorn_equals_loops(scores, epsilon, iterations):
-    actual = sinkhorn(scores, epsilon, iterations)
-    torch.testing.assert_close(
-        actual, torch.tensor(sinkhorn_by_loops(scores, epsilon, iterations), dtype=torch.float64)
-    )
+    expected = torch.tensor(sinkhorn_by_loops(scores, epsilon, iterations), dtype=torch.float64)
+    torch.testing.assert_close(sinkhorn(scores, epsilon, iterations), expected)
 
 
 def test_both_marginals_in_the_limit(scores):

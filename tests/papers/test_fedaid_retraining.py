@@ -200,7 +200,6 @@ def test_rows_columns_and_differences(fedavg_run: Path) -> None:
     assert first.columns == ("model", "paired-0", "paired-1", "average")
     on = [f"server, on paired-{k}, 4 steps" for k in range(2)]
     assert [line[0] for line in first.rows] == ["server, round 1", *on]
-    assert result.draw is not None
     assert len(result.draw().axes) == 4
     again = run_retraining(Retrainable(open_run(fedavg_run)), "server", "each", Plan("deep", steps=4, lr=0.05))
     assert again.figures == result.figures
@@ -243,8 +242,7 @@ def test_layers_of_every_encoder(encoder: Any, count: int, before: str, first: s
     result = depth_of(model(sound=encoder))
     assert result.counts == {"sound": count}
     for part, number in ((before, 0), (first, 1), (last, count), (behind, count + 1)):
-        layers = {layer for name, layer in result.layer.items() if name.startswith(f"encoders.sound.{part}")}
-        assert number in layers
+        assert number in {layer for name, layer in result.layer.items() if name.startswith(f"encoders.sound.{part}")}
     assert {layer for name, layer in result.layer.items() if name.startswith("encoders.sound.")} == {*range(count + 2)}
     assert all(layer == count + 1 for name, layer in result.layer.items() if not name.startswith("encoders."))
     assert any(name.startswith("heads.labels.") for name in result.layer)
@@ -257,24 +255,20 @@ def test_an_aligner_is_deep(encoder: Any) -> None:
     assert {layer for name, layer in result.layer.items() if ".aligner." in name} == {4}
 
 
-@pytest.mark.parametrize(
-    ("depth", "deepest"), [(None, [1, 2]), (3, [3, 3]), ({"words": 4}, [1, 4]), (1, [1, 1]), (0, [0, 0])]
-)
-def test_shallow_is_up_to_a_depth_half_by_default_and_deep_the_rest(depth: Any, deepest: list[int]) -> None:
+def test_shallow_is_up_to_a_depth_half_by_default_and_deep_the_rest() -> None:
     built = model(sound=SMALL, words=Bert(size="mini"))
     layer = depth_of(built).layer
     assert chosen_tensors(built, "all") == set(built.state_dict())
-    shallow, deep = chosen_tensors(built, "shallow", depth), chosen_tensors(built, "deep", depth)
-    assert shallow | deep == set(built.state_dict())
-    assert not shallow & deep
-    assert [max(layer[name] for name in shallow if f".{one}." in name) for one in ("sound", "words")] == deepest
+    for depth, deepest in ((None, [1, 2]), (3, [3, 3]), ({"words": 4}, [1, 4]), (1, [1, 1]), (0, [0, 0])):
+        shallow, deep = chosen_tensors(built, "shallow", depth), chosen_tensors(built, "deep", depth)
+        assert shallow | deep == set(built.state_dict())
+        assert not shallow & deep
+        assert [max(layer[name] for name in shallow if f".{one}." in name) for one in ("sound", "words")] == deepest
 
 
 @pytest.mark.parametrize("encoder", [Bag(width=8), GRU(width=8)])
 def test_encoders_without_layers(encoder: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"the encoder of 'words' \(_\w+\) has no layers to separate shallow from deep"
-    ):
+    with pytest.raises(ConfigError, match=r"encoder of 'words' \(_\w+\) has no layers to separate shallow from deep"):
         chosen_tensors(model(words=encoder), "deep")
     assert chosen_tensors(model(words=encoder), "all")
 
@@ -342,16 +336,14 @@ def test_distortion_is_before_minus_after(fedavg_run: Path) -> None:
     table, first, _ = result.tables
     assert [line[0] for line in table.rows] == ["on paired-0", "on paired-1", "average"]
     assert first.rows[0][0] == "server, round 1"
-    assert result.draw is not None
     assert len(result.draw().axes) == 6  # two figures and the decrease, each with its colours
 
 
 def test_means_over_who_trained() -> None:
-    before = {"a": {"similarity": 0.6, "R@1": 5.0}, "b": {"similarity": 0.3, "R@1": 5.0}}
-    after = {
-        name: {"a": {"similarity": low, "R@1": 10 * low}, "b": {"similarity": high, "R@1": 10 * high}}
-        for name, low, high in (("a", 0.1, 0.3), ("b", 0.5, 0.2))
-    }
+    def values(a: float, b: float) -> dict[str, dict[str, float]]:
+        return {name: {"similarity": value, "R@1": 10 * value} for name, value in (("a", a), ("b", b))}
+
+    before, after = values(0.6, 0.3), {"a": values(0.1, 0.3), "b": values(0.5, 0.2)}
     result = distortion_result("run", [Retrained("server", 3, name, 2, before, after[name]) for name in "ab"])
     assert result.figures["mean_decrease"]["a"] == pytest.approx((0.5 + 0.1) / 2)
     assert result.figures["mean_decrease"]["b"] == pytest.approx((0.0 + 0.1) / 2)
@@ -359,11 +351,8 @@ def test_means_over_who_trained() -> None:
 
 
 def test_what_cannot_be_distorted(fedavg_run: Path, fedafd_run: Path) -> None:
-    opened = Retrainable(open_run(fedavg_run))
-    bare = with_settings(opened.run, algorithm=ServerOnly())
+    bare = with_settings(Retrainable(open_run(fedavg_run)).run, algorithm=ServerOnly())
     with pytest.raises(ConfigError, match="'server_only' has no length of local training; set steps"):
         run_distortion(Retrainable(bare))
-    assert list(run_distortion(Retrainable(open_run(fedafd_run)), plan=Plan(steps=1)).figures["steps"].values()) == [
-        1,
-        1,
-    ]
+    figures = run_distortion(Retrainable(open_run(fedafd_run)), plan=Plan(steps=1)).figures
+    assert list(figures["steps"].values()) == [1, 1]

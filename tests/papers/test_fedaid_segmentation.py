@@ -29,25 +29,17 @@ from polyfed.models.towers import LocalFeatures
 CUT = {"source": "scenes", "mask": "mask", "decoder": [8, 8], "fit": {"epochs": 2}, "draws": 2, "shares": [0.2, 1.0]}
 
 
-@pytest.mark.parametrize(
-    ("encoder", "sides"),
-    [
-        ({"name": "resnet", "widths": [8, 12, 16], "depths": [1, 1, 1], "stem": "medium"}, (8, 16, 32)),
-    ],
-)
-def test_a_convolutional_network_gives_every_resolution(
-    encoder: dict[str, object], sides: object, tmp_path: Path
-) -> None:
-    image = {"view": {"name": "pixels", "size": 64}, **encoder}
+def test_a_convolutional_network_gives_every_resolution(tmp_path: Path) -> None:
+    image = {"name": "resnet", "widths": [8, 12, 16], "depths": [1, 1, 1], "stem": "medium"}
+    image["view"] = {"name": "pixels", "size": 64}
     settings = ModelSettings.model_validate({"dim": 8, "encoders": {"image": image}})
     context = DataContext(tmp_path)
     frozen = FrozenModel("random", settings.build({}, context), {"image": settings.encoders["image"].view}, context)
     trunk = frozen.trunk("image")
-    assert trunk is not None
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     reader = MapReader.of(trunk, x[:1], "test")
     maps = reader(x)
-    assert reader.sides == tuple(value.shape[2] for value in maps) == sides
+    assert reader.sides == tuple(value.shape[2] for value in maps) == (8, 16, 32)
     torch.testing.assert_close(maps[0].flatten(2).transpose(1, 2), trunk(x).local)
     decoder = reader.decoder((8, 4), 64)
     assert isinstance(decoder, UNetDecoder)
@@ -82,9 +74,8 @@ def test_stopping_keeps_the_lowest_and_waits_its_patience(values: list[float], e
 
     def fitted(watch: object, most: int) -> None:
         fit = DecoderFit(lr=1e-9, weight_decay=0.0, epochs=most, patience=2, batch_size=2)
-        fit_decoder(
-            layer, Images(), torch.arange(2), watch, lambda x, _: x.sum(), fit, torch.Generator().manual_seed(0)
-        )  # type: ignore[arg-type]
+        stream = torch.Generator().manual_seed(0)
+        fit_decoder(layer, Images(), torch.arange(2), watch, lambda x, _: x.sum(), fit, stream)  # type: ignore[arg-type]
 
     fitted(validation, max(epochs, len(values)))
     assert (seen[0], round(layer.weight.item())) == (epochs, kept)
@@ -124,18 +115,15 @@ def test_the_baseline_is_the_mean_of_the_training_masks(make_bench: Any) -> None
     reader = probe.feature_reader(bench, "task")
     train, test = (probe.split_images(bench, "task", [name], reader).masks.double() for name in ("train", "test"))
     guess = (train.mean(0) > 0.5).double()
-    scores = [
-        100 * (2 * (guess * mask).sum() / (guess.sum() + mask.sum())).item() if (guess + mask).sum() else 100.0
-        for mask in test
-    ]
+    both = [(2 * (guess * mask).sum().item(), (guess.sum() + mask.sum()).item()) for mask in test]
+    scores = [100 * common / total if total else 100.0 for common, total in both]
     assert values_of(result)[0]["mean_mask"] == [pytest.approx(sum(scores) / len(scores))]
 
 
 def test_segmentation_learns_more_than_the_mean_mask(make_bench: Any) -> None:
     bench = make_bench(many=Scenes(train=100, validation=10, test=20, size=16, difficulty=0.0))
-    probe = SegmentationProbe(
-        source="many", mask="mask", decoder=(16, 8), draws=1, shares=(1.0,), fit={"epochs": 6, "lr": 0.01}
-    )
+    fit = {"epochs": 6, "lr": 0.01}
+    probe = SegmentationProbe(source="many", mask="mask", decoder=(16, 8), draws=1, shares=(1.0,), fit=fit)
     (row,) = values_of(outcome(probe, bench))
     assert row["dice"][0] > row["mean_mask"][0] + 10
 
@@ -147,8 +135,7 @@ def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tm
     pictures = [{"bytes": buffer.getvalue(), "path": None}] * 3
     good, damaged = pa.array([buffer.getvalue()] * 3), pa.array([buffer.getvalue()] * 2 + [b"no image"])
     for name, masks in (("train", good), ("test", damaged)):
-        table = pa.table({"image": pictures, "mask": masks})
-        pq.write_table(table, tmp_path / f"{name}.parquet")
+        pq.write_table(pa.table({"image": pictures, "mask": masks}), tmp_path / f"{name}.parquet")
     bench = make_bench(bytes=Parquet(path=str(tmp_path), columns={"image": "image"}))
     probe = SegmentationProbe(**CUT | {"source": "bytes", "validation": None})
     with pytest.raises(DataError, match=r"tasks\.task\.mask: .*test, column 'mask', row 2: not a readable image"):
@@ -159,9 +146,8 @@ def test_masks_that_cannot_be_read_are_found_before_any_work(make_bench: Any, tm
 def test_an_encoder_without_positions_cannot_segment(make_bench: Any) -> None:
     bench = make_bench()
     bench.subject.model.encoders["image"] = torch.nn.Flatten()
-    assert (
-        SegmentationProbe(**CUT).unsuitable(bench) == "the encoder of 'image' (Flatten) gives no features by position"
-    )
+    reason = SegmentationProbe(**CUT).unsuitable(bench)
+    assert reason == "the encoder of 'image' (Flatten) gives no features by position"
 
 
 def test_words_are_not_a_grid(make_bench: Any) -> None:

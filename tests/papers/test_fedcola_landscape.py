@@ -167,11 +167,7 @@ def test_the_landscape_of_a_run_is_of_its_public_set(tiny_run: Path) -> None:
     model = opened.server_model("last").model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     result = landscape.Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(opened)
-    assert tuple(result.figures[name] for name in ("data", "samples", "batch")) == (
-        "public set (scenes, train)",
-        20,
-        16,
-    )
+    assert [result.figures[name] for name in ("data", "samples", "batch")] == ["public set (scenes, train)", 20, 16]
     assert [len(row) for row in result.figures["losses"]] == [3, 3, 3]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     again = landscape.Landscape(samples=20, grid=3, extent=0.5, steps=6).answer(open_run(tiny_run))

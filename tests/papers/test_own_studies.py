@@ -42,8 +42,7 @@ def test_the_damped_server_steps_by_the_paired_clients_share_of_samples() -> Non
     if "POLYFED_DATA" not in os.environ:
         pytest.skip("POLYFED_DATA is not set: no real data")
     study = Study.load(STUDIES["fedcola/t2"])
-    base = resolve(study, "ca+cp+cl", (), Places(Path(os.environ["POLYFED_DATA"])))
-    held = planned_holdings(base).holdings.values()
+    held = planned_holdings(resolve(study, "ca+cp+cl", (), Places(Path(os.environ["POLYFED_DATA"])))).holdings.values()
     share = sum(held.samples for held in held if held.group == "paired") / sum(held.samples for held in held)
     damped: Any = resolve(study, "fedavg, damped", (), Places()).algorithm
     optimizer = damped.averaging.server_optimizer

@@ -31,18 +31,12 @@ def test_tsne_keeps_neighbours_and_is_the_same_each_time() -> None:
     positions = tsne(x)
     assert Separation.of(positions, labels).silhouette > 0.7 > 0.5 > Separation.of(pca(x), labels).silhouette
     assert torch.equal(positions, tsne(x))
-    close = torch.cdist(positions, positions).fill_diagonal_(math.inf).argmin(1)
-    assert torch.equal(labels[close], labels)
+    assert torch.equal(labels[torch.cdist(positions, positions).fill_diagonal_(math.inf).argmin(1)], labels)
 
 
 def test_few_and_equal_points_have_places() -> None:
-    for x in (
-        drawn(1, 3),
-        drawn(2, 3),
-        drawn(4, 3),
-        torch.ones(6, 3),
-        torch.cat([torch.zeros(5, 3), torch.ones(5, 3)]),
-    ):
+    equal = torch.ones(6, 3), torch.cat([torch.zeros(5, 3), torch.ones(5, 3)])
+    for x in (drawn(1, 3), drawn(2, 3), drawn(4, 3), *equal):
         positions = project(x, "tsne")
         assert positions.shape == (len(x), 2)
         assert positions.isfinite().all()

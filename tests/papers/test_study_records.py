@@ -31,9 +31,8 @@ def record(item: str = "Table 1", runs: int = 20, digests: str = "", **more: Any
     labels = [f"{row}, {label}, seed {k}" for k in range(5) for row in ("tiny", "prox") for label in "15"][:runs]
     code = {row: ["0.1.0 abc"] for row in study.rows}
     results = Results(study, values, cells={label: digests + label for label in labels}, code=code)
-    return StudyRecord(
-        "creamfl/t1", "small", results, {row: Again(f"{row}, 1, seed 0", "0.1.0 abc") for row in study.rows}
-    )
+    again = {row: Again(f"{row}, 1, seed 0", "0.1.0 abc") for row in study.rows}
+    return StudyRecord("creamfl/t1", "small", results, again)
 
 
 def test_a_record_on_a_page() -> None:
@@ -60,8 +59,7 @@ def test_a_row_whose_cell_was_not_run_again_is_marked_and_decides_nothing() -> N
 
 
 def test_without_axes_the_last_column_is_the_difference_of_what_is_claimed() -> None:
-    claims = {"method": ["prox > tiny on r1"]}
-    study = Study.model_validate(tiny_study(base=tiny_experiment(), seeds=5, claims=claims))
+    study = Study.model_validate(tiny_study(base=tiny_experiment(), seeds=5, claims={"method": ["prox > tiny on r1"]}))
     by_seed = {seed: 10.0 + seed for seed in study.seeds}
     values = {("tiny", (), "r1"): by_seed, ("prox", (), "r1"): {seed: 1.1 * value for seed, value in by_seed.items()}}
     assert StudyRecord("creamfl/t1", "small", Results(study, values)).table == (
@@ -100,15 +98,11 @@ def test_how_much_was_run() -> None:
 
 
 def test_claims_on_methods_and_parts_count_once_where_items_share_runs() -> None:
-    same = {
-        "part": ["tiny < prox on r1 at 1"],
-        "setting": ["tiny at 5 > tiny at 1 on r1"],
-    }  # the first shows it as well
+    # the first shows it as well
+    same = {"part": ["tiny < prox on r1 at 1"], "setting": ["tiny at 5 > tiny at 1 on r1"]}
     asked = record(source=None, claims={"setting": ["prox < tiny on r1 at 5"]})
     others = record("Table 2", claims=same), record("Table 3", digests="of other runs ", claims=same), asked
     counts = pages.counted([record(), *others])
-    assert (counts["creamfl"], counts["polyfed"]) == (
-        {"seen": 2, "not seen here": 1, "setting not seen here": 2},
-        {"setting seen": 1},
-    )
+    assert counts["creamfl"] == {"seen": 2, "not seen here": 1, "setting not seen here": 2}
+    assert counts["polyfed"] == {"setting seen": 1}
     assert [pages.of_settings(counts[paper]) for paper in ("creamfl", "fedcola")] == ["0 of 2 seen", ""]

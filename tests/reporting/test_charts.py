@@ -14,16 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
-from polyfed.reporting.charts import (
-    BarPart,
-    BarRows,
-    Chart,
-    ChartLine,
-    CountMap,
-    FigureSheet,
-    RoundChart,
-    stacked_chart,
-)
+from polyfed.reporting.charts import BarPart, BarRows, ChartLine, CountMap, FigureSheet, RoundChart, stacked_chart
 from polyfed.reporting.figures import COLOURS, GREY, INK, VARIABLES
 from polyfed.reporting.markup import markdown_templates, resource
 from polyfed.reporting.run_figures import run_figures, spread_chart
@@ -35,7 +26,7 @@ def line_chart(*series: dict[int, float]) -> RoundChart:
     return RoundChart("t", "u", [ChartLine("a", values) for values in series])
 
 
-def hovering(chart: Chart) -> list[str]:
+def hovering(chart) -> list[str]:
     """Texts under the pointer, in the order of drawing."""
     return titles_of(FigureSheet("figure", [[chart]]).svg)
 
@@ -48,8 +39,7 @@ def hovering(chart: Chart) -> list[str]:
     [((1.0, 9.0), True), ((8.0, 9.0), False), ((-1.0, 9.0), False), ((5.0, 5.0), True), ((-5.0, -5.0), False)],
 )
 def test_axes_begin_at_zero_unless_the_values_lie_far_from_it(values, at_zero):
-    chart = line_chart(dict(enumerate(values)))
-    (axes,) = FigureSheet("figure", [[chart]]).draw().axes
+    (axes,) = FigureSheet("figure", [[line_chart(dict(enumerate(values)))]]).draw().axes
     assert (axes.get_ylim()[0] == 0) == at_zero
 
 
@@ -79,12 +69,10 @@ def test_spread_over_clients(carry, means):
     assert (band.low[3], band.high[3]) == ((20.0, 30.0) if carry else (20.0, 20.0))
 
 
-@pytest.mark.parametrize(
-    ("clients", "labels"), [(20, [*(f"c{n}" for n in range(20)), "mean"]), (21, ["lowest", "highest", "mean"])]
-)
-def test_many_clients_have_no_line_of_their_own(clients, labels):
-    series = {f"c{n}": {1: float(n), 2: 5.0} for n in range(clients)}
-    assert [line.label for line in spread_chart("t", "u", series, 1).lines] == labels
+def test_many_clients_have_no_line_of_their_own():
+    for clients, labels in ((20, [*(f"c{n}" for n in range(20)), "mean"]), (21, ["lowest", "highest", "mean"])):
+        series = {f"c{n}": {1: float(n), 2: 5.0} for n in range(clients)}
+        assert [line.label for line in spread_chart("t", "u", series, 1).lines] == labels
 
 
 def test_long_runs_have_thinned_tables():
@@ -198,10 +186,6 @@ def axes_of(records: RunRecords, name: str) -> list[Axes]:
 
 def drawn_lines(axes: Axes) -> set[tuple[float, ...]]:
     return {tuple(np.asarray(line.get_ydata()).tolist()) for line in axes.lines if len(line.get_xdata())}
-
-
-def test_an_empty_run_has_no_plots(tmp_path):
-    assert run_figures(RunRecords.load(tmp_path)) == {}
 
 
 def test_server_curves_show_the_recorded_values_and_chance(records):

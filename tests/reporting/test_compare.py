@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -114,9 +115,7 @@ def test_drawing(runs, tmp_path):
 CREAM, ALONE = {0: 24.0, 1: 26.5, 2: 25.0, 3: 29.0}, {0: 20.0, 1: 21.0, 2: 24.5, 3: 22.0}
 
 
-def run_with(
-    folder: Path, seed: int | None, test: list[float], validation: list[float] = (), **more: object
-) -> RunRecords:
+def run_with(folder: Path, seed: int | None, test: list[float], validation: Any = (), **more: Any) -> RunRecords:
     """A run whose server has these test (and validation) values in rounds 0, 1, ...; clients' are final."""
     folder.mkdir(parents=True)
     clients = more.pop("clients", {})
@@ -126,10 +125,8 @@ def run_with(
         for split, values in series.items()
         for number, value in enumerate(values)
     ]
-    lines += [
-        {"round": 1, "participant": client, "kind": "test", "metrics": {"accuracy": value}}
-        for client, value in clients.items()
-    ]
+    of_client = {"round": 1, "kind": "test"}
+    lines += [of_client | {"participant": one, "metrics": {"accuracy": value}} for one, value in clients.items()]
     write_lines(folder / "metrics.jsonl", lines)
     (folder / "config.yaml").write_text(json.dumps({"run": {"seed": seed}, **more}))
     return RunRecords.load(folder)
@@ -189,9 +186,8 @@ def test_each_run_is_compared_by_its_own_model(tmp_path: Path) -> None:
 
 def test_one_configuration_gets_the_command_of_its_twin(tmp_path: Path) -> None:
     server = {"source": "shop", "validation_split": "validation"}
-    folder = write_run(
-        tmp_path / "mine", rounds=2, algorithm={"name": "creamfl"}, public={"source": "shop"}, server=server
-    )
+    config = {"algorithm": {"name": "creamfl"}, "public": {"source": "shop"}, "server": server}
+    folder = write_run(tmp_path / "mine", rounds=2, **config)
     notes = comparison_table(compare([RunRecords.load(folder)])).notes
     command = f"polyfed run {folder}/config.yaml --twin server-only --out {folder}-server-only"
     assert notes[-1] == f"A single configuration has no counterpart; its server alone: {command}."
@@ -216,15 +212,8 @@ def test_one_common_seed_has_no_interval_and_few_prove_nothing(tmp_path: Path) -
         "One common seed has no spread and no interval: at least two are needed.",
         "Differences over fewer than 5 seeds prove nothing.",
     )
-    assert item.to_json() == {
-        "figure": "server r1_sum",
-        "against": "alone-0",
-        "seeds": [0],
-        "mean": 2.0,
-        "std": None,
-        "interval_95": None,
-        "smallest": 2.0,
-    }
+    figures = {"seeds": [0], "mean": 2.0, "std": None, "interval_95": None, "smallest": 2.0}
+    assert item.to_json() == {"figure": "server r1_sum", "against": "alone-0"} | figures
     comparisons = compare(two(tmp_path / "2", {0: 3.0, 1: 3.0}, {0: 1.0, 1: 1.0}))
     (item,) = differences = paired_differences(comparisons)
     low, high = item.interval

@@ -62,7 +62,6 @@ def overlap(one: Bbox, other: Bbox) -> bool:
 
 
 def drawn(result: AnalysisResult) -> Figure:
-    assert result.draw is not None
     return result.draw()
 
 

@@ -15,16 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polyfed.reporting.charts import (
-    BarPart,
-    BarRows,
-    ChartBand,
-    ChartLine,
-    CountMap,
-    RoundChart,
-    sheet_of,
-    stacked_chart,
-)
+from polyfed.reporting import charts
+from polyfed.reporting.charts import BarPart, BarRows, ChartBand, ChartLine, CountMap, RoundChart, stacked_chart
 
 TINY, NEAR = (0.0, -0.0, 5e-324, -5e-324, 1e-310), (2.883861842751503, 2.8838618427515034, 1e16, 1e16 + 2)
 ODD = (*TINY, *NEAR, 1e100, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan)
@@ -37,8 +29,7 @@ def drawn(chart: Any) -> None:
     """Draw as SVG and as a PNG file; a chart without a value is false and is not drawn."""
     if isinstance(chart, RoundChart) and not chart:
         return
-    sheet = sheet_of("figure", [chart])
-    assert sheet is not None
+    sheet = charts.sheet_of("figure", [chart])
     ElementTree.fromstring(sheet.svg)
     assert not re.search(r"\b(nan|inf)\b", re.sub("<(title|text)[^>]*>[^<]*<", "<", sheet.svg))
     assert sheet._repr_png_().startswith(b"\x89PNG")
@@ -52,8 +43,7 @@ def drawn(chart: Any) -> None:
 @example([{1: 5e-324}], "r1")
 def test_lines_and_bands_draw(series: list[dict[int, float]], name: str) -> None:
     lines = [ChartLine(name, values, number) for number, values in enumerate(series)]
-    bands = [ChartBand(line.finite, line.finite) for line in lines]
-    drawn(RoundChart(name, "%", lines, bands=bands))
+    drawn(RoundChart(name, "%", lines, bands=[ChartBand(line.finite, line.finite) for line in lines]))
 
 
 @settings(max_examples=5, deadline=None)
@@ -70,11 +60,9 @@ def test_stacked_bars_draw(series: list[dict[int, float]]) -> None:
 @example([2.883861842751503, 2.8838618427515034] * 2, "r1")
 @example([math.nan] * 4, "r1")
 def test_maps_and_bars_draw(values: list[float], name: str) -> None:
-    grid = np.abs(np.array(values).reshape(2, 2))
-    counts = np.nan_to_num(grid, nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
+    counts = np.nan_to_num(np.abs(np.array(values).reshape(2, 2)), nan=0, posinf=0).clip(0, 2**40).astype(np.int64)
     drawn(CountMap(name, [name, "b"], counts, "column", ["x", name], name))
-    parts = [BarPart(float(count), name, 1) for count in counts.flat]
-    drawn(BarRows(name, {name: parts}, {name: "all"}))
+    drawn(BarRows(name, {name: [BarPart(float(count), name, 1) for count in counts.flat]}, {name: "all"}))
 
 
 def test_thousands_of_rounds_draw() -> None:

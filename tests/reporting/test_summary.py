@@ -18,12 +18,10 @@ from polyfed.reporting.summary import RunSummary, finished_twin, finished_zero_s
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_measured, write_run
 
+Metrics = dict[str, float]
+records = RunRecords.load
 SERVER = {"source": "shop", "validation_split": "validation"}
 FEDERATION = {"data": {"sources": {}}, "public": {"source": "shop"}, "server": SERVER, "clients": {"image": {}}}
-
-
-def records(folder: Path) -> RunRecords:
-    return RunRecords.load(folder)
 
 
 def run_of(folder: Path, algorithm: str, **changes: object) -> RunRecords:
@@ -35,76 +33,59 @@ def run_of(folder: Path, algorithm: str, **changes: object) -> RunRecords:
     return records(folder)
 
 
-def test_the_end_fits_a_terminal_of_thirty_rows_and_eighty_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_fits_a_terminal_of_30_rows_and_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_of(Path("runs/twin"), "server_only")
     stream = io.StringIO()
     Console(file=stream, width=80).print(RunSummary(run_of(Path("runs/creamfl"), "creamfl")))
-    lines = stream.getvalue().splitlines()
-    assert len(lines) <= 30
+    assert len(stream.getvalue().splitlines()) <= 30
     text = " ".join(stream.getvalue().split())
     gain = "Gain over its server alone (56.43, round 12): +0.00, 95 % interval"  # the twin has the same records
     for part in ("times chance", gain, "one seed.", "report.html", "polyfed evaluate", "polyfed export"):
         assert part in text
 
 
+def accurate(value: float, constant: float, **sizes: float) -> Metrics:
+    return {"accuracy": value, "accuracy_of_constant": constant} | sizes
+
+
+def recalled(name: str, value: float, images: float, texts: float) -> Metrics:
+    positives = f"{name.rpartition('_')[0]}_positives_per_query"
+    return {name: value, "gallery_image": images, "gallery_text": texts, positives: 1.0}
+
+
 @pytest.mark.parametrize(
     ("metrics", "expected"),
     [
-        (
-            {"accuracy": 10.0, "accuracy_of_constant": 10, "n": 50.0},
-            "accuracy is 10.00 %, 95 % interval 3.3 to 21.8, no better than chance (10.00 %)",
-        ),
-        ({"accuracy": 54.0, "accuracy_of_constant": 50, "n": 10_000.0}, "to 55.0, 1.08 times chance (50.00 %)"),
-        ({"accuracy": 54.0, "accuracy_of_constant": 50, "n": 100.0}, "to 64.0, no better than chance (50.00 %)"),
-        ({"accuracy": 54.0, "accuracy_of_constant": 50}, "54.00 %, 1.08 times chance (50.00 %)"),
-        ({"accuracy": 50.0, "accuracy_of_constant": 50}, "50.00 %, no better than chance (50.00 %)"),
-        (
-            {"image_to_text_r@19": 100.0, "gallery_text": 1000.0, "gallery_image": 1000.0}
-            | {"image_to_text_positives_per_query": 1.0},
-            "to 100.0, 52.6 times chance (1.90 %)",
-        ),
-        (
-            {"image_to_text_r@19": 100.0, "gallery_text": 20.0, "gallery_image": 20.0}
-            | {"image_to_text_positives_per_query": 1.0},
-            "to 100.0, no better than chance (95.00 %)",
-        ),
+        (accurate(10.0, 10, n=50), "accuracy is 10.00 %, 95 % interval 3.3 to 21.8, no better than chance (10.00 %)"),
+        (accurate(54.0, 50, n=10_000), "to 55.0, 1.08 times chance (50.00 %)"),
+        (accurate(54.0, 50, n=100), "to 64.0, no better than chance (50.00 %)"),
+        (accurate(54.0, 50), "54.00 %, 1.08 times chance (50.00 %)"),
+        (accurate(50.0, 50), "50.00 %, no better than chance (50.00 %)"),
+        (recalled("image_to_text_r@19", 100.0, 1000, 1000), "to 100.0, 52.6 times chance (1.90 %)"),
+        (recalled("image_to_text_r@19", 100.0, 20, 20), "to 100.0, no better than chance (95.00 %)"),
         # captions of one image are not separate trials
-        (
-            {"text_to_image_r@10": 42.0, "text_to_image_positives_per_query": 1.0}
-            | {"gallery_image": 30.0, "gallery_text": 150.0},
-            "no better than chance (33.33 %)",
-        ),
-        (
-            {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 150.0, "items": 30.0},
-            "no better than chance (33.33 %)",
-        ),
-        ({"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 150.0}, "1.3 times chance (33.33 %)"),
+        (recalled("text_to_image_r@10", 42.0, 30, 150), "no better than chance (33.33 %)"),
+        (accurate(42.0, 100 / 3, n=150, items=30), "no better than chance (33.33 %)"),
+        (accurate(42.0, 100 / 3, n=150), "1.3 times chance (33.33 %)"),
     ],
 )
-def test_better_than_chance_depends_on_the_number_of_test_items(
-    tmp_path: Path, metrics: dict[str, float], expected: str
-) -> None:
+def test_better_than_chance_depends_on_the_number_of_items(tmp_path: Path, metrics: Metrics, expected: str) -> None:
     folder = write_run(tmp_path / "run")
     write_measured(folder, {"server": metrics})
     assert expected in RunSummary(records(folder)).verdict
 
 
 def test_an_interval_that_the_evaluation_kept_decides(tmp_path: Path) -> None:
-    folder, metrics = write_run(tmp_path / "run"), {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 150.0}
-    line = {"round": 1, "participant": "server", "kind": "test", "metrics": metrics}
+    folder, line = write_run(tmp_path / "run"), measured_line(accurate(42.0, 100 / 3, n=150))
     write_lines(folder / "metrics.jsonl", [line | {"intervals": {"accuracy": [30.0, 54.0]}}])
     assert "is 42.00 %, 95 % interval 30.0 to 54.0, no better than chance" in RunSummary(records(folder)).verdict
 
 
 @pytest.mark.parametrize(("test", "expected"), [("all", "no better than chance"), ("dealt", "1.3 times chance")])
 def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str, expected: str) -> None:
-    group = {"source": "shop", "test_split": "test", "test": test}
-    folder = write_run(tmp_path / "run", clients={"image": group})
-    one = {"accuracy": 42.0, "accuracy_of_constant": 100 / 3, "n": 40.0}
-    write_measured(folder, {f"image-{number}": one for number in range(4)})
+    folder = write_run(tmp_path / "run", clients={"image": {"source": "shop", "test_split": "test", "test": test}})
+    write_measured(folder, {f"image-{number}": accurate(42.0, 100 / 3, n=40) for number in range(4)})
     assert expected in RunSummary(records(folder)).verdict
 
 
@@ -117,7 +98,7 @@ def test_clients_that_share_their_test_items_add_none(tmp_path: Path, test: str,
 )
 def test_without_a_server_the_clients_are_judged(tmp_path: Path, values: dict[str, float], judged: str) -> None:
     folder = write_run(tmp_path / "run")
-    write_measured(folder, {name: {"accuracy": value, "accuracy_of_constant": 25} for name, value in values.items()})
+    write_measured(folder, {name: accurate(value, 25) for name, value in values.items()})
     assert RunSummary(records(folder)).verdict.startswith(f"{judged} chance (25.00 %), after")
 
 
@@ -136,9 +117,7 @@ def test_a_run_without_metrics(tmp_path: Path) -> None:
         ("local", {"clients": {"text": {}}}),
     ],
 )
-def test_a_run_of_another_federation_seed_or_length_is_not_a_twin(
-    tmp_path: Path, algorithm: str, changes: dict[str, object]
-) -> None:
+def test_a_run_of_another_federation_seed_or_length_is_no_twin(tmp_path: Path, algorithm: str, changes: Any) -> None:
     run_of(tmp_path / "alone", algorithm, **changes)
     assert finished_twin(run_of(tmp_path / "creamfl", "creamfl"), algorithm) is None
 
@@ -152,7 +131,7 @@ def test_a_run_of_another_federation_seed_or_length_is_not_a_twin(
     ],
 )
 def test_the_baseline_that_is_advised_is_a_twin_that_there_is(
-    tmp_path: Path, changes: dict[str, object], kind: str, words: str
+    tmp_path: Path, changes: Any, kind: str, words: str
 ) -> None:
     mine, folder = run_of(tmp_path / "work/runs/my run", "creamfl", **changes), tmp_path / "work/runs/my run"
     command = f"polyfed run '{folder}/config.yaml' --twin {kind} --out '{folder}-{kind}'"
@@ -198,16 +177,13 @@ def test_the_gain_over_untouched_encoders_is_a_sentence(tmp_path: Path, gain: fl
 
 def test_the_gain_over_training_alone_has_an_interval_from_both(tmp_path: Path) -> None:
     mine, twin = run_of(tmp_path / "mine", "fedavg"), run_of(tmp_path / "alone", "local")
-    server = {"server": {"accuracy": 60.0, "accuracy_of_constant": 25, "n": 500.0}}
+    server = {"server": accurate(60.0, 25, n=500)}
     for one, value, more in ((twin, 20.0, {}), (mine, 50.0, {}), (mine, 50.0, server)):
-        measured = {"accuracy": value, "accuracy_of_constant": 25, "n": 50.0}
-        write_measured(one.folder, more | {f"image-{k}": measured for k in range(2)})
+        write_measured(one.folder, more | {f"image-{k}": accurate(value, 25, n=50) for k in range(2)})
         subject = "Its clients' accuracy, 50.00: gain" if more else "Gain"
         if one is mine:  # 39.8 to 60.2 less 12.7 to 29.2
-            (lines_told,) = RunSummary(records(mine.folder)).gains
-            assert (
-                lines_told == f"{subject} over training alone (20.00): +30.00, 95 % interval +16.3 to +42.5, one seed."
-            )
+            expected = f"{subject} over training alone (20.00): +30.00, 95 % interval +16.3 to +42.5, one seed."
+            assert [*RunSummary(records(mine.folder)).gains] == [expected]
     assert [*RunSummary(records(twin.folder)).gains] == []
 
 
@@ -302,7 +278,7 @@ def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path)
 
 def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    write_measured(folder, {f"site{k}": {"accuracy": 1.0 * k, "accuracy_of_constant": 25} for k in range(40)})
+    write_measured(folder, {f"site{k}": accurate(1.0 * k, 25) for k in range(40)})
     holding = {"source": "s", "split": "train", "items": 1, "samples": 1, "labels": None, "index": [0]}
     held = {f"site{k}": {"group": f"site{k}", **holding} for k in range(40)}
     (folder / "partition.json").write_text(json.dumps(held))
@@ -316,8 +292,7 @@ def test_clients_have_the_rounds_of_their_own_last_evaluations_next_to_the_serve
     line = {"kind": "test", "metrics": {"accuracy": 60.0}}
     measured = [("server", 0), ("server", 4), ("image-0", 3), ("image-1", 2), ("image-1", 5), ("text-0", 4)]
     write_lines(folder / "metrics.jsonl", [line | {"participant": who, "round": at} for who, at in measured])
-    rows = RunSummary(records(folder)).table.rows
-    assert [row[3] for row in rows] == ["4", "3 to 5", "4"]
+    assert [row[3] for row in RunSummary(records(folder)).table.rows] == ["4", "3 to 5", "4"]
     assert "own last evaluation (round 3 to 5)." in comparison_table(compare([records(folder)])).notes[1]
 
 
@@ -329,24 +304,19 @@ def test_commands_can_be_typed_as_they_stand(tmp_path: Path) -> None:
 
 def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    known = {"a": (90.0, 90.0), "b": (70.0, 50.0)}
-    write_measured(
-        folder, {who: {"accuracy": own, "accuracy_of_constant": chance} for who, (own, chance) in known.items()}
-    )
+    write_measured(folder, {"a": accurate(90.0, 90.0), "b": accurate(70.0, 50.0)})
     assert "is 80.00 %, 1.1 times chance (70.00 %)" in RunSummary(records(folder)).verdict
     write_measured(folder, {"a": {"r1_sum": 20.0, "x_to_y_r@1": 9.0, "y_to_x_r@1": 11.0}}, 13)
     judged = RunSummary(records(folder)).clients_headline
     assert judged.meaning == "The r1_sum of the one client that has it is {} of 200 %"
 
 
-FEW = {"accuracy": 54.0, "accuracy_of_constant": 50.0, "n": 100.0}
+FEW = accurate(54.0, 50.0, n=100.0)
 FOLDS = {"image_to_text_r@1_5fold": 2.0, "gallery_text_5fold": 100.0, "image_to_text_positives_per_query_5fold": 1.0}
 MANY = FEW | {"n": 10_000.0}
 
 
-def measured_line(
-    metrics: dict[str, float], number: int = 1, kind: str = "test", participant: str = "server"
-) -> dict[str, Any]:
+def measured_line(metrics: Metrics, number: int = 1, kind: str = "test", participant: str = "server") -> Any:
     return {"round": number, "participant": participant, "kind": kind, "metrics": metrics}
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,8 +14,8 @@ from polyfed import Experiment, open_run
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.sources.scenes import SCHEMA, Scenes
 from polyfed.runs.evaluation import Target, evaluate_model
-from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RunRecords
+from run_folders import redigested
 
 
 def scenes_table(*columns: str, seed: int = 0, test: int = 12) -> pa.Table:
@@ -23,8 +23,7 @@ def scenes_table(*columns: str, seed: int = 0, test: int = 12) -> pa.Table:
     target = [name for name in columns if name in ("label", "topic", "answers")]
     source = Scenes(test=test, size=16, seed=seed, columns={}, targets={name: name for name in target})
     split = source.open("test", name="scenes", data_dir=None)
-    table = pa.table({name: split.read(name).values for name in columns})
-    return table.replace_schema_metadata(SCHEMA.metadata)
+    return pa.table({name: split.read(name).values for name in columns}).replace_schema_metadata(SCHEMA.metadata)
 
 
 @pytest.fixture
@@ -70,8 +69,7 @@ def test_columns_of_other_names_are_given(tiny_run: Path, parquet: Path) -> None
         evaluate_model(tiny_run, str(parquet))
     with pytest.raises(DataError, match=r"no column 'nope' for 'image'"):
         evaluate_model(tiny_run, Target(str(parquet), columns={"image": "nope"}))
-    columns = {"image": "photo", "text": "sentences"}
-    seen = evaluate_model(tiny_run, Target(str(parquet), columns=columns))
+    seen = evaluate_model(tiny_run, Target(str(parquet), columns={"image": "photo", "text": "sentences"}))
     assert seen.metrics == evaluate_model(tiny_run, "scenes").metrics
 
 
@@ -80,19 +78,14 @@ def test_a_model_is_judged_without_the_code_of_its_method(tiny_run: Path, tmp_pa
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["algorithm"] = {"name": "median.Median"}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    marks = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(marks | {"config": RunFolder(run).config_digest()}))
-    assert evaluate_model(run, "scenes").metrics == evaluate_model(tiny_run, "scenes").metrics
+    assert evaluate_model(redigested(run), "scenes").metrics == evaluate_model(tiny_run, "scenes").metrics
     with pytest.raises(ConfigError, match=r"cannot import 'median.Median': .* on PYTHONPATH"):
         Experiment.load(run / "config.yaml")
 
 
 def test_the_public_set_is_not_needed(tiny_run: Path, parquet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: object, **__: object) -> None:
-        raise DataError("the public set is not here")
-
     expected = evaluate_model(tiny_run, "scenes").metrics
-    monkeypatch.setattr(Scenes, "open", gone)
+    monkeypatch.setattr(Scenes, "open", Mock(side_effect=DataError("the public set is not here")))
     assert evaluate_model(tiny_run, str(parquet)).metrics == expected
 
 

@@ -153,8 +153,7 @@ def test_a_file_that_grows_is_followed_byte_by_byte(path):
     complete = b"".join(logged(path))
     path.unlink()
     looks = [lambda: None, *(lambda k=k: path.write_bytes(complete[:k]) for k in range(0, len(complete) + 1, 7))]
-    heard = replayed(path, *looks, lambda: path.write_bytes(complete))
-    assert names(heard) == list(PLAYED)
+    assert names(replayed(path, *looks, lambda: path.write_bytes(complete))) == list(PLAYED)
 
 
 def test_a_resumed_run_goes_on_after_the_last_whole_line(path):
@@ -178,9 +177,8 @@ def test_a_cut_line_may_be_long_and_all_there_is(path, cut):
 
 def test_a_cut_back_log_is_replayed_from_its_beginning(path):
     lines = logged(path)
-    heard = replayed(
-        path, lambda: path.write_bytes(b"".join(lines)), lambda: None, lambda: path.write_bytes(b"".join(lines[:2]))
-    )
+    whole, part = b"".join(lines), b"".join(lines[:2])
+    heard = replayed(path, lambda: path.write_bytes(whole), lambda: None, lambda: path.write_bytes(part))
     assert names(heard) == [*PLAYED, *PLAYED[:2]]
 
 
@@ -188,8 +186,7 @@ def test_a_replaced_log_is_replayed_even_if_it_is_as_long(path):
     lines = b"".join(logged(path))
     later = lines.replace(b'"at": 1', b'"at": 2')
     assert later != lines
-    heard = replayed(path, lambda: None, lambda: None, lambda: path.write_bytes(later))
-    assert names(heard) == [*PLAYED, *PLAYED]
+    assert names(replayed(path, lambda: None, lambda: None, lambda: path.write_bytes(later))) == [*PLAYED, *PLAYED]
 
 
 @pytest.mark.parametrize(
@@ -220,25 +217,19 @@ def test_a_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(tmp_p
     assert record.getMessage().startswith(f"progress is no longer written to '{tmp_path / place}'")
 
 
-def test_all_callbacks_are_given_everything():
-    first, second = Heard(), Heard()
-    both = Callbacks([first, second])
-    play(both)
-    both.happened_at(7.0)
-    assert first.events == second.events
-    assert (first.times, second.times) == ([7.0], [7.0])
-    assert names(first) == list(PLAYED)
-
-
-def test_all_callbacks_are_closed_even_if_one_fails():
+def test_all_callbacks_are_given_everything_and_closed_even_if_one_fails():
     class Broken(Callback):
         def close(self) -> None:
             raise OSError("gone")
 
     first, last = Heard(), Heard()
+    every = Callbacks([first, Broken(), last])
+    play(every)
+    every.happened_at(7.0)
     with pytest.raises(OSError, match="gone"):
-        Callbacks([first, Broken(), last]).close()
-    assert (first.closed, last.closed) == (1, 1)
+        every.close()
+    for one in (first, last):
+        assert (names(one), one.times, one.closed) == (list(PLAYED), [7.0], 1)
 
 
 def test_records_of_a_round_are_measurements_and_what_belongs_to_the_result():

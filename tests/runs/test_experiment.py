@@ -40,9 +40,8 @@ def test_what_presets_extend_holds_data_alone_and_is_not_a_preset() -> None:
 
 
 def test_overrides_reach_any_key(tiny: Config) -> None:
-    experiment = Experiment.load(
-        tiny, ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"]
-    )
+    overrides = ["run.rounds=7", "clients.image.partition=iid", "server.training.optimizer.lr=1e-3", "public=null"]
+    experiment = Experiment.load(tiny, overrides)
     assert experiment.run.rounds == 7
     assert experiment.server.training.optimizer.lr == 0.001
     assert experiment.public is None
@@ -71,10 +70,7 @@ def test_a_component_of_another_name_keeps_what_both_have_and_warns_of_what_it_d
         ("server.model.encoders.image.name=vit", "'vit' does not take, and drops, of the one before: {depths: ["),
         ("clients.image.partition.name=iid", "'iid' does not take, and drops, of the one before: {alpha: 0.1}"),
         ("algorithm.name=local algorithm=fedavg", "settings of the component before are dropped: {contrast: {"),
-        (
-            "algorithm={name: creamfl, contrast: {}, teacher: {}, task: {}}",
-            "before are dropped: {local_epochs: 1}; '--s",
-        ),
+        ("algorithm={name: creamfl, contrast: {}, teacher: {}, task: {}}", "are dropped: {local_epochs: 1}; '--s"),
     ],
 )
 def test_no_component_loses_settings_in_silence(override: str, printed: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,8 +110,7 @@ def test_what_an_override_leaves_without_effect_goes_back_to_its_default_with_a_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     constant = "server.training.schedule.kind=constant"
-    experiment = Experiment.load("creamfl-paper", [constant, "run.rounds=1"])
-    assert experiment.server.training.schedule.t_max is None
+    assert Experiment.load("creamfl-paper", [constant, "run.rounds=1"]).server.training.schedule.t_max is None
     reported = "server.training.schedule.t_max: 30 has no effect with kind: constant; left at its default, null"
     assert reported in caplog.messages
     with pytest.raises(ConfigError, match="t_max has no effect with kind: constant; it is 3"):
@@ -158,10 +153,7 @@ def test_merging_keeps_settings_of_the_same_component_only() -> None:
         ("run.rounds", "--set run.rounds: needs the form path.to.key=value"),
         ("run.rounds.x=3", "'x' is below a value"),
         ("run.engine={name: local, serialise: true}", "unknown key 'serialise'; did you mean 'serialize'"),
-        (
-            "run.exchange.phases.fit.min_client=2",
-            "run.exchange.phases.fit: unknown key 'min_client'; did you mean 'min_clients'",
-        ),
+        ("run.exchange.phases.fit.min_client=2", "phases.fit: unknown key 'min_client'; did you mean 'min_clients'"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_key_value_and_remedy(override: str, message: str) -> None:
@@ -180,9 +172,8 @@ def test_the_engine_is_chosen_by_name(tiny: Config) -> None:
 
 
 def test_phases_and_limits_survive_the_resolved_configuration(tiny: Config) -> None:
-    tiny["run"] |= {
-        "exchange": {"min_clients": 0.5, "phases": {"fit": {"deadline": 60.0}}, "limits": {"row_norm": 5.0}}
-    }
+    asked = {"min_clients": 0.5, "phases": {"fit": {"deadline": 60.0}}, "limits": {"row_norm": 5.0}}
+    tiny["run"] |= {"exchange": asked}
     experiment = Experiment.parse(tiny)
     again = Experiment.parse(yaml.safe_load(experiment.to_yaml()))
     assert again == experiment

@@ -57,8 +57,7 @@ def stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def test_what_crosses_is_what_is_trained_to_the_byte(averaged: Path) -> None:
     run = open_run(averaged)
-    member = run.federation.members["paired-0"]
-    model = run.federation.client_model(member)
+    model = run.federation.client_model(run.federation.members["paired-0"])
     table, trained = model.encoders["text"].embedding.weight, model.state_dict()
     assert table.shape == (300, 8)
     assert not [name for name, _ in stored(averaged / "checkpoints") if "embedding" in name]
@@ -69,10 +68,8 @@ def test_what_crosses_is_what_is_trained_to_the_byte(averaged: Path) -> None:
     # one table for everybody, in a federation that was opened anew as in the run
     other = run.federation.client_model(run.federation.members["paired-1"])
     assert other.encoders["text"].embedding.weight.data_ptr() == table.data_ptr()
-    server = run.federation.server_model()
-    assert server.encoders["text"].embedding.weight.data_ptr() == table.data_ptr()
-    saved = run.server_model("last").model.encoders["text"].embedding.weight
-    assert torch.equal(saved, table)
+    assert run.federation.server_model().encoders["text"].embedding.weight.data_ptr() == table.data_ptr()
+    assert torch.equal(run.server_model("last").model.encoders["text"].embedding.weight, table)
 
 
 def test_a_saved_model_has_its_own_frozen_words(averaged: Path, tmp_path: Path) -> None:
@@ -129,11 +126,8 @@ def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(
     one_differs = elsewhere("paired-1")
     one_differs.share_weights()
     assert one_differs.own_type == "paired-0"  # the first of two types of the group
-    assert [[client.id for client in which.clients] for which in one_differs.types.values()] == [
-        ["paired-0"],
-        ["paired-1"],
-        ["image"],
-    ]
+    members = [[client.id for client in which.clients] for which in one_differs.types.values()]
+    assert members == [["paired-0"], ["paired-1"], ["image"]]
     assert "clients of types 'paired-0' and 'paired-1'" in caplog.text
     absent = "'encoders.text.embedding' of the server is not in clients of type 'paired'"
     with pytest.raises(ConfigError, match=re.escape(absent)):

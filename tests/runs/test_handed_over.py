@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -25,6 +24,7 @@ from polyfed.lab.downstream.suite import opened_model
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.reporting.gallery import write_gallery
+from run_folders import redigested
 
 PAPERS = Path(__file__).parents[2] / "papers"
 MODULE = """\
@@ -68,10 +68,7 @@ def with_config(folder: Path, path: str, name: str) -> Path:
     """A run whose configuration names a class, with the digest made to fit."""
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(renamed(yaml.safe_load(file.read_text()), path, name)))
-    noted = json.loads((folder / "run.json").read_text())
-    noted["config"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    (folder / "run.json").write_text(json.dumps(noted))
-    return folder
+    return redigested(folder)
 
 
 def with_model(folder: Path, path: str, name: str) -> Path:
@@ -80,20 +77,18 @@ def with_model(folder: Path, path: str, name: str) -> Path:
     return folder
 
 
-CONFIGS = {
-    "method": ("algorithm", "evilmod.A"),
-    "source": ("data.sources.scenes", "evilmod.S"),
-    "server encoder": ("server.model.encoders.image", "evilmod.E"),
-    "server task": ("server.task", "evilmod.T"),
-    "client encoder": ("clients.image.models.0.encoders.image", "evilmod.E"),
-    "view": ("clients.image.models.0.encoders.image.view", "evilmod.V"),
-    "engine": ("run.engine", "evilmod.Missing"),
-}
-MODELS = {
-    "encoder": ("model.encoders.image", "evilmod.E"),
-    "view": ("model.encoders.image.view", "evilmod.V"),
-    "task": ("task", "evilmod.T"),
-}
+METHOD, SERVER_ENCODER = ("algorithm", "evilmod.A"), ("server.model.encoders.image", "evilmod.E")
+CONFIGS = (
+    METHOD,
+    SERVER_ENCODER,
+    ("data.sources.scenes", "evilmod.S"),
+    ("server.task", "evilmod.T"),
+    ("clients.image.models.0.encoders.image", "evilmod.E"),
+    ("clients.image.models.0.encoders.image.view", "evilmod.V"),
+    ("run.engine", "evilmod.Missing"),
+)
+ENCODER = ("model.encoders.image", "evilmod.E")
+MODELS = (ENCODER, ("model.encoders.image.view", "evilmod.V"), ("task", "evilmod.T"))
 OPENING: dict[str, Callable[[Path, Path], Any]] = {
     "experiment": lambda run, out: open_run(run).experiment,
     "federation": lambda run, out: open_run(run).federation,
@@ -113,27 +108,27 @@ OF_THE_MODEL: dict[str, Callable[[Path, Path], Any]] = {
     "hugging face": lambda run, out: export_hugging_face(run, out / "hf"),
     "downstream": lambda run, out: opened_model(open_run(run)),
 }
-COMMANDS = {
-    "resume": "resume RUN",
-    "gallery": "gallery RUN --out OUT/page.html",
-    "evaluate": "evaluate RUN --data scenes",
-    "downstream": "downstream RUN --suite scenes --out OUT",
-    "export": "export RUN --out OUT/export",
-    "hugging face": "export RUN --out OUT/hf --format huggingface",
-    "centres": f"analyse {PAPERS}/fedcola/centres.py:Centres RUN --out OUT",
-    "weights": f"analyse {PAPERS}/fedafd/weights.py:Weights RUN --out OUT",
-    "leakage": "analyse leakage RUN --out OUT",
-}
+COMMANDS = (
+    "resume RUN",
+    "gallery RUN --out OUT/page.html",
+    "evaluate RUN --data scenes",
+    "downstream RUN --suite scenes --out OUT",
+    "export RUN --out OUT/export",
+    "export RUN --out OUT/hf --format huggingface",
+    f"analyse {PAPERS}/fedcola/centres.py:Centres RUN --out OUT",
+    f"analyse {PAPERS}/fedafd/weights.py:Weights RUN --out OUT",
+    "analyse leakage RUN --out OUT",
+)
 
 
 @pytest.fixture
-def run(tiny_run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_run, tmp_path / "run"))
+def run(copied: Path) -> Path:
+    return copied
 
 
 @pytest.mark.parametrize("way", mostly_slow(OPENING, "experiment", "clients", "resume", "gallery"))
 def test_what_the_configuration_of_a_run_names_is_not_imported(run: Path, ran: Path, tmp_path: Path, way: str) -> None:
-    for path, name in CONFIGS.values():
+    for path, name in CONFIGS:
         folder = with_config(Path(shutil.copytree(run, tmp_path / path)), path, name)
         with pytest.raises(ConfigError, match=rf"names code, '{name}'.* pass allow_code=True \(--allow-code\)"):
             OPENING[way](folder, tmp_path)
@@ -142,39 +137,37 @@ def test_what_the_configuration_of_a_run_names_is_not_imported(run: Path, ran: P
 
 
 @pytest.mark.parametrize("opened", OF_THE_MODEL.values(), ids=OF_THE_MODEL)
-def test_what_a_model_names_is_not_imported(
-    run: Path, ran: Path, tmp_path: Path, opened: Callable[[Path, Path], Any]
-) -> None:
-    for path, name in MODELS.values():
+def test_what_a_model_names_is_not_imported(run: Path, ran: Path, tmp_path: Path, opened: Any) -> None:
+    for path, name in MODELS:
         folder = with_model(Path(shutil.copytree(run, tmp_path / path)), path, name)
         with pytest.raises(ConfigError, match=rf"names code, '{name}'"):
             opened(folder, tmp_path)
         assert not ran.exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_commands_import_nothing_either(run: Path, ran: Path, tmp_path: Path, cli: Any, command: str) -> None:
-    with_model(run, *MODELS["encoder"])
-    with_config(run, *CONFIGS["server encoder"])
+    with_model(run, *ENCODER)
+    with_config(run, *SERVER_ENCODER)
     (tmp_path / "out").mkdir()
-    words = command.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")).split()
-    code, _, err = cli(*words)
+    code, _, err = cli(*command.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")).split())
     assert (code, err.count("\n")) == (2, 1)
     assert "names code, 'evilmod.E'" in err
     assert not ran.exists()
 
 
 def test_what_only_shows_records_shows_them(run: Path, ran: Path, tmp_path: Path, cli: Any) -> None:
-    with_model(run, *MODELS["encoder"])
-    with_config(run, *CONFIGS["method"])
+    with_model(run, *ENCODER)
+    with_config(run, *METHOD)
     for command in (["report", run], ["compare", run, run], ["analyse", "partition", run], ["watch", run]):
         assert cli(*command)[0] == 0, command
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["os.system", "this.Zen", "polyfed.__main__.main", "polyfed.algorithms.fedprox.FedProx", "a..b", "x.y"]
-)
+OTHERS = ("os.system", "this.Zen", "polyfed.__main__.main", "polyfed.algorithms.fedprox.FedProx", "a..b", "x.y")
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_names_of_other_components_are_not_imported(run: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("this", "polyfed.__main__", "polyfed.algorithms.fedprox"):
         monkeypatch.delitem(sys.modules, module, raising=False)
@@ -186,7 +179,7 @@ def test_names_of_other_components_are_not_imported(run: Path, name: str, monkey
 
 
 def test_a_trusted_folder_needs_an_option(run: Path, ran: Path, tmp_path: Path, cli: Any) -> None:
-    with_config(with_model(run, *MODELS["encoder"]), *CONFIGS["method"])
+    with_config(with_model(run, *ENCODER), *METHOD)
     assert cli("evaluate", run, "--data", "scenes", "--allow-code")[0] == 0
     assert ran.exists()
     assert type(open_run(run, allow_code=True).experiment.algorithm).__name__ == "A"
@@ -209,7 +202,6 @@ def test_an_own_run_needs_no_leave(tiny: dict[str, Any], ran: Path, tmp_path: Pa
 
 def test_a_run_extends_no_other_file(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("description: secret\n")
-    with_config(run, "name", "here")
     content = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(content | {"extends": "../other.yaml"}))
     with_config(run, "name", "here")
@@ -218,8 +210,7 @@ def test_a_run_extends_no_other_file(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_study_that_was_handed_over_imports_nothing(ran: Path, tmp_path: Path, cli: Any) -> None:
-    study = Study.load(STUDIES["polyfed/demo"])
-    Results(study, {}).save(tmp_path / "study")
+    Results(Study.load(STUDIES["polyfed/demo"]), {}).save(tmp_path / "study")
     content = yaml.safe_load((tmp_path / "study" / "study.yaml").read_text())
     content["columns"] = {"mine": {"name": "evilmod.C"}}
     (tmp_path / "study" / "study.yaml").write_text(yaml.safe_dump(content))
@@ -241,17 +232,10 @@ def test_an_export_is_code(tiny_run: Path, ran: Path, tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-LINKS = {
-    "configuration": "config.yaml",
-    "records": "metrics.jsonl",
-    "lock": ".lock",
-    "models": "models",
-    "a model": "models/last/model.safetensors",
-    "a leftover": "notes.txt",
-}
+LINKS = ("config.yaml", "metrics.jsonl", ".lock", "models", "models/last/model.safetensors", "notes.txt")
 
 
-@pytest.mark.parametrize("name", LINKS.values(), ids=LINKS)
+@pytest.mark.parametrize("name", LINKS)
 def test_links_out_of_a_folder_are_not_followed(run: Path, tmp_path: Path, name: str) -> None:
     for target in (tmp_path / "elsewhere", Path("/dev/zero"), Path("../" * (name.count("/") + 1) + "elsewhere")):
         path = run / name

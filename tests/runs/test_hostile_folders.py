@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from run_folders import redigested
 
 PAPERS = Path(__file__).parents[2] / "papers"
 _NUMBER = re.compile(r"(?<=: )-?\d+(\.\d+)?(e-?\d+)?")
@@ -64,27 +64,21 @@ def damaged(run: Path, pattern: str, damage: Callable[[str], str | bytes]) -> No
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     if pattern == "config.yaml":
-        noted = json.loads((run / "run.json").read_text())
-        noted["config"] = hashlib.sha256((run / pattern).read_bytes()).hexdigest()
-        (run / "run.json").write_text(json.dumps(noted))
+        redigested(run)
 
 
 def require_an_end(cli: Any, command: str, run: Path, other: Path, out: Path) -> None:
     """The command does its work, or prints one line of error."""
     out.mkdir(exist_ok=True)
-    words = command.replace("RUN", str(run)).replace("OTHER", str(other)).replace("OUT", str(out)).split()
-    code, _, err = cli(*words)
+    code, _, err = cli(*command.replace("RUN", str(run)).replace("OTHER", str(other)).replace("OUT", str(out)).split())
     errors = [line for line in err.splitlines() if not line.startswith("warning: ")]
     assert (code, len(errors)) in ((0, 0), (2, 1)), (command, code, err)
 
 
 def cases() -> Iterator[Any]:
     """Each damage of each file, with the commands that read it."""
-    for files, commands in (
-        (OF_ALL, (*RECORDS, *BOTH, *MODELS)),
-        (OF_RECORDS, (*RECORDS, *BOTH)),
-        (OF_MODELS, (*BOTH, *MODELS)),
-    ):
+    every = (*RECORDS, *BOTH, *MODELS)
+    for files, commands in ((OF_ALL, every), (OF_RECORDS, every[: -len(MODELS)]), (OF_MODELS, every[len(RECORDS) :])):
         for file in files:
             for name, damage in (DAMAGES | (OF_YAML if file.endswith(".yaml") else {})).items():
                 is_fast = file == "metrics.jsonl" and name in QUICK

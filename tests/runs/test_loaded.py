@@ -31,11 +31,14 @@ from polyfed.tasks.task import Joint, Task
 from tiny_networks import save
 
 
+def stored_pictures(split: Any) -> list[bytes]:
+    return [entry["bytes"] for entry in split.modality("image").values.to_pylist()]
+
+
 def values(run: Path) -> tuple[list[bytes], list[str]]:
     """Images and texts of the server's test split, as they are stored."""
-    data = open_run(run).federation.data
-    split = data.split("scenes", "test")
-    pictures = [entry["bytes"] for entry in split.modality("image").values.to_pylist()]
+    split = open_run(run).federation.data.split("scenes", "test")
+    pictures = stored_pictures(split)
     return pictures, split.modality("text").texts()[: len(pictures)]
 
 
@@ -68,8 +71,7 @@ def test_an_image_gives_one_vector_in_any_form(tiny_run: Path, tmp_path: Path) -
     assert np.abs(vectors - vectors[0]).max() == 0
     for form in forms:
         np.testing.assert_allclose(model.encode(images=form), vectors[:1], atol=1e-6)
-    batch = np.stack([np.asarray(image.convert("RGB"))] * 2)
-    assert model.encode(images=batch).shape == (2, 8)
+    assert model.encode(images=np.stack([np.asarray(image.convert("RGB"))] * 2)).shape == (2, 8)
     assert model.encode(texts=[]).shape == (0, 8)
 
 
@@ -120,6 +122,7 @@ def test_searches_encode_an_image_once(tiny_run: Path, tmp_path: Path, monkeypat
         (lambda model: model.encode_modality("sound", ["x"]), "no modality 'sound'"),
         (lambda model: model.search("x", np.zeros((3, 5), np.float32)), "width 5; this model's are 8"),
         (lambda model: model.encode(images=np.zeros((4, 4))), "not array of float64"),
+        (lambda model: model.classify(texts="a"), "not trained to classify.*it has encode, similarity, search"),
     ],
 )
 def test_what_cannot_be_encoded_is_refused(tiny_run: Path, call, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -165,15 +168,9 @@ def test_kept_models_of_clients(fedafd_run: Path) -> None:
 
 
 def test_modalities_of_any_name_are_recognised_by_their_views(tmp_path: Path) -> None:
-    spots = [save(name, tmp_path / "weights") for name in ("vit", "bert")]
-    context = DataContext(tmp_path / "cache")
-    encoders = {
-        name: {"name": "hf", "weights": str(place), "view": "native"}
-        for name, place in zip(("photo", "caption"), spots, strict=True)
-    }
-    settings = ModelSettings.model_validate({"dim": 5, "encoders": encoders})
-    views = {name: encoder.view for name, encoder in settings.encoders.items()}
-    loaded = loaded_model("mine", settings.build({}, context).eval(), views, context)
+    networks = {name: str(save(one, tmp_path / "weights")) for name, one in (("photo", "vit"), ("caption", "bert"))}
+    native = {"name": "hf", "view": "native"}
+    loaded = untrained(tmp_path, **{name: native | {"weights": place} for name, place in networks.items()})
     assert (loaded.modality_of("image"), loaded.modality_of("text")) == ("photo", "caption")
     assert loaded.encode(texts=["w1", "w2 w3"]).shape == (2, 5)
 
@@ -217,9 +214,7 @@ def test_a_row_of_a_table_is_one_value(tmp_path: Path) -> None:
 def test_a_classifying_model_gives_names_and_probabilities(classifier_run: Path, participant: str) -> None:
     opened = open_run(classifier_run)
     samples = opened.federation.server_samples("test")
-    pictures = [
-        entry["bytes"] for entry in opened.federation.data.split("private", "test").modality("image").values.to_pylist()
-    ]
+    pictures = stored_pictures(opened.federation.data.split("private", "test"))
     classes = opened.model_of(participant).classify(pictures, batch=3)
     model = opened.server_model().model if participant == "server" else opened.global_model(next(iter(opened.types)))
     (head,) = model.heads.values()
@@ -265,8 +260,3 @@ def test_a_model_of_several_tasks_classifies_by_each(tmp_path: Path) -> None:
     assert model.classify(texts="one", target="topic").names == ("x", "y")
     with pytest.raises(ConfigError, match="classifies by some of text; given are: table"):
         model.classify(table={"age": 1.0}, target="topic")
-
-
-def test_a_model_without_classes_lists_its_methods(tiny_run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"was not trained to classify.*it has encode, similarity, search"):
-        load_model(tiny_run).classify(texts="a red square")

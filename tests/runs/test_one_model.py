@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,10 @@ import torch
 import polyfed
 from polyfed import Experiment, open_run
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.data.samples import Samples
 from polyfed.data.views.features import FeatureComputation
 from polyfed.export.model import export_model
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
-from polyfed.models.model import Embedder
 from polyfed.reporting.compare import compare, comparison_table, paired_differences
 from polyfed.reporting.gallery import write_gallery
 from polyfed.reporting.page import html_report, write_report
@@ -66,8 +65,7 @@ def expected(mine: Run) -> tuple[int, float, float]:
         return number, run.records.series("server", "r1_sum")[number]
 
     number, value = judged(mine)
-    last = mine.records.series("server", "r1_sum")[2]
-    assert (number < 2, last < value) == (True, True)
+    assert (number < 2, mine.records.series("server", "r1_sum")[2] < value) == (True, True)
     return number, value, judged(open_run(mine.folder.parent / "alone"))[1]
 
 
@@ -113,8 +111,7 @@ def test_gains_are_those_of_the_chosen_rounds(mine: Run, expected: tuple[int, fl
     (gain,) = RunSummary(mine.records).gains
     assert f"({alone:.2f}, round " in gain
     assert f": {value - alone:+.2f}, 95 % interval" in gain
-    both = [open_run(mine.folder.parent / "alone").records, mine.records]
-    (paired,) = paired_differences(compare(both))
+    (paired,) = paired_differences(compare([open_run(mine.folder.parent / "alone").records, mine.records]))
     assert (paired.metric, paired.by_seed) == ("server r1_sum", {0: pytest.approx(value - alone)})
 
 
@@ -152,39 +149,34 @@ def test_the_earliest_trained_of_the_best_on_validation_is_chosen_else_the_last(
 class Backwards(PairRetrieval):
     """A task of one's own whose selecting metric comes last."""
 
-    def evaluate(
-        self, model: Embedder, head: torch.nn.Module | None, samples: Samples, *, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, *samples: Any, **batches: Any) -> dict[str, float]:
         """See ``Task``."""
-        return dict(reversed(super().evaluate(model, head, samples, batch_size=batch_size).items()))
+        return dict(reversed(super().evaluate(*samples, **batches).items()))
 
 
 class Level(PairRetrieval):
     """A task on which no training shows."""
 
-    def evaluate(
-        self, model: Embedder, head: torch.nn.Module | None, samples: Samples, *, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, *samples: Any, **batches: Any) -> dict[str, float]:
         """See ``Task``."""
         return {"r1_sum": 1.0}
 
 
-def test_of_equal_rounds_the_first_trained_model_is_saved_and_nothing_warns_of_round_0(
-    tiny: Config, tmp_path: Path
-) -> None:
+def run_of_task(task: str, tiny: Config, folder: Path, rounds: int) -> Run:
     for part in (tiny["server"], tiny["clients"]["paired"]):
-        part["task"] = {"name": "test_one_model.Level"}
-    tiny["run"] |= {"rounds": 2, "evaluate_clients": False}
-    run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
+        part["task"] = {"name": f"test_one_model.{task}"}
+    tiny["run"] |= {"rounds": rounds, "evaluate_clients": False}
+    return polyfed.run(Experiment.load(tiny), folder / "run", quiet=True)
+
+
+def test_of_equal_rounds_the_first_trained_is_saved_and_nothing_warns_of_round_0(tiny: Config, tmp_path: Path) -> None:
+    run = run_of_task("Level", tiny, tmp_path, 2)
     saved = json.loads((run.folder / "models" / "best" / "config.json").read_text())["round"]
     assert (saved, run.records.chosen.number, run.records.warnings) == (1, 1, ())
 
 
 def test_what_selects_models_stands_first_in_the_records(tiny: Config, tmp_path: Path) -> None:
-    for part in (tiny["server"], tiny["clients"]["paired"]):
-        part["task"] = {"name": "test_one_model.Backwards"}
-    tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
-    records = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True).records
+    records = run_of_task("Backwards", tiny, tmp_path, 1).records
     assert (records.chosen.metric, next(iter(records.metrics("server")))) == ("r1_sum", "r1_sum")
 
 

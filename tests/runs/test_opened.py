@@ -93,10 +93,7 @@ def test_data_and_device_may_be_elsewhere(tiny_run: Path, tmp_path: Path) -> Non
 
 
 def test_opening_records_imports_no_torch(tiny_run: Path) -> None:
-    code = (
-        "import sys; from polyfed import open_run\n"
-        "assert open_run(sys.argv[1]).records.rounds; assert 'torch' not in sys.modules"
-    )
+    code = "import sys, polyfed; polyfed.open_run(sys.argv[1]).records.rounds; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(tiny_run)], check=True)
 
 
@@ -156,8 +153,7 @@ def test_a_run_of_0_3_is_opened_measured_and_done_again_but_not_resumed(
 
 def test_what_is_gone_and_did_something_is_refused(tmp_path: Path) -> None:
     shutil.unpack_archive(Path(__file__).with_name("run-0.3.0.zip"), tmp_path)
-    config = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(config.replace("topk: null", "topk: 0.1"))
+    (tmp_path / "config.yaml").write_text((tmp_path / "config.yaml").read_text().replace("topk: null", "topk: 0.1"))
     with pytest.raises(polyfed.PolyfedError, match=r"unknown key 'topk'"):
         Experiment.load(str(tmp_path / "config.yaml"))
 

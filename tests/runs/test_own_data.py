@@ -22,7 +22,7 @@ from polyfed.data.sources.memory import Memory, registered_data
 from polyfed.data.sources.stored import Arrow
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.encoders.registered import Registered
-from small_federations import Config, bag, plain, resnet, words
+from small_federations import Config, bag, experiment, plain, resnet, words
 
 COLOURS = ("red", "green", "blue")
 
@@ -44,24 +44,17 @@ def federation(source: Config) -> Config:
     both = {"dim": 8, "encoders": {"image": resnet(), "text": bag(words(16, 200))}}
     common = {"source": "mine", "task": "retrieval", "training": plain(0.05, 8)}
     client = common | {"model": both, "count": 2}
-    return {
-        "name": "own",
-        "data": {"sources": {"mine": source}},
-        "public": {"source": "mine", "items": 8},
-        "server": common | {"model": both},
-        "clients": {"paired": client},
-        "algorithm": {"name": "creamfl", "local_epochs": 1},
-        "run": {"rounds": 1, "threads": 1, "device": "cpu", "output": {"plots": False}},
-    }
+    sections = {"public": {"source": "mine", "items": 8}, "server": common | {"model": both}}
+    method = {"name": "creamfl", "local_epochs": 1}
+    return experiment("own", {"mine": source}, method, rounds=1, **sections, clients={"paired": client})
 
 
 def hugging_face() -> Any:
     features = datasets.Features(
         {"image": datasets.Image(), "caption": datasets.Value("string"), "label": datasets.ClassLabel(names=COLOURS)}
     )
-    return datasets.DatasetDict(
-        {split: datasets.Dataset.from_list(part, features=features) for split, part in splits().items()}
-    )
+    made = {split: datasets.Dataset.from_list(part, features=features) for split, part in splits().items()}
+    return datasets.DatasetDict(made)
 
 
 def frame() -> pd.DataFrame:
@@ -138,15 +131,11 @@ def test_saved_data_sets_and_files_of_arrow_load_as_they_are(tiny: Config, tmp_p
         pyarrow.feather.write_feather(table, tmp_path / "files" / f"{split}.feather", compression="zstd")
     with pa.OSFile(str(tmp_path / "one.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    for path, split, classes in (
-        ("saved", "test", COLOURS),
-        ("files", "test", COLOURS),
-        ("one.arrow", "train", COLOURS),
-    ):
+    for path, split in (("saved", "test"), ("files", "test"), ("one.arrow", "train")):
         source = Arrow(path=path, columns={"image": "image", "text": "caption"}, targets={"label": "label"})
         opened = source.open(split, name="mine", data_dir=tmp_path)
         assert len(opened) == 6
-        assert opened.classes["label"] == classes
+        assert opened.classes["label"] == COLOURS
         assert opened.modality("text").texts()[0] == "a red thing 30"
     result = run(Experiment.load(federation({"name": "arrow", "path": str(tmp_path / "saved")})), tmp_path / "run")
     assert result.metrics()["gallery_image"] == 6
@@ -176,8 +165,7 @@ def test_a_plain_module_is_a_clients_encoder(tiny: Config, tmp_path: Path) -> No
     register_data("shop", splits())
     register_module("net", Net)
     content = federation({"name": "memory", "data": "shop"})
-    view = {"name": "pixels", "size": 16}
-    own = {"name": "registered", "module": "net", "options": {"width": 7}, "view": view}
+    own = {"name": "registered", "module": "net", "options": {"width": 7}, "view": {"name": "pixels", "size": 16}}
     encoders = content["clients"]["paired"]["model"]["encoders"] | {"image": own}
     content["clients"]["paired"]["model"] = {"dim": 8, "encoders": encoders}
     result = run(Experiment.load(content), tmp_path / "run")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image
 
+import zoo
 from misbehaving import contents, cut_short
 from polyfed import Experiment, load_model, open_run, resume
 from polyfed.core.errors import DataError
@@ -19,10 +19,9 @@ from small_federations import Config
 
 
 def pictures(folder: Path) -> Path:
-    folder.mkdir(parents=True)
     names = [f"{number}.png" for number in range(16)]
     for number, name in enumerate(names):
-        Image.new("RGB", (16, 16), (15 * number, 0, 0)).save(folder / name)
+        zoo.image(folder / name, number)
     lines = [f"{name},{'ab'[number % 2]},{'train' if number < 12 else 'test'}" for number, name in enumerate(names)]
     (folder / "captions.csv").write_text("file_name,label,split\n" + "\n".join(lines))
     return folder
@@ -93,8 +92,7 @@ def test_every_path_of_settings_is_whole_once_it_is_read(
     monkeypatch.chdir(tmp_path)
     tiny = with_relative_places(tiny)
     tiny["run"]["engine"] = {"name": "flower", "superlink": "h:1", "sites": ["a"], "root_certificates": "ca.crt"}
-    reply = {"weights": 1.0, "noise_multiplier": 1.0}
-    tiny["privacy"] = {"reply": reply, "metrics": "clear", "secret": "../secret"}
+    tiny["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 1.0}, "metrics": "clear", "secret": "../secret"}
     for folder in ("below", "other"):
         (tmp_path / folder).mkdir()
     (tmp_path / "below" / "a.yaml").write_text(yaml.safe_dump(tiny))
@@ -103,7 +101,6 @@ def test_every_path_of_settings_is_whole_once_it_is_read(
     monkeypatch.chdir("other")
     assert (read.data.dir, read.data.weights_dir) == (tmp_path / "below" / "photos", tmp_path / "below" / "weights")
     assert (read.data.cache_dir, read.start) == (tmp_path / "home" / "cache", tmp_path)
-    assert read.privacy is not None
     assert read.privacy.secret == read.site().secret == tmp_path.parent / "secret"
     assert read.run.engine.root_certificates == tmp_path / "below" / "ca.crt"  # next to the file
     assert Experiment.parse(tiny).run.engine.root_certificates == tmp_path / "other" / "ca.crt"

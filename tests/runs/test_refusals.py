@@ -19,15 +19,7 @@ from polyfed.federation.participant import Participant
 from polyfed.models.model import ModelSettings
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.loop import Loop
-from small_federations import (
-    Config,
-    aligned,
-    pixels,
-    three_kinds,
-    tiny_experiment,
-    topics,
-    transformers,
-)
+from small_federations import Config, aligned, pixels, three_kinds, tiny_experiment, topics, transformers
 
 GONE = object()
 """In place of a value: the key is taken out."""
@@ -60,10 +52,9 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
         place = copied
         for parent in parents:
             place = place[parent]
+        place[key] = value
         if value is GONE:
             del place[key]
-        else:
-            place[key] = value
     return copied
 
 
@@ -77,6 +68,7 @@ IMAGE_ONLY = {"server.model.encoders.text": GONE, "server.task": "classification
 LABELS = {"task": {"name": "classification", "target": "label"}}
 TEXT = transformers()["clients"]["text"]["model"]
 SHALLOW, DEEP = (changed(TEXT, {"encoders.text.depth": depth}) for depth in (1, 3))
+TWO_MODELS = {"clients.text.models": [DEEP, SHALLOW]}
 PLAIN = {"server.model.aligner": GONE, "clients.hospital.model.aligner": GONE}
 PICTURES = {
     "server": GONE,
@@ -84,6 +76,7 @@ PICTURES = {
     "clients.hospital.task": LABELS["task"],
     "data.sources.scenes.targets": {"label": "label"},
 }
+TEXTS_ALONE = {"clients.image": GONE, "clients.paired": GONE, "server": GONE}
 MASKED = {"secure": "pairwise_masks"}
 PICTURE = "clients.image.model.encoders.image"
 LOW_RANK = {PICTURE: {"name": "hf", "weights": "vit", "adapter": {"name": "lora"}, "view": pixels()}}
@@ -91,7 +84,48 @@ RETRIEVAL = three_kinds()["server"]["task"]
 
 fedcola, mae = partial(transformers, name="fedcola"), partial(transformers, name="fed_mae", **MAE)
 averaged = partial(transformers, name="creamfl_averaged", contrast={"weight": 1.0, "batch_size": 30})
+two_groups = partial(with_another, aligned, "hospital", "other")
 centralised, fedmd = partial(single, name="centralised"), partial(three_kinds, name="fedmd")
+BUFFERED = {"run.pace": {"name": "buffered", "replies": 2}}
+OF_FEDAVG: tuple[tuple[Config, str], ...] = (
+    # counts, and names of what is there
+    ({"server.source": "scene"}, r"server: source 'scene' is not in data\.sources; did you mean 'scenes'"),
+    ({"clients.image.test_split": "tset"}, r"source 'private': no split 'tset'; did you mean 'test'"),
+    ({"clients.paired.count": 40}, r"clients\.paired\.count is 40, but there are 32 samples of 'scenes'"),
+    ({"clients.image.items": 25}, r"clients\.image\.items is 25, but 'private' has 24"),
+    ({"clients.paired.also": {"source": "private", "items": 30}}, r"clients\.paired\.also\.items is 30"),
+    ({"clients.image.items": "public"}, r"items is public, but the public set is not of 'private' train"),
+    ({"clients.image.also": "public", "public": GONE}, "also is public, but there is none"),
+    ({"clients.paired.items": "public", "public": GONE}, "items is public, but the federation has no public"),
+    ({"public.items": 49}, r"public\.items is 49, but 'scenes' has 48; lower it"),
+    ({"server.expected_test_items": 1000}, "expected_test_items is 1000, but 'scenes' test has 12 items"),
+    ({"clients.paired-0": tiny()["clients"]["image"]}, "two clients are called 'paired-0'"),
+    ({"clients.server": tiny()["clients"]["image"]}, "a client cannot be called 'server'"),
+    ({"clients.image.model.dim": 16}, r"equal .* public set: 'clients\.paired' has 8, 'clients\.image' has 16"),
+    ({"data.sources.private.columns": {"text": "captions"}}, r"private\.columns has no 'image', which a model"),
+    ({"clients.image.task": "retrieval"}, r"clients\.image\.task 'retrieval' needs 'text'"),
+    ({"clients.image.task": LABELS["task"] | {"target": "topic"}}, r"target 'topic' is not among .*private .'label'"),
+    (_dealt("image", "dirichlet", min_size=30), r"clients\.image\.partition 'dirichlet': min_size=30 .* are 24"),
+    (_dealt("paired", "quantity", min_size=17), r"clients\.paired\.partition 'quantity': .*34 items, there are 32"),
+    (_dealt("paired", "shards", total=3), r"partition 'shards': total=3, but 2 clients .* need 4"),
+    (_dealt("paired", "shards", total=40), r"partition 'shards': 40 shards of only 32 items"),
+    # who is asked
+    ({"run.sampling": {"cohort": 9}}, r"run\.sampling\.cohort is 9, but there are 3 clients"),
+    ({"run.exchange": {"min_clients": 4}}, r"run\.exchange\.min_clients is 4, but a round has 3 replies"),
+    ({"run.exchange": {"phases": {"fit": {"min_clients": 4}}}}, r"run\.exchange\.phases\.fit\.min_clients is 4"),
+    (BUFFERED | {"run.exchange": {"min_clients": 3}}, r"is 3, but a round has 2 replies"),
+    (BUFFERED | {"run.exchange": {"phases": {"fit": {"min_clients": 3}}}}, r"phases\.fit\.min_clients is 3"),
+    ({"run.output": {"keep_rounds": [1, 3]}}, "keep_rounds has 3, but there are 2 rounds"),
+    ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client is called 'paired-7'"),
+    ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
+    ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),
+    # how clients are trained
+    ({"clients.image.training.schedule": {"warmup": 3}}, r"schedule\.warmup is 3, but run\.rounds is 2"),
+    # what protects replies
+    ({"aggregation": {"secure": {"name": "pairwise_masks", "range": math.inf}}}, r"secure\.range: .*finite"),
+    ({"aggregation": MASKED, "clients.image": GONE}, "needs 3 clients of a type, and type 'paired' has 2"),
+    ({"aggregation": {"robust": "krum"}, "clients.image": GONE}, "needs 5 replies of it, and type 'paired' has 2"),
+)
 REFUSED: list[tuple[Config, Config, str]] = [
     # averages and who has what they average
     (
@@ -105,11 +139,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {"clients.text.count": 2, "clients.paired.count": 3},
         r"text \(2 clients\): set clients\.text\.count=1; paired \(3 clients\): set clients\.paired\.count=1",
     ),
-    (
-        centralised(),
-        {"clients.text.count": 2, "clients.text.model": GONE, "clients.text.models": [DEEP, SHALLOW]},
-        r"text \(2 clients\)",
-    ),
+    (centralised(), {"clients.text.count": 2, "clients.text.model": GONE} | TWO_MODELS, r"text \(2 clients\)"),
     (with_another(centralised, "text", "more"), {}, r"text\+more: leave one of text, more"),
     # what there is to train
     (tiny(name="fedema", task_weight=0.0, byol=None), {}, "nothing would be trained"),
@@ -148,11 +178,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         for method in ("fedaid", "feddra")
         for config, changes, message in (
             (aligned(name=method), PLAIN, rf"'{method}' needs an align module for 'image'; set aligner"),
-            (
-                with_another(aligned, "hospital", "other", name=method),
-                {"clients.other.model.dim": 6},
-                "trains one model, but there are clients of types hospital, other",
-            ),
+            (two_groups(name=method), {"clients.other.model.dim": 6}, "one model, .* clients of types hospital, other"),
             (aligned(name=method), PICTURES, "clients of 'hospital' have only 'image'"),
         )
     ),
@@ -162,79 +188,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         {"run.exchange": {"phases": {"fti": {"deadline": 3}}}},
         r"run\.exchange\.phases\.fti: 'creamfl': did you mean 'fit'\? valid: assess, assess_global, fit",
     ),
-    # counts, and names of what is there
-    *(
-        (tiny(name="fedavg"), changes, message)
-        for changes, message in (
-            ({"server.source": "scene"}, r"server: source 'scene' is not in data\.sources; did you mean 'scenes'"),
-            ({"clients.image.test_split": "tset"}, r"source 'private': no split 'tset'; did you mean 'test'"),
-            ({"clients.paired.count": 40}, r"clients\.paired\.count is 40, but there are 32 samples of 'scenes'"),
-            ({"clients.image.items": 25}, r"clients\.image\.items is 25, but 'private' has 24"),
-            ({"clients.paired.also": {"source": "private", "items": 30}}, r"clients\.paired\.also\.items is 30"),
-            ({"clients.image.items": "public"}, r"items is public, but the public set is not of 'private' train"),
-            ({"clients.image.also": "public", "public": GONE}, "also is public, but there is none"),
-            (
-                {"clients.paired.items": "public", "public": GONE},
-                "items is public, but the federation has no public set",
-            ),
-            ({"public.items": 49}, r"public\.items is 49, but 'scenes' has 48; lower it"),
-            ({"server.expected_test_items": 1000}, "expected_test_items is 1000, but 'scenes' test has 12 items"),
-            ({"clients.paired-0": tiny()["clients"]["image"]}, "two clients are called 'paired-0'"),
-            ({"clients.server": tiny()["clients"]["image"]}, "a client cannot be called 'server'"),
-            ({"clients.image.model.dim": 16}, r"equal .* public set: 'clients\.paired' has 8, 'clients\.image' has 16"),
-            ({"data.sources.private.columns": {"text": "captions"}}, r"private\.columns has no 'image', which a model"),
-            ({"clients.image.task": "retrieval"}, r"clients\.image\.task 'retrieval' needs 'text'"),
-            (
-                {"clients.image.task": LABELS["task"] | {"target": "topic"}},
-                r"target 'topic' is not among .*private \['label'\]",
-            ),
-            (
-                _dealt("image", "dirichlet", min_size=30),
-                r"clients\.image\.partition 'dirichlet': min_size=30 .* are 24",
-            ),
-            (
-                _dealt("paired", "quantity", min_size=17),
-                r"clients\.paired\.partition 'quantity': .*34 items, there are 32",
-            ),
-            (_dealt("paired", "shards", total=3), r"partition 'shards': total=3, but 2 clients .* need 4"),
-            (_dealt("paired", "shards", total=40), r"partition 'shards': 40 shards of only 32 items"),
-            # who is asked
-            ({"run.sampling": {"cohort": 9}}, r"run\.sampling\.cohort is 9, but there are 3 clients"),
-            ({"run.exchange": {"min_clients": 4}}, r"run\.exchange\.min_clients is 4, but a round has 3 replies"),
-            (
-                {"run.exchange": {"phases": {"fit": {"min_clients": 4}}}},
-                r"run\.exchange\.phases\.fit\.min_clients is 4",
-            ),
-            *(
-                ({"run.pace": pace, **more}, message)
-                for pace, more, message in (
-                    (
-                        {"name": "buffered", "replies": 2},
-                        {"run.exchange": {"min_clients": 3}},
-                        r"is 3, but a round has 2 replies",
-                    ),
-                    (
-                        {"name": "buffered", "replies": 1},
-                        {"run.exchange": {"phases": {"fit": {"min_clients": 2}}}},
-                        r"phases\.fit\.min_clients is 2",
-                    ),
-                )
-            ),
-            ({"run.output": {"keep_rounds": [1, 3]}}, "keep_rounds has 3, but there are 2 rounds"),
-            ({"run.attackers": {"name": "sign_flip", "clients": ["paired-7"]}}, "no client is called 'paired-7'"),
-            ({"run.attackers": {"name": "sign_flip", "groups": ["pairs"]}}, "no clients are called 'pairs'"),
-            ({"run.pace": {"name": "buffered", "replies": 9}}, r"run\.pace\.replies is 9, but there are 3 clients"),
-            # how clients are trained
-            ({"clients.image.training.schedule": {"warmup": 3}}, r"schedule\.warmup is 3, but run\.rounds is 2"),
-            # what protects replies
-            ({"aggregation": {"secure": {"name": "pairwise_masks", "range": math.inf}}}, r"secure\.range: .*finite"),
-            ({"aggregation": MASKED, "clients.image": GONE}, "needs 3 clients of a type, and type 'paired' has 2"),
-            (
-                {"aggregation": {"robust": "krum"}, "clients.image": GONE},
-                "needs 5 replies of it, and type 'paired' has 2",
-            ),
-        )
-    ),
+    *((tiny(name="fedavg"), *row) for row in OF_FEDAVG),
     (tiny(name="fedavg"), {"clients.image.training.batch_size": 1}, r"clients\.image\.training\.batch_size: .*2"),
     (tiny(name="scaffold"), {"run.pace": "buffered"}, "'buffered' does not go with algorithm 'scaffold'"),
     (
@@ -253,29 +207,19 @@ REFUSED: list[tuple[Config, Config, str]] = [
 
 OPENING, BUILDING, ROUND = "opening data", "building models", "a round"
 REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
-    (OPENING, "test items"): [
+    (OPENING, "test items or batches per client"): [
         (
             tiny(name="fedavg"),
             {"clients.paired.test": "dealt", "clients.paired.count": 10},
             r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
-        )
-    ],
-    (OPENING, "batches per client"): [
-        (
-            tiny(name="fedavg"),
-            {"clients.image.items": 1},
-            r"clients\.image: 'image' has 1 training sample .*a batch of one is left out; raise items \(it is 1\)",
-        )
+        ),
+        (tiny(name="fedavg"), {"clients.image.items": 1}, r"clients\.image: .* 1 training .* left out; raise items"),
     ],
     (BUILDING, "samples of the public set"): [
         (fedmd(public={"samples": 999}), {"public.per_item": None}, r"public\.samples is 999, but the public set has")
     ],
     (BUILDING, "a server model without a type"): [
-        (
-            tiny(name="fedavg"),
-            {"server.model.encoders.image.widths": [16, 8]},
-            r"server\.model must equal the model of one type",
-        )
+        (tiny(name="fedavg"), {"server.model.encoders.image.widths": [16, 8]}, r"must equal the model of one type")
     ],
     (BUILDING, "layers of other shapes"): [
         (
@@ -283,32 +227,16 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             {"clients.image.model.encoders.image.widths": [16, 8]},
             r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
         ),
-        (
-            fedcola(),
-            {"clients.text.model": DEEP},
-            r"'text/attention' of clients text-0, text-1 cannot be averaged .* paired",
-        ),
-        (
-            fedcola(averaging="by_type"),
-            {"clients.text.model": DEEP},
-            r"slot 'image/\w+' of clients image cannot be averaged with slot 'text/\w+'",
-        ),
+        (fedcola(), {"clients.text.model": DEEP}, r"'text/attention' .*text-0, text-1 cannot be averaged .* paired"),
+        (fedcola(averaging="by_type"), {"clients.text.model": DEEP}, r"slot 'image/\w+' .* averaged with slot 'text/"),
     ],
     (BUILDING, "layers that no model has"): [
         (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
         (mae(task_weight=0.0), {}, r"patches of images, and text-0, text-1 cannot: .*, or set algorithm.task_weight"),
-        (
-            mae(),
-            {"clients.image": GONE, "clients.paired": GONE, "server": GONE},
-            r"text-0, text-1 cannot: .* at least two patches$",
-        ),
+        (mae(), TEXTS_ALONE, r"text-0, text-1 cannot: .* at least two patches$"),
     ],
     (ROUND, "FedEMA without random views"): [
-        (
-            tiny(name="fedema", task_weight=0.0),
-            {},
-            r"task_weight is 0, .* view of paired-0, paired-1, image is random, so that there is nothing to train",
-        )
+        (tiny(name="fedema", task_weight=0.0), {}, r"weight is 0, .* paired-0, paired-1, image is .* nothing to train")
     ],
 }
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
@@ -332,13 +260,10 @@ def steps_of_work(monkeypatch: pytest.MonkeyPatch, *, allowed: bool) -> list[str
 
         monkeypatch.setattr(owner, name, noted)
 
-    for owner, name, step in (
-        (OpenedData, "split", OPENING),
-        (OpenedData, "samples", OPENING),
-        (ModelSettings, "build", BUILDING),
-        (Loop, "round", ROUND),
-    ):
-        watched(owner, name, step)
+    watched(OpenedData, "split", OPENING)
+    watched(OpenedData, "samples", OPENING)
+    watched(ModelSettings, "build", BUILDING)
+    watched(Loop, "round", ROUND)
     return steps
 
 
@@ -357,19 +282,12 @@ def test_settings_are_refused_on_loading(
     ids=refusal_ids,
 )
 def test_data_and_models_are_refused_at_the_moment_that_the_reference_names(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    moment: str,
-    refusal: str,
-    config: Config,
-    changes: Config,
-    message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, refusal: str, config: Config, changes: Config, message
 ) -> None:
     steps = steps_of_work(monkeypatch, allowed=True)
     with pytest.raises(ConfigError, match=message):
         polyfed.run(Experiment.load(changed(config, changes)), tmp_path / "runs" / "run", quiet=True)
-    order = ["loading", OPENING, BUILDING, ROUND]
-    assert max(steps, key=order.index) == moment
+    assert max(steps, key=["loading", OPENING, BUILDING, ROUND].index) == moment
     assert moment == ROUND or not (tmp_path / "runs").exists()
     (line,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {moment} |")]
     assert refusal in line
@@ -410,7 +328,6 @@ def test_participants_without_a_step_are_named_once(
     assert not any("in round 2" in message for message in caplog.messages)
     caplog.clear()
     monkeypatch.undo()
-    polyfed.run(
-        Experiment.parse(config | {"algorithm": {"name": "server_only", "server_epochs": 0}}), tmp_path / "other"
-    )
+    idle = config | {"algorithm": {"name": "server_only", "server_epochs": 0}}
+    polyfed.run(Experiment.parse(idle), tmp_path / "other")
     assert not any("made no step" in message for message in caplog.messages)

@@ -25,8 +25,7 @@ Stopped = Callable[[int], Path]
 
 
 def test_the_same_configuration_gives_the_same_run(undisturbed: Path, complete: Contents, tmp_path: Path) -> None:
-    again = polyfed.run(Experiment.load(undisturbed / "config.yaml"), tmp_path / "b", quiet=True)
-    assert contents(again) == complete
+    assert contents(polyfed.run(Experiment.load(undisturbed / "config.yaml"), tmp_path / "b", quiet=True)) == complete
 
 
 def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(stopped: Stopped, complete: Contents) -> None:
@@ -56,6 +55,10 @@ def emptied(folder: Path) -> None:
         path.write_bytes(b"")
 
 
+def without_clients(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints" / "clients")
+
+
 def edited(folder: Path) -> None:
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("rounds: 3", "rounds: 4"))
@@ -65,10 +68,7 @@ def edited(folder: Path) -> None:
     ("damage", "message"),
     [
         (emptied, r"no usable checkpoint \(checkpoint round-000003 is damaged"),
-        (
-            lambda folder: shutil.rmtree(folder / "checkpoints" / "clients"),
-            r"no usable checkpoint \(the state of client '[\w-]+' is damaged",
-        ),
+        (without_clients, r"no usable checkpoint \(the state of client '[\w-]+' is damaged"),
         (edited, "was edited"),
         (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
     ],
@@ -138,8 +138,7 @@ def test_the_run_folder_is_complete(config: Config, tmp_path: Path) -> None:
     files = ("config.yaml", "environment.json", "run.json", "partition.json", "report.md")
     logs = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl")
     assert names >= {*files, *logs, "arrays", "checkpoints", "models", "plots", "vocabulary"}
-    environment = json.loads((folder / "environment.json").read_text())
-    assert environment["versions"]["torch"] == torch.__version__
+    assert json.loads((folder / "environment.json").read_text())["versions"]["torch"] == torch.__version__
     assert {path.name for path in (folder / "models").iterdir()} == {"last", "best"}
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,9 +90,7 @@ def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
 def test_a_full_disk_at_the_very_end_names_the_command(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(records: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr("polyfed.reporting.api.write_report", full)
         with pytest.raises(RunError, match="make room and continue with 'polyfed resume"):
@@ -166,12 +165,8 @@ def test_a_file_that_is_complete_is_there_with_its_folders(tmp_path: Path, monke
     assert paths[0].parent == tmp_path / "a" / "b"
 
 
-@pytest.mark.parametrize(
-    ("log", "zeros"), [(log, zeros) for log, zeros in zip(WRITTEN, itertools.cycle([0, 9, 100_000]))]
-)
-def test_a_round_whose_logs_are_lost_is_done_again(
-    stopped: Stopped, complete: dict[str, bytes], log: str, zeros: int
-) -> None:
+@pytest.mark.parametrize(("log", "zeros"), [*zip(WRITTEN, itertools.cycle([0, 9, 100_000]))])
+def test_a_round_whose_logs_are_lost_is_done_again(stopped: Stopped, complete: Any, log: str, zeros: int) -> None:
     out = stopped(3)
     cut(out, log, facts(out, 1)["logs"][log] + 5, zeros)
     result = polyfed.resume(out, quiet=True)
@@ -186,11 +181,9 @@ def test_a_log_is_never_extended(stopped: Stopped) -> None:
     size = facts(out, 1)["logs"]["metrics"] - 5
     cut(out, "metrics", size)
     counted = facts(out, 2)["logs"]["metrics"]
-    with pytest.raises(
-        RunError, match=rf"metrics\.jsonl has {size:,} bytes of {counted:,}.*restore it from a copy"
-    ) as caught:
+    reason = rf"^[^\n]*metrics\.jsonl has {size:,} bytes of {counted:,}[^\n]*restore it from a copy[^\n]*$"
+    with pytest.raises(RunError, match=reason):
         polyfed.resume(out, quiet=True)
-    assert "\n" not in str(caught.value)
     assert (out / "metrics.jsonl").stat().st_size == size
     with pytest.raises(RunError, match=r"metrics\.jsonl"):
         RunFolder(out).rewind_logs(facts(out, 2)["logs"])

@@ -67,11 +67,9 @@ def test_means_of_representations_are_those_in_the_clear(tmp_path: Path, method:
     masked, clear = (weights(representing(how, method), tmp_path / how) for how in ("pairwise_masks", "unmasked"))
     assert masked == clear
     plain, secure = (prepared(representing(how, method), tmp_path / str(how)) for how in (None, "pairwise_masks"))
-    targets = []
-    for session in (plain, secure):
-        targets.append(taught(session))
-    for name, target in targets[0].items():
-        torch.testing.assert_close(targets[1][name].values, target.values, rtol=0, atol=1e-5)
+    masked_targets = taught(secure)
+    for name, target in taught(plain).items():
+        torch.testing.assert_close(masked_targets[name].values, target.values, rtol=0, atol=1e-5)
 
 
 def one_round(config: Config, folder: Path, **faults: Any) -> tuple[dict[str, torch.Tensor], Faulty]:
@@ -85,8 +83,7 @@ def one_round(config: Config, folder: Path, **faults: Any) -> tuple[dict[str, to
 
 @pytest.mark.parametrize("step", [KEYS, SHARES, "fit", OPENING])
 def test_who_drops_out_when_changes_no_more_than_it_must(tmp_path: Path, step: str) -> None:
-    lost = {("text-1", step): "its power failed"}
-    masked, _ = one_round(federation(), tmp_path / "a", loses=lost)
+    masked, _ = one_round(federation(), tmp_path / "a", loses={("text-1", step): "its power failed"})
     # one that is lost at the end has done its part
     plain_lost = {("text-1", "fit"): "its power failed"} if step != OPENING else {}
     plain, _ = one_round(federation("unmasked"), tmp_path / "b", loses=plain_lost)
@@ -156,24 +153,16 @@ def test_secrets_are_gone_after_the_round_and_never_sent(tmp_path: Path) -> None
     assert len(kept) == 4
     for path in tmp_path.rglob("masks.json"):  # kept in case the process dies
         assert not any(secret in path.read_text() for own in kept.values() for secret in own if secret)
-    sent = b"".join(
-        value.numpy().tobytes()
-        for _, answer in engine.seen
-        if answer.payload
-        for bundle in answer.payload.bundles.values()
-        for value in bundle.values()
-    )
+    bundles = [bundle for _, answer in engine.seen if answer.payload for bundle in answer.payload.bundles.values()]
+    sent = b"".join(value.numpy().tobytes() for bundle in bundles for value in bundle.values())
     assert not any(bytes.fromhex(secret) in sent for own in kept.values() for secret in own if secret)
 
 
-def _with(
-    field_name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], step: str, who: str
-) -> Any:
+def _with(field_name: str, change: Callable[[Any], dict[str, torch.Tensor]], step: str) -> Any:
     def changed(request: Request) -> Request:
-        if (request.step, request.client) != (step, who):
+        if (request.step, request.client) != (step, "text-1"):
             return request
-        bundle = request.payload.bundles[field_name]
-        fields = {**request.payload.fields, field_name: TensorBundle(change(dict(bundle)))}
+        fields = {**request.payload.fields, field_name: TensorBundle(change(dict(request.payload.bundles[field_name])))}
         return replace(request, payload=Payload(fields))
 
     return changed
@@ -187,11 +176,11 @@ def _swapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (_with(SEALED, _swapped, "fit", "text-1"), "shares that were not made for this client and request"),
-        (_with(SEALED, lambda own: dict(list(own.items())[:1]), "fit", "text-1"), "unmasking takes 3"),
-        (_with(KEYS, lambda own: {**own, "text-1": own["text-0"]}, SHARES, "text-1"), "own keys"),
-        (_with(KEYS, lambda own: dict(list(own.items())[:2]), SHARES, "text-1"), "a sum of 2 clients"),
-        (_with(OPENING, lambda own: {"text-1": own["text-1"]}, OPENING, "text-1"), "unmasking takes 3"),
+        (_with(SEALED, _swapped, "fit"), "shares that were not made for this client and request"),
+        (_with(SEALED, lambda own: dict(list(own.items())[:1]), "fit"), "unmasking takes 3"),
+        (_with(KEYS, lambda own: {**own, "text-1": own["text-0"]}, SHARES), "own keys"),
+        (_with(KEYS, lambda own: dict(list(own.items())[:2]), SHARES), "a sum of 2 clients"),
+        (_with(OPENING, lambda own: {"text-1": own["text-1"]}, OPENING), "unmasking takes 3"),
     ],
 )
 def test_clients_refuse_what_would_unmask_them(tmp_path: Path, changes: Any, reason: str) -> None:
@@ -235,8 +224,7 @@ def test_a_client_that_is_asked_again_gives_the_same_words_and_no_others(tmp_pat
 def test_a_round_that_was_cut_short_begins_with_new_keys_and_ends_in_the_same_bits(tmp_path: Path) -> None:
     config = federation(rounds=3)
     complete = polyfed.run(Experiment.parse(config), tmp_path / "complete", quiet=True)
-    folder = cut_short(config, tmp_path / "cut")
-    assert left(polyfed.resume(folder, quiet=True).folder) == left(complete.folder)
+    assert left(polyfed.resume(cut_short(config, tmp_path / "cut"), quiet=True).folder) == left(complete.folder)
 
 
 def test_values_beyond_the_range_put_a_client_out_by_name(tmp_path: Path) -> None:
@@ -249,8 +237,7 @@ def test_noise_goes_under_the_masks(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     (secret := tmp_path / "secret").write_bytes(bytes(range(32)))
     secret.chmod(0o600)
-    reply = {"weights": 1.0, "noise_multiplier": 4.0}
-    privacy = {"reply": reply, "metrics": "clear", "secret": str(secret)}
+    privacy = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear", "secret": str(secret)}
     masked, clear, quiet = (
         polyfed.run(
             Experiment.parse(federation(how) | ({"privacy": privacy} if noise else {})), tmp_path / name, quiet=True

@@ -18,16 +18,8 @@ from test_secure_runs import Faulty, between, federation
 
 from polyfed.core.errors import ExchangeError, PayloadError
 from polyfed.engines.outgoing import SiteTerms
-from polyfed.privacy.masking.mask_keeper import (
-    KEYS,
-    REQUEST,
-    SEALED,
-    SHARES,
-    SIGNED,
-    bytes_bundle,
-    bytes_in,
-    request_digest,
-)
+from polyfed.privacy.masking import mask_keeper
+from polyfed.privacy.masking.mask_keeper import KEYS, REQUEST, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
 from polyfed.privacy.masking.party import Party, SiteIdentity, Unmasking, context_of
 from polyfed.privacy.secure_sum import TOTAL, Residues, SummedReply, total
 from polyfed.wire.ledger import Ledger
@@ -52,8 +44,7 @@ def one_round(folder: Path, identity: SiteIdentity | None, tamper: Tamper | None
             return request
         signed = bytes_in(request.payload, SIGNED) if SIGNED in request.payload.fields else {}
         keys, signatures = tamper(bytes_in(request.payload, KEYS), signed, request)
-        payload = Payload({KEYS: bytes_bundle(keys), SIGNED: bytes_bundle(signatures)})
-        return replace(request, payload=payload)
+        return replace(request, payload=Payload({KEYS: bytes_bundle(keys), SIGNED: bytes_bundle(signatures)}))
 
     engine = between(session, changes=changed)
     session.experiment.algorithm.round(session.server, first_cohort(session))
@@ -89,7 +80,7 @@ def substituted(keys: dict[str, bytes], signatures: dict[str, bytes], request: R
     return keys | {"text-2": forged.public}, signatures | {"text-2": signature}
 
 
-def substituted_under_the_old_signature(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
+def under_the_old_signature(keys: dict[str, bytes], signatures: dict[str, bytes], request: Request) -> Any:
     return keys | {"text-2": played_by_the_server(request, "text-2")[0].public}, signatures
 
 
@@ -112,29 +103,27 @@ def invented(keys: dict[str, bytes], signatures: dict[str, bytes], request: Requ
     return keys | {"text-9": forged.public}, signatures | {"text-9": signature}
 
 
+NOT_SIGNED = "keys of 'text-2' are not signed by its site for this round"
+
+
 @pytest.mark.parametrize(
     ("tamper", "reason"),
     [
-        (substituted, "keys of 'text-2' are not signed by its site for this round"),
-        (substituted_under_the_old_signature, "keys of 'text-2' are not signed by its site for this round"),
+        *((tamper, NOT_SIGNED) for tamper in (substituted, under_the_old_signature, swapped, one_byte)),
         (unsigned, "keys of 'text-2' are not signed, and this site has a roster"),
-        (swapped, "keys of 'text-2' are not signed by its site for this round"),
-        (one_byte, "keys of 'text-2' are not signed by its site for this round"),
         (invented, "keys of 'text-9', whose site has no key on this site's roster"),
     ],
 )
 def test_keys_that_the_server_changes_are_found_out_by_name(tmp_path: Path, tamper: Tamper, reason: str) -> None:
     _, engine = one_round(tmp_path, IDENTITY, tamper)
     assert [reason in error for error in errors_of(engine, "text-1")] == [True]
-    assert not any(request.step == "fit" and request.client == "text-1" for request, _ in engine.seen), (
-        "it sends nothing"
-    )
+    assert ("fit", "text-1") not in [(request.step, request.client) for request, _ in engine.seen], "it sends nothing"
 
 
 def read_by_a_server_that_plays_all_others(site: Any, weights: Weights, run: str) -> Residues:
     """Reply of ``text-1`` without a mask."""
     asked_for = Payload({"weights": weights, TOTAL: 240})
-    digest = request_digest("fit", asked_for)
+    digest = mask_keeper.request_digest("fit", asked_for)
     needed, context = site.spec.secure.required, context_of(run, 1, 0, digest)
 
     def asked(step: str, **fields: Any) -> Payload:
@@ -187,8 +176,7 @@ def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
             recorded.update(both)
             return request
         old = {field: both[field] | {"text-2": recorded[field]["text-2"]} for field in both}
-        payload = Payload({field: bytes_bundle(value) for field, value in old.items()})
-        return replace(request, payload=payload)
+        return replace(request, payload=Payload({field: bytes_bundle(value) for field, value in old.items()}))
 
     engine = between(session, changes=changed)
     start = copy.deepcopy(session.server.weights)
@@ -203,13 +191,11 @@ def replayed(folder: Path, rounds: Sequence[int]) -> list[str]:
 def test_keys_and_signatures_of_an_earlier_round_are_found_out(tmp_path: Path) -> None:
     refused = replayed(tmp_path, [1, 2, 3])
     assert len(refused) == 2
-    assert all("keys of 'text-2' are not signed by its site for this round" in reason for reason in refused)
+    assert all(NOT_SIGNED in reason for reason in refused)
 
 
 def test_keys_and_signatures_of_the_same_round_before_it_was_cut_short_open_nothing(tmp_path: Path) -> None:
-    with pytest.raises(
-        ExchangeError, match=r"text-2: PayloadError: 'text-1': shares that were not made for this client"
-    ):
+    with pytest.raises(ExchangeError, match="text-2: PayloadError: 'text-1': shares that were not made for this"):
         replayed(tmp_path, [1, 1])
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -39,17 +40,14 @@ def test_a_round_without_clients_by_id():
 
 
 def test_a_mean_is_over_the_finite_values():
-    lines = [
-        {"round": 1, "participant": f"c-{k}", "kind": "test", "metrics": {"x": v}}
-        for k, v in enumerate((1.0, math.inf))
-    ]
+    line = {"round": 1, "kind": "test"}
+    lines = [line | {"participant": f"c-{value}", "metrics": {"x": value}} for value in (1.0, math.inf)]
     assert round_points(lines)["clients/test/x"] == 1.0
 
 
 def test_round_zero_sends_nothing_and_takes_no_time():
-    assert round_records(0, []) == [
-        {"round": 0, "participant": "server", "kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
-    ]
+    traffic = {"kind": "traffic", "metrics": {"bytes_up": 0, "bytes_down": 0}}
+    assert round_records(0, []) == [{"round": 0, "participant": "server"} | traffic]
 
 
 # ---- the family
@@ -184,10 +182,9 @@ def test_a_sink_that_fails_is_switched_off_with_one_warning(reported, tmp_path, 
     with caplog.at_level(logging.WARNING), started(tmp_path, Memory(label="a", fails="write"), Memory(label="b")) as on:
         for number in (1, 2, 3):
             complete(on, number)
-    assert [entry for entry in reported if entry[0] == "a"] == [("a", "write", 1), ("a", "close", True)]
-    assert [entry for entry in reported if entry[0] == "b"] == [("b", "write", k) for k in (1, 2, 3)] + [
-        ("b", "close", False)
-    ]
+    first, second = ([entry[1:] for entry in reported if entry[0] == label] for label in "ab")
+    assert first == [("write", 1), ("close", True)]
+    assert second == [("write", 1), ("write", 2), ("write", 3), ("close", False)]
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().endswith("Memory' failed and is switched off: OSError: disk full")
 
@@ -200,10 +197,7 @@ def test_a_sink_that_cannot_be_closed_keeps_no_other_from_it(reported, tmp_path,
 
 
 def test_an_interruption_is_not_swallowed(reported, tmp_path, monkeypatch):
-    def interrupted(self, records):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(MemoryWriter, "write", interrupted)
+    monkeypatch.setattr(MemoryWriter, "write", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         complete(started(tmp_path, Memory()), 1)
 

@@ -52,14 +52,10 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_site_is_a_group_of_one_with_a_source_of_its_own_and_what_is_common(file: Path) -> None:
     experiment = Experiment.load(file, ["common.training.batch_size=8", "sites.south.task={separation: 1.0}"])
-    assert {name: (group.count, group.source) for name, group in experiment.clients.items()} == {
-        "north": (1, "north"),
-        "south": (1, "south"),
-        "west": (1, "west"),
-    }
+    drawn = {name: (group.count, group.source) for name, group in experiment.clients.items()}
+    assert drawn == {name: (1, name) for name in ("north", "south", "west")}
     assert [list(group.models[0].encoders) for group in experiment.clients.values()] == [["table"], ["table"], ["text"]]
     assert [group.training.batch_size for group in experiment.clients.values()] == [8, 8, 2]
-    assert experiment.server is not None
     assert (experiment.server.training.batch_size, list(experiment.server.model.encoders)) == (8, ["table"])
     sources: dict[str, Any] = dict(experiment.data.sources)
     assert sources["west"].path == str(file.parent / "west.csv")
@@ -119,10 +115,7 @@ def test_sites_of_several_types_have_a_common_model_each_if_weights_are_averaged
         ("common.training.batch_size=1", "common.training.batch_size: Input should be greater than or equal to 2"),
         ("common.data.name=fodler", "common.data: unknown source 'fodler'; did you mean 'folder'"),
         ("common.training.optimizer={kind: adam, momentum: 0.5}", "common.training.optimizer: momentum has no effect"),
-        (
-            "common.task=retrieval",
-            "sites.north: its data have table, and common.task 'retrieval' needs image and text; ",
-        ),
+        ("common.task=retrieval", "sites.north: its data have table, and common.task 'retrieval' needs image and text"),
         ("clients.west.count=2", "clients.west: 'west' is a site, whose settings stand in sites.west, or in common"),
         ("data.sources.west=scenes", "data.sources.west: 'west' is a site"),
         ("sites=null", "common holds settings of sites, and 'sites' is missing; name them, or leave it out"),
@@ -142,7 +135,6 @@ def test_a_site_that_stands_twice_is_not_lost(file: Path) -> None:
 
 
 def test_drawn_groups_take_part_next_to_sites(file: Path) -> None:
-    group = (
-        "clients.others={count: 2, source: north, task: classification, model: {dim: 8, encoders: {table: projection}}}"
-    )
+    model = "{dim: 8, encoders: {table: projection}}"
+    group = f"clients.others={{count: 2, source: north, task: classification, model: {model}}}"
     assert list(Experiment.load(file, [group]).clients) == ["others", "north", "south", "west"]

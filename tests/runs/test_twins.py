@@ -18,8 +18,9 @@ from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.server_side import build_federation
-from small_federations import METHODS, Config, aligned, federation_for, pretrained_folder, three_kinds
+from small_federations import METHODS, Config, aligned, federation_for, pixels, pretrained_folder, three_kinds, words
 
+DEADLINE: Config = {"phases": {"fit": {"deadline": 9.0}}}
 KINDS = ("server-only", "no-private", "local", "pooled", "zero-shot")
 
 
@@ -66,12 +67,7 @@ def kinds_of(experiment: Experiment) -> list[str]:
 @pytest.mark.parametrize("variant", ["server-only", "pooled"])
 def test_a_server_alone_asks_no_client_and_keeps_all_else(variant: str) -> None:
     config = creamfl(task={"epochs": 2}, distiller={"epochs": 3})
-    config["run"] |= {
-        "sampling": {"cohort": 2},
-        "exchange": {"phases": {"fit": {"deadline": 9.0}}},
-        "engine": "ray",
-        "eval_every": 2,
-    }
+    config["run"] |= {"sampling": {"cohort": 2}, "exchange": DEADLINE, "engine": "ray", "eval_every": 2}
     own, made = Experiment.load(config), twin(config, variant)
     assert (made.clients, made.algorithm.component_name(), made.algorithm.server_epochs) == ({}, "server_only", 5)
     assert (made.server, made.data, made.run.rounds, made.run.seed) == (own.server, own.data, 2, own.run.seed)
@@ -126,7 +122,7 @@ def test_a_server_alone_has_the_passes_of_the_methods_server(algorithm: Config, 
     ],
 )
 def test_clients_alone_train_as_long_as_with_the_method(config: Config, training: tuple[int, int | None]) -> None:
-    config["run"] |= {"evaluate_clients": False, "exchange": {"phases": {"fit": {"deadline": 9.0}}}}
+    config["run"] |= {"evaluate_clients": False, "exchange": DEADLINE}
     own, made = Experiment.read(config), twin(config, "local")
     assert (made.algorithm.component_name(), made.server) == ("local", None)
     assert (made.algorithm.local_epochs, made.algorithm.local_steps) == training
@@ -154,23 +150,16 @@ def test_without_private_data_clients_hold_their_share_of_the_public_samples(tmp
     config["clients"]["paired"] |= {"partition": {"name": "quantity", "min_size": 2}, "also": "public"}
     config["run"] |= {"sampling": {"cohort": 3}, "exchange": {"min_clients": 3, "phases": {"fit": {"min_clients": 4}}}}
     made = twin(config, "no-private")
-    assert (made.run.sampling.cohort, made.run.exchange.min_clients, made.run.exchange.phases["fit"].min_clients) == (
-        2,
-        2,
-        2,
-    )
-    assert (made.algorithm, made.server, made.public) == (lambda own: (own.algorithm, own.server, own.public))(
-        Experiment.read(config)
-    )
+    asked, own = made.run.exchange, Experiment.read(config)
+    assert (made.run.sampling.cohort, asked.min_clients, asked.phases["fit"].min_clients) == (2, 2, 2)
+    assert (made.algorithm, made.server, made.public) == (own.algorithm, own.server, own.public)
     there = federation(made, tmp_path)
     there.require_sound()
-    assert there.public is not None
     members = there.members.values()
     assert [member.group for member in members] == ["paired", "paired"]
     dealt = torch.cat([member.items for member in members])
     assert torch.equal(dealt.sort().values, there.public.items)  # each once, and nothing else
     public = there.public_samples({})
-    assert public is not None
     for member in members:
         samples = there.train(member)
         assert set(samples.items.tolist()) == set(member.items.tolist())
@@ -190,21 +179,15 @@ def test_without_private_data_clients_hold_their_share_of_the_public_samples(tmp
     ],
     ids=["everything", "so many", "another split does not count", "held in addition"],
 )
-def test_pooled_items_are_those_that_are_public_and_as_many_as_clients_hold(
-    tmp_path: Path, changes: Config, held: int
-) -> None:
+def test_pooled_items_are_public_ones_and_as_many_as_clients_hold(tmp_path: Path, changes: Config, held: int) -> None:
     config = creamfl()
     config["clients"]["paired"] |= changes
-    made = twin(config, "pooled")
-    there = federation(made, tmp_path)
+    there = federation(twin(config, "pooled"), tmp_path)
     there.require_sound()
     own = federation(Experiment.load(config), tmp_path)
-    assert there.public is not None and own.public is not None  # noqa: PT018
     assert len(there.public.items) == held
     assert torch.isin(own.public.items, there.public.items).all()  # what was public is among them
-    samples = there.public_samples({})
-    assert samples is not None
-    assert len(samples) == 5 * held  # with every caption
+    assert len(there.public_samples({})) == 5 * held  # with every caption
 
 
 # ---- refusals
@@ -219,47 +202,29 @@ class Unsaid(Algorithm):
         """Nothing."""
 
 
-def without(section: str) -> Callable[[Config], object]:
-    return lambda config: config.pop(section)
+def with_unsaid(config: Config) -> None:
+    config["algorithm"] = f"{__name__}.Unsaid"
+
+
+UNSAID = "'.*Unsaid' does not define how long its"
 
 
 @pytest.mark.parametrize(
     ("variant", "change", "message"),
     [
-        ("server-only", without("public"), "it has no public set; twins of 'three-kinds': local$"),
-        ("pooled", without("public"), "it has no public set; twins of 'three-kinds': local$"),
-        ("server-only", without("server"), "no server model; twins of 'three-kinds': no-private, local$"),
-        (
-            "server-only",
-            lambda c: c["server"].update(validation_split=None),
-            "server.validation_split is null: no model is chosen",
-        ),
-        (
-            "no-private",
-            lambda c: c["clients"].pop("paired"),
-            "no group has the source 'scenes' of P; .*server-only, lo",
-        ),
+        ("server-only", lambda c: c.pop("public"), "it has no public set; twins of 'three-kinds': local$"),
+        ("pooled", lambda c: c.pop("public"), "it has no public set; twins of 'three-kinds': local$"),
+        ("server-only", lambda c: c.pop("server"), "no server model; twins of 'three-kinds': no-private, local$"),
+        ("server-only", lambda c: c["server"].update(validation_split=None), "validation_split is null: no model is"),
+        ("no-private", lambda c: c["clients"].pop("paired"), "no group has the source 'scenes' of P; .*server-only, l"),
         ("pooled", lambda c: c["clients"].pop("paired"), "no client holds private items of 'scenes'; "),
-        (
-            "pooled",
-            lambda c: c["clients"]["paired"].update(items="public"),
-            "no client holds private items of 'scenes'",
-        ),
+        ("pooled", lambda c: c["clients"]["paired"].update(items="public"), "holds private items of 'scenes'"),
         ("pooled", lambda c: c["public"].pop("items"), "public.items is null: all that there is is public"),
         ("pooled", lambda c: c.update(algorithm="server_only") or c.update(clients={}), "'three-kinds': server-only$"),
         ("local", lambda c: c.update(algorithm="server_only"), "'server_only' asks no clients; .*server-only, no-priv"),
-        *(
-            (
-                variant,
-                lambda c: c.update(algorithm=f"{__name__}.Unsaid"),
-                f"'.*Unsaid' does not define how long its {what}",
-            )
-            for variant, what in (
-                ("local", r"clients train \(local_training\); .*: no-private$"),
-                ("server-only", r"server trains \(server_passes\)"),
-                ("pooled", r"server trains \(server_passes\)"),
-            )
-        ),
+        ("local", with_unsaid, rf"{UNSAID} clients train \(local_training\); .*: no-private$"),
+        ("server-only", with_unsaid, rf"{UNSAID} server trains \(server_passes\)"),
+        ("pooled", with_unsaid, rf"{UNSAID} server trains \(server_passes\)"),
         ("global", lambda c: None, "twin.kind: .*'server-only', 'no-private', 'local', 'pooled' or 'zero-shot'"),
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
     ],
@@ -279,12 +244,8 @@ def test_an_experiment_without_a_twin_lists_the_others(
 def of_towers(tiny: Config) -> Config:
     """Paired clients that adapt a network of two towers, which meet in a space of its own."""
     common = {"name": "hf", "weights": "clip", "projection": "own", "adapter": {"name": "lora", "rank": 2}}
-    image = common | {"tower": "vision", "view": {"name": "pixels", "size": 16}}
-    text = common | {
-        "tower": "text",
-        "view": {"name": "tokens", "tokenizer": {"name": "hashing", "size": 200}, "length": 16},
-    }
-    model = {"dim": 8, "encoders": {"image": image, "text": text}}
+    towers = {"image": {"tower": "vision", "view": pixels()}, "text": {"tower": "text", "view": words(16, 200)}}
+    model = {"dim": 8, "encoders": {name: common | own for name, own in towers.items()}}
     tiny["clients"] = {"paired": tiny["clients"]["paired"] | {"model": model}}
     tiny["server"]["model"] = model
     tiny["data"]["weights_dir"] = str(pretrained_folder())

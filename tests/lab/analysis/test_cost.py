@@ -82,12 +82,7 @@ def test_frozen_parameters_are_counted_and_not_trained() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "shown"),
-    [
-        ((900, 500), (500, 500), True),
-        ((900, 500), (510, 500), True),
-        ((500, 500), (500, 500), True),
-        ((900, 500), (900, 500), False),
-    ],
+    [*(((900, 500), (most, 500), most < 900) for most in (500, 510, 900)), ((500, 500), (500, 500), True)],
 )
 def test_a_peak_that_the_system_does_not_reset_is_not_told(
     before: tuple[int, int], after: tuple[int, int], shown: bool, monkeypatch: pytest.MonkeyPatch

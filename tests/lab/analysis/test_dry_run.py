@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grids import mostly_slow
 from masked_runs import federation
 from polyfed import run
 from polyfed.data.scenery import png
@@ -24,20 +25,12 @@ def moved(result: DryRun, direction: str) -> float:
     return sum(result.a_round(direction).values())
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        pytest.param({"name": "creamfl", "local_epochs": 1}, marks=pytest.mark.slow),
-        {"name": "change_distillation", "warmup_rounds": 1, "local_epochs": 2, "public": {"samples": 12}},
-        pytest.param({"name": "fedafd", "local_epochs": 1}, marks=pytest.mark.slow),
-        pytest.param({"name": "fedmd", "local_epochs": 1}, marks=pytest.mark.slow),
-        pytest.param({"name": "scaffold", "local_steps": 4}, marks=pytest.mark.slow),
-    ],
-    ids=lambda algorithm: algorithm["name"],
-)
-def test_bytes_and_clients_are_those_of_the_run(
-    tiny: dict[str, Any], tmp_path: Path, algorithm: dict[str, Any]
-) -> None:
+LATE = {"name": "change_distillation", "warmup_rounds": 1, "local_epochs": 2, "public": {"samples": 12}}
+METHODS = [{"name": name, "local_epochs": 1} for name in ("creamfl", "fedafd", "fedmd")]
+
+
+@pytest.mark.parametrize("algorithm", mostly_slow([LATE, *METHODS, {"name": "scaffold", "local_steps": 4}], LATE))
+def test_bytes_and_clients_are_those_of_the_run(tiny: dict[str, Any], tmp_path: Path, algorithm: Any) -> None:
     for participant in (tiny["server"], *tiny["clients"].values()):
         participant["training"]["batch_size"] = 4  # fewer than the public samples
     tiny["run"] |= {"rounds": 1 + algorithm.get("warmup_rounds", 0), "evaluate_clients": False}
@@ -79,8 +72,7 @@ def test_a_batch_is_trained_however_long_a_round_is(tiny: dict[str, Any], monkey
     monkeypatch.setattr("polyfed.federation.trainer.Trainer.step", lambda *_: steps.append("step"))
     for length in ({"local_epochs": 500}, {"local_steps": 500}):
         DryRun.of(Experiment.parse(tiny | {"algorithm": {"name": "fedavg"} | length}))
-    kinds = 2
-    assert len(steps) == 2 * kinds
+    assert len(steps) == 2 * 2  # lengths, and kinds of clients
 
 
 def test_only_what_is_trained_on_is_drawn_and_nothing_is_cached(

@@ -84,22 +84,14 @@ def by_name(leakage: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(one["on"], one["attack"]): one for one in leakage["findings"]}
 
 
-@pytest.mark.parametrize(
-    ("method", "step", "bundle_kind"),
-    [
-        ({"config": topics()}, "fit", "weights"),
-        ({"config": three_kinds(name="creamfl")}, "fit", "representations"),
-    ],
-)
-def test_the_last_round_asked_again_is_that_of_the_run(
-    method: dict[str, Config], step: str, bundle_kind: str, tmp_path: Path
-) -> None:
-    opened = simulated(method["config"], tmp_path / "run")
+@pytest.mark.parametrize(("config", "label"), [(topics(), "weights"), (three_kinds(name="creamfl"), "representations")])
+def test_the_last_round_asked_again_is_that_of_the_run(config: Config, label: str, tmp_path: Path) -> None:
+    opened = simulated(config, tmp_path / "run")
     with cpu_threads(1), seen_round(opened) as seen:
         assert seen.is_exact
         assert seen.number == opened.experiment.run.rounds
-        assert {reply.step for reply in seen.replies} == {step}
-        assert {bundle.label for reply in seen.replies for bundle in reply.content.bundles.values()} == {bundle_kind}
+        assert {reply.step for reply in seen.replies} == {"fit"}
+        assert {bundle.label for reply in seen.replies for bundle in reply.content.bundles.values()} == {label}
         assert [reply.clients[0] for reply in seen.replies] == list(opened.federation.members)
 
 
@@ -170,16 +162,14 @@ def test_a_sum_is_attacked_as_a_sum(overfitted_runs: Callable[[str], Path]) -> N
 
 @pytest.mark.slow
 def test_a_target_without_an_attack_has_a_reason_and_no_figure(tmp_path: Path) -> None:
-    config = three_kinds(name="creamfl")
-    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(clients=3))
+    leakage = leaked(simulated(three_kinds(name="creamfl"), tmp_path / "run"), Leakage(clients=3))
     reasons = {one["on"]: one["reason"] for one in leakage["no_attack"]}
     assert "no attack on representations is known" in reasons["representations of text (fit)"]
 
 
 @pytest.mark.slow
 def test_named_tensors_that_are_not_a_model_are_not_attacked_as_one(tmp_path: Path) -> None:
-    config = overfitted(algorithm={"name": "scaffold"})
-    leakage = leaked(simulated(config, tmp_path / "run"), Leakage(clients=1))
+    leakage = leaked(simulated(overfitted(algorithm={"name": "scaffold"}), tmp_path / "run"), Leakage(clients=1))
     attacked = [one["on"] for one in leakage["findings"]]
     assert "weights of text-0 (controlled_fit)" in attacked
     assert not any(on.startswith("controls") for on in attacked)
@@ -189,8 +179,7 @@ def test_named_tensors_that_are_not_a_model_are_not_attacked_as_one(tmp_path: Pa
 def test_the_command_writes_its_files_and_the_report_shows_them(overfitted_run: Path, analyse: Cli) -> None:
     code, _, _ = analyse("leakage", overfitted_run, "--set", "clients=1")
     assert code == 0
-    content = json.loads((overfitted_run / "analysis" / "leakage.json").read_text())
-    assert content["exact"] is True
+    assert json.loads((overfitted_run / "analysis" / "leakage.json").read_text())["exact"] is True
     for page in ("report.md", "report.html"):
         assert "leaked: was this sample trained on" in (overfitted_run / page).read_text()
     records = open_run(overfitted_run).records

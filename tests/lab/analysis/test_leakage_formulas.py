@@ -57,8 +57,7 @@ def test_intervals_of_the_rate_hold_the_true_rate(shift: float, items: int, monk
 
 def test_each_candidate_is_of_another_item() -> None:
     """Captions of one image are members together: five of them are not five trials."""
-    items = torch.tensor([3, 3, 1, 3, 0, 1])
-    assert first_of_each(items).tolist() == [0, 2, 4]
+    assert first_of_each(torch.tensor([3, 3, 1, 3, 0, 1])).tolist() == [0, 2, 4]
     assert first_of_each(torch.arange(4)).tolist() == [0, 1, 2, 3]
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -103,14 +104,12 @@ def test_the_kept_model_of_a_client(local_run: Path) -> None:
     result = opened_model(open_run(local_run), client="paired-0").subject
     (path,) = (local_run / "checkpoints" / "clients" / "paired-0").glob("*.safetensors")
     assert same(result.model, weights(path, "model/"))
-    assert result.clients is not None
     assert list(result.clients()) == ["paired-0", "paired-1", "image"]
 
 
 def test_the_global_model_of_a_clients_type(typed_run: Path) -> None:
     result = opened_model(open_run(typed_run), client="image").subject
-    newest = max((typed_run / "checkpoints").glob("round-*.safetensors"))
-    assert same(result.model, weights(newest, "weights:image/"))
+    assert same(result.model, weights(max((typed_run / "checkpoints").glob("round-*.safetensors")), "weights:image/"))
     assert "global model of image (round 1)" in result.name
 
 
@@ -146,10 +145,9 @@ def test_wrong_options(cli: Cli, tiny_run: Path, options: list[str], message: st
     ],
 )
 def test_wrong_suites_are_refused_before_anything_is_written(
-    cli: Cli, tiny_run: Path, change: dict[str, Any], message: str
+    cli: Cli, tiny_run: Path, change: Any, message: str
 ) -> None:
-    file = written("wrong.yaml", {**SMALL, **change})
-    code, _, err = cli(tiny_run, "--suite", file, "--out", "there")
+    code, _, err = cli(tiny_run, "--suite", written("wrong.yaml", {**SMALL, **change}), "--out", "there")
     assert code == 2
     assert message in err
     assert not list(Path("there").glob("*"))
@@ -163,10 +161,7 @@ def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:
 def test_an_interrupted_test_writes_nothing(
     cli: Cli, tiny_run: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("polyfed.lab.downstream.probes.FewShot.run", interrupted)
+    monkeypatch.setattr("polyfed.lab.downstream.probes.FewShot.run", Mock(side_effect=KeyboardInterrupt))
     code, _, err = cli(tiny_run, "--suite", small, "--out", "there")
     assert (code, err.splitlines()[-1]) == (130, "interrupted; nothing was written")
     assert not list(Path("there").glob("*"))

@@ -52,8 +52,7 @@ def test_scores_do_not_depend_on_the_scale_of_features() -> None:
 
 
 def test_a_class_without_samples_is_never_predicted() -> None:
-    few = blobs(20, classes=2)
-    scores = class_scores(few, blobs(9), blobs(10, 1).x, 3)
+    scores = class_scores(blobs(20, classes=2), blobs(9), blobs(10, 1).x, 3)
     assert scores.shape == (10, 3)
     assert (scores.argmax(1) < 2).all()
 

@@ -55,9 +55,8 @@ def test_few_shot_takes_the_trunk_or_where_there_is_none_the_embedding(make_benc
 
 def test_few_shot_joins_sources_by_class_name(make_bench: Any) -> None:
     more = Scenes(train=30, validation=5, test=10, size=16, seed=3, targets={"topic": "topic"})
-    result = outcome(
-        FewShot(**FEW | {"source": ["scenes", "more"], "shares": [1.0], "draws": 1}), make_bench(more=more)
-    )
+    probe = FewShot(**FEW | {"source": ["scenes", "more"], "shares": [1.0], "draws": 1})
+    result = outcome(probe, make_bench(more=more))
     assert (result.rows[-1].facts["n"], result.rows[-1].facts["n_test"]) == (70, 30)
     assert result.data == "scenes+more.topic"
 
@@ -186,11 +185,8 @@ def test_recalls_in_a_batch_of_all_are_those_of_the_retrieval_task(make_bench: A
 def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
     bench = make_bench()
     complete = bench.samples("scenes", "test", "image", "text")
-    tests = {
-        "a": complete.subset(torch.arange(40)),
-        "b": complete.subset(torch.arange(40, 100)),
-        "c": complete.only(["image"]),
-    }
+    tests = {"a": complete.subset(torch.arange(40)), "b": complete.subset(torch.arange(40, 100))}
+    tests["c"] = complete.only(["image"])
     object.__setattr__(bench.subject, "clients", lambda: tests)
     result = {row.on: row for row in outcome(RetrievalProbe(batch=16, draws=3), bench).rows}
     assert list(result) == ["a", "b", "mean over clients", "worst client", "disparity"]

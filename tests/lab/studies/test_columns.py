@@ -26,6 +26,13 @@ from polyfed.runs.records import PartitionEntry, RunRecords
 from small_federations import tiny_experiment
 
 
+def with_records(finished: Run, **records: Any) -> Run:
+    """The run as if it had left these records."""
+    run = Run(finished.folder)
+    run.__dict__["records"] = RunRecords(finished.folder, **records)
+    return run
+
+
 def test_holdings_count_what_clients_hold(finished: Run) -> None:
     holdings = finished.records.holdings
     first, held = next(iter(holdings.items()))
@@ -37,9 +44,8 @@ def test_holdings_count_what_clients_hold(finished: Run) -> None:
     for client, each in with_classes.items():
         label, number = next(iter((each.labels or {}).items()))
         assert Holdings(of=client, label=label).measure(finished) == number
-        assert Holdings(of=client, label=label, share=True).measure(finished) == pytest.approx(
-            100 * number / each.items
-        )
+        share = Holdings(of=client, label=label, share=True).measure(finished)
+        assert share == pytest.approx(100 * number / each.items)
         with pytest.raises(ConfigError, match="label: no client holds 'none such'"):
             Holdings(of=client, label="none such").measure(finished)
     assert with_classes
@@ -50,8 +56,7 @@ def test_a_combination_of_columns_without_items_counts_zero(finished: Run) -> No
         group="h", source="s", split="train", items=3, samples=3, labels={"none": 1, "a+b": 2}, index=[0, 1, 2],
         columns={"a": {"1": 2}, "b": {"1": 2}},
     )  # fmt: skip
-    run = Run(finished.folder)
-    run.__dict__["records"] = RunRecords(finished.folder, holdings={"h-0": entry})
+    run = with_records(finished, holdings={"h-0": entry})
     assert [Holdings(of="h", label=label).measure(run) for label in ("a+b", "a", "none")] == [2, 0, 1]
     with pytest.raises(ConfigError, match=r"label: no client holds '1'; .*none"):
         Holdings(of="h", label="1").measure(run)
@@ -59,17 +64,15 @@ def test_a_combination_of_columns_without_items_counts_zero(finished: Run) -> No
 
 def test_chance_is_that_of_the_same_test_items(finished: Run) -> None:
     last = finished.records.last
-    of_pictures = Chance(metric="primary", of="image").measure(finished)
-    assert of_pictures == last("image")["accuracy_of_constant"] > 100 / 6
+    assert Chance(metric="primary", of="image").measure(finished) == last("image")["accuracy_of_constant"] > 100 / 6
     assert Chance(metric="r1_sum", of="paired").measure(finished) == pytest.approx(100 / 12 + 100 * 5 / 60)
     assert Chance(metric="r1_sum").measure(finished) == pytest.approx(100 / 12 + 100 * 5 / 60)
     assert Chance(metric="r1_sum").digest != Metric(metric="r1_sum").digest
 
 
 def test_a_point_of_a_curve_is_the_metric_of_that_round(finished: Run) -> None:
-    run, curve = Run(finished.folder), {0: 1.0, 1: 5.0, 2: 4.0}
-    lines = tuple(Measured(number, "server", "test", {"r1_sum": value}) for number, value in curve.items())
-    run.__dict__["records"] = RunRecords(finished.folder, measurements=lines)
+    lines = (Measured(number, "server", "test", {"r1_sum": value}) for number, value in enumerate((1.0, 5.0, 4.0)))
+    run = with_records(finished, measurements=tuple(lines))
     assert [MetricAt(metric="r1_sum", at=number).measure(run) for number in (1, 2)] == [5.0, 4.0]
     assert math.isnan(MetricAt(metric="r1_sum", at=3).measure(run))
     with pytest.raises(ConfigError, match=r"at: 3, but run.rounds is 2"):
@@ -139,10 +142,9 @@ def test_cost_is_that_of_the_first_round(finished: Run) -> None:
 
 
 def test_virtual_seconds_until_a_metric_is_reached(finished: Run) -> None:
-    run, pace = Run(finished.folder), {1: 2.5, 2: 4.0}
     measured = [Measured(number, "server", "test", {"r1_sum": 10.0 * number}) for number in (0, 1, 2)]
-    measured += [Measured(number, "server", "pace", {"virtual_seconds": at}) for number, at in pace.items()]
-    run.__dict__["records"] = RunRecords(finished.folder, measurements=tuple(measured))
+    measured += [Measured(number, "server", "pace", {"virtual_seconds": at}) for number, at in ((1, 2.5), (2, 4.0))]
+    run = with_records(finished, measurements=tuple(measured))
     times = [TimeTo(metric="r1_sum", target=target).measure(run) for target in (0, 5, 10, 11, 21)]
     assert times[:4] == [0.0, 2.5, 2.5, 4.0]
     assert math.isnan(times[4])
@@ -170,9 +172,8 @@ def test_costs_until_validation_is_reached(finished: Run) -> None:
 
 
 def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> None:
-    column, other = (
-        AnalysisColumn(analysis="leakage", figure="x", options=options) for options in ({}, {"samples": 99})
-    )
+    leakage = {"analysis": "leakage", "figure": "x"}
+    column, other = (AnalysisColumn(**leakage, options=options) for options in ({}, {"samples": 99}))
     assert column.needs_models
     assert not column.is_at_hand(tmp_path)
     (tmp_path / "analysis").mkdir()
@@ -230,10 +231,8 @@ RECORDED = [{"loss.a": 1.0, "loss.b": 3.0, "w.a": 0.75, "w.b": 0.25, "t": 12.0, 
 @pytest.fixture
 def shown(finished: Run) -> Run:
     """A run whose server recorded ``RECORDED`` in two rounds."""
-    run = Run(finished.folder)
-    lines = tuple(Measured(number, "server", "train", metrics) for number, metrics in enumerate(RECORDED, 1))
-    run.__dict__["records"] = RunRecords(finished.folder, measurements=lines)
-    return run
+    lines = (Measured(number, "server", "train", metrics) for number, metrics in enumerate(RECORDED, 1))
+    return with_records(finished, measurements=tuple(lines))
 
 
 @pytest.mark.parametrize(

@@ -68,33 +68,24 @@ def test_tables_by_hand(loaded: Load) -> None:
     assert "shared by 2 tests: intervals are of 97.5 %" in judged.notes[0]
     assert secondary.rows == [["prox < tiny on r1", "3", "+2.00", "-0.48 to +4.48"]]
     assert tuning.rows == [["prox", "1-2", "rate x 2 (2); as given (1)", "rate (2)"]]
-    assert tuning.notes == (
-        "rate, weight, by seed: each seed chooses on its own validation. (n): in so many seeds.",
-        "Not tuned: tiny.",
-    )
+    by_seed = "rate, weight, by seed: each seed chooses on its own validation. (n): in so many seeds."
+    assert tuning.notes == (by_seed, "Not tuned: tiny.")
     assert causes.rows == [["x, seed 1", "why"]]
 
 
 def test_claims_at_points_over_all_and_of_differences(loaded: Load) -> None:
-    judged = ["prox > tiny on r1 at all"]
-    secondary = [
-        "prox > tiny on r1",
-        "prox at 5 - tiny at 5 > prox at 1 - tiny at 1 on r1",
-        "tiny on r1 at 5 > tiny on MiB at 1",
-    ]
-    own = results(loaded(seeds=3, axes=AXES, claims={"method": judged, "secondary": secondary}))
+    secondary = ["prox > tiny on r1", "prox at 5 - tiny at 5 > prox at 1 - tiny at 1 on r1"]
+    claims = {"method": ["prox > tiny on r1 at all"], "secondary": [*secondary, "tiny on r1 at 5 > tiny on MiB at 1"]}
+    own = results(loaded(seeds=3, axes=AXES, claims=claims))
     (mean,) = (item.sample for item in own.judgements())
-    assert mean is not None
     assert mean.by_seed == {0: 1, 1: 2, 2: 3}
-    read = [sample.values for _, sample in own.readings() if sample]
-    assert read == [[1, 2, 3], [1, 2, 3], [0, 0, 0], [16, 17, 18]]
+    assert [sample.values for _, sample in own.readings() if sample] == [[1, 2, 3], [1, 2, 3], [0, 0, 0], [16, 17, 18]]
     _, second = claims_tables(own)
     assert [row[0] for row in second.rows[:2]] == ["prox > tiny on r1 (1)", "prox > tiny on r1 (5)"]
 
 
 def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
-    scores = {"as given": 3.0, "rate x 2": float("nan")}
-    chosen = {("prox", (), 1): Chosen({"rate": 1.0}, {}, scores, [])}
+    chosen = {("prox", (), 1): Chosen({"rate": 1.0}, {}, {"as given": 3.0, "rate x 2": float("nan")}, [])}
     own = results(loaded(seeds=3, claims={"method": ["prox > tiny on r1"]}), chosen=chosen)
     own.save(tmp_path)
     again = Results.load(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.lab.studies.cells import Cell, CellFigures, Places, StudyPlan, resolve
 from polyfed.lab.studies.study import Study
 
@@ -46,10 +46,7 @@ def test_overrides_apply_in_order_and_stars_stand_for_what_is_there(loaded: Load
     ("row", "message"),
     [
         ({"set": {"run.round": 3}}, "row 'a': run: unknown key 'round'|row 'a': .*did you mean 'rounds'"),
-        (
-            {"set": {"clients.paired.*.lr": 3, "data.none.*": 1}},
-            "row 'a': data.none.*: 'data.none' is empty",
-        ),
+        ({"set": {"clients.paired.*.lr": 3, "data.none.*": 1}}, "row 'a': data.none.*: 'data.none' is empty"),
         ({"groups": ["texts"]}, "row 'a': groups: no group 'texts'"),
         ({"base": "nothing"}, "row 'a': no preset or file 'nothing'"),
         ({"set": {"algorithm": "server_only"}, "twin": "local"}, "row 'a': twin.kind is local, but"),
@@ -75,8 +72,7 @@ def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, t
 
 
 def test_a_setting_that_came_later_leaves_cells_of_before_their_names(loaded: Load, tmp_path: Path) -> None:
-    rows = {"a": {}, "later": {"set": {"public.reserve": 3}}}
-    plan = planned(loaded(rows=rows), tmp_path)
+    plan = planned(loaded(rows={"a": {}, "later": {"set": {"public.reserve": 3}}}), tmp_path)
     assert "reserve" not in plan.cell("a", (), 0).settings["public"]
     assert plan.cell("later", (), 0).settings["public"]["reserve"] == 3
 
@@ -94,6 +90,10 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
     assert digests["one"] == digests["same"] != digests["other"]
 
 
+def of_clients(metric: str, **more: str) -> dict[str, Any]:
+    return {"columns": {"r": {"metric": metric, "of": "clients"} | more}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -107,16 +107,10 @@ def test_other_data_of_the_same_name_make_another_cell(loaded: Load, tmp_path: P
         ),
         ({"columns": {"r": "r1_summ"}}, "rows.tiny.columns.r.metric: 'server' has no 'r1_summ'"),
         ({"columns": {"r": {"metric": "r1_sum", "of": "pared"}}}, "rows.tiny.columns.r.of: no group 'pared'"),
+        (of_clients("r1_summ"), "rows.tiny.columns.r.metric: 'clients' has no 'r1_s"),
+        (of_clients("r1_sum", kind="validation"), "kind: validation, but 'clients' is measured on test data alone"),
         (
-            {"columns": {"r": {"metric": "r1_summ", "of": "clients"}}},
-            "rows.tiny.columns.r.metric: 'clients' has no 'r1_s",
-        ),
-        (
-            {"columns": {"r": {"metric": "r1_sum", "of": "clients", "kind": "validation"}}},
-            "kind: validation, but 'clients' is measured on test data alone",
-        ),
-        (
-            {"columns": {"r": {"metric": "r1_sum", "of": "clients"}}, "set": {"run.evaluate_clients": False}},
+            of_clients("r1_sum") | {"set": {"run.evaluate_clients": False}},
             "of: 'clients' is not measured, as run.evaluate_clients is false",
         ),
         ({"rows": {"tiny": {"twin": "local"}}}, "rows.tiny.columns.r1.of: the experiment has no server"),
@@ -154,10 +148,7 @@ def test_an_edited_method_makes_another_cell(loaded: Load, tmp_path: Path, monke
 
 
 def test_a_complete_cell_whose_configuration_was_edited_is_refused(loaded: Load, tmp_path: Path) -> None:
-    from polyfed.core.errors import RunError
-
-    plan = planned(loaded(), tmp_path)
-    cell = plan.cell("tiny", (), 0)
+    cell = planned(loaded(), tmp_path).cell("tiny", (), 0)
     assert CellFigures.of(cell.folder(tmp_path)) is None
     complete(cell, tmp_path, {"x": 1.0})
     assert CellFigures.of(cell.folder(tmp_path)) is not None

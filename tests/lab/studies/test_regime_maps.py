@@ -32,8 +32,7 @@ def own_map(study: Study, above: dict[Any, Any] = ABOVE) -> ClaimMap:
 
 def test_marks_are_where_the_interval_lies(loaded: Load) -> None:
     claims = own_map(loaded(seeds=5, axes=AXES, figures=[MAP]))
-    verdicts = [cell.verdict for cell in claims.cells.values()]
-    assert verdicts == ["above", "undecided", "below", "undecided"]
+    assert [cell.verdict for cell in claims.cells.values()] == ["above", "undecided", "below", "undecided"]
     table = claims.table
     assert table.columns == ("epochs / pairs", "250", "1000")
     assert table.rows == [["1", "+1.10 ▲", "-2.10 ▼"], ["5", "+0.10 ?", "+3.00 ?"]]
@@ -45,8 +44,7 @@ def test_marks_are_where_the_interval_lies(loaded: Load) -> None:
 
 
 def test_points_that_were_not_run_and_those_that_a_row_has_not(loaded: Load) -> None:
-    rows = {"tiny": {}, "prox": {"only": {"epochs": [1]}}}
-    study = loaded(seeds=5, axes=AXES, rows=rows, figures=[MAP])
+    study = loaded(seeds=5, axes=AXES, rows={"tiny": {}, "prox": {"only": {"epochs": [1]}}}, figures=[MAP])
     claims = own_map(study, {("250", "1"): (1, 1.1, 1.2, 1.1, 1.1)})
     assert claims.sentence == "prox > tiny on r1: above at 1 of 2 points (epochs 1: pairs 250), not run at 1."
     assert [row[2] for row in claims.table.rows] == ["-", "-"]
@@ -56,10 +54,8 @@ def test_points_that_were_not_run_and_those_that_a_row_has_not(loaded: Load) -> 
 def test_the_points_of_a_map_share_the_level(loaded: Load) -> None:
     study, above = loaded(seeds=5, axes=AXES, figures=[MAP]), {("250", "1"): (0.5, 1.5, 2.5, 1.0, 2.0)}
     assert own_map(study, above).cells["250", "1"].verdict == "undecided"  # one of four points
-    one = loaded(
-        seeds=5, axes={name: {**axis, "values": axis["values"][:1]} for name, axis in AXES.items()}, figures=[MAP]
-    )
-    assert own_map(one, above).cells["250", "1"].verdict == "above"
+    axes = {name: {**axis, "values": axis["values"][:1]} for name, axis in AXES.items()}
+    assert own_map(loaded(seeds=5, axes=axes, figures=[MAP]), above).cells["250", "1"].verdict == "above"
 
 
 def test_a_map_and_a_judged_claim_agree_at_one_point(loaded: Load) -> None:
@@ -78,8 +74,7 @@ def test_one_axis_is_one_row(loaded: Load) -> None:
 
 
 def test_the_figure_has_a_cell_a_point_with_one_scale_of_colours(loaded: Load) -> None:
-    claims = own_map(loaded(seeds=5, axes=AXES, figures=[MAP]))
-    (axes,) = draw_map(claims).axes
+    (axes,) = draw_map(own_map(loaded(seeds=5, axes=AXES, figures=[MAP]))).axes
     (image,) = axes.images
     assert list(image.get_array().flat) == pytest.approx([1.1, -2.1, 0.1, 3.0])  # type: ignore[union-attr]
     assert image.get_clim() == (-3, 3)

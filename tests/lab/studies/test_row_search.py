@@ -26,13 +26,11 @@ def tuned(loaded: Load, store: Path, rows: dict[str, Any] | None = None, **more:
 
 
 def due(plan: StudyPlan, row: str, store: Path, seed: int = 0) -> list[Cell]:
-    point = plan.study.points_of(row)[0]
-    return [cell for cell in plan.search(row, point, seed) if not cell.folder(store).is_dir()]
+    return [cell for cell in plan.search(row, plan.study.points_of(row)[0], seed) if not cell.folder(store).is_dir()]
 
 
 def answered(plan: StudyPlan, row: str, store: Path, *values: float | str, seed: int = 0) -> list[str]:
     """Due candidates, after each in turn is completed with one of the values."""
-    assert plan.tuning is not None and plan.tuning.column is not None  # noqa: PT018
     for value in values:
         complete(due(plan, row, store, seed)[0], store, {plan.tuning.column.digest: value})
     return [cell.purpose for cell in due(plan, row, store, seed)]
@@ -54,7 +52,6 @@ def test_each_seed_chooses_on_its_own_validation_and_then_is_the_cell(loaded: Lo
         plan.chosen("a", (), 0)
     assert answered(plan, "a", tmp_path, float("nan")) == []
     chosen = plan.chosen("a", (), 0)
-    assert chosen is not None
     assert (chosen.factors, chosen.ends) == ({"rate": 2.0}, ["rate"])  # the candidates were spent
     groups = plan.check("a", ()).clients
     assert chosen.settings == {f"clients.{group}.training.optimizer.lr": 2 * before for group in groups}
@@ -90,7 +87,6 @@ def test_lower_is_better_for_such_a_column(loaded: Load, tmp_path: Path) -> None
     plan = tuned(loaded, tmp_path, tuning={"column": column, "candidates": 3})
     answered(plan, "a", tmp_path, 5.0, 9.0, 4.0)
     chosen = plan.chosen("a", (), 0)
-    assert chosen is not None
     assert (chosen.factors, chosen.scores["rate x 2"]) == ({"rate": 0.5}, 9.0)
 
 
@@ -149,8 +145,7 @@ def test_a_kind_is_of_the_rows_that_it_names_and_that_have_it(loaded: Load, tmp_
 
 @pytest.mark.parametrize("path", ["clients.*.training.optimiser.lr", "algorithm.name", "server.training.optimizer.lr"])
 def test_a_setting_that_no_row_has_is_refused(loaded: Load, tmp_path: Path, path: str) -> None:
-    settings = {"rate": {"paths": ["clients.*.training.optimizer.lr", path]}}
-    plan = tuned(loaded, tmp_path, tuning={"settings": settings})
+    plan = tuned(loaded, tmp_path, tuning={"settings": {"rate": {"paths": ["clients.*.training.optimizer.lr", path]}}})
     with pytest.raises(ConfigError, match=r"tuning\.settings\.rate\.paths: no tuned row has a number at '"):
         plan.check_tuning(plan.row_points())
 

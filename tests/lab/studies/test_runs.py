@@ -40,9 +40,8 @@ def files(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(
-        columns={"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}, claims={"method": ["prox > tiny on r1"]}
-    )
+    columns = {"r1": "r1_sum", "rounds": {"name": f"{OWN}.Rounds"}}
+    study = loaded(columns=columns, claims={"method": ["prox > tiny on r1"]})
     heard: set[str] = set()
     first = run(study, tmp_path / "out", listener=lambda progress: heard.update(progress.running.values()))
     assert first.ended.failures == {}
@@ -64,16 +63,9 @@ def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load
 
 @pytest.mark.slow
 def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
-    marker = str(tmp_path / "marker")
-    study = loaded(
-        seeds=1,
-        rows={"broken": BROKEN, "tiny": {}},
-        columns={
-            "r1": "r1_sum",
-            "none": {"name": "holdings", "of": "paired", "column": "hue", "value": "red"},
-            "killed": {"name": f"{OWN}.Killed", "marker": marker},
-        },
-    )
+    columns = {"r1": "r1_sum", "killed": {"name": f"{OWN}.Killed", "marker": str(tmp_path / "marker")}}
+    columns["none"] = {"name": "holdings", "of": "paired", "column": "hue", "value": "red"}
+    study = loaded(seeds=1, rows={"broken": BROKEN, "tiny": {}}, columns=columns)
     ended = run(study, tmp_path / "out").ended
     assert set(ended.failures) == {"broken, seed 0", "tiny, seed 0"}
     assert "was there too little memory" in ended.failures["tiny, seed 0"]
@@ -111,8 +103,7 @@ def test_removed_and_edited_cells(loaded: Load, tmp_path: Path) -> None:
 def test_a_new_column_of_models_runs_cells_again_that_did_not_keep_them(loaded: Load, tmp_path: Path) -> None:
     run(loaded(seeds=1), tmp_path / "out")
     more = {"columns": {"r1": "r1_sum", "models": {"name": f"{OWN}.OfModels"}}, "seeds": 1}
-    study = loaded(**more)
-    results = run(study, tmp_path / "out").results
+    results = run(loaded(**more), tmp_path / "out").results
     assert results.at("tiny", (), "models")[0] > 0
     folder = tmp_path / "cells" / results.cells["tiny, seed 0"]
     assert "models" not in files(folder)
@@ -166,15 +157,13 @@ def test_rows_and_a_twin_are_tuned_alike_by_each_seed(loaded: Load, tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_rows_of_an_undecided_claim_have_a_second_look(loaded: Load, tmp_path: Path) -> None:
-    rows = {"tiny": {}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}, "third": {}}
-    rows["third"] = {"set": {"run.rounds": 2}}
+    rows = tiny_study()["rows"] | {"third": {"set": {"run.rounds": 2}}}
     columns = {"r1": {"metric": "r1_sum", "effect": 0.0}}
     study = loaded(rows=rows, columns=columns, seeds=5, claims={"method": ["prox > tiny on r1"], "more_seeds": 2})
     results = run(study, tmp_path / "out").results
     seeds = {row: sorted(results.at(row, (), "r1")) for row in rows}
     assert seeds == {"tiny": [*range(7)], "prox": [*range(7)], "third": [*range(5)]}
     (item,) = results.judgements()
-    assert item.sample is not None
     assert (item.verdict, len(item.sample.seeds)) == ("undecided", 7)
 
 

@@ -49,8 +49,7 @@ ROWS = {"none": {"groups": ["paired"]}, "a": {"groups": ["paired", "a"]}, "b": {
 
 
 def test_a_study_of_all_coalitions_divides_gains_by_seed(loaded: Callable[..., Study]) -> None:
-    rows = {**ROWS, "all, prox": {"set": {"algorithm": "fedprox"}}}
-    study = loaded(rows=rows, seeds=3, against="none")
+    study = loaded(rows={**ROWS, "all, prox": {"set": {"algorithm": "fedprox"}}}, seeds=3, against="none")
     own = {"none": {0: 1.0, 1: 2.0, 2: 0.0}, "b": {0: 2.0, 1: 2.0}, "a": {0: 1.0, 1: 2.0}, "all": {0: 5.0, 1: 8.0}}
     results = Results(study, {(row, (), "r1"): by_seed for row, by_seed in own.items()})
     assert results.shapley((), "r1") == {"b": {0: 2.5, 1: 3.0}, "a": {0: 1.5, 1: 3.0}}

@@ -21,6 +21,10 @@ RATE = {"paths": ["clients.*.training.optimizer.lr"]}
 TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "validation"}}
 
 
+def with_rate(**settings: Any) -> dict[str, Any]:
+    return {"tuning": TUNING | {"settings": {"rate": RATE | settings}}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -51,18 +55,15 @@ TUNING = {"settings": {"rate": RATE}, "column": {"metric": "r1", "kind": "valida
         ({"tuning": {"settings": {"rate": RATE}}}, "tuning: give 'settings' with 'column', or 'table'"),
         (
             {"claims": {"more_seeds": 5, "part": ["tiny > prox on r1"]}},
-            "claims.more_seeds: 2 seeds decide nothing; give seeds: 5",
+            "more_seeds: 2 seeds decide nothing; give seeds: 5",
         ),
         ({"tuning": TUNING | {"column": {"metric": "r1"}}}, "kind is test, but a choice is made on validation"),
         ({"tuning": TUNING | {"grid": {"rate": [0.1]}}}, "tuning: unknown key 'grid'"),
         ({"tuning": TUNING | {"set": {"run.rounds": 2}}}, "candidates have the rounds of the table"),
-        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 4]}}}}, "must ascend and contain 1"),
-        ({"tuning": TUNING | {"settings": {"rate": RATE | {"factors": [2, 1]}}}}, "must ascend and contain 1"),
+        (with_rate(factors=[2, 4]), "must ascend and contain 1"),
+        (with_rate(factors=[2, 1]), "must ascend and contain 1"),
         ({"rows": {"a": {"tune": "b"}}, "tuning": TUNING}, "rows.a.tune: 'b' names a row of a main table"),
-        (
-            {"tuning": TUNING | {"settings": {"rate": RATE | {"rows": ["b"]}}}},
-            "tuning.settings.rate.rows: unknown 'b'; valid: prox, tiny",
-        ),
+        (with_rate(rows=["b"]), "tuning.settings.rate.rows: unknown 'b'; valid: prox, tiny"),
     ],
 )
 def test_refusals_name_the_key(loaded: Callable[..., Study], change: dict[str, Any], message: str) -> None:
@@ -82,9 +83,8 @@ def test_scales_are_merged_over_the_file(study_file: Callable[..., Path]) -> Non
 
 def test_smoke_is_one_seed_one_round_and_the_first_labels(study_file: Callable[..., Path]) -> None:
     rows = {"tiny": {}, "late": {"only": {"alpha": [5]}}, "early": {"only": {"alpha": [0.1]}}}
-    content = tiny_study(
-        rows=rows, axes=ALPHA, tuning=TUNING, seeds=4, claims={"method": ["tiny > early on r1 at 0.1"]}
-    )
+    claims = {"method": ["tiny > early on r1 at 0.1"]}
+    content = tiny_study(rows=rows, axes=ALPHA, tuning=TUNING, seeds=4, claims=claims)
     smoke = Study.load(study_file(content | {"scales": {"smoke": {"set": {"public.items": 4}}}}), "smoke")
     assert (smoke.seeds, list(smoke.rows), smoke.points, smoke.tuning) == ([0], ["tiny", "early"], (("0.1",),), None)
     assert smoke.set == {"run.rounds": 1, "public.items": 4}
@@ -96,17 +96,14 @@ def test_labels_points_and_rows_that_are_like_others(loaded: Callable[..., Study
         "b": {"like": "a", "set": {"run.rounds": 4}, "twin": "no-private"},
         "c": {"like": "b", "only": {"alpha": ["5"]}, "groups": None},
     }
-    study = loaded(
-        rows=rows,
-        axes=ALPHA | {"clients": {"points": {3: {"clients.image.count": 3}}}},
-        printed={"a": {"r1": {"0.1, 3": 7}}},
-    )
+    axes = ALPHA | {"clients": {"points": {3: {"clients.image.count": 3}}}}
+    study = loaded(rows=rows, axes=axes, printed={"a": {"r1": {"0.1, 3": 7}}})
     assert study.points == (("0.1", "3"), ("5", "3"))
     assert study.overrides_at(("5", "3")) == {"run.seed": 5, "clients.image.count": 3}
     assert study.points_of("c") == (("5", "3"),)
     row = study.resolved("c")
     assert (row.groups, row.set) == (None, {"run.rounds": 4, "run.seed": 1})
-    assert row.twin is not None and row.twin.kind == "no-private"  # noqa: PT018
+    assert row.twin.kind == "no-private"
     assert (study.printed_at("a", "r1", ("0.1", "3")), study.printed_at("a", "r1", ("5", "3"))) == (7, None)
 
 
@@ -121,10 +118,8 @@ def test_a_row_changes_all_columns_but_those_that_it_names(loaded: Callable[...,
 def test_rows_that_are_like_others_stay_so_with_other_seeds_and_from_a_folder(
     loaded: Callable[..., Study], tmp_path: Path
 ) -> None:
-    rows = {
-        "a": {"groups": ["paired"], "only": {"alpha": [5]}, "main": False, "tune": False},
-        "b": {"like": "a", "set": {"run.rounds": 4}},
-    }
+    first = {"groups": ["paired"], "only": {"alpha": [5]}, "main": False, "tune": False}
+    rows = {"a": first, "b": {"like": "a", "set": {"run.rounds": 4}}}
     study = loaded(rows=rows, axes=ALPHA)
     Results(study, {}).save(tmp_path)
     for other in (study.with_seeds([7]), Results.load(tmp_path).study):
@@ -146,9 +141,8 @@ def test_the_main_table_is_read_at_the_scale_of_its_study(tmp_path: Path) -> Non
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(tiny_study(tuning={"table": "main"}, scales={"paper": {}})))
     (tmp_path / "main.yaml").write_text(yaml.safe_dump(tiny_study(tuning=TUNING)))
     tunings = [Study.load(tmp_path / "one.yaml", scale).tuning for scale in ("small", "paper")]
-    assert [(one.table, one.scale) for one in tunings if one] == [
-        (str(tmp_path / "main.yaml"), scale) for scale in ("small", "paper")
-    ]
+    main = str(tmp_path / "main.yaml")
+    assert [(one.table, one.scale) for one in tunings if one] == [(main, "small"), (main, "paper")]
 
 
 def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:
@@ -160,7 +154,6 @@ def test_what_is_taken_away_takes_its_figures_with_it(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "scales": {"paper": {"tuning": None}}} | over))
     study = Study.load(tmp_path / "two.yaml")
     assert (list(study.rows), list(study.columns), study.printed) == (["tiny"], ["r1"], {"tiny": {"r1": 1}})
-    assert study.tuning is not None
     assert list(study.tuning.settings) == ["rate"]
     assert Study.load(tmp_path / "two.yaml", "paper").tuning is None
 
@@ -185,14 +178,8 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
 def test_a_matrix_is_the_columns_and_rows_that_it_stands_for(loaded: Callable[..., Study]) -> None:
     kinds = {"A": "paired", "all": "clients"}
     matrix = {"each": {"k": [1, 5], "who": kinds}, "metric": "image_to_text_r@{k}", "of": "{who}"}
-    rows = {
-        "rounds {n}": {
-            "each": {"n": [1, 2]},
-            "set": {"run.rounds": "{n}"},
-            "columns": {"{k} {who}": matrix | {"over": "worst"}},
-        }
-    }
-    study = loaded(columns={"{k} {who}": matrix}, rows=rows)
+    row = {"each": {"n": [1, 2]}, "set": {"run.rounds": "{n}"}, "columns": {"{k} {who}": matrix | {"over": "worst"}}}
+    study = loaded(columns={"{k} {who}": matrix}, rows={"rounds {n}": row})
     assert list(study.columns) == ["1 A", "1 all", "5 A", "5 all"]
     last = study.columns["5 all"].model_dump(mode="json")
     assert (last["metric"], last["of"]) == ("image_to_text_r@5", "clients")

@@ -36,17 +36,15 @@ AT = {"ours": (9, 3), "ours, more": (9, 4), "cheap": (5, 1), "dear": (4, 2), "al
 def costs(loaded: Load) -> Results:
     figures = [{"column": "r1", "over": ["MiB", "CPU s"]}]
     study = loaded(rows=ROWS, columns=COSTS, claims={"method": ["ours > cheap on r1"]}, figures=figures)
-    of_costs = {"r1": 0, "MiB": 1}
-    values = {
-        (row, (), name): {0: at[k] - 0.1, 1: at[k] + 0.1} for row, at in AT.items() for name, k in of_costs.items()
-    }
-    by_place: dict[Any, Any] = values
+    by_place: dict[Any, Any] = {}
+    for row, at in AT.items():
+        for name, value in zip(("r1", "MiB"), at, strict=True):
+            by_place[row, (), name] = {0: value - 0.1, 1: value + 0.1}
     return Results(study, by_place)
 
 
 def test_rows_have_the_role_that_claims_and_twins_give_them(costs: Results) -> None:
-    roles = [role_of(costs.study, row) for row in ROWS]
-    assert roles == ["own", "own", "rival", "rival", "control", "ceiling"]
+    assert [role_of(costs.study, row) for row in ROWS] == ["own", "own", "rival", "rival", "control", "ceiling"]
 
 
 def test_the_front_has_no_ceiling_and_nothing_that_is_dominated(costs: Results) -> None:
@@ -92,8 +90,7 @@ def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> 
         for number, spread in results.curves[row, ()].items():
             assert spread.mean == pytest.approx(sum(one[number] for one in by_seed) / len(by_seed), rel=1e-3)
     assert Results.from_json(study, results.to_json()).to_json() == results.to_json()
-    picture = next(one for one in pictures_of(results) if one.name == "curves")
-    (axes,) = picture.draw().axes
+    (axes,) = next(one for one in pictures_of(results) if one.name == "curves").draw().axes
     assert {text.get_text() for text in axes.texts} == {"own", "tuned"}
     ends: dict[Any, Any] = {(row, ()): {0: Spread(1.0, 0.1), 2: Spread(2.0, 0.1)} for row in rows}
     (seldom,) = [one for one in pictures_of(replace(results, curves=ends)) if one.name == "curves"]

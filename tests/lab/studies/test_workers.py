@@ -45,9 +45,7 @@ def _is_closed(receiver: multiprocessing.connection.Connection) -> bool:
 def test_a_method_that_is_edited_while_the_study_runs_is_not_run_as_what_it_was(
     loaded: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mymethod.py").write_text(
-        "from polyfed.algorithms.fedavg import FedAvg\n\n\nclass Ours(FedAvg):\n    pass\n"
-    )
+    (tmp_path / "mymethod.py").write_text("from polyfed.algorithms.fedavg import FedAvg\nclass Ours(FedAvg): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     study = loaded(seeds=1, rows={"ours": {"set": {"algorithm": {"name": "mymethod.Ours", "local_epochs": 1}}}})
     cell = StudyPlan(study, Places(), tmp_path).cell("ours", (), 0)
