@@ -421,7 +421,7 @@ def test_prepare_reports_scaled_and_left_out_images(tmp_path: Path, cli: Any) ->
     assert (code, errors) == (0, "")
     lines = " ".join(lines.split())
     assert "Nothing to look at" not in lines
-    for line in ("from 12 bits: 10", "are not there, left out 1 gone.tif", "cannot be read, left out 1 broken.tif"):
+    for line in ("from 12 bits: 10", "without an image, left out 1 gone.tif", "cannot be read, left out 1 broken.tif"):
         assert line in lines
     report = (tmp_path / "out" / "report.json").read_text()
     assert "object at 0x" not in report
