@@ -71,8 +71,10 @@ def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in trained}
 
 
-def batches_of(patch: pytest.MonkeyPatch, client: Any, seen: Callable[[Tensor, torch.Generator], Any]) -> list[Any]:
-    """What is seen of each batch that is drawn, while the gradients are not computed."""
+def batches_of(
+    patch: pytest.MonkeyPatch, client: Any, steps: int, seen: Callable[[Tensor, torch.Generator], Any]
+) -> list[list[Any]]:
+    """What is seen of each batch that is drawn by two equal secrets and another; gradients are not computed."""
     drawn: list[Any] = []
 
     def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
@@ -81,7 +83,11 @@ def batches_of(patch: pytest.MonkeyPatch, client: Any, seen: Callable[[Tensor, t
 
     patch.setattr(PerSampleGradients, "clipped_sums", spying)
     patch.setattr(client.trainer(), "apply", lambda: None)
-    return drawn
+    for key in (KEY, KEY, b"o" * 32):
+        training = PrivateTraining(SampleProtection(noise_multiplier=1.0), key, PrivacyCost(1.0, 1 / 3, steps))
+        with isolated(0, "test"):
+            training.fit(client, client.train, 1, steps)
+    return [drawn[start : start + steps] for start in range(0, 3 * steps, steps)]
 
 
 @pytest.mark.parametrize(
@@ -185,11 +191,7 @@ def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypat
 
 
 def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = batches_of(monkeypatch, client, lambda index, stream: index)
-    protection = SampleProtection(noise_multiplier=1.0)
-    for key in (KEY, KEY, b"o" * 32):
-        PrivateTraining(protection, key, PrivacyCost(1.0, 1 / 3, 300)).fit(client, client.train, 1, 300)
-    first, again, other = drawn[:300], drawn[300:600], drawn[600:]
+    first, again, other = batches_of(monkeypatch, client, 300, lambda index, stream: index)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     sizes = torch.tensor([len(index) for index in first]).double()
@@ -199,12 +201,8 @@ def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pyt
 
 def test_augmentation_and_dropout_are_drawn_from_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draws of a sample may shift those of its batch, so they are secret."""
-    draws = batches_of(monkeypatch, client, lambda index, stream: (stream.initial_seed(), torch.initial_seed()))
-    protection = SampleProtection(noise_multiplier=1.0)
-    for key in (KEY, KEY, b"o" * 32):
-        with isolated(0, "test"):
-            PrivateTraining(protection, key, PrivacyCost(1.0, 1 / 3, 4)).fit(client, client.train, 1, 4)
-    first, again, other = draws[:4], draws[4:8], draws[8:]
+    seeds = batches_of(monkeypatch, client, 4, lambda index, stream: (stream.initial_seed(), torch.initial_seed()))
+    first, again, other = seeds
     assert first == again
     assert len({*first, *other}) == 8
 
