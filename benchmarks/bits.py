@@ -72,11 +72,7 @@ SMALL_MODELS = (
     f"clients.text.models=[{{dim: 16, encoders: {{text: {_WORDS}}}}}]",
     f"clients.paired.models=[{{dim: 16, encoders: {{image: {_IMAGES}, text: {_WORDS}}}}}]",
 )
-FEW_SCENES = (
-    "data.sources.scenes.train=96",
-    "data.sources.scenes.validation=16",
-    "data.sources.scenes.test=32",
-)
+FEW_SCENES = ("data.sources.scenes.train=96", "data.sources.scenes.validation=16", "data.sources.scenes.test=32")
 
 EXCHANGES = {  # on the data of fedafd-flickr8k, with models from scratch
     "exchange-creamfl": "{name: creamfl, local_epochs: 1, teacher: {weights: gca}}",

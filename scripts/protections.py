@@ -30,11 +30,7 @@ BEGIN = "<!-- made by: python scripts/protections.py -->\n"
 END = "<!-- end of what scripts/protections.py makes -->"
 JOINING = ("<!-- joining, by scripts/protections.py -->", "<!-- end of joining -->")
 HEADS = ("method", "leaves in each round", "masked sums", "noise on replies", "noise in training", "robust rules")
-WORDS: dict[type[TensorBundle], str] = {
-    Weights: "weights",
-    Representations: "representations",
-    Logits: "class scores",
-}
+WORDS: dict[type[TensorBundle], str] = {Weights: "weights", Representations: "representations", Logits: "class scores"}
 """Bundle of tensors -> its name on the page."""
 _COUNT, _SCORES = {"teacher": {"weights": "count"}}, {"public": {"form": "scores"}}
 _CHOICES: dict[str, dict[str, Any]] = {

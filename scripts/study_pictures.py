@@ -215,12 +215,7 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
     axes.margins(x=0.1)
 
 
-def _label_points(
-    axes: Axes,
-    study: Study,
-    at: Mapping[str, tuple[float, float]],
-    inches: tuple[float, float],
-) -> None:
+def _label_points(axes: Axes, study: Study, at: Mapping[str, tuple[float, float]], inches: tuple[float, float]) -> None:
     """Write names of rows next to their points, moved up or down if one would cover another or a point.
 
     Args:

@@ -72,9 +72,10 @@ def table(**changed: Any) -> pa.Table:
     return pa.table(columns).replace_schema_metadata(metadata)
 
 
-def written(folder: Path, split: str = "train", **changed: Any) -> Path:
+def written(folder: Path, split: str = "train", write_statistics: bool = True, **changed: Any) -> Path:
     (folder / "set").mkdir(exist_ok=True)
-    pq.write_table(table(**changed), folder / "set" / f"{split}.parquet", row_group_size=4)
+    file = folder / "set" / f"{split}.parquet"
+    pq.write_table(table(**changed), file, row_group_size=4, write_statistics=write_statistics)
     return folder
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
@@ -20,6 +21,27 @@ from polyfed.wire.payload import Representations, Weights
 from small_federations import Config, tiny_experiment
 
 COMPARED = ("metrics.jsonl", "ledger.jsonl", "partition.json")
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """Something that fails whatever it is called with."""
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def noted(patch: pytest.MonkeyPatch, owner: Any, name: str, of: Callable[..., Any] = lambda *given: given) -> list[Any]:
+    """What a function is called with from now on."""
+    seen, original = list[Any](), getattr(owner, name)
+
+    def noting(*given: Any, **options: Any) -> Any:
+        seen.append(of(*given))
+        return original(*given, **options)
+
+    patch.setattr(owner, name, noting)
+    return seen
 
 
 def creamfl() -> Config:

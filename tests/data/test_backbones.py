@@ -18,6 +18,7 @@ from transformers import BertModel, CLIPConfig, CLIPModel, ViTConfig, ViTModel
 from transformers.utils import logging as hf_logging
 
 import polyfed
+from misbehaving import raising
 from polyfed.core.errors import ConfigError
 from polyfed.data import backbones
 from polyfed.data.tokenizers import PretrainedTokenizer
@@ -246,10 +247,8 @@ def without(folder, file):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (
-            lambda vit: backbones.frozen_backbone(deeper(vit), "cls"),
-            "is missing 16 of its model",
-        ),  # not random numbers
+        # not random numbers
+        (lambda vit: backbones.frozen_backbone(deeper(vit), "cls"), "is missing 16 of its model"),
         (lambda vit: backbones.frozen_backbone(without(vit, "model.safetensors"), "cls"), "cannot be loaded"),
         (lambda vit: backbones.outline(without(vit, "config.json"), "cls"), r"no readable config\.json"),
         (lambda vit: backbones.load(vit, BertModel), "holds a 'vit', this encoder needs a 'bert'"),
@@ -300,10 +299,7 @@ def test_a_folder_chooses_neither_code_nor_files_elsewhere(vit, monkeypatch, con
 
 @pytest.mark.parametrize("error", [ImportError("no module 'kernels'"), pickle.UnpicklingError(), KeyError("metadata")])
 def test_whatever_transformers_raises_is_a_line_with_the_folder(vit, monkeypatch, error):
-    def raises(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("transformers.AutoModel.from_pretrained", raises)
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", raising(error))
     with pytest.raises(ConfigError, match=rf"weights folder '.*vit' cannot be loaded: {type(error).__name__}: "):
         backbones.frozen_backbone(vit, "cls")
 
@@ -332,14 +328,14 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_code_in_a_folder_is_not_run(evil: Path, tmp_path: Path) -> None:
     context = DataContext(tmp_path / "cache", tmp_path / "weights")
-    with pytest.raises(ConfigError):
-        backbones.outline(evil, "auto")
-    with pytest.raises(ConfigError):
-        backbones.frozen_backbone(evil, "auto")
-    with pytest.raises(ConfigError):
-        backbones.TextPreparation.of(evil, 8, pad_to_length=False)
-    with pytest.raises(ConfigError):
-        PretrainedTokenizer(path="evil").load("text", context)
+    for use in (
+        lambda: backbones.outline(evil, "auto"),
+        lambda: backbones.frozen_backbone(evil, "auto"),
+        lambda: backbones.TextPreparation.of(evil, 8, pad_to_length=False),
+        lambda: PretrainedTokenizer(path="evil").load("text", context),
+    ):
+        with pytest.raises(ConfigError):
+            use()
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "asked").exists()
 

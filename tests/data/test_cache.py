@@ -24,6 +24,7 @@ from filelock import FileLock
 from PIL import Image
 
 from item_tables import column_of, encoded, noise, struct_of, unread
+from misbehaving import raising
 from polyfed.core.activity import heard_by
 from polyfed.core.errors import DataError
 from polyfed.data import cache as module
@@ -34,6 +35,7 @@ from polyfed.data.sources.stored import Parquet
 from polyfed.data.view import DataContext
 
 HOW = Decoding(8)
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def decoded(column: Column, size: int, folder: Path, *how: Any) -> np.ndarray:
@@ -143,10 +145,7 @@ def test_unusable_folder_names_folder_and_setting(tmp_path: Path, use: Callable[
 
 
 def test_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", fail)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", raising(FULL))
     with pytest.raises(DataError, match="No space left on device"):
         decoded(column_of([struct_of(noise(0))]), 8, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -355,11 +354,8 @@ def test_a_damaged_or_foreign_cache_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported_before_anything_is_computed(tmp_path: Path, monkeypatch, caplog) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     compute = Counting()
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    monkeypatch.setattr(os, "posix_fallocate", raising(FULL), raising=False)
     rows = rows_at(tmp_path / "a.npy", compute)
     rows.prepare(torch.tensor([0]))
     assert not compute.calls
@@ -370,7 +366,7 @@ def test_a_full_disk_is_reported_before_anything_is_computed(tmp_path: Path, mon
 
 def test_waiting_for_the_lock_of_another_process_is_shown(tmp_path: Path) -> None:
     lines: list[str] = []
-    listener: Any = SimpleNamespace(handle=lambda event: lines.append(event.what))
+    listener = SimpleNamespace(handle=lambda event: lines.append(event.what))
     lock = FileLock(tmp_path / "a.lock")
     with lock, heard_by(listener), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(copy_context().run, rows_at(tmp_path / "a.npy", Counting()).prepare, torch.arange(2))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from item_tables import context_of, opened, picture, table, written
+from misbehaving import noted
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import lacking
 from polyfed.data.assembly import assemble, of_items
@@ -108,9 +109,6 @@ def test_a_value_of_another_split_alone_is_accepted(tmp_path: Path) -> None:
         opened(tmp_path, "test", where={"country": "Spain"})
 
 
-# ---- other sources
-
-
 # ---- incomplete items
 
 
@@ -167,26 +165,17 @@ def test_refused_gaps_name_the_setting(tmp_path: Path) -> None:
 
 def test_images_are_not_read_to_find_that_none_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, text=["a", None, "", "d", "e", "f"])
-    read: list[str] = []
-    original = ParquetShards.read
-
-    def noting(shards: ParquetShards, column: str) -> pa.ChunkedArray:
-        read.append(column)
-        return original(shards, column)
-
-    monkeypatch.setattr(ParquetShards, "read", noting)
+    read = noted(monkeypatch, ParquetShards, "read", lambda shards, column: column)
     opened(tmp_path, incomplete="leave_out")
     assert "text" in read
     assert "image" not in read
-    pictures = [None, *map(picture, range(5))]
-    written(tmp_path, image=pictures)
+    written(tmp_path, image=[None, *map(picture, range(5))])
     assert opened(tmp_path, incomplete="leave_out").left_out == {"image": 1}
     assert "image" in read
 
 
 def test_files_without_statistics_are_read(tmp_path: Path) -> None:
-    folder = _made(tmp_path)
-    pq.write_table(table(image=[None, *map(picture, range(5))]), folder / "train.parquet", write_statistics=False)
+    written(tmp_path, image=[None, *map(picture, range(5))], write_statistics=False)
     assert opened(tmp_path, incomplete="leave_out").left_out == {"image": 1}
 
 
@@ -211,11 +200,6 @@ def test_medical_sets_become_usable() -> None:
     assert split.left_out == {"text": 85, "covidx_label": 18}
     captions = Parquet(path="medpix2", where={"caption_ok": True, "modality": "CT"}, matches="text_id")
     assert 300 < len(captions.open("train", name="medpix", data_dir=data)) < 686
-
-
-def _made(folder: Path) -> Path:
-    (folder / "set").mkdir()
-    return folder / "set"
 
 
 # ---- right answers to each other
@@ -304,23 +288,17 @@ def test_boolean_targets_have_two_classes(tmp_path: Path) -> None:
 
 def test_the_same_items_share_their_cache_however_they_were_chosen(tmp_path: Path) -> None:
     written(tmp_path, text=["a", None, "c", "", "", "f"])
-    stamps = [
-        opened(tmp_path, **settings).modality("image").fingerprint
-        for settings in (
-            {"where": {"country": "Italy"}},
-            {"incomplete": "leave_out"},
-            {},
-            {"where": {"ok": [True, False]}},
-        )
-    ]
+    choices = {"where": {"country": "Italy"}}, {"incomplete": "leave_out"}, {}, {"where": {"ok": [True, False]}}
+    stamps = [opened(tmp_path, **settings).modality("image").fingerprint for settings in choices]
     assert stamps[0] == stamps[1] != stamps[2] == stamps[3]
 
 
-def kept(folder: Path, columns: dict[str, list[Any]], **settings: Any) -> Samples:
+def kept(folder: Path, image: Any, text: list[Any], label: list[Any] | None = None) -> Samples:
+    """Samples of a table whose rows may lack what others have."""
     (folder / "set").mkdir(exist_ok=True)
+    columns = {"image": image, "text": text, "label": label or list(range(len(text)))}
     pq.write_table(pa.table(columns), folder / "set" / "train.parquet")
-    named = {"columns": {"image": "image", "text": "text"}, "targets": {"label": "label"}} | settings
-    split = Parquet(path="set", incomplete="keep", **named).open("train", name="s", data_dir=folder)
+    split = opened(folder, id=None, incomplete="keep", targets={"label": "label"})
     views = {"image": Pixels(size=8), "text": Tokens(length=4, tokenizer={"name": "hashing", "size": 50})}
     return assemble(split, {name: views[name] for name in split.columns}, context_of(folder))
 
@@ -333,16 +311,11 @@ PICTURES = [picture(k) for k in range(4)]
 
 
 def test_an_empty_cell_is_a_modality_that_the_item_lacks(tmp_path: Path) -> None:
-    cells = {
-        "image": [PICTURES[0], None, PICTURES[2], None, PICTURES[3]],
-        "text": ["one", "two", None, " ", ""],
-        "label": [0, 1, 2, 3, 4],
-    }
-    samples = kept(tmp_path, cells)
+    samples = kept(tmp_path, [PICTURES[0], None, PICTURES[2], None, PICTURES[3]], ["one", "two", None, " ", ""])
     # the fourth has nothing; the others are numbered by what is there
     assert rows_of(samples) == {"image": [0, -1, 1, 2], "text": [0, 1, -1, -1]}
     assert samples.targets["label"].tolist() == [0, 1, 2, 4]
-    full = kept(tmp_path, {"image": PICTURES[:4], "text": ["one", "two", "a", "b"], "label": [0, 1, 2, 3]})
+    full = kept(tmp_path, PICTURES[:4], ["one", "two", "a", "b"])
     batch, other = samples.batch(torch.arange(4)), full.batch(torch.arange(4))
     assert torch.equal(batch.inputs["image"][[0, 2]], other.inputs["image"][[0, 2]])
     assert torch.equal(batch.inputs["text"][:2], other.inputs["text"][:2])
@@ -351,25 +324,18 @@ def test_an_empty_cell_is_a_modality_that_the_item_lacks(tmp_path: Path) -> None
 
 
 def test_an_image_without_captions_is_one_sample_and_a_blank_caption_none(tmp_path: Path) -> None:
-    cells = {
-        "image": [PICTURES[0], PICTURES[1], PICTURES[2], None],
-        "text": [["a", "b"], [], ["c", ""], ["d", "e"]],
-        "label": [0, 1, 2, 3],
-    }
-    samples = kept(tmp_path, cells)
+    samples = kept(tmp_path, [*PICTURES[:3], None], [["a", "b"], [], ["c", ""], ["d", "e"]])
     assert samples.items.tolist() == [0, 0, 1, 2, 2, 3, 3]
     assert rows_of(samples) == {"image": [0, 0, 1, 2, 2, -1, -1], "text": [0, 1, -1, 2, -1, 3, 4]}
 
 
 def test_targets_are_never_missing_and_lists_fit_where_both_are_there(tmp_path: Path) -> None:
-    cells = {"image": [PICTURES[0], None], "text": ["one", "two"], "label": [None, 1]}
-    samples = kept(tmp_path, cells)
+    samples = kept(tmp_path, [PICTURES[0], None], ["one", "two"], [None, 1])
     assert rows_of(samples) == {"image": [-1], "text": [0]}
-    cells = {"image": [[PICTURES[0]], []], "text": [["a", "b"], ["c"]], "label": [0, 1]}
     with pytest.raises(DataError, match=r"item 0: .* hold lists of different length"):
-        kept(tmp_path, cells)
+        kept(tmp_path, [[PICTURES[0]], []], [["a", "b"], ["c"]])
     with pytest.raises(DataError, match="all 2 items are incomplete"):
-        kept(tmp_path, {"image": pa.nulls(2, pa.binary()), "text": ["", None], "label": [0, 1]})
+        kept(tmp_path, pa.nulls(2, pa.binary()), ["", None])
 
 
 def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path: Path) -> None:
@@ -380,9 +346,8 @@ def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path:
         "label": [k % 2 for k in range(30)],
     }
     for name in ("train", "validation", "test"):
-        pq.write_table(
-            pa.table(cells | {"key": [f"{name}{k}" for k in range(30)]}), tmp_path / "set" / f"{name}.parquet"
-        )
+        rows = pa.table(cells | {"key": [f"{name}{k}" for k in range(30)]})
+        pq.write_table(rows, tmp_path / "set" / f"{name}.parquet")
     config = tiny_experiment()
     columns = {"columns": {"image": "image", "text": "text"}, "targets": {"label": "label"}}
     source = {"name": "parquet", "path": str(tmp_path / "set"), "id": "key", "incomplete": "keep", **columns}
@@ -407,21 +372,17 @@ def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path:
     lost = {name: int((both.rows[name] < 0).sum()) for name in ("image", "text")}
     assert held["missing"] == lost
     assert "unreadable" not in held
-    assert {tuple((both.rows[name][k] >= 0).item() for name in ("image", "text")) for k in range(len(both))} >= {
-        (True, False),
-        (False, True),
-    }
+    there = {tuple((both.rows[name][k] >= 0).item() for name in ("image", "text")) for k in range(len(both))}
+    assert there >= {(True, False), (False, True)}
 
 
 def test_missing_modalities_are_named_where_samples_must_be_complete(tmp_path: Path) -> None:
-    cells = {"image": [PICTURES[0], None], "text": ["one", "two"], "label": [0, 1]}
-    samples = kept(tmp_path, cells)
+    samples = kept(tmp_path, [PICTURES[0], None], ["one", "two"])
     samples.require_all("text", "the probe")
     with pytest.raises(DataError, match="the probe: 1 of 2 samples have no 'image'; use complete ones"):
         samples.require_all("image", "the probe")
 
 
 def test_an_item_without_a_list_of_answers_is_refused(tmp_path: Path) -> None:
-    cells = {"image": [PICTURES[0], PICTURES[1]], "text": [["a"], []], "label": [[0], []]}
     with pytest.raises(DataError, match=r"item 1: .* empty list; fill it|item 1: .* lists of different length"):
-        kept(tmp_path, cells)
+        kept(tmp_path, PICTURES[:2], [["a"], []], [[0], []])

@@ -20,6 +20,7 @@ from PIL import Image
 from transformers import BertConfig, BertModel, BertTokenizerFast, CLIPConfig, RobertaConfig, ViTConfig, ViTModel
 
 from item_tables import noise, struct_of, unread
+from misbehaving import noted, raising
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data import backbones
 from polyfed.data.backbones import TextPreparation, quiet
@@ -32,8 +33,8 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-def png(seed: int) -> dict[str, bytes | str | None]:
-    return struct_of(noise(seed, 20, 28), f"{seed}.png")
+def png(seed: int, side: int = 20) -> dict[str, bytes | str | None]:
+    return struct_of(noise(seed, side, 28), f"{seed}.png")
 
 
 def column(values: list, fingerprint: str = "f") -> Column:
@@ -63,15 +64,7 @@ def bert_in(folder: Path) -> BertModel:
 
 @pytest.fixture
 def loads(monkeypatch) -> list[Path]:
-    seen: list[Path] = []
-    original = backbones.frozen_backbone
-
-    def counting(folder: Path, *args: object) -> object:
-        seen.append(folder)
-        return original(folder, *args)
-
-    monkeypatch.setattr(backbones, "frozen_backbone", counting)
-    return seen
+    return noted(monkeypatch, backbones, "frozen_backbone")
 
 
 @pytest.mark.parametrize(("pool", "shape"), [("auto", (16,)), ("mean", (16,)), ("tokens", (17, 16))])
@@ -128,20 +121,13 @@ def test_only_rows_that_are_asked_for_are_encoded_with_the_bits_of_the_whole(con
     elsewhere = replace(context, cache=context.cache / "whole")
     for modality, view in views.items():
         complete = view.open(columns[modality], modality, elsewhere)(torch.arange(9))
-        encoded: list[int] = []
-        original = FeatureComputation._batch
-
-        def noting(self: object, rows: list[int], *shape: object, original=original, encoded=encoded) -> torch.Tensor:
-            encoded.extend(rows)
-            return original(self, rows, *shape)
-
-        monkeypatch.setattr(FeatureComputation, "_batch", noting)
+        encoded = noted(monkeypatch, FeatureComputation, "_batch", lambda computation, rows, *shape: rows)
         opened = view.open(columns[modality], modality, context)
         opened.prepare(torch.tensor([7, 2, 8]))
         assert torch.equal(opened(torch.tensor([2, 7, 8])), complete[[2, 7, 8]])
-        assert sorted(encoded) == [2, 7, 8]
+        assert sorted(row for rows in encoded for row in rows) == [2, 7, 8]
         assert torch.equal(view.open(columns[modality], modality, context)(torch.arange(9)), complete)
-        assert sorted(encoded) == [*range(9)]
+        assert sorted(row for rows in encoded for row in rows) == [*range(9)]
         monkeypatch.undo()
 
 
@@ -177,9 +163,8 @@ def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context,
     images = column([png(0), png(1)])
     first = Features(backbone="vit").open(images, "image", context)(torch.arange(2))
     monkeypatch.setattr(backbones, "outline", None)
-    again = Features(backbone="vit").open(
-        unread(nested=False), "image", DataContext(context.cache, weights=context.weights)
-    )
+    anew = DataContext(context.cache, weights=context.weights)
+    again = Features(backbone="vit").open(unread(nested=False), "image", anew)
     assert torch.equal(first, again(torch.arange(2)))
 
 
@@ -190,10 +175,7 @@ def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_re
     images, view, rows = [png(seed) for seed in range(6)], Features(backbone="vit"), torch.tensor([5, 0, 5])
     kept = view.open(column(images), "image", replace(context, cache=context.cache / "roomy"))(rows)
 
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, raising(OSError(errno.ENOSPC, "No space left on device")))
     opened = view.open(column(images), "image", context)
     torch.testing.assert_close(opened(rows), kept, atol=2e-3, rtol=2e-3)
     assert "computed anew for every batch" in caplog.text
@@ -315,7 +297,7 @@ def test_pixels_are_those_of_the_folders_own_processor(
     form = hf.CLIPImageProcessorPil if "do_center_crop" in changes else hf.ViTImageProcessorPil
     content = PREPROCESSOR | changes
     (networks.weights / "vit" / "preprocessor_config.json").write_text(json.dumps(content))
-    pictures = [struct_of(noise(seed, side, 28), f"{seed}.png") for seed in range(3)]
+    pictures = [png(seed, side) for seed in range(3)]
     result = native(Native(backbone="vit"), pictures, networks)
     images = [Image.open(io.BytesIO(picture["bytes"])) for picture in pictures]
     expected = form(**content)(images, return_tensors="pt")["pixel_values"]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import wave
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data import preparation
@@ -24,24 +21,24 @@ from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.stored import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import StarterEncoders
+from zoo import image, sounds
 
 CSV = "file_name,caption,price\na.png,a red thing,3\na.png,something red,3\nb.png,a blue thing,4\n"
 
 
-def picture(path: Path, colour: str = "red") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), colour).save(path)
+def pictures(folder: Path, *names: str) -> Path:
+    for number, name in enumerate(names):
+        image(folder / name, number, (8, 8))
+    return folder
 
 
 def files(folder: Path, content: Mapping[str, str]) -> None:
     """Texts as they are, images where a name ends so."""
+    pictures(folder, *(name for name in content if name.endswith((".png", ".jpg"))))
     for name, text in content.items():
-        path = folder / name
-        if name.endswith((".png", ".jpg")):
-            picture(path, text or "red")
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        if not name.endswith((".png", ".jpg")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
 
 
 def opened(folder: Path, split: str = "train", **settings: Any) -> Split:
@@ -61,13 +58,13 @@ def paths(split: Split) -> list[str]:
 def test_a_column_called_audio_makes_no_recordings(tmp_path: Path) -> None:
     files(tmp_path, {"texts.csv": "audio,label\nloud,a\nsoft,b\n", "p/metadata.csv": "file_name,audio\na.png,loud\n"})
     assert values(opened(tmp_path / "texts.csv"), "audio") == ["loud", "soft"]
-    picture(tmp_path / "p" / "a.png")
+    pictures(tmp_path / "p", "a.png")
     findings = prepare_folder(Folder(path=str(tmp_path / "p"), fractions={}), tmp_path / "out")
     assert findings.items == {"train": 1}
 
 
 def test_rows_of_one_image_are_one_item_with_lists_of_what_differs(tmp_path: Path) -> None:
-    files(tmp_path, {"a.png": "", "b.png": "blue", "captions.csv": CSV})
+    files(tmp_path, {"a.png": "", "b.png": "", "captions.csv": CSV})
     split = opened(tmp_path, columns={"image": "image", "text": "caption"})
     assert split.ids == ("a.png", "b.png")
     assert values(split, "caption") == [["a red thing", "something red"], ["a blue thing"]]
@@ -84,10 +81,7 @@ def test_rows_of_one_image_are_one_item_with_lists_of_what_differs(tmp_path: Pat
             "captions.jsonl",
             '{"file_name": "a.png", "caption": "red; very, red"}\n{"file_name": "b", "caption": "blue"}\n',
         ),
-        (
-            "captions.txt",
-            "image,caption\na.png,red; very, red\n".replace("red; very, red", '"red; very, red"') + "b.png,blue\n",
-        ),
+        ("captions.txt", 'image,caption\na.png,"red; very, red"\nb.png,blue\n'),
         ("results.csv", "image_name| comment_number| caption\na.png| 0| red; very, red\nb.png| 0| blue\n"),
         ("products.csv", 'Photo;caption\nimages\\a.png;"red; very, red"\nb.png;blue\n'),
     ],
@@ -100,15 +94,8 @@ def test_tables_of_many_kinds(tmp_path: Path, name: str, text: str) -> None:
 
 
 def test_an_imagefolder_with_metadata_a_split(tmp_path: Path) -> None:
-    files(
-        tmp_path,
-        {
-            "train/a.png": "",
-            "train/metadata.csv": "file_name,text\na.png,one\n",
-            "test/a.png": "blue",
-            "test/metadata.csv": "file_name,text\na.png,two\n",
-        },
-    )
+    files(tmp_path, {"train/a.png": "", "train/metadata.csv": "file_name,text\na.png,one\n"})
+    files(tmp_path, {"test/a.png": "", "test/metadata.csv": "file_name,text\na.png,two\n"})
     assert values(opened(tmp_path, "train"), "text") == ["one"]
     assert (paths(opened(tmp_path, "test")), values(opened(tmp_path, "test"), "text")) == (["test/a.png"], ["two"])
 
@@ -120,16 +107,9 @@ def coco(*names: str) -> str:
 
 
 def test_coco_as_it_is_downloaded(tmp_path: Path) -> None:
-    files(
-        tmp_path,
-        {
-            "train2017/1.jpg": "",
-            "val2017/2.jpg": "",
-            "annotations/captions_train2017.json": coco("1.jpg"),
-            "annotations/captions_val2017.json": coco("2.jpg"),
-            "annotations/instances_val2017.json": "{}",
-        },
-    )
+    files(tmp_path, {"train2017/1.jpg": "", "annotations/captions_train2017.json": coco("1.jpg")})
+    files(tmp_path, {"val2017/2.jpg": "", "annotations/captions_val2017.json": coco("2.jpg")})
+    files(tmp_path, {"annotations/instances_val2017.json": "{}"})
     assert values(opened(tmp_path, "train"), "captions") == [["1.jpg 1", "1.jpg 2"]]
     split = opened(tmp_path, "validation")
     assert (paths(split), values(split, "captions")) == (["val2017/2.jpg"], [["2.jpg 1", "2.jpg 2"]])
@@ -239,10 +219,7 @@ def test_what_does_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     ("fractions", "message"),
-    [
-        ({"tset": 0.1}, "'tset' cannot be drawn"),
-        ({"validation": 0.5, "test": 0.5}, "leave something for train"),
-    ],
+    [({"tset": 0.1}, "'tset' cannot be drawn"), ({"validation": 0.5, "test": 0.5}, "leave something for train")],
 )
 def test_fractions_leave_something_to_train_on(fractions: Mapping[str, float], message: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
@@ -252,12 +229,11 @@ def test_fractions_leave_something_to_train_on(fractions: Mapping[str, float], m
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def pictures(folder: Path, *names: str, form: str | None = None) -> Path:
-    for number, name in enumerate(names):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(path, form)
-    return folder
+def done(cli: Cli, *arguments: object) -> str:
+    """Output of a command that has nothing to complain about."""
+    code, out, err = cli(*arguments)
+    assert (code, err) == (0, "")
+    return out
 
 
 def labels(folder: Path) -> dict[str, Any]:
@@ -296,15 +272,13 @@ def test_folders_of_splits_without_classes_are_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_not_read_are_listed_and_what_pillow_reads_is_read(cli: Cli, tmp_path: Path) -> None:
     folder = pictures(tmp_path / "data", *(f"{name}/{k}.png" for name in "ab" for k in range(10)))
-    pictures(folder, "a/x.jfif", form="JPEG")
-    pictures(folder, "b/x.jp2", form="JPEG2000")
+    pictures(folder, "a/x.jfif", "b/x.jp2")
     for name in ("a/1.dcm", "a/2.DCM", "b/scan", "notes.txt"):
         (folder / name).write_bytes(b"x")
     table = Folder(path=str(folder)).content()
     assert {path for path in table.rows["file_name"].to_pylist() if "x" in path} == {"a/x.jfif", "b/x.jp2"}
     assert table.unread == {".dcm": 2, "without ending": 1, ".txt": 1}
-    code, out, err = cli("prepare", folder, tmp_path / "out")
-    assert (code, err) == (0, "")
+    out = done(cli, "prepare", folder, tmp_path / "out")
     assert "files that are not read, by ending" in out
     assert ".dcm: 2" in out
 
@@ -337,8 +311,7 @@ def test_folders_of_masks_are_not_classes(tmp_path: Path, cli: Cli, images: str,
     assert (content.rows.column_names, content.unused) == (["file_name", "image", "mask"], ())
     pairs = [(row["image"]["path"], row["mask"]["path"]) for row in content.rows.to_pylist()]
     assert pairs == [(images.format(k), masks.format(k)) for k in range(9)]
-    code, out, err = cli("prepare", folder, tmp_path / "out")
-    assert (code, err) == (0, "")
+    out = done(cli, "prepare", folder, tmp_path / "out")
     assert "mask (mask): 8 x 8 PNG, values " in out
     train = Parquet(path=str(tmp_path / "out")).table("train", name="mine", data_dir=None)
     assert train.read("mask")[0]["bytes"].as_py()[1:4] == b"PNG"
@@ -445,14 +418,12 @@ def test_a_sample_and_classes_that_a_split_lacks_are_shown(cli: Cli, tmp_path: P
     (folder / "labels.csv").write_text("file_name,title,label,split\n" + rows)
     (folder / "scan.dcm").write_bytes(b"x")
     (folder / "cat0.png").write_bytes(b"broken")  # left out, so that the first is another
-    code, out, err = cli("prepare", folder, tmp_path / "out")
-    assert (code, err) == (0, "")
+    out = done(cli, "prepare", folder, tmp_path / "out")
     assert "test lacks 1 of 3 classes, such as 'cat'" in " ".join(out.split())
     for line in ("image (image): 8 x 8 PNG", "title (text): dog of 1", "label (class): dog"):
         assert line in out
     pictures(folder, "cat0.png")
-    code, out, err = cli("init", "mine.yaml", "--pictures", folder, "--clients", 1)
-    assert (code, err) == (0, "")
+    out = done(cli, "init", "mine.yaml", "--pictures", folder, "--clients", 1)
     assert "label (class): cat" in out
     assert "warning: test lacks 1 of 3 classes, such as 'cat'" in out
     assert "left out: 1 .dcm files, which are not read" in out
@@ -462,18 +433,12 @@ SPLIT_CLASSES = [(name, "train") for name in ("cat", "dog", "cow") * 8] + [("dog
 
 
 def test_what_a_view_or_a_network_cannot_read_is_refused_before_anything_is_written(cli: Cli, tmp_path: Path) -> None:
-    for k in range(8):
-        path = tmp_path / "sounds" / "ab"[k % 2] / f"{k}.wav"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        soundfile(path)
+    sounds(tmp_path / "sounds")
     pictures(tmp_path / "photos", *(f"{name}/{k}.png" for name in "ab" for k in range(8)))
     for name, file in (("reader", "tokenizer.json"), ("viewer", "preprocessor_config.json")):
-        (tmp_path / "weights" / name).mkdir(parents=True)
-        for part in ("config.json", file, "model.safetensors"):
-            (tmp_path / "weights" / name / part).write_text("{}")
-    (tmp_path / "weights" / "listener").mkdir()
-    for part in ("config.json", "preprocessor_config.json"):
-        (tmp_path / "weights" / "listener" / part).write_text('{"num_mel_bins": 128}')
+        files(tmp_path / "weights" / name, dict.fromkeys(("config.json", file, "model.safetensors"), "{}"))
+    listener = dict.fromkeys(("config.json", "preprocessor_config.json"), '{"num_mel_bins": 128}')
+    files(tmp_path / "weights" / "listener", listener)
     for given, words in (
         (("--pictures", tmp_path / "sounds"), "no column with pictures, only .*; these are sounds: give --sounds "),
         (("--pictures", tmp_path / "photos", "--image-encoder", "listener"), "listener: this network reads no images"),
@@ -489,12 +454,6 @@ def test_what_a_view_or_a_network_cannot_read_is_refused_before_anything_is_writ
         assert not Path("mine.yaml").exists()
 
 
-def soundfile(path: Path) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes(b"\0\0" * 800)
-
-
 def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_path: Path) -> None:
     rows = {"text": [f"text {k} of it" for k in range(60)], "label": [("a", "b")[k % 2] for k in range(60)]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
@@ -503,8 +462,7 @@ def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_p
     assert "was saved by `datasets`, and needs no preparation; the source {name: arrow, path: saved}" in " ".join(
         err.split()
     )
-    code, _, err = cli("init", "mine.yaml", "--texts", tmp_path / "saved", "--clients", 2)
-    assert (code, err) == (0, "")
+    done(cli, "init", "mine.yaml", "--texts", tmp_path / "saved", "--clients", 2)
     source = Experiment.load("mine.yaml").data.sources["texts"]
     assert source.component_name() == "arrow"
     assert len(source.open("test", name="texts", data_dir=None)) > 5
@@ -524,49 +482,40 @@ def test_a_saved_data_set_is_opened_by_init_and_named_by_prepare(cli: Cli, tmp_p
         (None, "Ein Hund und eine Katze", "tokens are made from scratch, which goes for any language"),
     ],
 )
-def test_the_language_of_texts_and_what_their_network_knows_are_noted(name: str | None, text: str, note: str) -> None:
+def test_the_language_of_texts_and_what_their_network_covers_are_noted(name: str | None, text: str, note: str) -> None:
     lines = StarterEncoders({"text": name} if name else {}).languages([text] * 5)
     assert ([note in line for line in lines] == [True]) if note else lines == []
-    if "knows English alone" in note:
+    if "covers English alone" in note:
         assert "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2 is multilingual" in lines[0]
 
 
 def test_captions_may_be_in_text_files_next_to_images(cli: Cli, tmp_path: Path) -> None:
-    for number in range(40):
-        noisy_picture(tmp_path / "shop" / "ab"[number % 2] / f"{number}.jpg", number)
-        (tmp_path / "shop" / "ab"[number % 2] / f"{number}.txt").write_text(f"thing {number}\n\nit is {number}\n")
-    (tmp_path / "shop" / "a" / "10.txt").write_text("\n")
-    (tmp_path / "shop" / "note.txt").write_text("of whom these are")
-    content = Folder(path=str(tmp_path / "shop")).content()
+    shop = pictures(tmp_path / "shop", *(f"{'ab'[number % 2]}/{number}.jpg" for number in range(40)))
+    files(shop, {f"{'ab'[number % 2]}/{number}.txt": f"thing {number}\n\nit is {number}\n" for number in range(40)})
+    files(shop, {"a/10.txt": "\n", "note.txt": "of whom these are"})
+    content = Folder(path=str(shop)).content()
     row = content.rows.slice(0, 1).to_pylist()[0]
     assert (row["file_name"], row["captions"], row["label"]) == ("a/0.jpg", ["thing 0", "it is 0"], "a")
     assert (content.unused, content.without_image, content.unread) == (("a/10.jpg",), ("note.txt",), {})
-    assert (len(content.rows), len(prepare_folder(lenient(tmp_path / "shop"), tmp_path / "out").broken)) == (39, 0)
-    code, out, err = cli("init", tmp_path / "mine.yaml", "--pairs", tmp_path / "shop", "--clients", 1)
-    assert (code, err) == (0, "")
+    assert (len(content.rows), len(prepare_folder(lenient(shop), tmp_path / "out").broken)) == (39, 0)
+    out = done(cli, "init", tmp_path / "mine.yaml", "--pairs", shop, "--clients", 1)
     assert "left out: 1 caption files without an image, such as 'note.txt'" in out
-    for file in (tmp_path / "shop").rglob("*.txt"):
+    for file in shop.rglob("*.txt"):
         file.write_text("0 0.5 0.5 0.1 2e-1\n")  # a box and its class
-    assert Folder(path=str(tmp_path / "shop")).content().rows.column_names == ["file_name", "label", "image"]
-
-
-def noisy_picture(path: Path, seed: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+    assert Folder(path=str(shop)).content().rows.column_names == ["file_name", "label", "image"]
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Ten images with captions and splits; one broken, one twice, one without caption, one that no row names."""
-    folder = tmp_path / "photos"
+    folder = pictures(tmp_path / "photos", *(f"{number}.png" for number in range(10)))
     lines = ["file_name,caption,split"]
     for number in range(10):
-        noisy_picture(folder / f"{number}.png", number)
         split = "test" if number < 2 else "val" if number < 4 else "train"
         lines += [f"{number}.png,{caption},{split}" for caption in (f"thing {number}", f"it is {number}")]
     (folder / "5.png").write_bytes((folder / "5.png").read_bytes()[:60])
     (folder / "6.png").write_bytes((folder / "0.png").read_bytes())
-    noisy_picture(folder / "loose.png", 99)
+    image(folder / "loose.png", 99)
     lines = [line for line in lines if not line.startswith("7.png")] + ["7.png,,train"]
     (folder / "captions.csv").write_text("\n".join(lines))
     return folder
@@ -616,11 +565,8 @@ def test_large_splits_are_in_several_files(photos: Path, tmp_path: Path, monkeyp
 
 
 def test_texts_are_compared_by_content(tmp_path: Path) -> None:
-    folder = tmp_path / "news"
-    folder.mkdir()
-    (folder / "train.csv").write_text("text,label\na,x\na,x\nb,y\n")
-    (folder / "test.csv").write_text("text,label\nb,y\n")
-    result = prepare_folder(lenient(folder), tmp_path / "out")
+    files(tmp_path / "news", {"train.csv": "text,label\na,x\na,x\nb,y\n", "test.csv": "text,label\nb,y\n"})
+    result = prepare_folder(lenient(tmp_path / "news"), tmp_path / "out")
     assert (result.items, result.repeated, len(result.in_two_splits)) == ({"test": 1, "train": 3}, 1, 1)
 
 
@@ -639,14 +585,16 @@ def test_the_command_shows_its_findings_and_their_use(
     cli: Cli, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = cli("prepare", "photos", "data/photos", "--drop-duplicates")
-    assert (code, err) == (0, "")
-    assert "8 items" in out
-    assert "5.png: " in out
-    assert "test: 0.png = train: 6.png" in out
+    out = done(cli, "prepare", "photos", "data/photos", "--drop-duplicates")
+    for line in (
+        "8 items",
+        "5.png: ",
+        "test: 0.png = train: 6.png",
+        "warning: pairs, test: 2 items cannot separate a middling figure from chance, 80 could",
+    ):
+        assert line in out
     line = "photos: {name: parquet, path: photos, id: file_name, columns: {image: image, text: caption}}"
     assert line in out.replace("\n", " ")
-    assert "warning: pairs, test: 2 items cannot separate a middling figure from chance, 80 could" in out
     code, _, err = cli("prepare", photos, tmp_path / "more", "--test", "1.5")
     assert code == 2
     assert "fractions.test: " in err
@@ -663,6 +611,4 @@ def test_the_command_shows_its_findings_and_their_use(
     ],
 )
 def test_roles_of_columns_are_detected(columns: dict[str, list[Any]], roles: tuple[str | None, ...]) -> None:
-    import pyarrow as pa
-
     assert ColumnRoles.of(pa.table(columns)) == ColumnRoles(*roles)

@@ -27,6 +27,7 @@ TRAIN = {
     "patient": ["p1", None, "p1", None],
     "label": [2, 0, 1, 2],
 }
+FINDINGS = ("covid", "pneumonia")
 TEST = {"country": ["Austria", "Spain"], "edema": [0, 1], "effusion": [True, True], "stage": [2, 0], "label": [1, 1]}
 
 
@@ -74,11 +75,8 @@ def test_class_names_of_a_target_are_used() -> None:
     [
         (("ok", "mention", "group"), {1: "ok", 3: "ok+mention", 5: "ok+group", 6: "mention+group"}),
         (("group",), {0: "none", 1: "group"}),
-        (("finding",), {0: "covid", 1: "pneumonia"}),
-        (
-            ("finding", "mention"),
-            dict(enumerate(f"{finding} / mention {k}" for finding in ("covid", "pneumonia") for k in (0, 1))),
-        ),
+        (("finding",), dict(enumerate(FINDINGS))),
+        (("finding", "mention"), dict(enumerate(f"{one} / mention {k}" for one in FINDINGS for k in (0, 1)))),
     ],
 )
 def test_what_is_a_target_does_not_change_the_classes(

@@ -67,12 +67,9 @@ class Folder:
     def table(self, name: str, rows: list[list[Any]]) -> None:
         text = io.StringIO()
         csv.writer(text).writerows(rows)
-        path = self.top / f"mimic-cxr-2.0.0-{name}.csv"
         data = text.getvalue().encode()
-        if self.packed:
-            path.with_suffix(".csv.gz").write_bytes(gzip.compress(data))
-        else:
-            path.write_bytes(data)
+        path = self.top / f"mimic-cxr-2.0.0-{name}.csv{'.gz' * self.packed}"
+        path.write_bytes(gzip.compress(data) if self.packed else data)
 
     def _tables(self) -> None:
         every = [(*key, dicom, view) for key in self.studies for dicom, view in self.pictures(*key)]
@@ -150,9 +147,8 @@ def test_views_choose_the_images(made: Folder, views: list[str] | None, share: i
 def test_without_views_the_metadata_are_not_needed(made: Folder) -> None:
     (made.top / "mimic-cxr-2.0.0-metadata.csv.gz").unlink()
     assert len(opened(made, views=None)) == 33
-    with pytest.raises(
-        DataError, match=r"no mimic-cxr-2\.0\.0-metadata\.csv\.gz or .*physionet\.org/content/mimic-cxr-jpg"
-    ):
+    message = r"no mimic-cxr-2\.0\.0-metadata\.csv\.gz or .*physionet\.org/content/mimic-cxr-jpg"
+    with pytest.raises(DataError, match=message):
         opened(made)
 
 
@@ -163,10 +159,8 @@ def test_items_become_samples(made: Folder) -> None:
     assert split.left_out == {"text": 2}
     assert len(samples) == 20
     shades = ((samples.batch(torch.arange(20)).inputs["image"].mean((1, 2, 3)) + 1) * 127.5).round().int().tolist()
-    studies = listed(split, "study")
-    assert shades == [
-        study % 100 + (100 if key.endswith("-pa") else 0) for study, key in zip(studies, split.ids, strict=True)
-    ]
+    pairs = zip(listed(split, "study"), split.ids, strict=True)
+    assert shades == [study % 100 + 100 * key.endswith("-pa") for study, key in pairs]
     assert samples.matches.tolist() == [number // 2 for number in range(20)], "a study's images answer its report"
     assert samples.classes["edema"] == ("absent", "present")
 
@@ -176,13 +170,9 @@ def test_items_become_samples(made: Folder) -> None:
 
 def test_texts_are_findings_and_impression(made: Folder) -> None:
     split = opened(made)
-    expected = [
-        None
-        if patient == 10_000_001
-        else f"Lungs of patient {patient} are clear. There is no effusion. No acute process in study {study}."
-        for patient, study in zip(listed(split, "patient"), listed(split, "study"), strict=True)
-    ]
-    assert listed(split, "text") == expected
+    text = "Lungs of patient {} are clear. There is no effusion. No acute process in study {}."
+    for patient, study, actual in zip(*(listed(split, name) for name in ("patient", "study", "text")), strict=True):
+        assert actual == (None if patient == 10_000_001 else text.format(patient, study))
     assert listed(opened(made, sections=["impression"]), "text")[0] == "No acute process in study 50000000."
     complete = listed(opened(made, sections=[]), "text")[0]
     assert complete.startswith("EXAMINATION: CHEST (PA AND LAT) INDICATION:")
@@ -193,9 +183,8 @@ def test_reports_may_be_elsewhere_and_are_read_only_when_asked_for(tmp_path: Pat
     folder = Folder(tmp_path, reports="texts")
     split = opened(folder)
     assert len(listed(split, "image")) == 22
-    with pytest.raises(
-        DataError, match=r"none of 11 studies has a report.*physionet\.org/content/mimic-cxr/.*set reports"
-    ):
+    message = r"none of 11 studies has a report.*physionet\.org/content/mimic-cxr/.*set reports"
+    with pytest.raises(DataError, match=message):
         listed(split, "text")
     there = opened(folder, reports=f"{tmp_path.name}/texts")
     assert listed(there, "text")[0].endswith("No acute process in study 50000000.")

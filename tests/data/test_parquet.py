@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 from item_tables import in_memory
+from misbehaving import raising
 from polyfed.core.errors import DataError
 from polyfed.data.arrow import class_names
 from polyfed.data.source import Column, Split
@@ -59,8 +60,12 @@ def parquet(**settings: object) -> Parquet:
     return Parquet.model_validate({"path": "pets"} | chosen)
 
 
+def pets(folder: Path | None, split: str = "train", **settings: object) -> Split:
+    return parquet(**settings).open(split, name="pets", data_dir=folder)
+
+
 def test_reads_shards_in_order(folder: Path) -> None:
-    split = parquet(id="name").open("train", name="pets", data_dir=folder)
+    split = pets(folder, id="name")
     assert list(split.ids) == [f"item {n}" for n in range(5)]
     assert split.modality("words").values.to_pylist() == [[f"text {n}", "second"] for n in range(5)]
     assert split.read("label").values.to_pylist() == [0, 1, 0, 1, 0]
@@ -69,26 +74,20 @@ def test_reads_shards_in_order(folder: Path) -> None:
 
 
 def test_a_split_may_be_made_of_several(folder: Path) -> None:
-    both = parquet(id="name", splits={"all": ["test", "train"]})
-    split = both.open("all", name="pets", data_dir=folder)
+    split = pets(folder, "all", id="name", splits=(both := {"all": ["test", "train"]}))
     assert list(split.ids) == [f"item {n}" for n in (5, 6, 7, 0, 1, 2, 3, 4)]
     assert [row[0] for row in split.modality("words").values.to_pylist()] == [f"text {n}" for n in (5, 6, 7, *range(5))]
-    train, plain = (source.open("train", name="pets", data_dir=folder) for source in (both, parquet(id="name")))
-    assert train.ids == plain.ids
+    assert pets(folder, id="name", splits=both).ids == pets(folder, id="name").ids
 
 
 def test_lists_are_kept_to_their_first_entries(folder: Path) -> None:
-    split = parquet(keep_first={"text": 1}).open("train", name="pets", data_dir=folder)
-    words = split.modality("words")
+    words = pets(folder, keep_first={"text": 1}).modality("words")
     assert words.nested
     assert words.values.to_pylist() == [[f"text {n}"] for n in range(5)]
-    more = parquet(keep_first={"text": 5}, where={"label": "dog"}).open("train", name="pets", data_dir=folder)
+    more = pets(folder, keep_first={"text": 5}, where={"label": "dog"})
     assert more.modality("words").values.to_pylist() == [["text 1", "second"], ["text 3", "second"]]
-    stamps = {
-        parquet(keep_first=first).open("train", name="pets", data_dir=folder).read("text").fingerprint
-        for first in ({}, {"text": 1}, {"text": 2})
-    }
-    assert len(stamps) == 3
+    firsts = ({}, {"text": 1}, {"text": 2})
+    assert len({pets(folder, keep_first=first).read("text").fingerprint for first in firsts}) == 3
 
 
 def test_synthetic_ids_name_path_split_and_row(folder: Path) -> None:
@@ -110,21 +109,20 @@ def test_text_is_read_without_touching_image_bytes(folder: Path) -> None:
     content = bytearray(file.read_bytes())
     content[start : start + image.total_compressed_size] = b"\xff" * image.total_compressed_size
     file.write_bytes(content)
-    split = parquet().open("test", name="pets", data_dir=folder)
+    split = pets(folder, "test")
     assert split.modality("words").values.to_pylist()[0] == ["text 5", "second"]
     with pytest.raises(DataError, match=r"pets/test.parquet: cannot be read as Parquet .*fetch the file again"):
         _ = split.modality("photo").values
 
 
 def test_fingerprint_follows_file_and_column(folder: Path) -> None:
-    split = parquet().open("train", name="pets", data_dir=folder)
+    split = pets(folder)
     same = parquet().open("train", name="renamed", data_dir=folder)
     assert split.modality("words").fingerprint == same.modality("words").fingerprint
     assert split.modality("words").fingerprint != split.modality("photo").fingerprint
     file = folder / "pets" / "train-00001-of-00002.parquet"
     os.utime(file, ns=(1, 1))
-    touched = parquet().open("train", name="pets", data_dir=folder)
-    assert split.modality("words").fingerprint != touched.modality("words").fingerprint
+    assert split.modality("words").fingerprint != pets(folder).modality("words").fingerprint
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,7 @@ def test_fingerprint_follows_file_and_column(folder: Path) -> None:
 )
 def test_errors_name_what_is_missing(folder: Path, settings: dict, split: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        parquet(**settings).open(split, name="pets", data_dir=folder)
+        pets(folder, split, **settings)
 
 
 def damaged(folder: Path, split: str) -> None:
@@ -157,19 +155,14 @@ def damaged(folder: Path, split: str) -> None:
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda folder: parquet().open("train", name="pets", data_dir=None),
+        (lambda folder: pets(None),
          r"'pets' is not next to the file .*, and no data folder.*--data-dir or POLYFED_DATA"),
-        (lambda folder: parquet().open("test", name="pets", data_dir=folder).read("mask"),
-         "pets/test: no column 'mask'"),
-        (lambda folder: (damaged(folder, "train"), parquet().open("train", name="pets", data_dir=folder)),
-         "split 'train': needs exactly"),
-        (lambda folder: ((folder / "pets" / "train-00000-of-00002.parquet").unlink(),
-                         parquet().open("train", name="pets", data_dir=folder)),
+        (lambda folder: pets(folder, "test").read("mask"), "pets/test: no column 'mask'"),
+        (lambda folder: (damaged(folder, "train"), pets(folder)), "split 'train': needs exactly"),
+        (lambda folder: ((folder / "pets" / "train-00000-of-00002.parquet").unlink(), pets(folder)),
          r"needs exactly 2 file\(s\) but has train-00001-of-00002"),
-        (lambda folder: (damaged(folder, "test"), parquet().open("test", name="pets", data_dir=folder)),
-         r"pets/test\.parquet: cannot be read"),
-        (lambda folder: in_memory(table(), targets={"y": "name"}),
-         r"target 'y', column 'name'.* integers .* not string"),
+        (lambda folder: (damaged(folder, "test"), pets(folder, "test")), r"pets/test\.parquet: cannot be read"),
+        (lambda folder: in_memory(table(), targets={"y": "name"}), r"'y', column 'name'.* integers .* not string"),
         (lambda folder: in_memory(table(name=["b", "a", "b"]), ids="name"), "id 'b' occurs 2 times"),
         (lambda folder: in_memory(table(name=["b", None, "c"]), ids="name"), "column 'name', row 1: no id"),
     ],
@@ -223,10 +216,11 @@ def test_harmless_differences_of_type_are_joined(
 
 
 def test_text_targets_and_chosen_values_may_differ_in_width_between_splits(tmp_path: Path) -> None:
-    for split, text, number in (("train", pa.string(), pa.int64()), ("test", pa.large_string(), pa.int32())):
-        values = [3, 5] if split == "train" else [7, 3]
-        names = pa.array(["a", "c"] if split == "train" else ["b", "a"], text)
-        sharded(tmp_path, pa.table({"finding": names, "x": pa.array(values, number)}), split=split)
+    for split, names, values in (
+        ("train", pa.array(["a", "c"]), pa.array([3, 5])),
+        ("test", pa.array(["b", "a"], pa.large_string()), pa.array([7, 3], pa.int32())),
+    ):
+        sharded(tmp_path, pa.table({"finding": names, "x": values}), split=split)
     train, test = (odd(tmp_path, split, targets={"y": "finding"}) for split in ("train", "test"))
     assert train.classes == test.classes == {"y": ("a", "b", "c")}
     assert test.read("finding").values.to_pylist() == [1, 0]
@@ -312,11 +306,8 @@ def test_flattened_names_missing_values() -> None:
         missing.flat_values()
     fine = Column(pa.chunked_array([[["a", "b"], []], [["c"]]]), "f", "here")
     assert fine.flat_values().to_pylist() == ["a", "b", "c"]
-    assert [fine.place_of(row) for row in range(3)] == [
-        "here, row 0, entry 0",
-        "here, row 0, entry 1",
-        "here, row 2, entry 0",
-    ]
+    places = ["here, row 0, entry 0", "here, row 0, entry 1", "here, row 2, entry 0"]
+    assert [fine.place_of(row) for row in range(3)] == places
 
 
 @pytest.mark.parametrize(
@@ -368,13 +359,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def hub(**settings: Any) -> Hub:
-    return Hub(repository="me/pets", columns={"words": "text"}, targets={"y": "label", "a": "answers"}, **settings)
+def hub(split: str = "train", **settings: Any) -> Split:
+    source = Hub(repository="me/pets", columns={"words": "text"}, targets={"y": "label", "a": "answers"}, **settings)
+    return source.open(split, name="pets", data_dir=None)
 
 
 def test_reads_columns_and_class_names(asked: list[tuple[Any, ...]]) -> None:
-    source = hub(config="small", revision="abc", splits={"validation": "train[90%:]"})
-    split = source.open("validation", name="pets", data_dir=None)
+    settings = {"config": "small", "revision": "abc", "splits": {"validation": "train[90%:]"}}
+    split = hub("validation", **settings)
     assert asked == [("me/pets", "small", "train[90%:]", "abc")]
     assert split.modality("words").values.to_pylist() == ["one", "two", "three"]
     assert split.read("answers").values.to_pylist() == [[0], [1, 0], []]
@@ -385,7 +377,7 @@ def test_reads_columns_and_class_names(asked: list[tuple[Any, ...]]) -> None:
 def test_selected_rows_are_respected(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     complete = datasets.load_dataset("me/pets", None, split="train", revision=None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: complete.select([2, 0]))
-    split = hub(id="text").open("train", name="pets", data_dir=None)
+    split = hub(id="text")
     assert split.ids == ("three", "one")
     assert split.modality("words").values.to_pylist() == ["three", "one"]
 
@@ -399,18 +391,15 @@ def test_selected_rows_are_respected(asked: list[tuple[Any, ...]], monkeypatch: 
     ],
 )
 def test_what_cannot_be_loaded_is_a_data_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.setattr(datasets, "load_dataset", raising(error))
     with pytest.raises(DataError, match=r"source 'pets': cannot load 'me/pets' .*split 'train'.*'parquet'") as caught:
-        hub().open("train", name="pets", data_dir=None)
+        hub()
     assert str(error) in str(caught.value)
 
 
 def test_sends_no_telemetry(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", True)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
-    hub().open("train", name="pets", data_dir=None)
+    hub()
     assert datasets.config.HF_UPDATE_DOWNLOAD_COUNTS is False
     assert constants.HF_HUB_DISABLE_TELEMETRY is True

@@ -83,12 +83,8 @@ def test_ids_columns_and_other_targets_are_those_of_the_wrapped_source(folder: P
 def test_one_row_a_question(tmp_path: Path):
     flat = {"questions": ["what?", "how many?", "what?"], "answers": ["Table", "2", "table"]}
     made = source(write(tmp_path / "flat", train=flat, test=flat))
-    assert targets(made, "test", tmp_path) == {
-        "answer": [0, 1, 0],
-        "kind": [1, 0, 1],
-        "prior": [0, 0, 0],
-        "kind_prior": [0, 1, 0],
-    }
+    expected = {"answer": [0, 1, 0], "kind": [1, 0, 1], "prior": [0, 0, 0], "kind_prior": [0, 1, 0]}
+    assert targets(made, "test", tmp_path) == expected
 
 
 def test_lists_of_answers_in_rows_of_one_question(tmp_path: Path):
@@ -127,9 +123,8 @@ def test_numbers_without_names_are_their_own(tmp_path: Path):
 
 
 def test_named_classes_are_renumbered_by_frequency(tmp_path: Path):
-    made = questions.Questions.model_validate(
-        {"of": {"name": "scenes", "train": 30, "test": 8, "columns": {"text": "questions"}}, "most": 6}
-    )
+    scenes = {"name": "scenes", "train": 30, "test": 8, "columns": {"text": "questions"}}
+    made = questions.Questions.model_validate({"of": scenes, "most": 6})
     opened, inner = (
         form.open("train", name="s", data_dir=None)
         for form in (made, made.of.model_copy(update={"targets": {"answer": "answers"}}))
@@ -185,8 +180,7 @@ def test_settings_that_contradict_themselves(folder: Path, settings: dict[str, o
         source(folder, **settings)
 
 
-def test_targets_by_settings_are_those_of_an_open_split(tmp_path: Path) -> None:
-    folder = write(tmp_path / "qa", train=TRAIN, test=TEST)
+def test_targets_by_settings_are_those_of_an_open_split(folder: Path) -> None:
     for own in ({}, {"place": "number"}):
         made = source(folder, targets=own)
         assert set(made.target_names) == set(made.open("train", name="qa", data_dir=None).targets)
@@ -239,9 +233,8 @@ def test_guesses_equal_a_loop_over_random_questions():
 
 
 def test_a_kind_that_training_lacks_is_guessed_as_all_are():
-    learnt = questions.learn_answers(
-        ASKED, (NUMBER, TRUTH, questions.QuestionKind(name="never", question="zebra")), None
-    )
+    never = questions.QuestionKind(name="never", question="zebra")
+    learnt = questions.learn_answers(ASKED, (NUMBER, TRUTH, never), None)
     assert [learnt.table[k] for k in learnt.guesses([0, 1, 2])] == ["2", "no", "2"]
     assert learnt.guesses([3]) == [learnt.table.index("a cat")]
 

@@ -76,11 +76,8 @@ def test_what_is_given_needs_no_public_set(tmp_path: Path) -> None:
 )
 def test_what_is_learnt_of_a_column(values: Sequence[Any], learnt: Cells, tmp_path: Path) -> None:
     result = cells_of({}, "table", context(tmp_path, table=column(x=values)))["x"]
-    assert (result.names, result.mean, result.std) == (
-        learnt.names,
-        pytest.approx(learnt.mean),
-        pytest.approx(learnt.std),
-    )
+    assert result.names == learnt.names
+    assert (result.mean, result.std) == (pytest.approx(learnt.mean), pytest.approx(learnt.std))
 
 
 def test_a_blank_name_is_not_known_and_categories_are_names(tmp_path: Path) -> None:
@@ -94,12 +91,7 @@ def test_a_blank_name_is_not_known_and_categories_are_names(tmp_path: Path) -> N
     ("view", "public", "opened", "message"),
     [
         (Table(), None, {"age": [1]}, "view 'table' learns from the public set, which has no 'm' .*set its cells"),
-        (
-            Table(),
-            {"age": [1]},
-            {"sex": ["F"]},
-            "cells for the columns age, in this order; 'sex' does not fit",
-        ),
+        (Table(), {"age": [1]}, {"sex": ["F"]}, "cells for the columns age, in this order; 'sex' does not fit"),
         (Table(), {"age": [1]}, {"age": ["old"]}, "'age' holds string, not numbers"),
         (Table(), {"age": [[1]]}, {"age": [[1]]}, "'age' holds list.*a table has one value per item"),
         (Table(), {"id": [str(k) for k in range(101)]}, {"id": ["1"]}, "101 distinct texts, and 1 to 100 can be names"),
@@ -115,10 +107,9 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_a_single_column_must_be_named_in_brackets(tmp_path: Path) -> None:
+    ages = Column(pa.chunked_array([pa.array([1])]), "age", "age")
     with pytest.raises(DataError, match=r"one column; name several in brackets: columns: \{table: \[NAME, NAME\]\}"):
-        Table(cells={"age": Cells()}).open(
-            Column(pa.chunked_array([pa.array([1])]), "age", "age"), "table", context(tmp_path)
-        )
+        Table(cells={"age": Cells()}).open(ages, "table", context(tmp_path))
 
 
 def test_cells_are_of_numbers_or_of_names() -> None:
@@ -178,9 +169,7 @@ def test_columns_that_cannot_be_shown_are_refused(columns: dict[str, Any], messa
 def test_a_table_in_a_csv_file_has_missing_cells(tmp_path: Path) -> None:
     lines = ["age,sex,label", "20,F,ill", ",M,well", "40.5,,ill", *("30,M,well" for _ in range(7))]
     (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
-    source = Folder.model_validate(
-        {"path": "people.csv", "columns": {"table": ["age", "sex"]}, "targets": {"label": "label"}, "fractions": {}}
-    )
+    source = Folder(path="people.csv", columns={"table": ["age", "sex"]}, targets={"label": "label"}, fractions={})
     split = source.open("train", name="people", data_dir=tmp_path)
     known = Table().open(split.modality("table"), "table", context(tmp_path, table=split.modality("table")))
     assert known(torch.arange(3))[:, [0, 2]].tolist() == [[1, 1], [0, 1], [1, 0]]
@@ -201,12 +190,12 @@ def test_classes_that_sites_agree_on_may_be_missing_at_one(
     tmp_path: Path, classes: list[int | str], values: str, numbers: list[int]
 ) -> None:
     rows = [f"{20 + k},{value},x" for k, value in enumerate(values.split(","))]
-    split = of_csv(tmp_path / "t.csv", rows, fractions={}, reading={"classes": {"label": classes}})
+    settings: dict[str, Any] = {"fractions": {}, "reading": {"classes": {"label": classes}}}
+    split = of_csv(tmp_path / "t.csv", rows, **settings)
     assert split.classes["label"] == tuple(map(str, classes))
     assert split.read("ill").values.to_pylist() == numbers
     with pytest.raises(DataError, match=r"column 'ill': .* is not among reading.classes.label, .*; add it there"):
-        of_csv(tmp_path / "u.csv", [*rows, f"9,{1000 if values[0].isdigit() else 'maybe'},x"], fractions={},
-               reading={"classes": {"label": classes}})  # fmt: skip
+        of_csv(tmp_path / "u.csv", [*rows, f"9,{1000 if values[0].isdigit() else 'maybe'},x"], **settings)
     with pytest.raises(ConfigError, match=r"reading.classes.lable: did you mean 'label'"):
         Folder(path="t.csv", targets={"label": "ill"}, reading={"classes": {"lable": classes}})
 

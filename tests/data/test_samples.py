@@ -17,15 +17,8 @@ from polyfed.data.samples import Inputs, Samples, union
 from polyfed.data.source import Split
 from polyfed.data.view import DataContext, InputSpec, View
 
-TABLE = pa.table(
-    {
-        "key": ["a", "b", "c"],
-        "number": [10, 20, 30],
-        "notes": [[1, 2], [3], [4, 5, 6]],
-        "marks": [[0, 1], [1], [0, 0, 1]],
-        "label": [2, 0, 1],
-    }
-)
+ROWS = {"key": ["a", "b", "c"], "number": [10, 20, 30], "label": [2, 0, 1]}
+TABLE = pa.table(ROWS | {"notes": [[1, 2], [3], [4, 5, 6]], "marks": [[0, 1], [1], [0, 0, 1]]})
 
 
 class Numbers(View):
@@ -78,7 +71,7 @@ def test_a_party_without_the_nested_modality_counts_items_unless_the_layout_diff
 
 
 def test_lists_of_different_length_are_refused() -> None:
-    table = TABLE.set_column(3, "marks", pa.array([[0, 1], [1, 1], [0, 0, 1]]))
+    table = TABLE.set_column(4, "marks", pa.array([[0, 1], [1, 1], [0, 0, 1]]))
     with pytest.raises(DataError, match=r"item 1: .*'notes' and .*'marks'"):
         assemble(split_of(COLUMNS, {"m": "marks"}, table), {"note": Numbers()}, DataContext(Path()))
 
@@ -154,10 +147,8 @@ def test_what_a_sample_lacks_is_zero_and_marked_absent() -> None:
     batch = lacking().batch(torch.tensor([2, 1, 0]))
     assert batch.inputs["sensor"].tolist() == [30, 0, 10]
     assert batch.inputs["note"].tolist() == [0, 3, 1]
-    assert {name: mask.tolist() for name, mask in batch.present.items()} == {
-        "sensor": [True, False, True],
-        "note": [False, True, True],
-    }
+    present = {"sensor": [True, False, True], "note": [False, True, True]}
+    assert {name: mask.tolist() for name, mask in batch.present.items()} == present
     assert lacking().batch(torch.tensor([0, 3])).present == {}
     assert lacking().batch(torch.tensor([1, 1])).inputs["sensor"].tolist() == [0, 0]
 
@@ -243,10 +234,9 @@ def test_data_sets_side_by_side() -> None:
 
 
 def test_targets_of_different_width_are_filled_up() -> None:
-    left, right = (
-        replace(samples(0, [1, 2]), targets={"votes": torch.full((2, width), width)}, classes={}) for width in (2, 3)
-    )
-    assert union([left, right]).targets["votes"].tolist() == [[2, 2, -1], [2, 2, -1], [3, 3, 3], [3, 3, 3]]
+    votes = [{"votes": torch.full((2, width), width)} for width in (2, 3)]
+    joined = union([replace(samples(0, [1, 2]), targets=own, classes={}) for own in votes])
+    assert joined.targets["votes"].tolist() == [[2, 2, -1], [2, 2, -1], [3, 3, 3], [3, 3, 3]]
 
 
 class Texts(Table):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from item_tables import column_of, unread
+from misbehaving import raising
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.source import Column
@@ -111,9 +112,9 @@ class TestLearnt:
             learner.ready("notes", context(tmp_path))
 
 
-def folder(path: Path, *words: str) -> str:
+def folder(path: Path, *words: str, file: str = "words.txt") -> str:
     path.mkdir()
-    (path / "words.txt").write_text("\n".join(words) + "\n")
+    (path / file).write_text("\n".join(words) + "\n")
     return path.name
 
 
@@ -131,15 +132,10 @@ def test_glove_folder_that_is_not_there(tmp_path: Path) -> None:
         Glove(folders=("none",)).ready("anything", context(tmp_path))
 
 
-def vocabulary(path: Path, *tokens: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("\n".join(tokens) + "\n")
-
-
 @pytest.mark.parametrize("path", ["bert", "bert/vocab.txt"])
 def test_pretrained_vocabulary(tmp_path: Path, path: str) -> None:
     tokens = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "dog", "##s", "run"]
-    vocabulary(tmp_path / "bert" / "vocab.txt", *tokens)
+    folder(tmp_path / "bert", *tokens, file="vocab.txt")
     result = PretrainedTokenizer(path=path).ready("anything", context(tmp_path))
     assert result.tokens == tuple(tokens)
     assert (result.pad, result.unknown, result.fixed) == (3, 0, (1, 2, 3, 4))
@@ -150,10 +146,8 @@ def test_pretrained_vocabulary(tmp_path: Path, path: str) -> None:
 def test_pretrained_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    def fail(*_: object, **options: object) -> None:
-        raise OSError("We couldn't connect to the hub\nand more")
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    error = OSError("We couldn't connect to the hub\nand more")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", raising(error))
     message = r"tokenizer 'no/such' can be loaded neither from '.*no/such' nor the hub"
     with pytest.raises(ConfigError, match=message):
         PretrainedTokenizer(path="no/such").ready("anything", context(tmp_path))
@@ -259,9 +253,7 @@ WORDS = Words(min_count=1)
 
 @pytest.fixture
 def words_context(tmp_path: Path) -> DataContext:
-    return DataContext(
-        cache=tmp_path, public={"words": column_of(["one two three four five", "one two three", "one two"])}
-    )
+    return context(tmp_path, public={"words": column_of(["one two three four five", "one two three", "one two"])})
 
 
 def numbers(texts: list[list[int]]) -> Vocabulary:

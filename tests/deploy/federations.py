@@ -37,29 +37,19 @@ def experiment_settings() -> dict[str, Any]:
     text = {"name": "bag", "width": 8, "view": {"name": "tokens", "length": 16}}
     image = {"name": "resnet", "widths": [4], "depths": [1], "block": "basic", "view": {"name": "pixels", "size": 16}}
     texts = {"name": "scenes", "train": 24, "test": 8, "seed": 2, "columns": {"text": "text"}}
+    sources = {
+        "shared": {"name": "scenes", "train": 12, "validation": 4, "test": 4, "size": 16},
+        "reports": {**texts, "targets": {"topic": "topic"}},
+        "films": {"name": "scenes", "train": 16, "validation": 4, "test": 4, "size": 16, "seed": 1},
+    }
+    topic, alone, both = {"name": "classification", "target": "topic"}, {"text": text}, {"image": image, "text": text}
     return {
         "name": "small",
-        "data": {
-            "sources": {
-                "shared": {"name": "scenes", "train": 12, "validation": 4, "test": 4, "size": 16},
-                "reports": {**texts, "targets": {"topic": "topic"}},
-                "films": {"name": "scenes", "train": 16, "validation": 4, "test": 4, "size": 16, "seed": 1},
-            }
-        },
+        "data": {"sources": sources},
         "public": {"source": "shared", "items": 6},
         "clients": {
-            "archive": {
-                "count": 1,
-                "source": "reports",
-                "task": {"name": "classification", "target": "topic"},
-                "model": {"dim": 8, "encoders": {"text": text}},
-            },
-            "hospital": {
-                "count": 2,
-                "source": "films",
-                "task": "retrieval",
-                "model": {"dim": 8, "encoders": {"image": image, "text": text}},
-            },
+            "archive": {"count": 1, "source": "reports", "task": topic, "model": {"dim": 8, "encoders": alone}},
+            "hospital": {"count": 2, "source": "films", "task": "retrieval", "model": {"dim": 8, "encoders": both}},
         },
         "algorithm": {"name": "fedavg", "local_epochs": 1},
         "run": {"rounds": 1, "threads": 1, "device": "cpu"},
@@ -91,24 +81,19 @@ class Started:
     def __init__(self, command: list[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
         with log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                command,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
-                start_new_session=True,
-            )
+            variables = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {})
+            streams: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(command, **streams, env=variables, start_new_session=True)
 
     @property
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
     def wait_for(self, text: str, seconds: float = 90.0, *, times: int = 1) -> None:
-        wait_until(
-            lambda: self.output.count(text) >= times,
-            seconds,
-            lambda: f"no {text!r} (x{times}) from exit code {self.process.poll()}:\n{self.output}",
-        )
+        def complaint() -> str:
+            return f"no {text!r} (x{times}) from exit code {self.process.poll()}:\n{self.output}"
+
+        wait_until(lambda: self.output.count(text) >= times, seconds, complaint)
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 40.0) -> int:
         if self.process.poll() is None:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from federations import MARK, marked, ports, wait_until
 
@@ -97,15 +98,9 @@ class Guide:
         # a terminal is the one command in it, so that signals reach that
         code = f"exec {block.code}" if block.terminal else f"set -eu\n{block.code}"
         with self._log(block.terminal).open("ab") as log:
-            return subprocess.Popen(
-                ["bash", "-c", code],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            place: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "start_new_session": True}
+            return subprocess.Popen(["bash", "-c", code], **streams, **place)
 
     def _wait(self, process: subprocess.Popen[bytes], seconds: float) -> int | str:
         try:

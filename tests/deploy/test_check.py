@@ -28,6 +28,8 @@ from polyfed.deploy.settings import SiteConfig
 from polyfed.federation.population import Population
 from polyfed.wire.payload import Weights
 
+ENGLISH = ("the liver is fine,a", "of the lungs,b")
+
 
 def offline(site: SiteFolder) -> list[Finding]:
     return list(check_site(site.path, network=False))
@@ -43,6 +45,12 @@ def edit(path: Path, **changes: Any) -> None:
             node = node.setdefault(parent, {})
         node[last] = value
     path.write_text(yaml.safe_dump(content))
+
+
+def population(site: SiteFolder) -> Population:
+    """Clients and data as the site's file has them."""
+    config = SiteConfig.load(site.config)
+    return Population(config.data, config.public, None, config.clients, 0)
 
 
 def errors(findings: list[Finding]) -> str:
@@ -62,20 +70,16 @@ def test_a_healthy_site_has_no_error_and_lists_its_data(made: Folders) -> None:
     assert not failed(seen), errors(seen)
     assert the(seen, "site.yaml").detail == "site 'hospital' with clients hospital (2)"
     assert the(seen, "public set").detail.endswith("as agreed")
-    config = SiteConfig.load(made.site("hospital").config)
-    federation = Population(config.data, config.public, None, config.clients, 0)
+    federation = population(made.site("hospital"))
     for member in federation.members.values():
         count = sum(value.numel() for value in federation.client_model(member).parameters())
-        assert (
-            f"{count:,} parameters, width 8, image+text; loss on a batch of"
-            in the(seen, f"model of {member.id}").detail
-        )
+        built = f"{count:,} parameters, width 8, image+text; loss on a batch of"
+        assert built in the(seen, f"model of {member.id}").detail
         assert f"8 items, {len(federation.train(member))} samples" in the(seen, f"data of {member.id}").detail
 
 
 def test_classes_are_counted(made: Folders) -> None:
-    config = SiteConfig.load(made.site("archive").config)
-    federation = Population(config.data, config.public, None, config.clients, 0)
+    federation = population(made.site("archive"))
     detail = the(offline(made.site("archive")), "data of archive").detail
     labels = federation.holding(federation.members["archive"])["labels"]
     assert isinstance(labels, dict)
@@ -92,8 +96,7 @@ def leaving(site: SiteFolder, method: str) -> dict[str, str]:
 
 
 def test_what_leaves_is_what_the_allowed_method_declares(made: Folders) -> None:
-    config = SiteConfig.load(made.site("archive").config)
-    federation = Population(config.data, config.public, None, config.clients, 0)
+    federation = population(made.site("archive"))
     weights = Weights(federation.client_model(federation.members["archive"]).state_dict())
     seen = leaving(made.site("archive"), "fedavg")
     size = sum(value.numel() * value.element_size() for value in weights.values()) / 2**20
@@ -153,8 +156,7 @@ def test_what_the_server_learns_of_clients_and_of_failures(fresh: Folders) -> No
 )
 def test_a_fault_in_the_site_file_is_named(fresh: Folders, change: dict[str, Any], message: str) -> None:
     edit(fresh.site("archive").config, **change)
-    seen = offline(fresh.site("archive"))
-    assert message in errors(seen)
+    assert message in errors(offline(fresh.site("archive")))
 
 
 @pytest.mark.parametrize(
@@ -164,13 +166,7 @@ def test_a_fault_in_the_site_file_is_named(fresh: Folders, change: dict[str, Any
         ("text,topic", (GERMAN[0], "ein Befund,c"), 18, "error", "expected {'topic': ('a', 'b')}"),
         ("report,topic", GERMAN, 18, "error", "'text'"),  # reported once, although model and data lack it too
         ("text,topic", GERMAN, 9, "warning", "items: found 14, expected 32"),
-        (
-            "text,topic",
-            ("the liver is fine,a", "of the lungs,b"),
-            18,
-            "warning",
-            "language: found English, or no texts, expected German",
-        ),
+        ("text,topic", ENGLISH, 18, "warning", "language: found English, or no texts, expected German"),
     ],
     ids=["as agreed", "classes", "columns", "number", "language"],
 )
@@ -365,7 +361,6 @@ def test_an_unreadable_authority_is_named(tmp_path: Path) -> None:
 
 
 def test_commands_from_init_to_check(tmp_path: Path, made: Folders) -> None:
-
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment_settings()))
     run, folder = CliRunner(), tmp_path / "f"
     result = run.invoke(app, ["init", str(tmp_path / "e.yaml"), str(folder), "--host", "localhost"])

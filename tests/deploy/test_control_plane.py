@@ -124,22 +124,15 @@ TRICKS = [
 
 @pytest.mark.parametrize("target", TRICKS)
 def test_only_the_fleet_api_passes_the_gate(live: Live, target: str) -> None:
-    status, body = answer(live, target)
-    assert (status, body) in (
-        (404, CLOSED.encode()),
-        (400, b"400 Bad Request"),
-        (400, b"400 Bad Request: malformed Host header"),
-    )
+    bad = b"400 Bad Request"
+    assert answer(live, target) in ((404, CLOSED.encode()), (400, bad), (400, bad + b": malformed Host header"))
 
 
 @pytest.mark.parametrize(
     "headers",
     [
-        f"X-Original-URL: {LIST}\r\n",
-        f"X-Rewrite-URL: {LIST}\r\n",
-        f"X-Forwarded-Prefix: {LIST}\r\n",
-        f"X-Forwarded-Uri: {LIST}\r\n",
-        f"X-Forwarded-Path: {LIST}\r\n",
+        *(f"X-{name}: {LIST}\r\n" for name in ("Original-URL", "Rewrite-URL")),
+        *(f"X-Forwarded-{name}: {LIST}\r\n" for name in ("Prefix", "Uri", "Path")),
         "X-Forwarded-For: 127.0.0.1\r\nX-Forwarded-Host: 127.0.0.1\r\nX-Forwarded-Proto: https\r\n",
         f"X-HTTP-Method-Override: GET\r\nForwarded: for=127.0.0.1;host=127.0.0.1\r\nReferer: {LIST}\r\n",
     ],

@@ -54,9 +54,7 @@ def test_the_page_names_three_sites_and_a_server() -> None:
 
 
 def test_blocks_are_found_in_order_and_ports_are_replaced() -> None:
-    page = (
-        "x\n```bash\na 9443\n```\n```yaml\nno: 1\n```\n<!-- terminal: t; ready: it is up -->\n```bash\nb 19443\n```\n"
-    )
+    page = "x\n```bash\na 9443\n```\n```yaml\nno: 1\n```\n<!-- terminal: t; ready: it is up -->\n```bash\nb 19443\n```"
     assert blocks(page, {"9443": "7"}) == [Block("a 7\n"), Block("b 19443\n", "t", "it is up")]
 
 

@@ -19,9 +19,8 @@ pytestmark = pytest.mark.slow
 def impostor(folders: Folders, name: str) -> tuple[Path, str]:
     """A site of its own key, admitted by its own name, with the file of the hospital; its folder and key."""
     folder = folders.path / name / "hospital"
-    shutil.copytree(
-        folders.path / "hospital", folder, ignore=shutil.ignore_patterns("node.*", "state", "flower", "cache")
-    )
+    own = shutil.ignore_patterns("node.*", "state", "flower", "cache")
+    shutil.copytree(folders.path / "hospital", folder, ignore=own)
     public = create_keys(folder)
     admit_site(folders.server.path, name, public)
     return folder, fingerprint(read_public(public))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from misbehaving import noted
 from polyfed.core.errors import RunError
 from polyfed.deploy.folders import create_keys, fingerprint, is_private, public_half, read_public, write_new
 
@@ -76,14 +77,7 @@ def test_files_are_new_and_secrets_private(tmp_path: Path) -> None:
 
 
 def test_keys_are_flushed_to_disk_with_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[str] = []
-    flush = os.fsync
-
-    def noted(descriptor: int) -> None:
-        flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        flush(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noted)
+    flushed = noted(monkeypatch, os, "fsync", lambda file: str(Path(f"/proc/self/fd/{file}").readlink()))
     create_keys(tmp_path / "site")
     folder = tmp_path / "site"
     assert flushed == [str(folder / "node.key"), str(folder), str(folder / "node.pub"), str(folder)]

@@ -22,9 +22,7 @@ import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
 time.sleep(600)
 """
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
-)
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); {SLEEP}"
 WRAPPER = """
 import os, sys, time
 from pathlib import Path

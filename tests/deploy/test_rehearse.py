@@ -82,9 +82,7 @@ def test_a_rehearsal_unlike_the_run_lists_the_differences(tmp_path: Path, monkey
     assert str(done.exception) == f"{tmp_path / 'run'} differs from {tmp_path / 'other'} in metrics.jsonl"
     with pytest.raises(ConfigError, match="nowhere is not a run folder"):  # before anything is started
         CliRunner().invoke(
-            deploy_app,
-            ["rehearse", "scenes-demo", "--compare", str(tmp_path / "nowhere")],
-            catch_exceptions=False,
+            deploy_app, ["rehearse", "scenes-demo", "--compare", str(tmp_path / "nowhere")], catch_exceptions=False
         )
 
 

@@ -46,10 +46,8 @@ def change(site: SiteFolder, name: str, **values: Any) -> None:
 def test_init_writes_sites_and_their_clients(tmp_path: Path) -> None:
     site = make(tmp_path / "f")
     sites = load_settings(SiteRoster, site.roster).sites
-    assert {name: entry.clients for name, entry in sites.items()} == {
-        "archive": ["archive"],
-        "hospital": ["hospital-0", "hospital-1"],
-    }
+    clients = {"archive": ["archive"], "hospital": ["hospital-0", "hospital-1"]}
+    assert {name: entry.clients for name, entry in sites.items()} == clients
     archive = read_public(tmp_path / "f" / "archive" / "node.pub")
     assert sites["archive"].key == archive
     (seen,) = findings(site)
@@ -137,9 +135,8 @@ def test_another_key_for_a_site_is_not_taken_without_a_persons_hand(tmp_path: Pa
 
 def test_a_site_that_is_new_brings_its_clients(tmp_path: Path) -> None:
     site, new = make(tmp_path / "f"), create_keys(tmp_path / "new")
-    with pytest.raises(
-        ConfigError, match=r"site 'clinic' is not on .*\(archive, hospital\); to add it, give its clients"
-    ):
+    message = r"site 'clinic' is not on .*\(archive, hospital\); to add it, give its clients"
+    with pytest.raises(ConfigError, match=message):
         trust_key(site.path, "clinic", new, [])
     trust_key(site.path, "clinic", new, ["clinic-0", "clinic-1"])
     assert load_settings(SiteRoster, site.roster).sites["clinic"].clients == ["clinic-0", "clinic-1"]

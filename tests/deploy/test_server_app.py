@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from misbehaving import raising
 from polyfed.core.errors import RunError
 from polyfed.deploy import launch
 from polyfed.deploy.launch import Launch, ServedOutcome
@@ -26,10 +27,7 @@ from polyfed.runs.folder import RunFolder
 def test_an_end_is_recorded_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, reported: str, mendable: bool
 ) -> None:
-    def fails(*arguments: object, **options: object) -> None:
-        raise error
-
-    monkeypatch.setattr(launch, "resume", fails)
+    monkeypatch.setattr(launch, "resume", raising(error))
     (tmp_path / "run").mkdir()
     Launch(str(tmp_path / "run"), resume=True).write(tmp_path)
     with pytest.raises(type(error)):

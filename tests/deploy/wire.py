@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,16 @@ class Raw:
     head: bytes = b""
 
 
-def context(authority: Path, *protocols: str) -> ssl.SSLContext:
-    made = ssl.create_default_context(cafile=str(authority))
+@contextlib.contextmanager
+def connected(port: int, authority: Path, *protocols: str) -> Iterator[ssl.SSLSocket]:
+    context = ssl.create_default_context(cafile=str(authority))
     if protocols:
-        made.set_alpn_protocols(list(protocols))
-    return made
+        context.set_alpn_protocols(list(protocols))
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        yield secure
 
 
 def http1(
@@ -37,10 +42,7 @@ def http1(
 
 def raw(port: int, authority: Path, request: bytes) -> Raw:
     """The answer to these bytes; status 0 if the connection is just closed."""
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
-        context(authority).wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
+    with connected(port, authority) as secure:
         with contextlib.suppress(ConnectionError, ssl.SSLError):  # it may have been answered before it was sent
             secure.sendall(request)
         received = _all(secure)
@@ -66,14 +68,10 @@ def http2(port: int, authority: Path, path: str, headers: Mapping[str, str] | No
     fields |= headers or {}
     block = b"".join(b"\0" + _sized(name) + _sized(value) for name, value in fields.items())
     end_of_headers_and_stream = 0x5
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
-        context(authority, "h2").wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
+    request = _frame(4, 0, 0) + _frame(1, end_of_headers_and_stream, 1, block)
+    with connected(port, authority, "h2") as secure:
         assert secure.selected_alpn_protocol() == "h2"
-        secure.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0) + _frame(1, end_of_headers_and_stream, 1, block)
-        )
+        secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + request)
         return _data(secure)
 
 

@@ -28,6 +28,7 @@ FORMS: dict[str, Config] = {
     "moon projected": {"projection": 4},
 } | {method: {} for method in METHODS}
 """Method, and a word for its settings if these are not its own."""
+ATTACKS = ("noise", "label_flip")
 ENGINES: dict[str, Config] = {
     "serialized": {"name": "local", "serialize": True},
     "ray": {"name": "ray", "workers": 2},
@@ -48,9 +49,8 @@ def ray_cluster() -> Iterator[None]:
 
 
 def finished(config: Config, folder: Path, *, engine: Any = "local", **run_settings: Any) -> Path:
-    return polyfed.run(
-        Experiment.parse(config | {"run": config["run"] | {"engine": engine} | run_settings}), folder, quiet=True
-    ).folder
+    experiment = Experiment.parse(config | {"run": config["run"] | {"engine": engine} | run_settings})
+    return polyfed.run(experiment, folder, quiet=True).folder
 
 
 @pytest.fixture
@@ -82,12 +82,8 @@ def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: 
 @pytest.mark.parametrize(
     ("engine", "attack"),
     [
-        *(("serialized", attack) for attack in ("noise", "label_flip")),
-        *(
-            pytest.param(name, attack, marks=pytest.mark.slow)
-            for name in ("ray", "flower")
-            for attack in ("noise", "label_flip")
-        ),
+        *(("serialized", attack) for attack in ATTACKS),
+        *(pytest.param(name, attack, marks=pytest.mark.slow) for name in ("ray", "flower") for attack in ATTACKS),
     ],
 )
 def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, attack: str, engine: str) -> None:

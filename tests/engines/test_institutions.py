@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from misbehaving import raising
 from polyfed.engines.outgoing import SiteTerms
 from polyfed.engines.site import Site
 from polyfed.federation.client import Client
@@ -18,6 +19,8 @@ from polyfed.wire.messages import Cause, Request
 from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import asked, prepared, site_of
 from small_federations import Config, federation_for, topics
+
+NOISE: Config = {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}}
 
 
 def institution(folder: Path, config: Config | None = None, run: str = "a-run") -> Site:
@@ -64,11 +67,8 @@ def test_an_ask_is_answered_for_one_request_whatever_the_run_is_called(site: Sit
 def test_an_ask_that_was_begun_is_on_the_account_whatever_ended_it(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(Client, "fit", killed)
+        patched.setattr(Client, "fit", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             site.answer(asked(site))
     resumed = institution(tmp_path)
@@ -113,8 +113,7 @@ def test_other_weights_than_a_clients_are_refused_by_name_before_any_charge(
     tmp_path: Path, change: Any, reason: str
 ) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    noise = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
-    site = institution(tmp_path, small() | {"privacy": noise})
+    site = institution(tmp_path, small() | NOISE)
     request = asked(site)
     weights = dict(request.payload.bundles["weights"])
     name = next(name for name in weights if name.startswith("heads.") and weights[name].ndim == 2)
@@ -129,11 +128,10 @@ def test_other_weights_than_a_clients_are_refused_by_name_before_any_charge(
 
 def test_noise_is_drawn_once_for_an_ask_for_any_announced_length_of_the_run(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    noise = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
-    positions = [institution(tmp_path, small(rounds=rounds) | {"privacy": noise}, f"of-{rounds}") for rounds in (2, 1)]
-    assert positions[0].answer(asked(positions[0])).failure is None
-    assert "answered here for another request" in reported(positions[1], asked(positions[1]))
-    assert positions[0].answer(asked(positions[0])).failure is None
+    long, short = (institution(tmp_path, small(rounds=rounds) | NOISE, f"of-{rounds}") for rounds in (2, 1))
+    assert long.answer(asked(long)).failure is None
+    assert "answered here for another request" in reported(short, asked(short))
+    assert long.answer(asked(long)).failure is None
 
 
 def test_rows_of_another_public_set_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
+import misbehaving
 from polyfed.core.errors import DataError
 from polyfed.data.samples import Inputs
 from polyfed.engines.site import Site
@@ -68,9 +69,8 @@ def answered(session: Session, monkeypatch: pytest.MonkeyPatch, rounds: int = 2)
     honest = Site.answer
 
     def noting(self: Site, request: Request, **more: Any) -> Answer:
-        answer = honest(self, request, **more)
-        seen.append((request, answer))
-        return answer
+        seen.append((request, honest(self, request, **more)))
+        return seen[-1][1]
 
     with monkeypatch.context() as patched:
         patched.setattr(Site, "answer", noting)
@@ -111,14 +111,23 @@ def test_a_step_that_fails_is_answered_as_one_that_does_not(
 # ---- one client, one request
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
+def protected(folder: Path, **privacy: Any) -> Site:
+    """A site whose clients classify texts, protected in this way."""
     config = topics(name="fedavg")
     config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
-    config["run"]["on_error"] = "exclude"
-    config["privacy"] = {"reply": {"weights": 1.0, "noise_multiplier": 4.0}, "metrics": "clear"}
-    config["run"]["rounds"] = 3
-    return site_of(prepared(config, tmp_path / "run"))
+    config["run"] |= {"on_error": "exclude", "rounds": 3}
+    config["privacy"] = privacy | {"metrics": "clear"}
+    return site_of(prepared(config, folder / "run"))
+
+
+def spent(site: Site) -> int:
+    assert site.guard is not None
+    return len(site.guard.ledger("text-0").costs())
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return protected(tmp_path, reply={"weights": 1.0, "noise_multiplier": 4.0})
 
 
 def change(request: Request, answer: Answer) -> Tensor:
@@ -127,8 +136,7 @@ def change(request: Request, answer: Answer) -> Tensor:
     return torch.cat([(made[name] - sent[name]).flatten() for name in sent]).double()
 
 
-def raising(*_: Any, **__: Any) -> None:
-    raise ValueError("patient 17 has a label that is unknown")
+raising = misbehaving.raising(ValueError("patient 17 has a label that is unknown"))
 
 
 def diverging(client: Any, *_: Any, **__: Any) -> None:
@@ -152,8 +160,7 @@ def test_what_goes_wrong_leaves_as_noise_on_what_was_received(
     assert abs(float(noise.mean())) < 5 * 4.0 / len(noise) ** 0.5
     assert first.payload is not None
     assert first.payload.scalars == {"num_examples": 60}
-    assert site.guard is not None
-    assert len(site.guard.ledger("text-0").costs()) == 1
+    assert spent(site) == 1
 
 
 @pytest.mark.parametrize("lost", ["num_examples", "weights", "a tensor"])
@@ -185,8 +192,7 @@ def test_the_classes_of_a_client_cannot_be_asked_for_by_weights_that_make_it_fai
         weights = Weights({**request.payload.bundles["weights"], name: crafted})
         answers.append(site.answer(replace(request, payload=Payload({"weights": weights}))))
     assert {answer.failure for answer in answers} == {None}
-    assert site.guard is not None
-    assert len(site.guard.ledger("text-0").costs()) == len(head)
+    assert spent(site) == len(head)
 
 
 def test_steps_that_fail_spend_the_budget(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +209,7 @@ def test_a_kill_after_the_charge_gives_the_same_answer_for_nothing_more(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "polyfed.federation.client.Client.fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patched.setattr("polyfed.federation.client.Client.fit", misbehaving.raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             site.answer(asked(site))
     assert site.guard is not None
@@ -222,15 +226,11 @@ def test_another_answer_to_the_same_request_costs_again(site: Site, monkeypatch:
     first = change(asked(site), site.answer(asked(site)))
     monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     assert abs(float(torch.corrcoef(torch.stack([first, change(asked(site), site.answer(asked(site)))]))[0, 1])) < 0.05
-    assert site.guard is not None
-    assert len(site.guard.ledger("text-0").costs()) == 2
+    assert spent(site) == 2
 
 
 def test_what_cannot_be_written_down_does_not_leave(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.pwrite", full)
+    monkeypatch.setattr("os.pwrite", misbehaving.raising(OSError(28, "No space left on device")))
     for number in range(1, 4):
         assert site.answer(asked(site, round=number)).payload is None
 
@@ -289,11 +289,7 @@ def test_a_client_that_fails_goes_on_from_what_it_kept(tmp_path: Path, monkeypat
 @pytest.fixture
 def sampled(tmp_path: Path) -> Site:
     pytest.importorskip("opacus", reason="opacus is not installed")
-    config = topics(name="fedavg")
-    config["data"]["sources"]["texts"] |= {"train": 120, "test": 60}
-    config["run"]["on_error"] = "exclude"
-    config["privacy"] = {"samples": {"noise_multiplier": 1.2, "clip": 0.5}, "metrics": "clear"}
-    return site_of(prepared(config, tmp_path / "run"))
+    return protected(tmp_path, samples={"noise_multiplier": 1.2, "clip": 0.5})
 
 
 def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
@@ -312,16 +308,17 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
     monkeypatch.setattr(private_training.PerSampleGradients, "clipped_sums", noting)
     data = sampled.data_of(sampled.federation.members["text-0"])
     row = int(data.train.rows["text"][5])
-    inputs = {"text": Unreadable(data.train.inputs["text"], row)}
-    monkeypatch.setattr(sampled, "data_of", lambda member: replace(data, train=replace(data.train, inputs=inputs)))
+    one_is_lost = Unreadable(data.train.inputs["text"], row)
+
+    def reading(inputs: Unreadable) -> None:
+        made = replace(data, train=replace(data.train, inputs={"text": inputs}))
+        monkeypatch.setattr(sampled, "data_of", lambda member: made)
+
+    reading(one_is_lost)
     assert sampled.answer(asked(sampled)).failure is None
     assert all(float(total.norm()) > 0.5 for total in sums)  # more than one sample can add
     del sums[:]
-    monkeypatch.setattr(
-        sampled,
-        "data_of",
-        lambda member: replace(data, train=replace(data.train, inputs={"text": Unreadable(inputs["text"])})),
-    )
+    reading(Unreadable(one_is_lost))
     assert sampled.answer(asked(sampled, round=2)).failure is None
     assert all(float(total.norm()) <= 0.5 + 1e-6 for total in sums)
 
@@ -347,8 +344,7 @@ def test_a_step_of_training_that_fails_has_learnt_noise(sampled: Site, monkeypat
     monkeypatch.setattr(Site, "perform", failing)
     request = asked(sampled)
     assert float(change(request, sampled.answer(request)).std()) > 0
-    assert sampled.guard is not None
-    assert len(sampled.guard.ledger("text-0").costs()) == 1
+    assert spent(sampled) == 1
 
 
 def test_a_failure_that_blank_samples_have_too_is_reported_and_has_cost(
@@ -359,5 +355,4 @@ def test_a_failure_that_blank_samples_have_too_is_reported_and_has_cost(
     assert answer.failure is not None
     assert answer.failure.text == "PayloadError: step 'fit' failed; a protected client does not disclose the cause"
     assert "patient" not in answer.failure.details
-    assert sampled.guard is not None
-    assert len(sampled.guard.ledger("text-0").costs()) == 1
+    assert spent(sampled) == 1

@@ -54,10 +54,7 @@ def asked(
         (asked("_more"), "'_more' is not a client step"),
         (asked("round"), "'round' is not a client step"),
         (asked("__init__"), "'__init__' is not a client step"),
-        (
-            asked("count", client="stranger"),
-            "client 'stranger' does not live here; there are: paired-0, paired-1, image",
-        ),
+        (asked("count", client="stranger"), "'stranger' does not live here; there are: paired-0, paired-1, image"),
         (asked("count", by="two"), "request field 'by' is str, declared is int"),
         (asked("count", by=True), "request field 'by' is bool, declared is int"),
         (asked("count", more=1), r"request has an undeclared field 'more' \(int\); declared: by"),

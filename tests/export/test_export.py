@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import polyfed
+from misbehaving import raising
 from polyfed import load_model
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import InputSpec
@@ -23,7 +24,7 @@ from polyfed.export.programs import Program
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.loaded import loaded_model
 from polyfed.runs.opened import open_run
-from small_federations import Config, tiny_experiment
+from small_federations import tiny_experiment
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +78,9 @@ def test_the_weights_of_an_export_give_the_same_vectors_in_the_architecture(expo
             value.zero_()
     server.model.load_state_dict(safetensors.torch.load_file(exported / "model.safetensors"))
     model = loaded_model("weights", server.model, server.views, server.context)
-    pictures = np.random.default_rng(0).integers(0, 255, (5, 20, 30, 3), dtype=np.uint8)
-    vectors = (
-        model.encode(pictures, ["a red square", ""]),
-        load_model(exported, allow_code=True).encode(pictures, ["a red square", ""]),
-    )
-    for actual, expected in zip(*vectors, strict=True):
+    given = np.random.default_rng(0).integers(0, 255, (5, 20, 30, 3), dtype=np.uint8), ["a red square", ""]
+    exports = load_model(exported, allow_code=True)
+    for actual, expected in zip(model.encode(*given), exports.encode(*given), strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
@@ -140,11 +138,9 @@ def test_a_classifier_that_fills_in_for_modalities_is_refused(imputation: str, t
     config = tiny_experiment()
     paired = config["clients"]["paired"] | {"task": {"name": "classification", "imputation": imputation}}
     config["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
-    run = polyfed.run(
-        Experiment.load(config | {"server": paired_server(paired), "clients": {"paired": paired}}),
-        tmp_path / "run",
-        quiet=True,
-    )
+    server = {key: paired[key] for key in ("model", "task", "source", "training")}
+    experiment = Experiment.load(config | {"server": server, "clients": {"paired": paired}})
+    run = polyfed.run(experiment, tmp_path / "run", quiet=True)
     if imputation == "drop":
         names = {path.name for path in export_model(run.folder, tmp_path / "e", which="last").iterdir()}
         assert {"image-classes.pt2", "text-classes.pt2"} <= names
@@ -152,10 +148,6 @@ def test_a_classifier_that_fills_in_for_modalities_is_refused(imputation: str, t
     with pytest.raises(ConfigError, match=r"fills in for the others \(task.imputation placeholder\)"):
         export_model(run.folder, tmp_path / "e", which="last")
     assert not (tmp_path / "e").exists()
-
-
-def paired_server(paired: Config) -> Config:
-    return {key: paired[key] for key in ("model", "task", "source", "training")}
 
 
 @pytest.mark.usefixtures("cheap")
@@ -173,10 +165,8 @@ def test_the_run_folder_is_the_default_and_only_empty_folders_are_filled(classif
 def test_nothing_is_left_of_an_export_that_fails(
     classifier_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise (RuntimeError("no such operator\nand a long story") if failing == "export" else OSError(28, "No space"))
-
-    monkeypatch.setattr(torch.export, failing, fail)
+    errors = {"export": RuntimeError("no such operator\nand a long story"), "save": OSError(28, "No space")}
+    monkeypatch.setattr(torch.export, failing, raising(errors[failing]))
     message = r"encoder 'image' \(resnet\) cannot be exported.*no such operator" if failing == "export" else "No space"
     with pytest.raises(RunError, match=message) as caught:
         export_model(classifier_run, tmp_path / "below" / "out")

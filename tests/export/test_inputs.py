@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import tokenizers
 import torch
 from PIL import Image
 
+from item_tables import encoded
 from polyfed.data.cache import decode
 from polyfed.data.images import normalised
 from polyfed.data.source import Column
@@ -103,9 +103,7 @@ def test_images_become_the_inputs_of_the_view(fit: Any, mode: str, context: Data
     actual = recipe(view, view.spec("image", context), modality="image", context=context, folder=tmp_path)
     noise = torch.randint(256, (40, 30, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     picture = Image.fromarray(noise.numpy(), "RGBA").convert(mode)
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    pixels = decode(file.getvalue(), 16, fit, "bilinear")
+    pixels = decode(encoded(picture), 16, fit, "bilinear")
     wanted = normalised(torch.from_numpy(pixels.copy())[None], "imagenet")
     assert torch.allclose(prepare(actual)([picture]), wanted, atol=1e-5)
 
@@ -114,9 +112,8 @@ def test_what_was_learnt_of_a_table_is_in_the_view(context: DataContext, tmp_pat
     view = Table()
     column = Column(pa.chunked_array([pa.array([{"b": 2.0, "a": "x"}, {"b": 5.0, "a": "y"}])]), "rows", "rows")
     known = replace(context, public={"rows": column})
-    actual = recipe(
-        view.resolved("rows", known), view.spec("rows", known), modality="rows", context=known, folder=tmp_path
-    )
+    resolved, spec = view.resolved("rows", known), view.spec("rows", known)
+    actual = recipe(resolved, spec, modality="rows", context=known, folder=tmp_path)
     again = View.model_validate(json.loads(json.dumps(actual.facts["view"])))
     both = (one.open(column, "rows", where)(torch.arange(2)) for one, where in ((view, known), (again, context)))
     assert torch.equal(*both)

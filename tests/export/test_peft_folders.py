@@ -127,8 +127,7 @@ def test_an_adapter_that_peft_has_no_form_for_is_not_left_out(adapter: Any, tmp_
         if text := participant["model"]["encoders"].get("text"):
             participant["model"]["encoders"]["text"] = text | {"adapter": adapter}
     run = polyfed.run(Experiment.load(config), tmp_path / "run", quiet=True)
-    with pytest.raises(
-        RunError, match=r"encoder 'text' of the server has no adapter that peft supports .* --format torch"
-    ):
+    message = r"encoder 'text' of the server has no adapter that peft supports .* --format torch"
+    with pytest.raises(RunError, match=message):
         export_adapters(run)
     assert not (run.folder / "adapters").exists()

@@ -29,31 +29,24 @@ from polyfed.runs.opened import Run
 from tiny_networks import ROOM, save
 
 TEXTS = ["w1 w2", "w3 unheard w4 w5 w6", "", " ".join(f"w{number}" for number in range(20))]
+LENGTH, NATIVE = {"length": ROOM}, {"name": "native", "length": ROOM}
+BERT = {"weights": "bert", "trainable": 1, "pooling": "mean"}
 CASES = {
-    "layers": (
-        {"weights": "vit", "adapter": "lora"},
-        {"weights": "bert", "trainable": 1, "pooling": "mean", "view": {"name": "native", "length": ROOM}},
-    ),
+    "layers": ({"weights": "vit", "adapter": "lora"}, BERT | {"view": NATIVE}),
     "clip": (
         {"weights": "clip", "tower": "vision", "trainable": 1, "view": "native"},
-        {"weights": "clip", "tower": "text", "view": {"name": "native", "length": ROOM}},
+        {"weights": "clip", "tower": "text", "view": NATIVE},
     ),
     "siglip": (
         {"weights": "siglip", "tower": "vision", "view": "native"},
-        {"weights": "siglip", "tower": "text", "trainable": 1, "view": {"length": ROOM}},
+        {"weights": "siglip", "tower": "text", "trainable": 1, "view": LENGTH},
     ),
-    "states": (
-        {"weights": "vit", "trainable": 1},
-        {"weights": "bert", "trainable": 1, "pooling": "mean", "view": {"length": ROOM}},
-    ),
+    "states": ({"weights": "vit", "trainable": 1}, BERT | {"view": LENGTH}),
     "positions": (
         {"weights": "resnet", "view": {"pool": "tokens", "positions": 1}, "pooling": "mean", "pie": True},
         {"weights": "clip", "tower": "text", "view": {"pool": "tokens", "length": ROOM}, "pooling": "mean"},
     ),
-    "convolutions": (
-        {"weights": "resnet", "trainable": "all"},
-        {"weights": "distilbert", "view": {"name": "native", "length": ROOM}},
-    ),
+    "convolutions": ({"weights": "resnet", "trainable": "all"}, {"weights": "distilbert", "view": NATIVE}),
 }
 
 

@@ -22,9 +22,8 @@ class FakeMessage:
 
     def __init__(self, content: Any, dst_node_id: int, message_type: str, *, group_id: str = "", ttl: Any = None):
         self.content = content
-        self.metadata = SimpleNamespace(
-            dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl, reply_to_message_id=""
-        )
+        self.metadata = SimpleNamespace(dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
+        self.metadata.reply_to_message_id = ""
         self.error: Any = None
 
     def has_error(self) -> bool:

@@ -68,10 +68,8 @@ class InProcess:
         quick = {"poll": 0.001, "absence": 0.05, "join": 0.3}
         made = cls(folder, FakeGrid(nodes), quick | engine)
         for name in config["clients"]:  # tests ask for other runs and rounds than those planned
-            made.edit(
-                name,
-                {"demands": yaml.safe_load((folder / name / "site.yaml").read_text())["demands"] | {"plan": "any"}},
-            )
+            demands = yaml.safe_load((folder / name / "site.yaml").read_text())["demands"]
+            made.edit(name, {"demands": demands | {"plan": "any"}})
         return made
 
     def node(self, site: str) -> int:

@@ -18,11 +18,8 @@ def ready(config: dict[str, Any], folder: Path, engine: str, *, how: str, times:
     """An experiment in whose second round the client ``image`` is struck."""
     folder.mkdir(parents=True, exist_ok=True)
     method = {"name": "faulty.Struck", "how": how, "times": times, "counter": str(folder / "counter")}
-    algorithm = config["algorithm"] | method
-    return config | {
-        "algorithm": algorithm,
-        "run": config["run"] | run | {"engine": ENGINES[engine], "on_error": "exclude"},
-    }
+    run = config["run"] | run | {"engine": ENGINES[engine], "on_error": "exclude"}
+    return config | {"algorithm": config["algorithm"] | method, "run": run}
 
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")

@@ -35,24 +35,22 @@ def spec(**values: Any) -> Callable[[Any], Any]:
     return facts(change)
 
 
+FOREIGN = "antigravity.Weights"
+
+
+def foreign(name: str, **values: Any) -> tuple[Callable[[Any], Any], str]:
+    """A component of a module that no site allows."""
+    return spec(**values), f"'antigravity.{name}' is not allowed at site 'image'"
+
+
 REFUSED = {
     "version": (spec(polyfed="9.9"), "the server runs polyfed 9.9, this site"),
     "method": (spec(algorithm={"name": "evil.Method"}), "method 'evil.Method' is not allowed at site 'image'"),
-    "weighting": (
-        spec(algorithm={"name": "creamfl", "teacher": {"weights": {"name": "antigravity.Weights"}}}),
-        "'antigravity.Weights' is not allowed at site 'image'",
-    ),
-    "weighting by its bare name": (
-        spec(algorithm={"name": "creamfl", "teacher": {"weights": "antigravity.Weights"}}),
-        "'antigravity.Weights' is not allowed at site 'image'",
-    ),
-    "encoder": (
-        spec(server_model={"dim": 8, "encoders": {"image": {"name": "antigravity.Net"}}}),
-        "'antigravity.Net' is not allowed at site 'image'",
-    ),
-    "view of an encoder": (
-        spec(server_model={"encoders": {"image": {"name": "resnet", "view": {"name": "antigravity.View"}}}}),
-        "'antigravity.View' is not allowed at site 'image'",
+    "weighting": foreign("Weights", algorithm={"name": "creamfl", "teacher": {"weights": {"name": FOREIGN}}}),
+    "weighting by its bare name": foreign("Weights", algorithm={"name": "creamfl", "teacher": {"weights": FOREIGN}}),
+    "encoder": foreign("Net", server_model={"dim": 8, "encoders": {"image": {"name": "antigravity.Net"}}}),
+    "view of an encoder": foreign(
+        "View", server_model={"encoders": {"image": {"name": "resnet", "view": {"name": "antigravity.View"}}}}
     ),
     "attackers": (spec(attackers=[{"name": "sign_flip"}]), "asks clients of site 'image' to attack"),
     "path as a method": (spec(algorithm={"name": "../../evil"}), "method '../../evil' is not allowed"),
@@ -62,10 +60,7 @@ REFUSED = {
     "no spec": (facts(lambda seen: seen.update(spec="{")), "damaged message: the run's spec"),
     "pickle": (facts(lambda seen: seen.update(spec="\x80\x04cos\nsystem\n")), "damaged message: the run's spec"),
     "path": (spec(run="../elsewhere"), "the run's spec: run: String should match pattern"),
-    "absolute path": (
-        spec(run=f"{tempfile.gettempdir()}/elsewhere"),
-        "the run's spec: run: String should match pattern",
-    ),
+    "absolute path": (spec(run=f"{tempfile.gettempdir()}/elsewhere"), "spec: run: String should match pattern"),
     "hidden": (spec(run=".."), "the run's spec: run: String should match pattern"),
     "no name": (spec(run=""), "the run's spec: run: String should match pattern"),
     "number": (spec(run=7), "the run's spec: run: Input should be a valid string"),
@@ -83,17 +78,8 @@ def test_a_site_that_cannot_take_part_reports_the_reason(refusing: InProcess, tm
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
     site = refusing.folder / "image"
-    assert {path.name for path in site.iterdir()} <= {
-        "site.yaml",
-        "agreed.yaml",
-        "connection.yaml",
-        "plan.yaml",
-        "ca.crt",
-        "node.key",
-        "node.pub",
-        "cache",
-        "state",
-    }
+    own = "site.yaml agreed.yaml connection.yaml plan.yaml ca.crt node.key node.pub cache state"
+    assert {path.name for path in site.iterdir()} <= {*own.split()}
     assert not list(tmp_path.rglob("elsewhere"))
     assert not (Path(tempfile.gettempdir()) / "elsewhere").exists()
 
@@ -153,9 +139,8 @@ def test_all_that_polyfed_ships_is_allowed_by_default(federation: InProcess, tmp
     assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
     rule = Rule(damages_request(spec(algorithm={"name": "mine.Method"})), kind=DESCRIBE, times=2)
     federation.grid.rules = [rule]
-    with pytest.raises(
-        ExchangeError, match=r"not allowed at site 'image' \(algorithms: all methods that polyfed ships"
-    ):
+    message = r"not allowed at site 'image' \(algorithms: all methods that polyfed ships"
+    with pytest.raises(ExchangeError, match=message):
         federation.run(tmp_path / "another")
 
 

@@ -29,9 +29,8 @@ from polyfed.runs.folder import RunFolder
 def small(folder: Path, size: str) -> Iterator[None]:
     """A file system of that size at a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
-    )
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    made = subprocess.run(command, capture_output=True, check=False)
     if made.returncode:
         pytest.skip(f"cannot mount a file system here: {made.stderr.decode().strip()}")
     try:

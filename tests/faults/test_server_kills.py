@@ -24,13 +24,8 @@ def killed(config: dict[str, Any], folder: Path, rounds: int) -> Path:
     (folder / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
     out = folder / "run"
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [*POLYFED, "run", str(folder / "plan.yaml"), "--out", str(out)],
-            stdout=log,
-            stderr=log,
-            env=environment(),
-            start_new_session=True,
-        )
+        command = [*POLYFED, "run", str(folder / "plan.yaml"), "--out", str(out)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(), start_new_session=True)
     limit = time.monotonic() + PATIENCE
     try:
         while not (out / f"checkpoints/round-{rounds:06d}.json").exists():

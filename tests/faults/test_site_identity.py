@@ -100,10 +100,8 @@ def test_a_node_without_a_name_or_a_key_is_not_a_site(federation: InProcess, tmp
         federation.grid.keys[STRANGER] = name, key
         folder = federation.run(tmp_path / f"run-{name}", rounds=1).folder
         assert received(federation, STRANGER) == []
-        assert refusals(folder)[0][1:] == (
-            "unknown node",
-            "SuperLink has no name or no key for it; admit sites with: polyfed deploy admit",
-        )
+        reason = "SuperLink has no name or no key for it; admit sites with: polyfed deploy admit"
+        assert refusals(folder)[0][1:] == ("unknown node", reason)
 
 
 # ---- a second node, another key
@@ -185,13 +183,10 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
     "an error in no name": (failing(), "no GPU$"),
     "another's client": (described_as(id="paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
     "another's group": (described_as(id="paired"), ".*client 'paired', which carries the name of site 'paired'"),
-    "a client of no name": (
-        described_as(id="ward"),
-        ".*client 'ward', which does not carry its name, as 'image-1' does",
-    ),
+    "a client of no name": (described_as(id="ward"), ".*'ward', which does not carry its name, as 'image-1' does"),
     "a client of a like name": (
         described_as(id="imagery"),
-        ".*client 'imagery', which does not carry its name, as 'image-1' does",
+        ".*'imagery', which does not carry its name, as 'image-1' does",
     ),
     "a client thrice": (
         lambda reply: reply.update(clients=3 * reply["clients"]),
@@ -204,16 +199,9 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
 } | {
     str(values): (described_as(**values), "its node described itself wrongly")
     for values in (
-        {"samples": -1},
-        {"samples": "many"},
-        {"samples": True},
-        {"modalities": 5},
-        {"task": ["a"]},
-        {"more": 1},
-        {"id": "../image"},
-        {"id": "two\nlines"},
-        {"id": ""},
-        {"id": "server"},
+        *({"samples": odd} for odd in (-1, "many", True)),
+        *({"modalities": 5}, {"task": ["a"]}, {"more": 1}),
+        *({"id": odd} for odd in ("../image", "two\nlines", "", "server")),
     )
 }
 

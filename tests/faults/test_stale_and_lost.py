@@ -108,9 +108,8 @@ def resumed(federation: InProcess, tmp_path: Path) -> Path:
     config = folder.path / "config.yaml"
     assert "min_clients: 3" in config.read_text()
     config.write_text(config.read_text().replace("min_clients: 3", "min_clients: 2"))
-    folder.write(
-        "run.json", json.dumps({"run": folder.identity, "salt": folder.salt, "config": folder.config_digest()})
-    )
+    marks = {"run": folder.identity, "salt": folder.salt, "config": folder.config_digest()}
+    folder.write("run.json", json.dumps(marks))
     return federation.resume(tmp_path / "run").folder
 
 

@@ -62,9 +62,8 @@ def worker(address: Path) -> Iterator[Path]:
 
 
 def ask(address: Path, **fields: bool) -> Any:
-    return call_worker(
-        str(address), "step", {"n": 1, **fields}, [Frame("header", [memoryview(b"abc")])], {"config": "x"}
-    )
+    frame = Frame("header", [memoryview(b"abc")])
+    return call_worker(str(address), "step", {"n": 1, **fields}, [frame], {"config": "x"})
 
 
 def test_a_message_reaches_the_worker_and_its_reply_comes_back(worker: Path) -> None:
@@ -76,16 +75,9 @@ def test_a_message_reaches_the_worker_and_its_reply_comes_back(worker: Path) -> 
 @pytest.mark.parametrize(
     "messages",
     [
-        [],
-        [b"{"],
-        [b"[]"],
-        [b"{}"],
-        [b'{"layout": 5}'],
-        [b'{"layout": [["header", 2]]}'],
+        *([], [b"{"], [b"[]"], [b"{}"], [b'{"layout": 5}'], [b'{"layout": [["header", 2]]}']),
         [b'{"layout": [["header", [64]]]}', b"one"],  # the worker waits for the rest of them
-        [b'{"layout": []}'],
-        [b"\x80\x04cos\nsystem\n"],
-        [b"[" * 100_000],
+        *([b'{"layout": []}'], [b"\x80\x04cos\nsystem\n"], [b"[" * 100_000]),
     ],
     ids=["nothing", "no JSON", "list", "empty", "layout", "sizes", "cut off", "no kind", "pickle", "deep"],
 )
@@ -107,9 +99,8 @@ def test_bytes_without_a_message_do_not_end_the_worker(worker: Path) -> None:
 def test_a_worker_that_is_killed_over_a_message_is_an_error_that_can_be_mended(address: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(address)], env=dict(os.environ))
     try:
-        with pytest.raises(
-            ConnectionError, match=r"the site's worker died in this step \((EOF|ConnectionReset)Error\)"
-        ):
+        message = r"the site's worker died in this step \((EOF|ConnectionReset)Error\)"
+        with pytest.raises(ConnectionError, match=message):
             ask(address)
     finally:
         assert process.wait(30) == -9

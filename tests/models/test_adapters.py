@@ -90,17 +90,16 @@ def test_adapters_change_nothing_before_they_are_trained(context: DataContext) -
     torch.testing.assert_close(trunk("vit", "lora", context).eval()(x).pooled, before)
 
 
+def linear(layer: Any, row: Any) -> list[float]:
+    rows = zip(layer.weight, layer.bias, strict=True)
+    return [float(sum(w * x for w, x in zip(weights, row, strict=True)) + bias) for weights, bias in rows]
+
+
 def test_attention_is_its_formula() -> None:
     module: Any = FeatureAttention().behind(WIDTH).requires_grad_(False)
     for row in torch.randn(3, WIDTH):
-        inner = [
-            math.tanh(float(sum(w * x for w, x in zip(weights, row, strict=True)) + bias))
-            for weights, bias in zip(module.first.weight, module.first.bias, strict=True)
-        ]
-        scores = [
-            math.exp(float(sum(w * x for w, x in zip(weights, inner, strict=True)) + bias))
-            for weights, bias in zip(module.second.weight, module.second.bias, strict=True)
-        ]
+        inner = [math.tanh(value) for value in linear(module.first, row)]
+        scores = [math.exp(value) for value in linear(module.second, inner)]
         expected = [score / sum(scores) * float(x) for score, x in zip(scores, row, strict=True)]
         torch.testing.assert_close(module(row[None])[0], torch.tensor(expected))
 

@@ -159,12 +159,7 @@ def test_settings_that_cannot_be() -> None:
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [
-        ("gru", "pie", True),
-        ("gru", "project", True),
-        ("bag", "hidden", 7),
-        ("resnet", "dropout", 0.1),
-    ],
+    [("gru", "pie", True), ("gru", "project", True), ("bag", "hidden", 7), ("resnet", "dropout", 0.1)],
 )
 def test_settings_of_a_projection_are_refused_with_an_aligner(name: str, key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=rf"encoders\.notes\.{key} has no effect with aligner; remove it"):

@@ -51,13 +51,8 @@ def small(spec: InputSpec, **settings) -> BlocksModule:
 def test_a_block_has_the_published_size():  # methods.md 1.1, as in the next two
     with torch.device("meta"):
         block = stack(384, 1, 6)[0]
-    assert {name: count(part) for name, part in block.named_children()} == {
-        "norm1": 768,
-        "attention": 591_360,
-        "norm2": 768,
-        "mlp": 1_181_568,
-        "drop_path": 0,
-    }
+    sizes = {"norm1": 768, "attention": 591_360, "norm2": 768, "mlp": 1_181_568, "drop_path": 0}
+    assert {name: count(part) for name, part in block.named_children()} == sizes
     assert (count(block.attention.qkv), count(block.attention.proj)) == (443_520, 147_840)
     assert (count(block.mlp.fc1), count(block.mlp.fc2)) == (591_360, 590_208)
     assert count(block) == 1_774_464
@@ -297,13 +292,13 @@ def test_blocks_and_norm_alone_can_be_pretrained(folder, spec, settings):
 
 
 def test_weights_that_do_not_fit_are_refused(folder, tmp_path):
-    with pytest.raises(ConfigError, match="weights 'vit' take 3 channels, its view gives 1"):
-        pretrained(folder, InputSpec((1, 32, 32)))
-    with pytest.raises(ConfigError, match="patch 8 does not divide images of 36x36"):
-        pretrained(folder, InputSpec((3, 36, 36)))
-    with pytest.raises(ConfigError, match="encoder blocks, weights: no folder 'none'"):
-        pretrained(folder, weights="none")
-    with pytest.raises(ConfigError, match="has GELU, weights 'vit' have relu"):
-        pretrained(saved(tmp_path / "relu", hidden_act="relu"))
-    with pytest.raises(ConfigError, match=r"lack 3 weights of encoder 'blocks', such as 'blocks\.0\.attention"):
-        pretrained(saved(tmp_path / "bare", qkv_bias=False))
+    relu, bare = saved(tmp_path / "relu", hidden_act="relu"), saved(tmp_path / "bare", qkv_bias=False)
+    for place, settings, message in (
+        (folder, {"spec": InputSpec((1, 32, 32))}, "weights 'vit' take 3 channels, its view gives 1"),
+        (folder, {"spec": InputSpec((3, 36, 36))}, "patch 8 does not divide images of 36x36"),
+        (folder, {"weights": "none"}, "encoder blocks, weights: no folder 'none'"),
+        (relu, {}, "has GELU, weights 'vit' have relu"),
+        (bare, {}, r"lack 3 weights of encoder 'blocks', such as 'blocks\.0\.attention"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            pretrained(place, **settings)

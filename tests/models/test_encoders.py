@@ -87,13 +87,10 @@ def test_positions_can_be_trained_and_fused(name: str) -> None:
     assert all(value.grad is not None and value.grad.isfinite().all() for value in learns.parameters())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("bert-mean", "bag", "resnet", "vit-mean"),
-        *("blocks-mean", "blocks-text-mean", "blocks-sequences"),
-    ],
-)
+POOLED = ["bert-mean", "bag", "resnet", "vit-mean", "blocks-mean", "blocks-text-mean", "blocks-sequences"]
+
+
+@pytest.mark.parametrize("name", POOLED)
 def test_their_mean_is_the_embedding_of_encoders_that_pool_by_mean(name: str) -> None:
     encoder, x = built(name)
     encoder.eval()

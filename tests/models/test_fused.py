@@ -231,7 +231,7 @@ def test_evaluation_changes_model_and_fusion_but_not_the_others(parts: Parts) ->
 
 def test_encoders_without_positions_are_named(parts: Parts) -> None:
     own, _, mine, _ = parts
-    with pytest.raises(ConfigError, match=r"fusion.level is maps, but the encoder of 'a' \(Flat\) .* fusion.level=vectors"):
+    with pytest.raises(ConfigError, match=r"fusion.level is maps, but the encoder of 'a' \(Flat\) .*level=vectors"):
         features_of(own, "a", mine.batch(torch.arange(2)).inputs["a"], maps=True)
 
 

@@ -201,19 +201,16 @@ def test_features_that_do_not_fit_are_refused(maps):
 
 def pooled_by_loops(rows, length):
     n = len(rows)
-    return torch.stack(
-        [torch.stack(rows[k * n // length : math.ceil((k + 1) * n / length)]).mean(0) for k in range(length)]
-    )
+    runs = [rows[k * n // length : math.ceil((k + 1) * n / length)] for k in range(length)]
+    return torch.stack([torch.stack(run).mean(0) for run in runs])
 
 
 @pytest.mark.parametrize(("count", "length"), [(4, 4), (7, 3), (3, 7), (5, 1), (1, 5), (6, 4), (9, 3)])
 def test_sequences_are_pooled_adaptively(count, length):
     g = torch.randn(2, count, 5, dtype=torch.float64)
-    expected = torch.stack([pooled_by_loops(list(sample), length) for sample in g])
-    torch.testing.assert_close(match_positions(g, None, length), expected)
-    torch.testing.assert_close(
-        match_positions(g, None, length), nn.functional.adaptive_avg_pool1d(g.transpose(1, 2), length).transpose(1, 2)
-    )
+    own, pytorch = match_positions(g, None, length), nn.functional.adaptive_avg_pool1d(g.transpose(1, 2), length)
+    torch.testing.assert_close(own, torch.stack([pooled_by_loops(list(sample), length) for sample in g]))
+    torch.testing.assert_close(own, pytorch.transpose(1, 2))
 
 
 @pytest.mark.parametrize(("side", "wanted"), [(2, 7), (7, 2), (4, 3), (7, 1), (3, 3)])

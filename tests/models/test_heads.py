@@ -101,6 +101,5 @@ def test_what_a_model_exchanges_follows_changes_of_its_parts():
         lambda: model.extras.update({"more": nn.PReLU()}),
     ):
         change()
-        assert {name: id(value) for name, value in model.exchanged(live=True).items()} == {
-            name: id(value) for name, value in model.state_dict(keep_vars=True).items()
-        }
+        live = {name: id(value) for name, value in model.exchanged(live=True).items()}
+        assert live == {name: id(value) for name, value in model.state_dict(keep_vars=True).items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 import transformers as hf
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from item_tables import noise, struct_of
+from item_tables import column_of, noise, struct_of
 from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
@@ -62,6 +62,20 @@ def original(name: str, context: DataContext) -> Any:
         return hf.AutoModel.from_pretrained(context.weights / name).eval()
 
 
+def cloned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in values.items()}
+
+
+def require_equal(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        assert torch.equal(value, expected[name]), name
+
+
+def places(values: Mapping[str, Tensor]) -> dict[str, int]:
+    """Where the values lie in memory."""
+    return {name: value.data_ptr() for name, value in values.items()}
+
+
 # ---- what it computes
 
 
@@ -86,10 +100,8 @@ def test_images_of_another_size_get_interpolated_positions(context: DataContext)
 def test_channels_last_change_nothing_and_single_samples_can_be_mapped(context: DataContext, weights: str) -> None:
     x = pictures()
     made: Any = encoder(weights, trainable="all").build(5, PICTURES, context).eval()
-    assert any(
-        value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
-        for value in made.parameters()
-    )
+    kernels = [value for value in made.parameters() if value.dim() == 4 and not value.is_contiguous()]
+    assert any(value.is_contiguous(memory_format=torch.channels_last) for value in kernels)
     expected = original(weights, context)(x).pooler_output.flatten(1)
     torch.testing.assert_close(made.trunk(x).pooled, expected, atol=1e-4, rtol=1e-4)
     each = torch.func.vmap(lambda picture: made.trunk(picture.unsqueeze(0)).pooled[0])(x)
@@ -112,7 +124,7 @@ def test_padding_does_not_matter_and_empty_texts_work(context: DataContext) -> N
 
 
 def column(values: list[Any]) -> Column:
-    return Column(pa.chunked_array([values]), hashlib.sha256(repr(values).encode()).hexdigest(), "here")
+    return column_of(values, hashlib.sha256(repr(values).encode()).hexdigest())
 
 
 def png(seed: int) -> dict[str, Any]:
@@ -132,9 +144,8 @@ def test_cached_features_give_what_the_network_gives(
     first, second = (one.build(5, one.view.spec("m", context), context).eval() for one in (cached, live))
     second.load_state_dict(first.state_dict())
     rows = torch.arange(3)
-    actual, expected = (
-        made(one.view.open(values, "m", context)(rows)) for made, one in ((first, cached), (second, live))
-    )
+    pairs = ((first, cached), (second, live))
+    actual, expected = (made(one.view.open(values, "m", context)(rows)) for made, one in pairs)
     torch.testing.assert_close(actual, expected, atol=1e-2, rtol=1e-2)  # the cache has half precision
     assert (actual - actual[:1]).abs()[1:].max() > 5e-2
 
@@ -217,9 +228,7 @@ def test_what_is_trained_is_exchanged_and_nothing_else_changes(context: DataCont
     assert set(model.exchanged()) == set(model.trained()) == names
     assert encoder("vit", None, **settings).view.component_name() == DEFAULT_VIEWS.get(case, "native")
 
-    before = {name: value.clone() for name, value in frozen_tensors(model).items()}
-    others = {name: value.clone() for name, value in other.exchanged().items()}
-    start = {name: value.clone() for name, value in model.exchanged().items()}
+    before, others, start = (cloned(own) for own in (frozen_tensors(model), other.exchanged(), model.exchanged()))
     x = pictures()
     output = trunk_of(other.eval())(x).pooled
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
@@ -229,9 +238,8 @@ def test_what_is_trained_is_exchanged_and_nothing_else_changes(context: DataCont
     assert all(value.grad is not None for value in model.trained().values())
     assert not [name for name, value in model.named_parameters() if not value.requires_grad and value.grad is not None]
     assert all(not torch.equal(value, start[name]) for name, value in model.exchanged().items())
-    for name, value in frozen_tensors(model).items():
-        assert torch.equal(value, before[name]), name
-    assert all(torch.equal(value, others[name]) for name, value in other.exchanged().items())
+    require_equal(frozen_tensors(model), before)
+    require_equal(other.exchanged(), others)
     for untouched in (other, model_of(context, **settings)):  # the second is made anew of the shared network
         torch.testing.assert_close(trunk_of(untouched.eval())(x).pooled, output)
 
@@ -242,15 +250,15 @@ def test_running_statistics_are_exchanged_with_what_is_trained(context: DataCont
     assert len(statistics) > 30
     assert set(model.exchanged()) == set(model.trained()) | statistics
     alike = model_of(context, "mobilenet", trainable="all")
-    before = {name: value.clone() for name, value in model.exchanged().items()}
+    before = cloned(model.exchanged())
     model.train().embed("image", pictures(4))
     assert any(not torch.equal(model.exchanged()[name], before[name]) for name in statistics)
     for other in (alike, model_of(context, "mobilenet", trainable="all")):
         assert all(torch.equal(other.exchanged()[name], before[name]) for name in statistics)
     still = model_of(context, "mobilenet").train()
-    before = {name: value.clone() for name, value in frozen_tensors(still).items()}
+    before = cloned(frozen_tensors(still))
     still.embed("image", pictures(4))
-    assert all(torch.equal(value, before[name]) for name, value in frozen_tensors(still).items())
+    require_equal(frozen_tensors(still), before)
 
 
 @pytest.mark.parametrize("case", ["none", "last", "lora"])
@@ -258,18 +266,17 @@ def test_what_is_frozen_is_held_once(context: DataContext, case: str) -> None:
     settings, _, expected = CASES[case]
     models = [model_of(context, **settings), model_of(context, **settings)]
     models.append(copy.deepcopy(models[0]))
-    pointers = [{name: value.data_ptr() for name, value in frozen_tensors(model).items()} for model in models]
+    pointers = [places(frozen_tensors(model)) for model in models]
     assert pointers[0] == pointers[1] == pointers[2]
     assert len(pointers[0]) == len(ALL - expected)  # factors are none of the network's own
-    own = [{value.data_ptr() for value in model.exchanged().values()} for model in models]
+    own = [{*places(model.exchanged()).values()} for model in models]
     assert not own[0] & own[1]
     assert not own[0] & own[2]
     moved = [model.to(torch.float64) for model in models]
-    again = [{name: value.data_ptr() for name, value in frozen_tensors(model).items()} for model in moved]
+    again = [places(frozen_tensors(model)) for model in moved]
     assert again[0] == again[1] == again[2] != pointers[0]
     assert {value.dtype for value in moved[0].state_dict().values()} == {torch.float64}
-    back = moved[0].to(torch.float32)
-    assert {name: value.data_ptr() for name, value in frozen_tensors(back).items()} == pointers[0]
+    assert places(frozen_tensors(moved[0].to(torch.float32))) == pointers[0]
 
 
 @pytest.mark.parametrize("case", ["last", "lora"])

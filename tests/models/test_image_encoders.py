@@ -64,9 +64,8 @@ def test_resnet_begins_and_computes_as_that_of_transformers(size):
     own = ResNet(size=size, stem="large").build(8, PICTURES, CONTEXT).trunk
     torch.manual_seed(0)
     widths, depths, block = _PRESETS[size]
-    theirs = ResNetModel(
-        ResNetConfig(embedding_size=64, hidden_sizes=list(widths), depths=list(depths), layer_type=block)
-    )
+    sizes = {"embedding_size": 64, "hidden_sizes": list(widths), "depths": list(depths)}
+    theirs = ResNetModel(ResNetConfig(**sizes, layer_type=block))
     state = theirs.state_dict()
     assert list(own.state_dict()) == list(state)
     assert all(torch.equal(value, state[name]) for name, value in own.state_dict().items())

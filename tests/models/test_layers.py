@@ -87,9 +87,8 @@ def test_every_linear_layer_of_the_last_blocks_has_a_role(name: str, tower: Any,
     assert len(linear_roles(body)) == len(roles) / 2 * LAYERS
     actual = {key for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
     assert {key for key in actual if ".1." in key or ".2." in key} == set(roles)
-    assert [role for key, role in roles.items() if key.endswith(("out_proj", "o_proj", "Wo")) and "mlp" not in key] == [
-        "output"
-    ] * 2 * (name not in ("bert", "roberta", "distilbert"))
+    ends = [role for key, role in roles.items() if key.endswith(("out_proj", "o_proj", "Wo")) and "mlp" not in key]
+    assert ends == ["output"] * 2 * (name not in ("bert", "roberta", "distilbert"))
 
 
 def test_more_layers_than_there_are_and_networks_without(context: DataContext) -> None:

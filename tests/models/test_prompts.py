@@ -141,11 +141,7 @@ def test_prompts_alone_are_trained_and_exchanged_and_the_rest_is_shared(context:
         ("mobilenet", {}, "is not a transformer"),
         ("relative", {}, r"adapter prompts: attention of network 'BeitModel' has a bias .* choose adapter lora or"),
         ("shared", {}, r"adapter prompts: attention of network 'BeitModel' has a bias"),
-        (
-            "mean",
-            {"tower": "pooled"},
-            r"adapter prompts: the pooler .* 'BeitModel' averages all positions, .* cls or mean",
-        ),
+        ("mean", {"tower": "pooled"}, r"prompts: the pooler .* 'BeitModel' averages all positions, .* cls or mean"),
         ("vit", {"place": "front"}, r"adapter\.place is front, but prompts of images"),
         ("vit", {"start_text": "a photo"}, r"adapter\.start_text: prompts of images"),
         ("bert", {"place": "front", "tower": "pooled"}, "pooler reads the first position"),
@@ -156,12 +152,10 @@ def test_prompts_alone_are_trained_and_exchanged_and_the_rest_is_shared(context:
 def test_what_has_no_room_for_prompts_is_refused(
     weights: str, adapter: dict[str, Any], message: str, context: DataContext
 ) -> None:
-    pooling = adapter.pop("tower", "auto")
-    given: Any = {"weights": weights, "view": "native", "pooling": pooling}
+    given: Any = {"weights": weights, "view": "native", "pooling": adapter.pop("tower", "auto")}
+    given["adapter"] = {"name": "prompts", "length": 2} | adapter
     with pytest.raises(ConfigError, match=message):
-        HF(**given, adapter={"name": "prompts"} | {"length": 2} | adapter).build(
-            5, TEXTS if weights == "bert" else PICTURES, context
-        )
+        HF(**given).build(5, TEXTS if weights == "bert" else PICTURES, context)
 
 
 @pytest.mark.parametrize(("pooling", "weights"), [("cls", "mean"), ("mean", "mean"), ("cls", "beit")])

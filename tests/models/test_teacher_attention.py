@@ -14,13 +14,13 @@ def attention():
     return TeacherAttention({"a": 4, "b": 6}, scores=3).double()
 
 
-def said(teachers=3, width=6):
+def drawn(teachers=3, width=6):
     torch.manual_seed(1)
     return torch.randn(5, width, dtype=torch.float64), torch.randn(teachers, 5, width, dtype=torch.float64)
 
 
 def test_it_is_the_softmax_of_products_of_query_and_keys(attention):
-    student, teachers = said()
+    student, teachers = drawn()
     targets, weights = attention("b", student, teachers)
     adapter = attention.adapters[1]
     for k in range(5):
@@ -43,7 +43,7 @@ def test_channels_have_adapters_of_their_own_and_any_name():
 
 
 def test_one_teacher_is_the_target_and_their_order_does_not_matter(attention):
-    student, teachers = said()
+    student, teachers = drawn()
     assert torch.allclose(attention("b", student, teachers[:1])[0], teachers[0])
     order = torch.tensor([2, 0, 1])
     (first, weights), (second, moved) = (attention("b", student, rows) for rows in (teachers, teachers[order]))
@@ -53,7 +53,7 @@ def test_one_teacher_is_the_target_and_their_order_does_not_matter(attention):
 
 
 def test_the_adapter_learns_and_the_student_does_not_choose(attention):
-    student, teachers = said()
+    student, teachers = drawn()
     student.requires_grad_()
     attention("b", student, teachers)[0].square().sum().backward()
     assert student.grad is None

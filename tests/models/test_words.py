@@ -90,13 +90,8 @@ def test_frozen_embeddings_depend_on_vocabulary_vectors_and_seed_alone(context):
     assert torch.equal(first.weight, again.weight)
     assert first.digest == again.digest
     assert re.fullmatch("5x[0-9a-f]{8}", first.digest)
-    others = [
-        built(replace(context, fitted={}, seed=1)),
-        built(context, VOCABULARY[::-1]),
-        built(context, vectors=("two",)),
-        built(context, vectors=()),
-        built(context, vectors=(), width=3),
-    ]
+    changes = {"vocabulary": VOCABULARY[::-1]}, {"vectors": ("two",)}, {"vectors": ()}, {"vectors": (), "width": 3}
+    others = [built(replace(context, fitted={}, seed=1)), *(built(context, **change) for change in changes)]
     assert len({first.digest, *(other.digest for other in others)}) == 6
     assert torch.equal(first.weight[2:4], others[0].weight[2:4])  # words with vectors
     assert not torch.equal(first.weight[4], others[0].weight[4])

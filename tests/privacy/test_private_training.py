@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from small_federations import Config, federation_for, one_classification, plain,
 from tiny_networks import save
 
 KEY = b"k" * 32
+NOISY = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
 
 
 def federation(**settings: Any) -> Config:
@@ -57,7 +59,7 @@ def pictures(tiny: Config, encoder: Config, folder: Path) -> Participant:
     image["model"]["encoders"]["image"] = {**encoder, "view": view}
     if "weights" in encoder:
         tiny["data"]["weights_dir"] = str(save(encoder["weights"], folder / "weights").parent)
-    tiny["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
+    tiny["privacy"] = NOISY
     return woken(prepared(tiny, folder / "images"), "image")
 
 
@@ -65,9 +67,27 @@ def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor
     """Gradients of one sample alone, by autograd."""
     client.model.zero_grad(set_to_none=True)
     client.task_loss(samples.batch(torch.tensor([index]), None)).backward()
-    return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in client.model.trained().items()
-    }
+    trained = client.model.trained().items()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in trained}
+
+
+def batches_of(
+    patch: pytest.MonkeyPatch, client: Any, steps: int, seen: Callable[[Tensor, torch.Generator], Any]
+) -> list[list[Any]]:
+    """What is seen of each batch that is drawn by two equal secrets and another; gradients are not computed."""
+    drawn: list[Any] = []
+
+    def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
+        drawn.append(seen(index, stream))
+        return iter(())
+
+    patch.setattr(PerSampleGradients, "clipped_sums", spying)
+    patch.setattr(client.trainer(), "apply", lambda: None)
+    for key in (KEY, KEY, b"o" * 32):
+        training = PrivateTraining(SampleProtection(noise_multiplier=1.0), key, PrivacyCost(1.0, 1 / 3, steps))
+        with isolated(0, "test"):
+            training.fit(client, client.train, 1, steps)
+    return [drawn[start : start + steps] for start in range(0, 3 * steps, steps)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +125,7 @@ def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_th
     task = {"name": "classification", "target": "label"} | more
     tiny["clients"]["paired"] |= {"task": task, "missing": {"rates": {"image": 0.3, "text": 0.4}}}
     tiny["clients"]["paired"]["model"]["encoders"]["image"]["norm"] = "group"
-    tiny["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
+    tiny["privacy"] = NOISY
     client = woken(prepared(tiny, tmp_path / "run"), "paired-0")
     client.model.train(False)
     require_sums_by_sample(client)
@@ -145,9 +165,8 @@ def require_sums_by_sample(client: Any) -> None:
     empty = dict(one.clipped_sums(chosen[:0], torch.Generator()))
     assert all(float(total.abs().sum()) == 0 for total in empty.values())
     one.forget()
-    assert all(
-        getattr(p, "grad_sample", None) is None and p.summed_grad is None for p in client.model.trained().values()
-    )
+    kept = [(getattr(p, "grad_sample", None), p.summed_grad) for p in client.model.trained().values()]
+    assert {*kept} == {(None, None)}
 
 
 def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,18 +191,7 @@ def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypat
 
 
 def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Tensor] = []
-
-    def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
-        drawn.append(index)
-        return iter(())
-
-    monkeypatch.setattr(PerSampleGradients, "clipped_sums", spying)
-    monkeypatch.setattr(client.trainer(), "apply", lambda: None)
-    protection = SampleProtection(noise_multiplier=1.0)
-    for key in (KEY, KEY, b"o" * 32):
-        PrivateTraining(protection, key, PrivacyCost(1.0, 1 / 3, 300)).fit(client, client.train, 1, 300)
-    first, again, other = drawn[:300], drawn[300:600], drawn[600:]
+    first, again, other = batches_of(monkeypatch, client, 300, lambda index, stream: index)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     sizes = torch.tensor([len(index) for index in first]).double()
@@ -193,19 +201,8 @@ def test_batches_are_poisson_samples_of_the_secret(client: Any, monkeypatch: pyt
 
 def test_augmentation_and_dropout_are_drawn_from_the_secret(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draws of a sample may shift those of its batch, so they are secret."""
-    draws: list[tuple[int, int]] = []
-
-    def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:
-        draws.append((stream.initial_seed(), torch.initial_seed()))
-        return iter(())
-
-    monkeypatch.setattr(PerSampleGradients, "clipped_sums", spying)
-    monkeypatch.setattr(client.trainer(), "apply", lambda: None)
-    protection = SampleProtection(noise_multiplier=1.0)
-    for key in (KEY, KEY, b"o" * 32):
-        with isolated(0, "test"):
-            PrivateTraining(protection, key, PrivacyCost(1.0, 1 / 3, 4)).fit(client, client.train, 1, 4)
-    first, again, other = draws[:4], draws[4:8], draws[8:]
+    seeds = batches_of(monkeypatch, client, 4, lambda index, stream: (stream.initial_seed(), torch.initial_seed()))
+    first, again, other = seeds
     assert first == again
     assert len({*first, *other}) == 8
 
@@ -277,15 +274,9 @@ def test_methods_whose_replies_are_made_of_the_model_run(tmp_path: Path, method:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"algorithm": {"name": "fedprox", "local_epochs": 1}},
-            "algorithm 'fedprox': its clients may learn of private data",
-        ),
-        ({"privacy": {"samples": {"noise_multiplier": 1.2}, "reply": {"weights": 1.0}}}, "give one of reply"),
-        (
-            {"privacy": {"samples": {"noise_multiplier": 1.2}, "metrics": "clear", "budget": {"epsilon": 1.0}}},
-            "budget.epsilon is 1, but 2 replies of 'text-0' cost epsilon",
-        ),
+        ({"algorithm": {"name": "fedprox"}}, "algorithm 'fedprox': its clients may learn of private data"),
+        ({"privacy": NOISY | {"reply": {"weights": 1.0}}}, "give one of reply"),
+        ({"privacy": NOISY | {"budget": {"epsilon": 1.0}}}, "epsilon is 1, but 2 replies of 'text-0' cost epsilon"),
     ],
 )
 def test_what_dp_sgd_does_not_cover_is_refused(tmp_path: Path, change: Config, message: str) -> None:
@@ -295,7 +286,7 @@ def test_what_dp_sgd_does_not_cover_is_refused(tmp_path: Path, change: Config, m
 
 
 def test_losses_and_layers_that_mix_samples_are_refused_by_name(tiny: Config, tmp_path: Path) -> None:
-    tiny["privacy"] = {"samples": {"noise_multiplier": 1.0}, "metrics": "clear"}
+    tiny["privacy"] = NOISY
     with pytest.raises(ConfigError, match="loss of paired-1's task 'retrieval' compares samples of a batch"):
         finished(tiny, tmp_path / "run")
     del tiny["clients"]["paired"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise, permutations
 from typing import Any
 
@@ -25,13 +26,8 @@ def rule(name: str, **settings: Any) -> RobustRule:
 def clients(n: int, seed: int = 0) -> list[list[Tensor]]:
     """Two tensors of each, near a common point."""
     stream = torch.Generator().manual_seed(seed)
-    return [
-        [
-            torch.randn(3, 4, generator=stream, dtype=torch.float64) + 5,
-            torch.randn(6, generator=stream, dtype=torch.float64),
-        ]
-        for _ in range(n)
-    ]
+    draw = functools.partial(torch.randn, generator=stream, dtype=torch.float64)
+    return [[draw(3, 4) + 5, draw(6)] for _ in range(n)]
 
 
 def flat(values: list[Tensor]) -> Tensor:
@@ -61,10 +57,8 @@ def naive_weiszfeld(rows: list[list[float]], steps: int) -> list[float]:
     point = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     for _ in range(steps):
         weights = [1 / distance(point, row) for row in rows]
-        point = [
-            sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights)
-            for column in zip(*rows, strict=True)
-        ]
+        weighted = [[w * x for x in row] for w, row in zip(weights, rows, strict=True)]
+        point = [sum(column) / sum(weights) for column in zip(*weighted, strict=True)]
     return point
 
 
@@ -133,10 +127,8 @@ def test_the_geometric_median_on_a_line_is_the_middle_client() -> None:
 def test_each_step_comes_nearer_to_the_geometric_median() -> None:
     values = clients(6)
     rows = torch.stack([flat(client) for client in values])
-    cost = [
-        float((flat(rule("geometric_median", steps=steps).combined(values, 1)) - rows).norm(dim=1).sum())
-        for steps in (1, 2, 4, 8, 16, 32)
-    ]
+    points = [flat(rule("geometric_median", steps=2**k).combined(values, 1)) for k in range(6)]
+    cost = [float((point - rows).norm(dim=1).sum()) for point in points]
     assert all(after <= before + 1e-12 for before, after in pairwise(cost))
     assert cost[-1] < cost[0]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from misbehaving import raising
 from polyfed.core.errors import DataError
 from polyfed.core.files import write_fully
 from polyfed.privacy.accounting import PrivacyCost
@@ -24,6 +25,18 @@ ANSWER = LedgerLine("request-1", "reply-1")
 @pytest.fixture
 def ledger(tmp_path: Path) -> SpendingLedger:
     return SpendingLedger(tmp_path / "a.jsonl", KEY, tmp_path / "secret.ledgers" / "a.note")
+
+
+@pytest.fixture
+def full(ledger: SpendingLedger) -> SpendingLedger:
+    """One with three lines."""
+    for entry in (FIRST, ANSWER, SECOND):
+        ledger.append(entry)
+    return ledger
+
+
+def shortened(ledger: SpendingLedger, lines: int) -> None:
+    ledger.path.write_bytes(b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:lines]))
 
 
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -61,7 +74,7 @@ def test_a_kill_between_ledger_and_head_loses_nothing(ledger: SpendingLedger) ->
 def test_no_client_goes_on_without_a_head(ledger: SpendingLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.append(FIRST)
     with monkeypatch.context() as patched:
-        patched.setattr("polyfed.privacy.guard.write_atomically", lambda *_: (_ for _ in ()).throw(OSError(28, "")))
+        patched.setattr("polyfed.privacy.guard.write_atomically", raising(OSError(28, "")))
         with pytest.raises(OSError, match="28"):
             ledger.append(SECOND)
         with pytest.raises(OSError, match="28"), ledger.held():
@@ -107,16 +120,14 @@ def changed(place: int, **values: object) -> Damage:
     ],
 )
 def test_no_client_goes_on_with_a_line_that_is_not_what_or_where_it_was(
-    ledger: SpendingLedger, damage: Damage, line: int
+    full: SpendingLedger, damage: Damage, line: int
 ) -> None:
-    for entry in (FIRST, ANSWER, SECOND):
-        ledger.append(entry)
-    lines = damage([json.loads(text) for text in ledger.path.read_text().splitlines()])
-    ledger.path.write_text("".join(json.dumps(content) + "\n" for content in lines))
+    lines = damage([json.loads(text) for text in full.path.read_text().splitlines()])
+    full.path.write_text("".join(json.dumps(content) + "\n" for content in lines))
     with pytest.raises(DataError, match=rf"line {line} of .*a\.jsonl' is damaged .* restore the newest copy"):
-        ledger.entries()
+        full.entries()
     with pytest.raises(DataError, match="damaged"):
-        ledger.append(SECOND)
+        full.append(SECOND)
 
 
 def test_a_ledger_of_another_secret_or_client_is_none(ledger: SpendingLedger) -> None:
@@ -129,56 +140,43 @@ def test_a_ledger_of_another_secret_or_client_is_none(ledger: SpendingLedger) ->
 
 
 @pytest.mark.parametrize("lines", [None, 0, 1, 2])
-def test_an_old_copy_is_refused_until_the_operator_accepts_it(ledger: SpendingLedger, lines: int | None) -> None:
-    for entry in (FIRST, ANSWER, SECOND):
-        ledger.append(entry)
+def test_an_old_copy_is_refused_until_the_operator_accepts_it(full: SpendingLedger, lines: int | None) -> None:
+    shortened(full, lines or 0)
     if lines is None:
-        ledger.path.unlink()
-    else:
-        ledger.path.write_bytes(b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:lines]))
+        full.path.unlink()
     with pytest.raises(DataError, match=rf"has {lines or 0} lines and lacks the last that 'a\.head' has.*delete 'a\."):
-        ledger.entries()
-    ledger.path.with_suffix(".head").unlink()
-    with pytest.raises(
-        DataError, match=r"a\.head' is gone, which '.*a\.note' records.*delete 'a\.head' and .*a\.note:"
-    ):
-        ledger.entries()
-    assert ledger.note is not None
-    ledger.note.unlink()  # as in the message
-    assert ledger.entries() == [FIRST, ANSWER, SECOND][: lines or 0]
-    ledger.append(SECOND)
-    assert ledger.entries()[-1] == SECOND
+        full.entries()
+    full.path.with_suffix(".head").unlink()
+    message = r"a\.head' is gone, which '.*a\.note' records.*delete 'a\.head' and .*a\.note:"
+    with pytest.raises(DataError, match=message):
+        full.entries()
+    assert full.note is not None
+    full.note.unlink()  # as in the message
+    assert full.entries() == [FIRST, ANSWER, SECOND][: lines or 0]
+    full.append(SECOND)
+    assert full.entries()[-1] == SECOND
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        *(
-            b"",
-            b"9" * 6000 + b" x\n",
-            b"-1 a b\n",
-            b"\xff\n",
-            b"1",
-            "\u0661 {last} {last}\n".encode(),
-            b"{count} {last}\n",
-        ),
-        *(b"1 {last} " + b"0" * 64 + b"\n", b"{count} {first} {mac}\n", b"1 {first} {mac}\n"),
+        *(b"", b"9" * 6000 + b" x\n", b"-1 a b\n", b"\xff\n", b"1", "\u0661 {last} {last}\n".encode()),
+        *(b"{count} {last}\n", b"1 {last} " + b"0" * 64 + b"\n"),
+        *(b"{count} {first} {mac}\n", b"1 {first} {mac}\n"),
     ],
     ids=range(10),
 )
-def test_a_head_that_is_none_of_the_sites_is_named(ledger: SpendingLedger, head: bytes) -> None:
+def test_a_head_that_is_none_of_the_sites_is_named(full: SpendingLedger, head: bytes) -> None:
     """Cut to its first line, with that line's own code as head, it was believed."""
-    for entry in (FIRST, ANSWER, SECOND):
-        ledger.append(entry)
-    codes = [json.loads(line)["code"] for line in ledger.path.read_bytes().splitlines()]
-    mac = ledger.path.with_suffix(".head").read_text().split()[-1]
+    codes = [json.loads(line)["code"] for line in full.path.read_bytes().splitlines()]
+    mac = full.path.with_suffix(".head").read_text().split()[-1]
     for name, value in {"count": "3", "first": codes[0], "last": codes[2], "mac": mac}.items():
         head = head.replace(f"{{{name}}}".encode(), value.encode())
-    ledger.path.with_suffix(".head").write_bytes(head)
+    full.path.with_suffix(".head").write_bytes(head)
     for lines in (3, 1):
-        ledger.path.write_bytes(b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:lines]))
+        shortened(full, lines)
         with pytest.raises(DataError, match=r"a\.head' is damaged, or of another version, so the client's spending"):
-            ledger.entries()
+            full.entries()
 
 
 def test_notes_are_next_to_the_secret_and_of_one_ledger_each(tmp_path: Path) -> None:

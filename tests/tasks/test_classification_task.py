@@ -37,11 +37,7 @@ def test_scale_of_a_linear_head_is_refused():
 
 @pytest.mark.parametrize(
     ("task", "names", "classes"),
-    [
-        (Classification(), None, 4),
-        (Classification(), ("a", "b", "c", "d", "e"), 5),
-        (Classification(classes=9), ("a", "b", "c", "d", "e"), 9),
-    ],
+    [(Classification(), None, 4), (Classification(), (*"abcde",), 5), (Classification(classes=9), (*"abcde",), 9)],
 )
 def test_number_of_classes(task, names, classes):
     assert task.head(6, labelled([0, 3, 1], names=names)).weight.shape == (classes, 6)
@@ -111,9 +107,8 @@ def test_metrics_equal_a_loop_over_the_samples():
 
 def test_top5_from_ten_classes_on():
     samples = labelled([0, 9, 3], dim=10)
-    metrics = Classification().evaluate(
-        identity_model("image", dim=10), fixed_head(torch.eye(10)), samples, batch_size=2
-    )
+    model, head = identity_model("image", dim=10), fixed_head(torch.eye(10))
+    metrics = Classification().evaluate(model, head, samples, batch_size=2)
     logits = samples.inputs["image"].values
     expected = [t in row.topk(5).indices for row, t in zip(logits, [0, 9, 3], strict=True)]
     assert metrics["top5"] == pytest.approx(100 * sum(expected) / 3)
@@ -144,17 +139,18 @@ def test_model_and_head_are_left_in_their_modes_and_only_the_modality_is_loaded(
 def test_errors_name_what_is_wrong():
     samples, model = labelled([0, 1, 5]), identity_model("image")
     empty = samples.subset(torch.empty(0, dtype=torch.int64))
-    with pytest.raises(ConfigError, match=r"target 'answer' is not among .*'label'"):
-        Classification(target="answer").head(6, samples)
-    with pytest.raises(ConfigError, match=r"cannot use \['text'\] of samples"):
-        Classification(modality="text").head(6, samples)
-    with pytest.raises(ConfigError, match="labels from 0 to 5"):
-        Classification(classes=3).head(6, samples)
-    with pytest.raises(ConfigError, match="labels from -1"):
-        Classification().head(6, labelled([0, -1]))
-    with pytest.raises(DataError, match="label 5, but the head has 3"):
-        Classification().evaluate(model, fixed_head(torch.zeros(3, 6)), samples, batch_size=2)
-    with pytest.raises(DataError, match="no samples"):
-        Classification().evaluate(model, fixed_head(torch.zeros(6, 6)), empty, batch_size=2)
-    with pytest.raises(TypeError, match="head"):
-        Classification().evaluate(model, None, samples, batch_size=2)
+    for task, given, message in (
+        (Classification(target="answer"), samples, r"target 'answer' is not among .*'label'"),
+        (Classification(modality="text"), samples, r"cannot use \['text'\] of samples"),
+        (Classification(classes=3), samples, "labels from 0 to 5"),
+        (Classification(), labelled([0, -1]), "labels from -1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            task.head(6, given)
+    for head, given, error, message in (
+        (fixed_head(torch.zeros(3, 6)), samples, DataError, "label 5, but the head has 3"),
+        (fixed_head(torch.zeros(6, 6)), empty, DataError, "no samples"),
+        (None, samples, TypeError, "head"),
+    ):
+        with pytest.raises(error, match=message):
+            Classification().evaluate(model, head, given, batch_size=2)

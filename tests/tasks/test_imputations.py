@@ -15,10 +15,8 @@ from polyfed.tasks.imputations import Imputer, LeaveOut, Neighbour, Placeholder,
 
 IMAGE = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
 TEXT = torch.tensor([[4.0, 2.0], [0.0, 6.0]])
-PARTS = {
-    "image": PresentEmbeddings(IMAGE, torch.tensor([0, 1, 3])),
-    "text": PresentEmbeddings(TEXT, torch.tensor([0, 2])),
-}
+THERE = {"image": (IMAGE, [0, 1, 3]), "text": (TEXT, [0, 2])}
+PARTS = {name: PresentEmbeddings(x, torch.tensor(samples)) for name, (x, samples) in THERE.items()}
 """Four samples: the first has both, the second and fourth an image, the third a text."""
 BOTH = ("image", "text")
 
@@ -84,10 +82,8 @@ def test_the_nearest_public_sample_lends_its_other_side() -> None:
 
 def test_dropout_takes_one_modality_from_samples_that_have_several() -> None:
     imputer = made(LeaveOut(dropout=0.5)).train()
-    complete = {
-        "image": PresentEmbeddings(torch.ones(4000, 2), torch.arange(4000)),
-        "text": PresentEmbeddings(torch.zeros(4000, 2), torch.arange(4000)),
-    }
+    embeddings = {"image": torch.ones(4000, 2), "text": torch.zeros(4000, 2)}
+    complete = {name: PresentEmbeddings(x, torch.arange(4000)) for name, x in embeddings.items()}
     values = imputer(complete, 4000)[:, 0]
     counts = {value: int((values == value).sum()) for value in (0.0, 0.5, 1.0)}
     assert sum(counts.values()) == 4000
@@ -128,9 +124,8 @@ def test_samples_that_lack_what_is_classified_are_left_out() -> None:
 def test_metrics_are_given_by_pattern_of_modalities_and_by_each_alone() -> None:
     rows = {"image": [0, 1, -1, 3], "text": [0, -1, 2, -1]}
     right, wrong = [5.0, 0.0], [0.0, 5.0]
-    data = samples(
-        torch.tensor([right, right, wrong, wrong]), torch.tensor([right, right, wrong, right]), [0, 0, 0, 0], rows
-    )
+    image, text = torch.tensor([right, right, wrong, wrong]), torch.tensor([right, right, wrong, right])
+    data = samples(image, text, [0, 0, 0, 0], rows)
     task, each = Classification(), Classification(given="each")
     head = Classification(classes=2).head(2, data)
     with torch.no_grad():
@@ -138,15 +133,10 @@ def test_metrics_are_given_by_pattern_of_modalities_and_by_each_alone() -> None:
         head.bias.zero_()
     actual = task.evaluate(Identity(), head, data, batch_size=3)
     assert actual["accuracy"] == 50.0
-    given = {name: value for name, value in actual.items() if "given" in name}
-    assert given == {
-        "accuracy_given_image_text": 100.0,
-        "n_given_image_text": 1.0,
-        "accuracy_given_image": 50.0,
-        "n_given_image": 2.0,
-        "accuracy_given_text": 0.0,
-        "n_given_text": 1.0,
-    }
+    expected = {"accuracy": {"image_text": 100.0, "image": 50.0, "text": 0.0}}
+    expected["n"] = {"image_text": 1.0, "image": 2.0, "text": 1.0}
+    given = {f"{name}_given_{pattern}": value for name, own in expected.items() for pattern, value in own.items()}
+    assert {name: value for name, value in actual.items() if "given" in name} == given
     actual = each.evaluate(Identity(), head, data, batch_size=3)
     assert (actual["accuracy_given_image"], actual["n_given_image"]) == (pytest.approx(200 / 3), 3.0)
     assert (actual["accuracy_given_text"], actual["n_given_text"]) == (50.0, 2.0)

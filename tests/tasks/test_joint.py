@@ -45,11 +45,8 @@ def test_metrics_carry_the_names_of_their_tasks() -> None:
 
 def test_tasks_of_one_name_have_distinct_names() -> None:
     labels = [Classification(target=target) for target in ("label", "topic")]
-    assert list(Joint(tasks=(*labels, PairRetrieval())).by_name) == [
-        "classification-label",
-        "classification-topic",
-        "retrieval",
-    ]
+    names = ["classification-label", "classification-topic", "retrieval"]
+    assert list(Joint(tasks=(*labels, PairRetrieval())).by_name) == names
     assert list(Joint(tasks=(labels[0], labels[0])).by_name) == ["classification-label-1", "classification-label-2"]
 
 

@@ -10,7 +10,7 @@ import torch
 from by_hand import copies, play
 from polyfed.core.randomness import isolated
 from sessions import prepared, woken
-from small_federations import Config, three_kinds, transformers
+from small_federations import Config, bag, scenes, three_kinds, training, transformers, words
 
 
 def aligned(task: Config, *, aligner: bool = True) -> Config:
@@ -18,16 +18,13 @@ def aligned(task: Config, *, aligner: bool = True) -> Config:
     config = three_kinds(name="fedavg")
     paired = config["clients"]["paired"]
     image = paired["model"]["encoders"]["image"] | {"widths": [16, 32]}
-    view = {"name": "tokens", "length": 16, "tokenizer": {"name": "hashing", "size": 400}}
-    model = {"dim": 32, "encoders": {"image": image, "text": {"name": "bag", "width": 32, "view": view}}}
+    model = {"dim": 32, "encoders": {"image": image, "text": bag(words(16, 400), 32)}}
     if aligner:
         model["aligner"] = {"head": "linear", "local": True}
-    training = {"optimizer": {"kind": "adamw", "lr": 0.003}, "batch_size": 16}
-    scenes = {"name": "scenes", "train": 48, "validation": 8, "test": 8, "size": 16, "difficulty": 0.0}
-    scenes["columns"] = {"image": "image", "text": "text"}
-    clients = {"paired": paired | {"model": model, "task": task, "training": training}}
+    sources = {"scenes": scenes(48, 8, 8, difficulty=0.0, columns={"image": "image", "text": "text"})}
+    clients = {"paired": paired | {"model": model, "task": task, "training": training("adamw", 0.003, 16)}}
     kept = {key: value for key, value in config.items() if key not in ("server", "public")}
-    return kept | {"data": {"sources": {"scenes": scenes}}, "clients": clients}
+    return kept | {"data": {"sources": sources}, "clients": clients}
 
 
 def of_blocks(task: Config) -> Config:

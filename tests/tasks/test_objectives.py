@@ -40,12 +40,10 @@ DIM = 6
 class FixedModel:
     """A model with fixed outputs, indexed by its input."""
 
+    device = torch.device("cpu")
+
     def __init__(self, details: Mapping[str, Detail]) -> None:
         self.details = details
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def embed(self, modality: str, x: Tensor) -> Tensor:
         return self.details[modality].embedding[x]
@@ -65,8 +63,7 @@ class Flat:
     def embed(self, modality: str, x: Tensor) -> Tensor:
         return torch.ones(len(x), DIM)
 
-    def represent(self, modality: str, x: Tensor) -> Tensor:
-        return self.embed(modality, x)
+    represent = embed
 
 
 @pytest.fixture
@@ -146,17 +143,8 @@ def test_gloria_is_the_sum_of_its_contrasts(model: FixedModel, samples: Samples)
     image, text = model.details["image"], model.details["text"]
     parts = image.positions, text.positions, image.mask, text.mask, samples.items
     local = local_contrast(*parts, scale=3.0, attention_scale=2.0, word_scale=1.5, aggregate="mean", reduction="sum")
-    task = GLoRIA(
-        global_weight=0.5,
-        local_weight=2.0,
-        global_scale=7.0,
-        local_scale=3.0,
-        attention_scale=2.0,
-        word_scale=1.5,
-        aggregate="mean",
-        chunk=2,
-        mask_siblings=True,
-    )
+    scales = {"global_scale": 7.0, "local_scale": 3.0, "attention_scale": 2.0, "word_scale": 1.5}
+    task = GLoRIA(global_weight=0.5, local_weight=2.0, aggregate="mean", chunk=2, mask_siblings=True, **scales)
     assert task.head(DIM, samples) is None
     expected = 0.5 * info_nce(*units(model), 7.0, samples.items, reduction="sum") + 2.0 * local
     torch.testing.assert_close(task.loss(model, None, full_batch(samples)), expected)

@@ -79,10 +79,8 @@ def test_each_distinct_row_is_encoded_once_in_the_evaluation_view():
 def test_folds_are_means_over_contiguous_items():
     samples, model = captioned(10, 2, noise=2.0), identity_model("image", "text")
     metrics = PairRetrieval(folds=(1, 2), cutoffs=(1,)).evaluate(model, None, samples, batch_size=8)
-    halves = [
-        PairRetrieval(cutoffs=(1,)).evaluate(model, None, samples.subset(part), batch_size=8)
-        for part in (torch.arange(10), torch.arange(10, 20))
-    ]
+    parts = [samples.subset(part) for part in (torch.arange(10), torch.arange(10, 20))]
+    halves = [PairRetrieval(cutoffs=(1,)).evaluate(model, None, part, batch_size=8) for part in parts]
     for name in ("image_to_text_r@1", "text_to_image_r@1", "gallery_text", "image_to_text_positives_per_query"):
         assert metrics[f"{name}_2fold"] == pytest.approx(sum(half[name] for half in halves) / 2)
     assert metrics["gallery_text_full"] == 20.0
@@ -121,9 +119,8 @@ def test_any_two_modalities_will_do():
     values = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(5)
     samples = make_samples({"audio": values, "imu": values}, {"audio": rows, "imu": rows}, rows)
-    metrics = PairRetrieval(between=("audio", "imu")).evaluate(
-        identity_model("audio", "imu"), None, samples, batch_size=2
-    )
+    model = identity_model("audio", "imu")
+    metrics = PairRetrieval(between=("audio", "imu")).evaluate(model, None, samples, batch_size=2)
     assert metrics["imu_to_audio_r@1"] == 100.0
     assert metrics["gallery_imu"] == 5.0
 

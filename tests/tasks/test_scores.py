@@ -144,13 +144,11 @@ def test_dice_and_iou_are_the_formulas_by_image_and_over_all(classes: int) -> No
     assert counts.shape == (6, classes, 3)
     for number in range(classes):
         for row, (a, b) in enumerate(zip(predicted, masks, strict=True)):
-            wanted = naive(a, b, number, classes)
-            assert (float(dice(counts)[row, number]), float(iou(counts)[row, number])) == pytest.approx(
-                wanted, nan_ok=True
-            )
+            actual = float(dice(counts)[row, number]), float(iou(counts)[row, number])
+            assert actual == pytest.approx(naive(a, b, number, classes), nan_ok=True)
         full = counts.sum(0)
-        wanted = naive(predicted, masks, number, classes)
-        assert (float(dice(full)[number]), float(iou(full)[number])) == pytest.approx(wanted)
+        actual = float(dice(full)[number]), float(iou(full)[number])
+        assert actual == pytest.approx(naive(predicted, masks, number, classes))
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -174,15 +172,11 @@ def test_a_class_that_is_nowhere_has_no_dice_and_one_only_predicted_has_0() -> N
     assert float(dice_of_constant(counts, 1)) == 1
 
 
-def test_an_empty_mask_scores_one_only_if_nothing_is_predicted() -> None:
+def test_an_empty_mask_scores_one_only_if_nothing_is_predicted_and_an_empty_set_has_no_mean() -> None:
     empty, full = torch.zeros(1, 3, 3, dtype=torch.bool), torch.ones(1, 3, 3, dtype=torch.bool)
     pairs = [(empty, empty), (full, empty), (empty, full), (full, full)]
     assert [float(mean_dice(a, b)) for a, b in pairs] == [100, 0, 0, 100]
-
-
-def test_an_empty_set_has_no_mean() -> None:
-    none = torch.zeros(0, 2, 2, dtype=torch.bool)
-    assert bool(mean_dice(none, none).isnan())
+    assert bool(mean_dice(empty[:0], empty[:0]).isnan())
 
 
 def sorted_ranks(queries, gallery, query_items, gallery_items):

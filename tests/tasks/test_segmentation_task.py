@@ -23,7 +23,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.tasks.metrics import TaskScores
 from polyfed.tasks.segmentation import Segmentation
 from sessions import prepared
-from small_federations import Config, federation_for
+from small_federations import Config, experiment, federation_for, pixels, scenes, training
 
 # ---- by hand
 
@@ -114,31 +114,17 @@ def test_samples_without_the_image_are_left_out() -> None:
 
 # ---- in federations
 
-SCENES = {"columns": {"image": "image"}, "targets": {}}
-
 
 def segmenting(**changes: Any) -> Config:
     """Two clients and a server that segment with one small network."""
-    network = {
-        "name": "resnet",
-        "widths": [12, 16],
-        "depths": [1, 1],
-        "norm": "group",
-        "view": {"name": "pixels", "size": 16},
-    }
+    network = {"name": "resnet", "widths": [12, 16], "depths": [1, 1], "norm": "group", "view": pixels()}
     model = {"dim": 16, "encoders": {"image": network | changes.pop("encoder", {})}}
     task = {"name": "segmentation", "widths": [12]} | changes.pop("task", {})
-    training = {"batch_size": 16, "optimizer": {"kind": "adam", "lr": 0.01}}
-    participant = {"source": "scenes", "task": task, "model": model, "training": training}
-    scenes = {"name": "scenes", "train": 48, "validation": 8, "test": 16, "size": 16, "difficulty": 0.0} | SCENES
-    return {
-        "name": "segmenting",
-        "data": {"sources": {"scenes": scenes}},
-        "server": participant,
-        "clients": {"image": participant | {"count": 2}},
-        "algorithm": {"name": "fedavg", "local_epochs": 1},
-        "run": {"rounds": 1, "threads": 1, "output": {"plots": False}},
-    } | changes
+    participant = {"source": "scenes", "task": task, "model": model, "training": training("adam", 0.01, 16)}
+    sources = {"scenes": scenes(48, 8, 16, difficulty=0.0, columns={"image": "image"}, targets={})}
+    algorithm = changes.pop("algorithm", {"name": "fedavg", "local_epochs": 1})
+    clients = {"image": participant | {"count": 2}}
+    return experiment("segmenting", sources, algorithm, 1, server=participant, clients=clients) | changes
 
 
 def test_a_federation_learns_masks(tmp_path: Path) -> None:
@@ -197,11 +183,11 @@ REFUSED: list[tuple[Config, str]] = [
     ({"task": {"widths": []}}, "widths"),
     ({"task": {"modality": "scan"}}, "needs 'scan', and the model there|masks of 'scan'"),
     ({"task": {"target": "outline"}}, "outline"),
-    ({"task": {"size": 8}}, "have size 8, but its view is 'pixels', its size"),
+    ({"task": {"size": 8}}, "have size 8, but its view is 'pixels', its size 16"),
     ({"task": {"names": ["a", "b", "c"]}}, "value 255, and there are 3 classes"),
     (
-        {"encoder": {"stem": "large", "norm": "batch", "widths": [8, 8, 8], "depths": [1, 1, 1]}},
-        "gives 1 positions; choose resnet",
+        {"encoder": {"stem": "large", "norm": "batch", "widths": [8] * 3, "depths": [1] * 3}},
+        "gives 1 positions; choose",
     ),
 ]
 

@@ -44,6 +44,10 @@ def built(task, samples, dim=6, seed=0):
     return task.head(dim, samples)
 
 
+def evaluated(samples):
+    return VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
+
+
 @pytest.mark.parametrize("use", [[], ["text", "text"]])
 def test_modalities_that_are_used_are_different_and_some(use):
     with pytest.raises(ConfigError, match="at least one"):
@@ -194,45 +198,40 @@ def test_soft_accuracy_equals_a_loop_over_questions_also_by_kind(which):
     assert task.primary == "soft_accuracy"
 
 
-def test_votes_for_an_answer_outside_the_table_are_nobodys_and_ties_score_nothing():
+def constants(head):
+    """The head with all its numbers 0, and then NaN."""
+    for value in (0.0, math.nan):
+        for parameter in head.parameters():
+            nn.init.constant_(parameter, value)
+        yield head
+
+
+def test_votes_for_an_answer_outside_the_table_count_for_none_and_ties_score_nothing():
     samples = asked([3, 3], kinds=[0, 0], guesses=[3, 3], votes=[[3, 3, 3, 3], [3, 3, 3, 3]])
     task, model = VQA(votes="all"), identity_model("image", "text")
     head = built(task, samples)
     metrics = task.evaluate(model, head, samples, batch_size=2)
     assert (metrics["soft_accuracy"], metrics["soft_prior_truth"]) == (0, 0)
     tied = asked([0, 0], votes=[[0, 0, 0, 0], [0, 0, 0, 0]])
-    for value in (0.0, math.nan):
-        for parameter in head.parameters():
-            nn.init.constant_(parameter, value)
-        assert task.evaluate(model, head, tied, batch_size=2)["soft_accuracy"] == 0
-
-
-def test_votes_need_samples_that_have_them():
-    with pytest.raises(ConfigError, match=r"task\.votes 'all' needs .* several: majority"):
-        VQA(votes="all").head(6, asked([0, 1]))
+    for constant in constants(head):
+        assert task.evaluate(model, constant, tied, batch_size=2)["soft_accuracy"] == 0
 
 
 def test_kinds_and_priors_are_reported_where_samples_have_them():
-    samples = asked([0, 1])
-    metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
+    metrics = evaluated(asked([0, 1]))
     assert set(metrics) == {"accuracy", "accuracy_of_constant", "answerable", "loss", "n", "items", "answers"}
-    samples = asked([0, 1], kinds=[0, 0])
-    metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
+    metrics = evaluated(asked([0, 1], kinds=[0, 0]))
     assert {name for name in metrics if "_" in name} == {"accuracy_of_constant", "accuracy_truth", "n_truth"}
 
 
 def test_ties_and_nan_count_against_the_model():
     samples, model = asked([0, 1, 2, 0]), identity_model("image", "text")
-    head = built(VQA(), samples)
-    for value in (0.0, math.nan):
-        for parameter in head.parameters():
-            nn.init.constant_(parameter, value)
-        assert VQA().evaluate(model, head, samples, batch_size=4)["accuracy"] == 0
+    for constant in constants(built(VQA(), samples)):
+        assert VQA().evaluate(model, constant, samples, batch_size=4)["accuracy"] == 0
 
 
 def test_without_an_answerable_question_accuracy_is_0_and_loss_is_absent():
-    samples = asked([3, 3])
-    metrics = VQA().evaluate(identity_model("image", "text"), built(VQA(), samples), samples, batch_size=2)
+    metrics = evaluated(asked([3, 3]))
     assert (metrics["accuracy"], metrics["answerable"]) == (0, 0)
     assert "loss" not in metrics
 
@@ -313,12 +312,14 @@ def test_encoders_that_cannot_be_frozen_are_refused():
 def test_errors_name_what_is_wrong():
     samples, model = asked([0, 1, 2]), identity_model("image", "text")
     head = built(VQA(), samples)
-    with pytest.raises(ConfigError, match=r"cannot use \['sound'\] of samples with \['image', 'text'\]"):
-        VQA(use=("sound",)).head(6, samples)
-    with pytest.raises(ConfigError, match=r"target 'reply' is not among .*'answer'"):
-        VQA(target="reply").head(6, samples)
-    with pytest.raises(ConfigError, match="no class names"):
-        VQA().head(6, asked([0, 1], names=()))
+    for task, given, message in (
+        (VQA(use=("sound",)), samples, r"cannot use \['sound'\] of samples with \['image', 'text'\]"),
+        (VQA(target="reply"), samples, r"target 'reply' is not among .*'answer'"),
+        (VQA(), asked([0, 1], names=()), "no class names"),
+        (VQA(votes="all"), asked([0, 1]), r"task\.votes 'all' needs .* several: majority"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            task.head(6, given)
     with pytest.raises(DataError, match="has 2 answers, but the head has 3"):
         VQA().evaluate(model, head, asked([0, 1], names=("yes", "no", OTHER)), batch_size=2)
     with pytest.raises(DataError, match="no questions"):

@@ -80,8 +80,7 @@ class FedDRA(RobustAlignment):
     )
     weights: RobustWeights = Field(default=RobustWeights(), description="weights of clients, by their losses v")
     weighted_stages: Literal["first", "both"] = Field(
-        default="first",
-        description="stages whose losses have the factor w, with weights.use loss; released code: both",
+        default="first", description="stages whose losses have the factor w, with weights.use loss; released code: both"
     )
     aligner_in_stage_two: Literal["averaged", "local"] = Field(
         default="averaged",
@@ -97,8 +96,7 @@ class FedDRA(RobustAlignment):
         default=0.1, gt=0, le=1, description="share of a client's training samples on which its loss v is measured"
     )
     frozen_encoder_mode: Literal["training", "evaluation"] = Field(
-        default="evaluation",
-        description="mode of the encoder in the first stage; released code: training",
+        default="evaluation", description="mode of the encoder in the first stage; released code: training"
     )
 
     @model_validator(mode="after")

@@ -138,11 +138,7 @@ class FedET(TaughtServer):
         means: dict[str, WeightedMean] = {}
         server = exchange.server
         replies = exchange.ask(
-            cohort,
-            self.fit,
-            weights=each(server.weights_for),
-            order=exchange.order,
-            channels=exchange.wanted,
+            cohort, self.fit, weights=each(server.weights_for), order=exchange.order, channels=exchange.wanted
         )
         for reply in replies:
             self.fold_weights(server, reply, means)

@@ -192,12 +192,7 @@ class FedGEMS(Algorithm):
         server.record(**target_distances(server, self.public, ensembles, count, "after"))
 
     def server_loss(
-        self,
-        server: Server,
-        batch: Batch,
-        targets: Mapping[str, SelectedTarget],
-        position: Tensor,
-        weight: float = 1.0,
+        self, server: Server, batch: Batch, targets: Mapping[str, SelectedTarget], position: Tensor, weight: float = 1.0
     ) -> Tensor:
         """Task and divergence from the teachers, each sample with its own shares.
 

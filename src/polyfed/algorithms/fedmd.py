@@ -8,15 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from polyfed.aggregation.weighting import Margin
-from polyfed.algorithms.algorithm import (
-    Client,
-    Cohort,
-    Lifetime,
-    Reply,
-    Representations,
-    Server,
-    client_step,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
 from polyfed.algorithms.shared.digest import Digest
 from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer
 from polyfed.algorithms.shared.public_exchange import PublicExchange, of_part

@@ -11,17 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
-from polyfed.algorithms.algorithm import (
-    Client,
-    ClientInfo,
-    Cohort,
-    Lifetime,
-    Reply,
-    Server,
-    Weights,
-    client_step,
-    each,
-)
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Lifetime, Reply, Server, Weights, client_step, each
 from polyfed.algorithms.fedavg import FedAvg
 
 Tensors = Mapping[str, Tensor]

@@ -115,8 +115,7 @@ def trust(
     name: Annotated[str, typer.Argument(help="name of the other site")],
     public_key: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", help="its node.pub, from the site itself")],
     client: Annotated[
-        list[str] | None,
-        typer.Option("--client", help="id of a client of a site outside the roster; repeatable"),
+        list[str] | None, typer.Option("--client", help="id of a client of a site outside the roster; repeatable")
     ] = None,
 ) -> None:
     """Trust another site's key in masked sums; compare the fingerprint with the site first, not with the server."""

@@ -78,8 +78,7 @@ class ProtectionDemands(Settings):
         default=None, gt=0, allow_inf_nan=False, description="least aggregation.secure.range; None: any"
     )
     plan: Literal["exact", "any"] = Field(
-        default="any",
-        description="exact: a run that differs from plan.yaml, or has more rounds, is refused",
+        default="any", description="exact: a run that differs from plan.yaml, or has more rounds, is refused"
     )
     weights: Demanded = Field(
         default="allowed",

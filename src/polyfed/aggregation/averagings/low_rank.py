@@ -19,14 +19,7 @@ from jaxtyping import Float
 from pydantic import AfterValidator, model_validator
 from torch import Tensor
 
-from polyfed.aggregation.averaging import (
-    Averages,
-    Averaging,
-    Mean,
-    ModelsByType,
-    SharedMean,
-    require_one_frozen,
-)
+from polyfed.aggregation.averaging import Averages, Averaging, Mean, ModelsByType, SharedMean, require_one_frozen
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator

@@ -16,15 +16,7 @@ from polyfed.data.samples import Batch, Samples
 from polyfed.federation.client import ServerEncoders
 from polyfed.federation.settings import TrainingSettings, require_no_batch_size
 from polyfed.federation.trainer import Trainer
-from polyfed.models.fusion import (
-    Fused,
-    FusionGuidance,
-    GranularityFusion,
-    Partner,
-    SampleFeatures,
-    of_batch,
-    of_rows,
-)
+from polyfed.models.fusion import Fused, FusionGuidance, GranularityFusion, Partner, SampleFeatures, of_batch, of_rows
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
 

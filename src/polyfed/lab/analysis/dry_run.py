@@ -108,10 +108,7 @@ class DryRun:
             for bundle, moved in {**bundles, "all": sum(bundles.values())}.items():
                 crossing.append((f"{bundle}, {direction}", mib(moved), mib(asked * moved)))
         notes = ["In MiB, of the first round with clients, without evaluation."]
-        protection = [
-            ("replies of clients", policy.words()),
-            ("the model from false clients", policy.against_false()),
-        ]
+        protection = [("replies of clients", policy.words()), ("the model from false clients", policy.against_false())]
         participants = ("", "of them", "samples", "parameters", "trained")
         return [
             account_table({source: [count.plain() for count in counts] for source, counts in self.accounts.items()}),
