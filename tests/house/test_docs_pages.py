@@ -112,7 +112,7 @@ def test_boards_are_tables_of_the_readme_and_json(tmp_path: Path, root: Path) ->
     assert "difference" not in entries["alone"]
     assert (entries["alone"]["share_of_gap"], entries["pooled"]["share_of_gap"]) == (0, 1)
     readme = texts["README.md"]
-    assert "No headline yet" not in readme
+    assert "No headline result yet" not in readme
     rows = [line for line in readme.splitlines() if line.startswith("|") and "±" in line]
     assert len(rows) == sum(len(one.results.code) for one in record_checks.standing(root / "papers")) - 2
 
@@ -122,7 +122,7 @@ def test_a_headline_without_fedavg_pooled_or_alone_is_withheld(tmp_path: Path, r
     recorded = boards_run(tmp_path, root, [row])
     assert f"board-same: {row}" in boards.lacking([*recorded.values()])
     assert {"board-other: alone", "board-other: pooled"} <= {*boards.lacking([recorded[boards.SAME]])}
-    assert "**No headline yet**: it waits for" in made(root)["README.md"]
+    assert "**No headline result yet**: it waits for" in made(root)["README.md"]
 
 
 def test_words_and_verdicts_are_the_same_on_all_pages(tmp_path: Path, root: Path) -> None:
