@@ -76,7 +76,7 @@ def test_clients_of_two_sources_are_one_type_unless_they_are_kept_apart(tmp_path
     server = prepared(apart, tmp_path / "three").server
     assert server.own_type == "more"
     apart["server"]["type"] = "vg"
-    with pytest.raises(ConfigError, match="its source may be another one"):
+    with pytest.raises(ConfigError, match="the source may differ"):
         prepared(apart, tmp_path / "four")
 
 
