@@ -97,7 +97,7 @@ def plain_training(
     correct: Callable[[str, Tensor], Tensor] = lambda name, gradient: gradient,
     step: str = "fit",
 ) -> dict[str, Tensor]:
-    """What a client of ``plain_sgd`` sends in round 1: w <- w - lr x gradient of (task loss + extra), batch by batch.
+    """Weights that a client of ``plain_sgd`` sends in round 1: w <- w - lr x gradient of (task loss + extra), batch by batch.
 
     Args:
         session: prepared.

@@ -1,4 +1,4 @@
-"""What tests of several packages share."""
+"""Fixtures that tests of several packages share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Cli = Callable[..., tuple[int, str, str]]
 settings.register_profile("few", max_examples=20, deadline=None)
 settings.register_profile("many", max_examples=100, deadline=None)  # of make test-all
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
-torch.set_num_threads(1)  # tests run beside each other; threads that wait for each other would only slow them
+torch.set_num_threads(1)  # tests run in parallel; threads that wait for each other would only slow them
 
 
 def pytest_collection_finish() -> None:
@@ -54,7 +54,7 @@ def unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
-    """What has been written can be read without it; tests of what a loss of power leaves put their own in its place."""
+    """Skips fsync: written files can be read without it; tests of a loss of power put their own in its place."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         yield
@@ -79,7 +79,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def three_groups(tiny: dict[str, Any]) -> dict[str, Any]:
-    """``tiny`` with a text group beside the image-text and the image group, one round."""
+    """``tiny`` with a text group next to the image-text and the image group, one round."""
     image = tiny["clients"]["image"]
     text = tiny["server"]["model"]["encoders"]["text"]
     sources = tiny["data"]["sources"]
@@ -120,7 +120,7 @@ def copied(tiny_run: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a finished run whose server classifies pictures, without a public set; not to be changed."""
+    """Folder of a finished run whose server classifies images, without a public set; not to be changed."""
     content = tiny_experiment()
     private = content["clients"]["image"]
     server = {key: private[key] for key in ("model", "task", "source", "training")}

@@ -20,14 +20,14 @@ from small_federations import CAPTIONS, RETRIEVAL, Config, bag, experiment, plai
 
 
 class RandomFeatures(View):
-    """relu(W x) of the pixels x of a small picture, W random and fixed: stands for a frozen backbone."""
+    """relu(W x) of the pixels x of a small image, W random and fixed: stands for a frozen backbone."""
 
     home_of: ClassVar[str] = "tests"
     width: int = 24
     backbone: int = 0
 
     def open(self, column: Column, modality: str, context: DataContext) -> Inputs:
-        """The features of all pictures."""
+        """The features of all images."""
         pictures = Pixels(size=8).open(column, modality, context)
         pixels = pictures(torch.arange(len(pictures))).flatten(1)
         stream = torch.Generator().manual_seed(self.backbone)
@@ -86,7 +86,7 @@ class UntrainedBag(Bag):
     home_of: ClassVar[str] = "tests"
 
     def build(self, dim: int, spec: InputSpec, context: DataContext) -> nn.Module:
-        """As a bag."""
+        """Bag of words."""
         module = super().build(dim, spec, context)
         module.get_submodule("embedding").requires_grad_(False)
         return module
@@ -102,7 +102,7 @@ def frozen_bag(width: int = 16) -> Config:
 
 
 def linear(dim: int = 8, **algorithm: Any) -> Config:
-    """Two paired clients with features of their own and one of texts; all are linear but the server's pictures."""
+    """Two paired clients with features of their own and one of texts; all are linear but the server's images."""
     descent = plain(0.5, 12)
     paired = {"source": "scenes", "task": RETRIEVAL | {"temperature": 0.5}, "training": descent}
     both = {"dim": dim, "encoders": {"image": projection(1), "text": frozen_bag()}}

@@ -33,7 +33,7 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
 
 
 def noted(patch: pytest.MonkeyPatch, owner: Any, name: str, of: Callable[..., Any] = lambda *given: given) -> list[Any]:
-    """What a function is called with from now on."""
+    """Records the arguments of a function from now on."""
     seen, original = list[Any](), getattr(owner, name)
 
     def noting(*given: Any, **options: Any) -> Any:
@@ -54,7 +54,7 @@ def creamfl() -> Config:
 
 
 def contents(result: Run | Path) -> dict[str, bytes]:
-    """What must be the same bits in runs of one experiment: figures, bytes, partition, models."""
+    """Digests that are equal in runs of one experiment: figures, bytes, partition, models."""
     folder = result if isinstance(result, Path) else result.folder
     models = sorted(str(path.relative_to(folder)) for path in (folder / "models").rglob("*.safetensors"))
     return {name: (folder / name).read_bytes() for name in (*COMPARED, *models)}

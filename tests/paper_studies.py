@@ -14,4 +14,4 @@ ITEMS = {
     "fedaid": [*(f"t{k}" for k in range(1, 18)), *(f"f{k}" for k in range(3, 10))],
 }
 NAMES = [f"{paper}/{item}" for paper, items in ITEMS.items() for item in items]
-"""Of those that are a table, figure or section of a paper."""
+"""Studies that are a table, figure or section of a paper."""

@@ -43,7 +43,7 @@ class Excluded(CohortListener):
 
 
 def population(config: Mapping[str, Any], seed: int | None = None) -> Population:
-    """Who holds what in an experiment, by its own seed or another."""
+    """Holdings of each client of an experiment, by its own seed or another."""
     experiment = Experiment.parse(config)
     seed = experiment.run.seed if seed is None else seed
     return Population(experiment.data, experiment.public, experiment.server, experiment.clients, seed)
@@ -60,17 +60,17 @@ def prepared(config: Mapping[str, Any], folder: Path) -> Session:
 
 
 def round_records(session: Session) -> list[dict[str, Any]]:
-    """What was recorded of the round that goes on."""
+    """Records of the current round."""
     return [dict(record) for record in session.recorder.records if record["round"] == session.server.clock.round]
 
 
 def metrics(session: Session) -> dict[str, float]:
-    """What was measured in the round that goes on."""
+    """Measurements of the current round."""
     return {name: value for record in round_records(session) for name, value in record.get("metrics", {}).items()}
 
 
 def taught(session: Session, number: int = 1) -> dict[str, Ensembled]:
-    """What the server is to distil in a round that is played without distilling it."""
+    """Targets of a round that is played without distilling them."""
     kept: dict[str, Ensembled] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Distiller, "distil", lambda self, server, public, targets, **_: kept.update(targets))
@@ -79,7 +79,7 @@ def taught(session: Session, number: int = 1) -> dict[str, Ensembled]:
 
 
 def distil(session: Session, targets: Mapping[str, Ensembled]) -> None:
-    """What a round does with targets, once it has them."""
+    """Plays the part of a round that follows its targets."""
     method: Any = session.experiment.algorithm
     seen = method.teacher.diagnostic_samples
     method.distiller.distil(session.server, method.public, targets, task=method.task, diagnostic_samples=seen)
@@ -119,7 +119,7 @@ def woken(session: Session, client: str, label: StateVersion = (1, 0), after: St
 
 
 def request(client: str, payload: Payload, label: StateVersion = (1, 0), after: StateVersion | None = None) -> Request:
-    """What an engine carries to a client that is asked to ``fit``."""
+    """Request that an engine carries to a client for ``fit``."""
     return Request(client, "fit", *label, after, payload)
 
 

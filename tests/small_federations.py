@@ -22,7 +22,7 @@ METHODS = tuple(Algorithm.available())
 ADAPTED = ("fedit", "ffa_lora", "flora", "fedex_lora", "hetlora", "flexlora")
 """Methods of low-rank adapters."""
 NAMED = ("promptfl", "fedclip")
-"""Methods that classify pictures by the names of classes."""
+"""Methods that classify images by the names of classes."""
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
 
@@ -66,7 +66,7 @@ def scenes(train: int, validation: int, test: int, **more: Any) -> Config:
 
 
 def three_sources(sets: Config, paired: Config) -> Config:
-    """Pairs, pictures alone, and texts alone with their topics."""
+    """Pairs, images alone, and texts alone with their topics."""
     topics = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
     return {
         "scenes": sets | paired,
@@ -99,7 +99,7 @@ def in_steps(algorithm: Config, steps: int) -> Config:
 
 
 def tiny_experiment() -> Config:
-    """The smallest complete experiment: two paired clients, one of pictures, a server that retrieves, a public set."""
+    """The smallest complete experiment: two paired clients, one of images, a server that retrieves, a public set."""
     both = {"dim": 8, "encoders": {"image": resnet(), "text": bag(words())}}
     adam = training("adam", 0.01, 16)
     paired = {"source": "scenes", "model": both, "task": "retrieval", "training": adam}
@@ -166,7 +166,7 @@ def pretrained_folder() -> Path:
 
 
 def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
-    """One client of pictures, one of texts, two paired ones, with adapters of pretrained transformers."""
+    """One client of images, one of texts, two paired ones, with adapters of pretrained transformers."""
     lora = {"name": "lora", "offset": algorithm.get("name") in ("flora", "fedex_lora")}
 
     def encoders(rank: int) -> Config:
@@ -195,7 +195,7 @@ def adapted(ranks: tuple[int, ...] = (2,), **algorithm: Any) -> Config:
 
 
 def named(adapters: Config | None = None, **algorithm: Any) -> Config:
-    """Three clients of pictures with two sets of classes, and a server, that classify by names with a CLIP."""
+    """Three clients of images with two sets of classes, and a server, that classify by names with a CLIP."""
     method = algorithm.get("name", "promptfl")
     prompts = {"text": {"name": "prompts", "length": 2}}
     adapters = adapters or ({"image": "attention"} if method == "fedclip" else prompts)

@@ -26,7 +26,7 @@ def image(path: Path, seed: int, size: tuple[int, int] = (16, 12), orientation: 
 
 
 def classes(top: Path) -> None:
-    """Class folders, with what a NAS, a Mac and a scanner put beside them."""
+    """Class folders, with what a NAS, a Mac and a scanner put next to them."""
     for number in range(40):
         image(top / "ab"[number % 2] / f"{number}.png", number)
     image(top / "@eaDir" / "0.png" / "thumb.jpg", 1)
@@ -47,7 +47,7 @@ def captions(top: Path) -> None:
 
 
 def beside(top: Path) -> None:
-    """Files of captions beside images, one without an image."""
+    """Files of captions next to images, one without an image."""
     for number in range(30):
         image(top / f"{number}.jpg", 500 + number)
         (top / f"{number}.txt").write_text(f"a thing {number}\nand its colour\n")

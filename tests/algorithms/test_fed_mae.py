@@ -94,7 +94,7 @@ def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: flo
 
 @pytest.mark.slow
 def test_it_learns_to_rebuild_and_to_classify(config: Config, tmp_path: Path) -> None:
-    """Two clients on 48 images each: better at pictures and at their own labels."""
+    """Two clients on 48 images each: better at images and at their own labels."""
     del config["server"], config["clients"]["paired"], config["clients"]["text"]
     image = config["clients"]["image"]
     config["data"]["sources"] = {"pictures": scenes(96, 8, 8, difficulty=0.0)}

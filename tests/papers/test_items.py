@@ -128,7 +128,7 @@ def test_printed_parts_add_up(name: str, load: Callable[..., Study]) -> None:
 
 
 SLIPS = {("fedaid/t10", "centralised", 1), ("fedaid/t15", "shallow, C4", 1)}
-"""Means that are not of the five figures beside them in the paper."""
+"""Means that are not of the five figures next to them in the paper."""
 
 
 @pytest.mark.parametrize("name", [f"fedaid/{table}" for table in ("t10", "t15", "t16", "t17")])

@@ -216,7 +216,7 @@ def patients(n: int, most: int, seed: int) -> torch.Tensor:
 
 
 def majority(labels: list[int]) -> int:
-    """By counting: most frequent, the smallest of several."""
+    """Majority by counting: most frequent, the smallest of several."""
     counts = Counter(labels)
     return min(label for label in counts if counts[label] == max(counts.values()))
 
@@ -283,7 +283,7 @@ def test_a_minimum_counts_items_not_groups() -> None:
 
 
 @pytest.mark.parametrize("large", [40, 60])
-def test_quantity_keeps_its_minimum_beside_a_large_group(large: int) -> None:
+def test_quantity_keeps_its_minimum_next_to_a_large_group(large: int) -> None:
     groups = torch.cat([torch.zeros(large, dtype=torch.int64), torch.arange(1, 61)])
     for seed in range(40):
         parts = Quantity(alpha=0.3, min_size=10).split(large + 60, None, 4, gen(seed), groups)
@@ -392,7 +392,7 @@ def last(spare: Indices, _: int) -> int:
 
 
 def from_the_richest_alone(sizes: list[int], parts: list[list[int]], least: int) -> list[list[int]] | None:
-    """By lists: its last unit that it can spare, to the client with fewest; None: it has none."""
+    """Top-up with lists: its last unit that it can spare, to the client with fewest; None: it has none."""
     while min(held := [sum(sizes[unit] for unit in part) for part in parts]) < least:
         rich, short = held.index(max(held)), held.index(min(held))
         spare = [unit for unit in parts[rich] if held[rich] - sizes[unit] >= least]

@@ -74,7 +74,7 @@ def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor
 def batches_of(
     patch: pytest.MonkeyPatch, client: Any, steps: int, seen: Callable[[Tensor, torch.Generator], Any]
 ) -> list[list[Any]]:
-    """What is seen of each batch that is drawn by two equal secrets and another; gradients are not computed."""
+    """Observations of each batch that is drawn by two equal secrets and another; gradients are not computed."""
     drawn: list[Any] = []
 
     def spying(self: PerSampleGradients, index: Tensor, stream: torch.Generator) -> Any:

@@ -121,7 +121,7 @@ def test_names_in_plots_are_not_formulas(tmp_path: Path) -> None:
     assert save(drawn(), tmp_path / "plot.png").stat().st_size > 1000
 
 
-def test_there_is_no_other_way_to_a_terminal_or_a_log() -> None:
+def test_every_way_to_a_terminal_or_a_log_is_escaped() -> None:
     sources = Path(polyfed.__file__).parent
     texts = {path.relative_to(sources).as_posix(): path.read_text("utf-8") for path in sources.rglob("*.py")}
     assert [name for name, text in texts.items() if re.search(r"\bConsole\(\)|\bConsole\(file", text)] == []

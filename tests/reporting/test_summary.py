@@ -117,7 +117,7 @@ def test_a_run_without_metrics(tmp_path: Path) -> None:
         ("local", {"clients": {"text": {}}}),
     ],
 )
-def test_a_run_of_another_federation_seed_or_length_is_no_twin(tmp_path: Path, algorithm: str, changes: Any) -> None:
+def test_a_run_of_another_federation_seed_or_length_is_not_a_twin(tmp_path: Path, algorithm: str, changes: Any) -> None:
     run_of(tmp_path / "alone", algorithm, **changes)
     assert finished_twin(run_of(tmp_path / "creamfl", "creamfl"), algorithm) is None
 

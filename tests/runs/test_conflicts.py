@@ -19,7 +19,7 @@ class OwnRound(FedAvg):
     """A round of its own, without a declaration of sums."""
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """As FedAvg, of replies that were looked at one by one."""
+        """FedAvg of replies that were looked at one by one."""
         means = server.new_means(self.averaging, cohort)
         for reply in cohort.ask(self.fit, weights=each(server.weights_for)):
             if reply.num_examples:

@@ -198,7 +198,7 @@ def test_clients_mean_worst_and_disparity(make_bench: Any) -> None:
 
 
 def test_clients_whose_every_search_would_succeed_are_left_out_and_named(make_bench: Any) -> None:
-    """A lone sample, and the five texts of one picture, which are all right answers to each other."""
+    """A lone sample, and the five texts of one image, which are all right answers to each other."""
     bench = make_bench()
     complete = bench.samples("scenes", "test", "image", "text")
     lone, siblings, more = (complete.subset(torch.arange(*part)) for part in ((0, 1), (0, 5), (5, 25)))
