@@ -97,7 +97,7 @@ def plain_training(
     correct: Callable[[str, Tensor], Tensor] = lambda name, gradient: gradient,
     step: str = "fit",
 ) -> dict[str, Tensor]:
-    """Weights of a client of ``plain_sgd`` after round 1: w <- w - lr x gradient of (task loss + extra), batch by batch.
+    """Weights of a client of ``plain_sgd`` after round 1: w <- w - lr x gradient of (task loss + extra), per batch.
 
     Args:
         session: prepared.

@@ -41,7 +41,7 @@ def fedavg() -> RoundCosts:
 
 
 def test_operations_of_a_client_of_texts_by_hand(fedavg: RoundCosts) -> None:
-    """The mean of words needs no matrix product: two layers, forward, and two products each backward, of which the first
+    """The mean of words has no matrix product: two layers, forward, and two products each backward, of which the first
     layer's second is of the words' embedding."""
     text = next(cost for cost in fedavg.costs if cost.kind == "text")
     width, dim, topics = 8, 8, len(TOPICS)
