@@ -32,13 +32,7 @@ JOINING = ("<!-- joining, by scripts/protections.py -->", "<!-- end of joining -
 HEADS = ("method", "leaves in each round", "masked sums", "noise on replies", "noise in training", "robust rules")
 WORDS: dict[type[TensorBundle], str] = {Weights: "weights", Representations: "representations", Logits: "class scores"}
 """Bundle of tensors -> its name on the page."""
-_COUNT, _SCORES = {"teacher": {"weights": "count"}}, {"public": {"form": "scores"}}
-_CHOICES: dict[str, dict[str, Any]] = {
-    "": {},
-    "teacher.weights: count": _COUNT,
-    "public.form: scores": _SCORES,
-    "teacher.weights: count, public.form: scores": _COUNT | _SCORES,
-}
+_CHOICES: dict[str, dict[str, Any]] = {"": {}, "teacher.weights: count": {"teacher": {"weights": "count"}}}
 """Settings that enable a protection where the default does not."""
 _REPLY = PrivacySettings.model_validate(
     {

@@ -40,6 +40,7 @@ SERVERS: dict[str, Config] = {
     "fedgems": {"epsilon": 0.25},
     "fedmd": {},
     "fedmkd": {},
+    "margin_weighted": {},
 }
 
 
