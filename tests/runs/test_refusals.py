@@ -213,13 +213,21 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             {"clients.paired.test": "dealt", "clients.paired.count": 10},
             r"clients\.paired\.test is dealt, but of 'scenes' test the clients would get",
         ),
-        (tiny(name="fedavg"), {"clients.image.items": 1}, r"clients\.image: .* 1 training .* left out; raise items"),
+        (
+            tiny(name="fedavg"),
+            {"clients.image.items": 1},
+            r"clients\.image: 'image' has 1 training sample .*a batch of one is left out; raise items \(it is 1\)",
+        ),
     ],
     (BUILDING, "samples of the public set"): [
         (fedmd(public={"samples": 999}), {"public.per_item": None}, r"public\.samples is 999, but the public set has")
     ],
     (BUILDING, "a server model without a type"): [
-        (tiny(name="fedavg"), {"server.model.encoders.image.widths": [16, 8]}, r"must equal the model of one type")
+        (
+            tiny(name="fedavg"),
+            {"server.model.encoders.image.widths": [16, 8]},
+            r"^server\.model must equal the model of one type",
+        )
     ],
     (BUILDING, "layers of other shapes"): [
         (
@@ -228,7 +236,11 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
             r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
         ),
         (fedcola(), {"clients.text.model": DEEP}, r"'text/attention' .*text-0, text-1 cannot be averaged .* paired"),
-        (fedcola(averaging="by_type"), {"clients.text.model": DEEP}, r"slot 'image/\w+' .* averaged with slot 'text/"),
+        (
+            fedcola(averaging="by_type"),
+            {"clients.text.model": DEEP},
+            r"slot 'image/\w+' of clients image .* averaged with slot 'text/\w+'",
+        ),
     ],
     (BUILDING, "layers that no model has"): [
         (tiny(name="fediot"), {}, r"no client's model has such layers.*averaging\.layers=encoder"),
@@ -236,7 +248,11 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
         (mae(), TEXTS_ALONE, r"text-0, text-1 cannot: .* at least two patches$"),
     ],
     (ROUND, "FedEMA without random views"): [
-        (tiny(name="fedema", task_weight=0.0), {}, r"weight is 0, .* paired-0, paired-1, image is .* nothing to train")
+        (
+            tiny(name="fedema", task_weight=0.0),
+            {},
+            r"task_weight is 0, .* view of paired-0, paired-1, image is random, so that there is nothing to train",
+        )
     ],
 }
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
