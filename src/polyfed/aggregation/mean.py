@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from polyfed.core.errors import PayloadError
+from polyfed.wire.payload import grouped
 
 
 class WeightedMean:
@@ -33,6 +35,7 @@ class WeightedMean:
         self.total = 0.0
         """Weights of the clients so far."""
 
+    @torch.no_grad()
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         """Fold the next client in; its tensors are not kept.
 
@@ -54,15 +57,23 @@ class WeightedMean:
                     "earlier clients; average only clients that share this layer's architecture"
                 )
         self.total += weight
+        alike: dict[tuple[float, torch.dtype, torch.device], dict[str, Tensor]] = {}
         for name, tensor in tensors.items() if weight > 0 else ():
             entry = self._entries.get(name)
             if entry is None:
-                mean = tensor.detach().to(accumulator(tensor.dtype), copy=True)
+                mean = tensor.to(accumulator(tensor.dtype), copy=True)
                 self._entries[name] = _Entry(mean, weight, tensor.dtype)
             else:
                 entry.total += weight
+                alike.setdefault((entry.total, entry.mean.dtype, entry.mean.device), {})[name] = tensor
+        for (total, *form), known in alike.items():
+            for names in grouped(known):
+                means, values = [self._entries[name].mean for name in names], [known[name] for name in names]
+                if form != [values[0].dtype, values[0].device]:
+                    torch._foreach_copy_(converted := torch._foreach_clone(means), values)
+                    values = [*converted]
                 # the mean so far, not a sum to be divided at the end, which would grow with the number of samples
-                entry.mean.lerp_(tensor.detach().to(entry.mean), weight / entry.total)
+                torch._foreach_lerp_(means, values, weight / total)
 
     def result(self) -> dict[str, Tensor]:
         """The means, in the type and on the device of the first client's tensors; none if no client had tensors.
@@ -99,6 +110,7 @@ class _Entry:
     dtype: torch.dtype
 
 
+@cache
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The type in which tensors of a type are summed: fp32 at least, and fp64 for integers.
 

@@ -21,7 +21,7 @@ from polyfed.privacy.accounting import Neighbours, PrivacyCost
 from polyfed.privacy.guard import PrivacyGuard
 from polyfed.privacy.settings import Budget
 from polyfed.wire.messages import Cause, Failure, Request
-from polyfed.wire.payload import Payload
+from polyfed.wire.payload import Payload, grouped, is_laid_out
 from polyfed.wire.schema import StepSchema
 
 if TYPE_CHECKING:  # imports cryptography, which the base installation lacks
@@ -129,28 +129,39 @@ def failure_of(error: Exception, *, in_full: bool, refused: bool = False) -> Fai
     return Failure(cause, f"{type(error).__name__}: {text}", details, *own)
 
 
-def detach_reply(payload: Payload, model: Model | None) -> Payload:
-    """The payload without memory shared with the model, which serves the next client."""
-    owners: dict[int, list[Tensor]] = {}
-    for tensor in model.exchanged(live=True).values() if model is not None else ():
-        owners.setdefault(_memory(tensor), []).append(tensor)
+@torch.no_grad()
+def detach_reply(payload: Payload, model: Model | None) -> tuple[Payload, dict[str, Tensor]]:
+    """The payload without memory that the model goes on to use, and the model's tensors whose memory it took over.
 
-    def own(value: Tensor) -> Tensor:
-        sharing = owners.get(_memory(value))
-        if sharing is None:
-            return value
-        if len(sharing) == 1 and sharing[0].shape == value.shape:
-            # hand the memory over instead of copying it: weights are loaded into the model before its next use
-            sharing[0].data = torch.empty_like(sharing[0])
-            del owners[_memory(value)]
-            return value
-        return value.clone()
+    Those need ``new_memory`` before the model is written to: weights are loaded before its next use, so values that a
+    reply can take over need not be copied. All others that share memory with the model are copied in one operation.
+    """
+    owners: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in model.exchanged(live=True).items() if model is not None else ():
+        owners.setdefault(_memory(tensor), []).append((name, tensor))
+    taken, fields = dict[str, Tensor](), dict(payload.fields)
+    for field, bundle in payload.bundles.items():
+        shared = []
+        for name, value in bundle.items():
+            sharing = owners.get(_memory(value), ())
+            own = sharing[0][1] if len(sharing) == 1 else value
+            if own is not value and own.shape == value.shape and is_laid_out(value):
+                taken.update(sharing)
+            elif sharing:
+                shared.append(name)
+        if shared:
+            copies = torch._foreach_clone([bundle[name] for name in shared], memory_format=torch.contiguous_format)
+            tensors = {**bundle, **dict(zip(shared, copies, strict=True))}
+            fields[field] = type(bundle)(tensors=tensors, **bundle.attributes())
+    return Payload(fields), taken
 
-    fields = dict(payload.fields)
-    for name, bundle in payload.bundles.items():
-        tensors = {key: own(value) for key, value in bundle.items()}
-        fields[name] = type(bundle)(tensors=tensors, **bundle.attributes())
-    return Payload(fields)
+
+@torch.no_grad()
+def new_memory(tensors: Mapping[str, Tensor]) -> None:
+    """Give a model's tensors memory of their own, for values to come; replies that took the old keep it."""
+    for names in grouped(tensors):  # what no reply holds any more is free before the next group
+        for name, own in zip(names, torch._foreach_clone([tensors[name] for name in names]), strict=True):
+            tensors[name].data = own
 
 
 def _memory(tensor: Tensor) -> int:

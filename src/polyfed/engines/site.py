@@ -18,7 +18,7 @@ from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, PayloadError, RefusedError
 from polyfed.core.randomness import isolated
 from polyfed.data.samples import Samples
-from polyfed.engines.outgoing import Encoded, Noised, Performing, SiteTerms, detach_reply, failure_of
+from polyfed.engines.outgoing import Encoded, Noised, Performing, SiteTerms, detach_reply, failure_of, new_memory
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import Client, ClientInfo, Protection
 from polyfed.federation.cohort import EVALUATING
@@ -108,6 +108,7 @@ class Site:
     step_losses: list[Tensor] = field(default_factory=list)
     _idle: set[str] = field(default_factory=set)  # clients that were warned of having made no step
     _models: dict[str, Model] = field(default_factory=dict)
+    _taken: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # memory that replies took over
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, PublicSamples] = field(default_factory=dict)
     _outlines: dict[str, Outline] = field(default_factory=dict)
@@ -337,12 +338,15 @@ class Site:
             if not isinstance(reply, Reply):
                 returned = "None" if reply is None else f"a {type(reply).__name__}"
                 raise TypeError(f"{step.schema.title} returned {returned}; return a Reply")
+            architecture = client.info.architecture
+            payload, taken = detach_reply(reply.payload, self._models.get(architecture))
+            self._taken.setdefault(architecture, {}).update(taken)
             if step.schema.kind == "step" and self.keeps_states and not blank:
-                reply.payload.require_sound(self.limits)  # the server checks every reply; this guards the state
+                payload.require_sound(self.limits)  # the server checks every reply; this guards the state
                 self._keep(client, version, request.after, step.digest)
         if training is None and not blank:
             client.warn_if_idle(self._idle)
-        return detach_reply(reply.payload, self._models.get(client.info.architecture))
+        return payload
 
     def train_of(self, member: Member) -> Samples:
         """Training samples of a client."""
@@ -399,6 +403,9 @@ class Site:
         if weights is None or key not in self._models:
             # built again for a client without weights: it starts from its own initial ones
             self._models[key] = self.federation.client_model(member).to(self.device)
+            self._taken.pop(key, None)
+        elif taken := self._taken.pop(key, None):
+            new_memory(taken)
         model = self._models[key]
         if weights is not None:
             model.load(weights)

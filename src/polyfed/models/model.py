@@ -176,7 +176,7 @@ class Model(nn.Module):
         Raises:
             RuntimeError: names or shapes are not the model's.
         """
-        own = self.exchanged()
+        own = self.exchanged(live=True)
         given = {name: value for name, value in tensors.items() if name in own} if partly else dict(tensors)
         names_fit = bool(given) and (partly or given.keys() == own.keys())
         if names_fit and all(own[name].shape == value.shape for name, value in given.items()):

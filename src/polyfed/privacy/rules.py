@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from polyfed.core.settings import Settings
-from polyfed.wire.payload import TensorBundle
+from polyfed.wire.payload import TensorBundle, grouped
 
 # ---- norm clipping
 
@@ -54,12 +54,15 @@ def median_norm(norms: Iterable[float]) -> float | None:
 @torch.no_grad()
 def update_norm(bundle: TensorBundle, start: Mapping[str, Tensor]) -> float:
     """L2 norm of the change of all floating tensors from ``start``; tensors missing there start from 0."""
-    norms = [
-        torch.linalg.vector_norm(_exact(value) - start[name].to(_exact(value)) if name in start else _exact(value))
-        for name, value in bundle.items()
-        if value.is_floating_point()
-    ]
-    return float(torch.stack([norm.float() for norm in norms]).norm()) if norms else 0.0
+    floating = {name: value for name, value in bundle.items() if value.is_floating_point()}
+    norms = dict[str, Tensor]()
+    for names in grouped(floating):
+        changes = [_exact(floating[name]) for name in names]
+        if start:
+            zero = changes[0].new_zeros(())  # where a tensor that is not in ``start`` begins
+            changes = torch._foreach_sub(changes, [start.get(name, zero).to(changes[0]) for name in names])
+        norms |= zip(names, torch._foreach_norm(changes), strict=True)
+    return float(torch.stack([norms[name].float() for name in floating]).norm()) if norms else 0.0
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -54,7 +55,7 @@ class TensorBundle(Mapping[str, Tensor]):
     @cached_property
     def is_settled(self) -> bool:
         """Whether its tensors are ``settled``."""
-        return all(settled(tensor) is tensor for tensor in self.tensors.values())
+        return all(map(is_laid_out, self.tensors.values()))
 
     @cached_property
     def identity(self) -> tuple[Any, ...]:
@@ -78,10 +79,29 @@ class TensorBundle(Mapping[str, Tensor]):
         return digest.digest()
 
     @cached_property
-    def _floating_norms(self) -> dict[str, float]:
-        floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
-        # fetched at once: one wait for a GPU
-        return dict(zip(floating, self.norms(list(floating.values())).tolist() if floating else (), strict=True))
+    def _floating(self) -> list[str]:
+        return [name for name, tensor in self.tensors.items() if tensor.is_floating_point()]
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[object, list[float]]]:
+        """Figures that checks have fetched, by name, each with the weights that they compare with."""
+        return {}
+
+    def _figures(self, sent: Mapping[str, Tensor] | None) -> dict[str, tuple[object, Tensor]]:
+        """Those that are not fetched yet, [k], fp32, on their device."""
+        made: dict[str, tuple[object, Tensor]] = {}
+        if "norms" not in self._known:
+            floating = [self.tensors[name] for name in self._floating]
+            made["norms"] = None, self.norms(floating) if floating else torch.zeros(0)
+        if sent and self._known.get("rises", (None,))[0] is not sent:
+            made["rises"] = sent, _rises(self, sent)
+        return made
+
+    def has_fallen(self, sent: Mapping[str, Tensor]) -> bool:
+        """Whether a whole number is less than in ``sent``; training only counts up."""
+        fetch([(self, sent)])
+        # taken out: a reply that is kept does not keep the weights that it started from
+        return any(rise < 0 for rise in self._known.pop("rises", (None, []))[1])
 
     def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
         """Raise PayloadError if any value is NaN or infinite or cannot be, or a norm is beyond its limit.
@@ -92,7 +112,8 @@ class TensorBundle(Mapping[str, Tensor]):
             sent: tensors that the sender started from: twice their norm is allowed where that is more than the limit,
                 as no client is to blame for the work of others.
         """
-        for name, norm in self._floating_norms.items():
+        fetch([(self, sent)])
+        for name, norm in zip(self._floating, self._known["norms"][1], strict=True):
             allowed = getattr(limits, self.limit)
             if norm <= allowed:  # which one that is not finite is not
                 continue
@@ -109,15 +130,62 @@ class TensorBundle(Mapping[str, Tensor]):
         return torch.stack([norm.to(norms[0].device) for norm in norms]).float()
 
 
+def fetch(checked: Collection[tuple[TensorBundle, Mapping[str, Tensor] | None]]) -> None:
+    """Make all figures known that checks of bundles need, in one transfer: a device is waited for once.
+
+    Args:
+        checked: bundles, and the weights that their senders started from.
+    """
+    waiting = [(bundle, *item) for bundle, sent in checked for item in bundle._figures(sent).items()]
+    parts = [figures for _, _, (_, figures) in waiting if len(figures)]
+    fetched = iter(torch.cat([figures.to(parts[0].device) for figures in parts]).tolist() if parts else ())
+    for bundle, name, (sent, figures) in waiting:
+        bundle._known[name] = sent, list(islice(fetched, len(figures)))
+
+
+def _rises(bundle: TensorBundle, sent: Mapping[str, Tensor]) -> Tensor:
+    """Least change of whole numbers in all tensors of a shape, [shapes], fp32."""
+    alike: dict[tuple[object, ...], list[tuple[Tensor, Tensor]]] = {}
+    for name, value in bundle.items():
+        old = None if value.is_floating_point() or not value.numel() else sent.get(name)
+        if old is not None and old.shape == value.shape and not old.is_meta:
+            alike.setdefault((value.shape, value.device, old.device), []).append((value, old))
+    pairs = [[torch.stack(values) for values in zip(*pairs, strict=True)] for pairs in alike.values()]
+    rises = [(new.double() - old.to(new.device).double()).min() for new, old in pairs]
+    return torch.stack(rises).float() if rises else torch.zeros(0)
+
+
+def grouped(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Names in groups of one type and device, each of a quarter of all numbers at most or of one tensor.
+
+    An operation over a group thus leaves a quarter of a model in memory, and there are few groups in large models too.
+    """
+    most = sum(tensor.numel() for tensor in tensors.values()) // 4
+    groups: list[list[str]] = []
+    last: dict[object, tuple[list[str], int]] = {}
+    for name, tensor in tensors.items():
+        names, size = last.get((tensor.dtype, tensor.device), ([], most))
+        if not names or size + tensor.numel() > most:
+            groups.append(names := [])
+            size = 0
+        names.append(name)
+        last[tensor.dtype, tensor.device] = names, size + tensor.numel()
+    return groups
+
+
+def is_laid_out(tensor: Tensor) -> bool:
+    """Whether a tensor is ``settled``."""
+    # a view into another tensor, such as a slice of a bank, may start anywhere
+    return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
+
+
 def settled(tensor: Tensor) -> Tensor:
     """The tensor, or a copy of it, in the one memory layout in which all engines hand tensors over.
 
     Sums over a tensor depend on its strides and on its alignment (vector instructions start elsewhere), so the same
     values could otherwise give other bits by reference than from a buffer.
     """
-    dense = tensor if tensor.is_contiguous() else tensor.contiguous()
-    # a view into another tensor, such as a slice of a bank, may start anywhere
-    return dense if dense.data_ptr() % _ALIGNMENT == 0 else dense.clone()
+    return tensor if is_laid_out(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _sum_type(*tensors: Tensor) -> torch.dtype:
@@ -135,12 +203,25 @@ class Weights(TensorBundle):
         """Tensors with these names."""
         return Weights({name: value for name, value in self.tensors.items() if name in names})
 
+    def _figures(self, sent: Mapping[str, Tensor] | None) -> dict[str, tuple[object, Tensor]]:
+        made = super()._figures(sent)
+        if "variances" not in self._known:
+            variances = [value.flatten() for value in self._variances.values()]
+            least = torch.cat(variances).min()[None].float() if variances else torch.zeros(0)
+            made["variances"] = None, least
+        return made
+
+    @property
+    def _variances(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.items() if name.endswith(_VARIANCE) and value.numel()}
+
     def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
         """Check values as in all bundles; variances of a batch normalisation must not be negative."""
         super().require_sound(what, limits, sent)
-        for name, tensor in self.tensors.items():
-            if name.endswith(_VARIANCE) and bool((tensor < 0).any()):
-                raise PayloadError(f"{what}: tensor '{name}' has a variance of {float(tensor.min()):.3g}")
+        if any(least < 0 for least in self._known["variances"][1]):
+            least = {name: float(value.min()) for name, value in self._variances.items()}
+            name = next(name for name, value in least.items() if value < 0)
+            raise PayloadError(f"{what}: tensor '{name}' has a variance of {least[name]:.3g}")
 
 
 @dataclass(frozen=True)
@@ -227,8 +308,10 @@ class Payload:
             limits: bounds of norms.
             sent: field -> weights that its sender started from.
         """
+        starts = {name: sent(name) for name in self.bundles}
+        fetch([(bundle, starts[name]) for name, bundle in self.bundles.items()])
         for name, bundle in self.bundles.items():
-            bundle.require_sound(name, limits, sent(name))
+            bundle.require_sound(name, limits, starts[name])
         for name, value in self.scalars.items():
             if isinstance(value, float) and not value - value == 0.0:
                 raise PayloadError(f"{name} is {value}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from polyfed.aggregation.averaging import name_and_shape
 from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.server import Server
+from polyfed.wire.payload import grouped
 
 
 class Moves:
@@ -24,13 +26,21 @@ class Moves:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[int, float, Tensor | float]] = {}  # name and shape -> n, sum ||d||^2, sum d
+        self._squares: list[dict[str, Tensor]] = []  # of each client: name and shape -> ||d||^2, on the device
+        self._totals: dict[str, Tensor] = {}  # name and shape -> sum d
 
     def add(self, weights: Mapping[str, Tensor], start: Mapping[str, Tensor], *, compared: bool = False) -> None:
         """Add a client's move of its floating tensors; ``compared`` with others' of tensors of one name and shape."""
-        for name, move in _moves(weights, start):
-            count, squares, total = self._sums.get(key := name_and_shape(name, move), (0, 0.0, 0.0))
-            self._sums[key] = count + 1, squares + _square(move), total + move if compared else 0.0
+        keys = {name: name_and_shape(name, value) for name, value in weights.items()}
+        squares = dict[str, Tensor]()
+        for moves in _moves(weights, start):
+            squares |= _squares(moves)
+            named = {keys[name]: move for name, move in moves.items()} if compared else {}
+            known = [key for key in named if key in self._totals]
+            if known:
+                torch._foreach_add_([self._totals[key] for key in known], [named[key] for key in known])
+            self._totals = named | self._totals
+        self._squares.append({keys[name]: squares[name] for name in weights if name in squares})
 
     def followed(self, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, float]:
         """``followed``: length of the global model's step in that of a client's move (root mean square).
@@ -38,7 +48,9 @@ class Moves:
         1 where all agree and are averaged, 1 / sqrt(n) where n move in unrelated directions, less where an average is
         scaled down. Nothing where no client moved.
         """
-        return _ratio("followed", sum(_square(move) for _, move in _moves(new, old)), self._lengths(1))
+        squares = {name: square for moves in _moves(new, old) for name, square in _squares(moves).items()}
+        clients, step = self._fetched({name: squares[name] for name in new if name in squares})
+        return _ratio("followed", sum(step.values()), _lengths(clients, 1))
 
     def disagreement(self) -> dict[str, float]:
         """``disagreement``: distance between two clients' moves in the length of one (root mean squares).
@@ -46,12 +58,20 @@ class Moves:
         0 where all agree, 1.41 where directions are unrelated, 2 where two oppose; nothing of fewer than two. The mean
         square of distances is 2 (n sum ||d||^2 - ||sum d||^2) / (n (n - 1)).
         """
-        shared = [(n, squares, _square(torch.as_tensor(total))) for n, squares, total in self._sums.values() if n > 1]
+        clients, totals = self._fetched(_squares(self._totals) if self._totals else {})
+        shared = [(n, squares, totals[key]) for key, (n, squares) in clients.items() if n > 1]
         apart = sum(2 * max(n * squares - total, 0.0) / (n * (n - 1)) for n, squares, total in shared)
-        return _ratio("disagreement", apart, self._lengths(2))
+        return _ratio("disagreement", apart, _lengths(clients, 2))
 
-    def _lengths(self, least: int) -> float:
-        return sum(squares / n for n, squares, _ in self._sums.values() if n >= least)
+    def _fetched(self, more: Mapping[str, Tensor]) -> tuple[dict[str, tuple[int, float]], dict[str, float]]:
+        """Name and shape -> n and sum ||d||^2 of its clients; and further figures; in one transfer."""
+        figures = [figure for squares in (*self._squares, more) for figure in squares.values()]
+        values = iter(torch.stack([figure.to(figures[0].device) for figure in figures]).tolist() if figures else ())
+        clients: dict[str, tuple[int, float]] = {}
+        for key in chain.from_iterable(self._squares):
+            count, squares = clients.get(key, (0, 0.0))
+            clients[key] = count + 1, squares + next(values)
+        return clients, dict(zip(more, values, strict=True))
 
 
 class MovesObserver:
@@ -90,11 +110,20 @@ def _ratio(name: str, square: float, of: float) -> dict[str, float]:
     return {name: math.sqrt(square / of)} if of else {}
 
 
-def _moves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    # one tensor at a time: a model's moves are as large as the model
-    floating = ((name, value.detach()) for name, value in new.items() if value.is_floating_point())
-    return ((name, value.float() - old[name].detach().to(value.device, torch.float32)) for name, value in floating)
+def _lengths(clients: Mapping[str, tuple[int, float]], least: int) -> float:
+    return sum(squares / n for n, squares in clients.values() if n >= least)
 
 
-def _square(move: Tensor) -> float:
-    return float(move.square().sum())
+@torch.no_grad()
+def _moves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    # in groups: a model's moves are as large as the model
+    floating = {name: value for name, value in new.items() if value.is_floating_point()}
+    for names in grouped(floating):
+        values = [floating[name].float() for name in names]
+        moves = torch._foreach_sub(values, [old[name].to(values[0]) for name in names])
+        yield dict(zip(names, moves, strict=True))
+
+
+def _squares(moves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    values = [*moves.values()]
+    return {name: square.sum() for name, square in zip(moves, torch._foreach_mul(values, values), strict=True)}
