@@ -144,12 +144,12 @@ class Participant:
         self,
         name: str = "optimizer",
         training: TrainingSettings | None = None,
-        only: Callable[[str], bool] = lambda name: True,
+        only: Callable[[str], bool] | None = None,
         module: nn.Module | None = None,
     ) -> Trainer:
         """The optimiser called ``name``, continued from its kept state if there is one; the same within a step.
 
-        It trains the parameters of ``module`` (None: the model) whose names ``only`` holds to be its own.
+        It trains the parameters of ``module`` (None: the model) whose names ``only`` holds to be its own; None: all.
         """
         trainers, states = self.optimizers.trainers, self.optimizers.states
         if name not in trainers:
