@@ -155,7 +155,8 @@ class Algorithm(Settings):
     @property
     def epochs_a_round(self) -> int:
         """Epochs by which a round advances schedules: those of local training, or 1 for local steps."""
-        return self.local_training.epochs if self.local_training and self.counts_epochs else 1
+        training = self.local_training
+        return 1 if training is None or training.steps is not None else training.epochs
 
     @property
     def is_personal(self) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import inf
-from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -96,11 +95,6 @@ class Batch:
         """The batch with a change applied to every column."""
         return Batch(**_each(vars(self), change))
 
-    def split(self, size: int, change: Callable[[Tensor], Tensor]) -> list[Batch]:
-        """Parts of ``size`` samples, with a change applied to every column."""
-        parts = _each(vars(self), lambda column: [*map(change, column.split(size))])
-        return [Batch(**_each(parts, itemgetter(part))) for part in range(-(-len(self) // size))]
-
     def to(self, device: torch.device) -> Batch:
         return self.each(lambda column: column.to(device, non_blocking=True))
 
@@ -143,7 +137,7 @@ class Batch:
 
 def _each(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     return {
-        name: _each(value, change) if isinstance(value, Mapping) else change(value) for name, value in columns.items()
+        name: change(value) if isinstance(value, Tensor) else _each(value, change) for name, value in columns.items()
     }
 
 

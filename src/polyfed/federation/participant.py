@@ -24,11 +24,10 @@ from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock, Correction, Epoch, Optimizers, Regulariser, Trainer
 from polyfed.models.model import CachedModel, Embedder, Model
 from polyfed.tasks.task import Task
-from polyfed.wire.payload import settled
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_AHEAD = 1 << 20  # bytes of batches that are made before they are needed
+_AHEAD = 1 << 20  # bytes of a batch that is kept for all epochs
 
 
 Precision = Literal["float32", "bfloat16"]
@@ -144,12 +143,12 @@ class Participant:
         self,
         name: str = "optimizer",
         training: TrainingSettings | None = None,
-        only: Callable[[str], bool] = lambda name: True,
+        only: Callable[[str], bool] | None = None,
         module: nn.Module | None = None,
     ) -> Trainer:
         """The optimiser called ``name``, continued from its kept state if there is one; the same within a step.
 
-        It trains the parameters of ``module`` (None: the model) whose names ``only`` holds to be its own.
+        It trains the parameters of ``module`` (None: the model) whose names ``only`` holds to be its own; None: all.
         """
         trainers, states = self.optimizers.trainers, self.optimizers.states
         if name not in trainers:
@@ -197,14 +196,20 @@ class Participant:
                 yield batch if device.type == "cpu" else batch.to(device)
 
     def _passes(self, samples: Samples, purpose: str, epochs: int) -> Callable[[int], Iterable[Batch]]:
-        """Function that returns the batches of an epoch; those of a small client are made at once, in half the time."""
+        """Function that returns the batches of an epoch; the inputs of a small client are read only once."""
         n, names = len(samples), [f"{purpose}-{epoch}" for epoch in range(epochs)]
-        if epochs < 2 or not 1 < n <= self.training.batch_size or epochs * n * samples.still_bytes > _AHEAD:
+        if epochs < 2 or not 1 < n <= self.training.batch_size or n * samples.still_bytes > _AHEAD:
             return lambda epoch: self.batches(samples, f"{purpose}-{epoch}")
-        order = torch.cat([torch.randperm(n, generator=self.generator(name)) for name in names])
-        every = samples.batch(order)
-        parts = (every if self.device.type == "cpu" else every.to(self.device)).split(n, settled)
-        return lambda epoch: self._reported((parts[epoch].without_lone(),), names[epoch], 1)
+        every = samples.batch(torch.arange(n))
+        every = every if self.device.type == "cpu" else every.to(self.device)
+        orders = torch.stack([torch.randperm(n, generator=self.generator(name)) for name in names]).to(self.device)
+
+        def batches(epoch: int) -> Iterable[Batch]:
+            order = orders[epoch]
+            batch = every.each(lambda column: column.index_select(0, order))
+            return self._reported((batch.without_lone(),), names[epoch], 1)
+
+        return batches
 
     def _reported(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
         epoch, epochs = self.optimizers.epochs.current or Epoch(0, 1)

@@ -10,12 +10,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd import backward
+from torch.optim import Optimizer
 
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.blocks import undecayed
-from polyfed.models.model import CachedModel, trained_in
-from polyfed.optim.settings import clip_gradients, load_optimizer_tensors, optimizer_tensors
+from polyfed.models.model import CachedModel, Layout, trained_in
+from polyfed.optim.settings import (
+    OptimizerSettings,
+    clip_gradients,
+    fresh,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
 
 Regulariser = Callable[[CachedModel, Batch], Tensor]
 """A loss that a method adds to the task's: from the model and a batch."""
@@ -98,12 +105,14 @@ class Trainer:
         training: TrainingSettings,
         clock: Clock,
         epochs: Epochs,
-        only: Callable[[str], bool] = lambda name: True,
+        only: Callable[[str], bool] | None = None,
     ) -> None:
-        self._named = [(name, value) for name, value in trained_in(model).items() if only(name)]
+        self._named = [(name, value) for name, value in trained_in(model).items() if only is None or only(name)]
+        self._parameters = [value for _, value in self._named]
         self.training, self._clock, self._epochs = training, clock, epochs
-        self.optimizer = training.optimizer.build(_decay_groups(model, [value for _, value in self._named]))
+        self.optimizer = _optimizer(model, training.optimizer, self._parameters)
         self._base = [group["lr"] for group in self.optimizer.param_groups]
+        self._epoch: Epoch | None = None  # of the present rates
         self.steps = 0  # since it was made
 
     def step(self, loss: Tensor, correct: Correction | None = None) -> None:
@@ -119,7 +128,7 @@ class Trainer:
         self.apply(correct)
 
     def zero_grad(self) -> None:
-        for _, value in self._named:  # what the optimiser's own way does, without its records for profilers
+        for value in self._parameters:  # what the optimiser's own way does, without its records for profilers
             value.grad = None
 
     def apply(self, correct: Correction | None = None) -> None:
@@ -127,9 +136,11 @@ class Trainer:
             reached = {name: value for name, value in self._named if value.grad is not None}
             correct({name: value.grad for name, value in reached.items() if value.grad is not None}, reached)
         # after the correction, which is part of the step that is clipped
-        clip_gradients([value for _, value in self._named], self.training.optimizer.clip)
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate
+        clip_gradients(self._parameters, self.training.optimizer.clip)
+        if (epoch := self._epochs.now) is not self._epoch:
+            self._epoch = epoch
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate
         self.optimizer.step()
         self.steps += 1
 
@@ -150,6 +161,7 @@ class Trainer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore ``state``, to which learning rates do not belong."""
         load_optimizer_tensors(self.optimizer, self._named, state)
+        self._epoch = None
 
 
 @dataclass
@@ -171,12 +183,20 @@ class Optimizers:
         return self.states | {name: trainer.state() for name, trainer in self.trainers.items()}
 
 
-def _decay_groups(model: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
-    exempt = {id(value) for value in undecayed(model)}
-    decayed = [value for value in parameters if id(value) not in exempt]
-    spared = [value for value in parameters if id(value) in exempt]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]  # an optimiser refuses an empty group
+def _optimizer(model: nn.Module, settings: OptimizerSettings, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """A new optimiser of some of a model's parameters; made from one of the same parameters and settings if known."""
+    known, key = Layout.of(model).optimizers, (*map(id, parameters),)
+    if key not in known or known[key][0] is not settings:
+        exempt = {id(value) for value in undecayed(model)}
+        decayed = [value for value in parameters if id(value) not in exempt]
+        spared = [value for value in parameters if id(value) in exempt]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+        # an optimiser refuses an empty group
+        made = settings.build([group for group in groups if group["params"]])
+        if type(settings) is not OptimizerSettings:  # of others it is not known what they hold beside state and groups
+            return made
+        known[key] = settings, made
+    return fresh(known[key][1])
 
 
 def step_together(loss: Tensor, *trainers: Trainer) -> None:

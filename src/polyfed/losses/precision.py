@@ -24,17 +24,19 @@ def in_full_precision(function: Callable[Parameters, Returned]) -> Callable[Para
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        narrow = {value.dtype for value in tensors if value.dtype.is_floating_point and value.dtype.itemsize < 4}
         # autocast is set by kind of device, and a loss is computed where its tensors are
-        device = next(value.device.type for value in args if isinstance(value, Tensor))
-        off = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-        with off:
-            raised = {key: _raised(value) for key, value in kwargs.items()}
-            return function(*map(_raised, args), **raised)  # type: ignore[arg-type]
+        device = tensors[0].device.type
+        is_off = not torch.is_autocast_enabled(device)
+        if is_off and not narrow:
+            return function(*args, **kwargs)
+
+        def raised(value: object) -> object:
+            return value.float() if isinstance(value, Tensor) and value.dtype in narrow else value
+
+        with nullcontext() if is_off else torch.autocast(device, enabled=False):
+            named = {key: raised(value) for key, value in kwargs.items()}
+            return function(*map(raised, args), **named)  # type: ignore[arg-type]
 
     return wrapped
-
-
-def _raised(value: object) -> object:
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
-        return value.float()
-    return value

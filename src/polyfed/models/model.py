@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from pydantic import Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
@@ -105,7 +106,7 @@ def require_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) ->
 
 
 def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+    return {name: value for name, value in Layout.of(module).parameters.items() if value.requires_grad}
 
 
 class Embedder(Protocol):
@@ -167,8 +168,8 @@ class Model(nn.Module):
         They are parameters and running statistics without frozen values (``models.frozen``), and share memory with the
         model; with ``live`` they are its own objects.
         """
-        owners = _Walk.of(self).owners
-        return {name: own[key] if live else own[key].detach() for name, own, key in owners}
+        tensors = Layout.of(self).tensors
+        return {**tensors} if live else {name: value.detach() for name, value in tensors.items()}
 
     def load(self, tensors: Mapping[str, Tensor], *, partly: bool = False) -> None:
         """Take over exchanged tensors: all of the model's, or with ``partly`` those of the given ones that it has.
@@ -176,20 +177,36 @@ class Model(nn.Module):
         Raises:
             RuntimeError: names or shapes are not the model's.
         """
-        own = self.exchanged(live=True)
-        given = {name: value for name, value in tensors.items() if name in own} if partly else dict(tensors)
-        names_fit = bool(given) and (partly or given.keys() == own.keys())
-        if names_fit and all(own[name].shape == value.shape for name, value in given.items()):
+        own = Layout.of(self).tensors
+        given = {name: value for name, value in tensors.items() if name in own or not partly}
+        into = [own[name] for name in given if name in own]
+        names_fit = bool(into) and (partly or given.keys() == own.keys())
+        if names_fit and [value.shape for value in into] == [value.shape for value in given.values()]:
             # the same as load_state_dict, without its walk through all modules
-            with torch.no_grad():
-                torch._foreach_copy_([own[name] for name in given], list(given.values()))
+            with torch.set_grad_enabled(False):
+                torch._foreach_copy_(into, [*given.values()])
         else:
             self.load_state_dict(given, strict=not partly)  # raises, and names the tensors that do not fit
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules; those of a small model have it already, and to set it takes long."""
+        if {self.training, *[part.training for part in Layout.of(self).inner]} != {mode}:
+            super().train(mode)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, or set them to zero."""
+        if not set_to_none:
+            super().zero_grad(set_to_none)
+            return
+        for value in Layout.of(self).parameters.values():
+            value.grad = None
 
     @property
     def device(self) -> torch.device:
         """Device of the parameters."""
-        return next(self.parameters()).device
+        # not by ``parameters``, which prepares a walk through all modules
+        return next(value for part in self.modules() for value in part._parameters.values() if value is not None).device
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding before normalisation, the input of a classifier head."""
@@ -239,31 +256,39 @@ class Model(nn.Module):
             )
 
 
-class _Walk:
-    """Owners of the tensors in a module's ``state_dict``: finding them takes as long as a small client's step."""
+class Layout:
+    """Tensors and modules of a module: finding them takes as long as a small client's step.
+
+    Attributes:
+        tensors: the entries of its ``state_dict``, by name.
+        parameters: its parameters, by name.
+        inner: the modules in it, without itself.
+        optimizers: ids of some parameters -> settings and an unused optimiser of these parameters; see ``Trainer``.
+    """
+
+    _known: ClassVar[WeakKeyDictionary[nn.Module, Layout]] = WeakKeyDictionary()
 
     def __init__(self, module: nn.Module) -> None:
-        parts = dict(module.named_modules(remove_duplicate=False))
-        self.held = [(part._modules, part._parameters, part._buffers) for part in parts.values()]
-        self.shape, self.owners = self._shape(), list[tuple[str, dict[str, Any], str]]()
-        for name, value in module.state_dict(keep_vars=True).items():
-            path, _, key = name.rpartition(".")
-            own = [tensors for tensors in (parts[path]._parameters, parts[path]._buffers) if tensors.get(key) is value]
-            self.owners.append((name, own[0], key))
+        self.tensors: dict[str, Tensor] = dict(module.state_dict(keep_vars=True))
+        self.parameters = dict(module.named_parameters())
+        self.inner = [part for part in module.modules() if part is not module]
+        self.optimizers: dict[tuple[int, ...], tuple[object, Optimizer]] = {}
+        self.held = self._held(module)
+        if not {*map(id, self.tensors.values())} <= {*self.held}:
+            raise TypeError(f"the state of a {type(module).__name__} has entries other than its parameters and buffers")
 
-    def _shape(self) -> list[object]:
-        return [(*modules.values(), *parameters, *buffers) for modules, parameters, buffers in self.held]
+    def _held(self, module: nn.Module) -> list[int]:
+        groups = [(part._modules, part._parameters, part._buffers) for part in (module, *self.inner)]
+        # by ids, as tensors have no equality of their own
+        return [*map(id, [group[name] for part in groups for group in part for name in group])]
 
     @classmethod
-    def of(cls, module: nn.Module) -> _Walk:
-        """The last walk, unless tensors were added or removed or parts replaced since."""
-        known = _walks.get(module)
-        if known is None or known._shape() != known.shape:
-            known = _walks[module] = cls(module)
+    def of(cls, module: nn.Module) -> Layout:
+        """The last layout, unless tensors or modules were added, removed or replaced since."""
+        known = cls._known.get(module)
+        if known is None or known._held(module) != known.held:
+            known = cls._known[module] = cls(module)
         return known
-
-
-_walks: WeakKeyDictionary[nn.Module, _Walk] = WeakKeyDictionary()
 
 
 class LastValues(Generic[_Value]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -124,7 +125,7 @@ class _Descent(torch.optim.SGD):
             hook(self, (), {})
         for group in self.param_groups:
             reached = [value for value in group["params"] if value.grad is not None]
-            for dtype in dict.fromkeys([value.dtype for value in reached]):
+            for dtype in {value.dtype for value in reached}:
                 self._descend([value for value in reached if value.dtype == dtype], group)
         return loss
 
@@ -142,8 +143,19 @@ class _Descent(torch.optim.SGD):
         self.state.update({value: {"momentum_buffer": torch.zeros_like(value)} for value in new})
         momenta = [self.state[value]["momentum_buffer"] for value in reached] if group["momentum"] else []
         gradients = [value.grad for value in reached if value.grad is not None]
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):  # as ``no_grad``, with half of its calls
             torch._fused_sgd_(reached, gradients, momenta, **options, is_first_step=is_first)
+
+
+def fresh(optimizer: Optimizer) -> Optimizer:
+    """A new optimiser of the same parameters with the same options, without state or hooks, as torch unpickles one.
+
+    A constructor takes as long as several steps of a small model.
+    """
+    groups = [{**group, "params": [*group["params"]]} for group in optimizer.param_groups]
+    new = object.__new__(type(optimizer))
+    new.__setstate__({"defaults": {**optimizer.defaults}, "state": defaultdict(dict), "param_groups": groups})
+    return new
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> Tensor | None:

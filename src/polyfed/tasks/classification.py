@@ -301,9 +301,9 @@ def _patterns(samples: Samples) -> dict[str, Int64[Tensor, " k"]]:
 
 
 def _mean(parts: Embeddings, count: int) -> Float[Tensor, "b d"]:
-    values = [part.values for part in parts.values()]
+    first, *others = [part.values for part in parts.values()]
     # of embeddings, not of logits: one head serves any number of modalities
-    return torch.stack(values).mean(0) if len(values) > 1 else values[0]
+    return torch.stack([first, *others]).mean(0) if others else first
 
 
 def _imputer(head: nn.Module | None) -> Imputer | None:

@@ -139,14 +139,14 @@ class Imputer(nn.Module):
 
 def embeddings_of(model: Embedder, batch: Batch, modalities: Sequence[str]) -> dict[str, PresentEmbeddings]:
     """Embeddings of a batch by modality, of the samples that have it."""
-    every = torch.arange(len(batch), device=batch.index.device)
-    parts = {}
-    for name in (one for one in modalities if one in batch.inputs):
+    count, parts = len(batch), {}
+    every = torch.arange(count, device=batch.index.device)
+    for name in [one for one in modalities if one in batch.inputs]:
         index = every if name not in batch.present else batch.present[name].nonzero()[:, 0]
-        x = batch.inputs[name]
-        if len(index):
+        x, there = batch.inputs[name], index.shape[0]
+        if there:
             # the same object where no sample lacks it: models remember inputs that they have embedded
-            parts[name] = PresentEmbeddings(model.embed(name, x if len(index) == len(batch) else x[index]), index)
+            parts[name] = PresentEmbeddings(model.embed(name, x if there == count else x[index]), index)
     return parts
 
 

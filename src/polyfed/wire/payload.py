@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
@@ -48,6 +48,17 @@ class TensorBundle(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    # those of ``Mapping`` go through ``__getitem__`` for each tensor
+
+    def keys(self) -> KeysView[str]:
+        return self.tensors.keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        return self.tensors.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        return self.tensors.items()
 
     def attributes(self) -> dict[str, Scalar]:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tensors"}
