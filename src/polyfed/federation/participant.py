@@ -203,7 +203,7 @@ class Participant:
             return lambda epoch: self.batches(samples, f"{purpose}-{epoch}")
         order = torch.cat([torch.randperm(n, generator=self.generator(name)) for name in names])
         every = samples.batch(order)
-        parts = (every if self.device.type == "cpu" else every.to(self.device)).split(n, settled)
+        parts = every.to(self.device).split(n, settled)
         return lambda epoch: self._reported((parts[epoch].without_lone(),), names[epoch], 1)
 
     def _reported(self, batches: Iterable[_T], purpose: str, a_pass: int) -> Iterator[_T]:
@@ -242,11 +242,11 @@ class Participant:
         unless ``augment``; no batch of one sample."""
         chosen, stream = samples or self.public_set, self.generator(purpose)
         order = torch.randperm(len(chosen), generator=stream)
-        starts = range(0, len(order), size)[:wanted]
-        for start in self._reported(starts, purpose, len(starts)):
-            index = order[start : start + size]
-            if len(index) > 1:
-                yield chosen.batch(index, stream if augment else None).to(self.device)
+        parts = order.split(size)[:wanted]
+        batches = chosen.batches_of(parts, stream if augment else None)
+        for batch in self._reported(batches, purpose, len(parts)):
+            if len(batch) > 1:
+                yield batch.to(self.device)
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
         """The participant's own objective on a batch; ``model`` embeds it where other losses share that."""
@@ -353,10 +353,10 @@ class Participant:
         else:
             rows, inverse_index = samples.distinct(modality)
         parts, chunks = [], torch.split(rows, self.setup.evaluation_batch)
-        for chunk in passed(self.name, f"encoding {modality}", chunks, len(chunks)):
-            inputs = samples.load(modality, chunk, stream).to(self.device, non_blocking=True)
+        loaded = samples.loads(modality, chunks, stream)
+        for inputs in passed(self.name, f"encoding {modality}", loaded, len(chunks)):
             with self.autocast():
-                parts.append(self.model.represent(modality, inputs))
+                parts.append(self.model.represent(modality, inputs.to(self.device)))
         return torch.cat(parts), inverse_index.to(self.device)
 
     def evaluate(self, samples: Samples) -> dict[str, float]:
