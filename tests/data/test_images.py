@@ -211,9 +211,12 @@ def test_bad_settings(settings: dict, message: str) -> None:
 def test_order_of_changes() -> None:
     augment = images.Augment(shift=images.Shift(pixels=2), flip=images.Flip(p=1), erase=images.Erase(p=1))
     g, h = generator(1), generator(1)
-    y = augment.moved(batch(), g)
-    assert torch.equal(y, images.Shift(pixels=2)(batch(), h).flip(3))
-    assert torch.equal(augment.normalised(y.float(), generator(2)), images.Erase(p=1)(y.float(), generator(2)))
+    moved = images.Shift(pixels=2)(batch(), h).flip(3)
+    assert torch.equal(augment.moved(batch(), g), moved)
+    drawn = augment.draws(batch().shape, generator(1))
+    torch.rand(len(moved), generator=h)  # of the mirror
+    expected = images.Erase(p=1)(images.normalised(moved, "half"), h)
+    assert torch.equal(augment.normalised(batch(), "half", drawn), expected)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 from filelock import FileLock, Timeout
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Float16, Int64, UInt8
 from torch import Tensor
 
 from polyfed.core.activity import prepared, preparing
 from polyfed.core.errors import ConfigError, DataError, PolyfedError
 from polyfed.core.files import write_atomically
 from polyfed.data.arrow import fingerprint_of
+from polyfed.data.device_memory import TableInputs
 from polyfed.data.images import PIXELS, ImageFit, MaskResampling, Resampling, decode, image_bytes, reason_of
 from polyfed.data.source import Column, Count, LeftOut, Split
 from polyfed.data.view import DataContext
@@ -302,7 +303,7 @@ _Values = npt.NDArray[np.float16]
 
 
 @dataclass
-class StoredRows:
+class StoredRows(TableInputs):
     """Opened rows, float32 [b, ...], stored as float16 [n, ...] in a file.
 
     Until all rows are computed they are in ``path.rows``, and ``path.there`` has one byte per row, set when the row
@@ -329,17 +330,27 @@ class StoredRows:
     def __len__(self) -> int:
         return len(self._values) if self._has_room else self.shape()[0]
 
-    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Float[Tensor, "b ..."]:
-        """The rows, computed if they are missing; the same with and without a generator.
+    @property
+    def table(self) -> _Values | None:
+        """All rows, once they are in the file."""
+        self._require(np.empty(0, np.int64))
+        return self._values if self._has_room and (self._there is None or self._there.all()) else None
+
+    def gathered(self, rows: Int64[Tensor, " b"]) -> Float16[Tensor, "b ..."]:
+        """The rows, computed if they are missing.
 
         Raises:
             DataError: a row is not finite in float16, or the folder cannot be written.
         """
         self._require(rows.numpy())
         if self._has_room:
-            return torch.from_numpy(self._values[rows.numpy()]).float()
+            return torch.from_numpy(self._values[rows.numpy()])
         distinct, inverse_index = torch.unique(rows, return_inverse=True)
-        return self.compute(distinct.tolist()).half().float()[inverse_index]
+        return self.compute(distinct.tolist()).half()[inverse_index]
+
+    def computed(self, x: Tensor, *draws: Tensor) -> Float[Tensor, "b ..."]:
+        """The rows; the same with and without a generator."""
+        return x.float()
 
     def prepare(self, rows: Int64[Tensor, " n"]) -> None:
         """Compute and keep ``rows`` ahead of their use; errors as above."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from math import inf
 from typing import Any, Protocol
@@ -15,8 +15,15 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
+from polyfed.data.device_memory import DeviceMemory, Pending, each
 
 _ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
+
+Rows = Int64[Tensor, " b"]
+"""Row numbers, or positions of samples."""
+
+Stream = torch.Generator | None
+"""Random stream of the training view; None: the evaluation view."""
 
 
 class Inputs(Protocol):
@@ -32,7 +39,7 @@ class Inputs(Protocol):
         """The number of rows."""
         ...
 
-    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, rows: Rows, generator: Stream = None) -> Tensor:
         """Encoder input of ``rows``, first dimension b, on the CPU.
 
         With a generator it is the training view (augmented, every draw from that generator); without, the
@@ -50,7 +57,7 @@ class _Blank:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, rows: Rows, generator: Stream = None) -> Tensor:
         return self._readable.new_zeros(len(rows), *self._readable.shape[1:])
 
     @cached_property
@@ -93,10 +100,16 @@ class Batch:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with a change applied to every column."""
-        return Batch(**_each(vars(self), change))
+        return Batch(**each(self._columns, change))
+
+    @property
+    def _columns(self) -> dict[str, Any]:
+        """Columns, each once."""
+        return {name: column for name, column in vars(self).items() if name != "matches" or column is not self.items}
 
     def to(self, device: torch.device) -> Batch:
-        return self.each(lambda column: column.to(device, non_blocking=True))
+        """The batch on a device; itself if it is there."""
+        return self if self.index.device == device else self.each(lambda column: column.to(device))
 
     @property
     def no_loss(self) -> Tensor:
@@ -114,8 +127,7 @@ class Batch:
         """The same samples without modalities that only one of them has, as batch statistics need two."""
         if not self.present:
             return self
-        lone = {name: torch.zeros_like(mask) for name, mask in self.present.items() if int(mask.sum()) == 1}
-        return replace(self, present={**self.present, **lone}) if lone else self
+        return replace(self, present={name: mask & (mask.sum() != 1) for name, mask in self.present.items()})
 
     def having_any(self, *modalities: str) -> Batch:
         """The samples that have at least one of ``modalities``."""
@@ -135,22 +147,9 @@ class Batch:
         return replace(chosen, present={name: mask for name, mask in chosen.present.items() if name not in modalities})
 
 
-def _each(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    return {
-        name: change(value) if isinstance(value, Tensor) else _each(value, change) for name, value in columns.items()
-    }
-
-
-def with_gaps(
-    inputs: Inputs, rows: Int64[Tensor, " b"], there: Bool[Tensor, " b"], generator: torch.Generator | None
-) -> Tensor:
-    """Values of the rows that exist, zeros for the others."""
-    if bool(there.all()):
-        return inputs(rows, generator)
-    if not bool(there.any()):
-        return _Blank(inputs)(rows)
-    loaded = inputs(rows[there], generator)
-    return loaded.new_zeros(len(rows), *loaded.shape[1:]).index_put((there.nonzero()[:, 0],), loaded)
+def _spread(loaded: Tensor, positions: Int64[Tensor, " k"], count: int) -> Tensor:
+    """Rows at their positions among ``count``, zeros at the others."""
+    return loaded.new_zeros(count, *loaded.shape[1:]).index_put((positions,), loaded)
 
 
 @dataclass(frozen=True)
@@ -168,6 +167,7 @@ class Samples:
         matches: see ``Batch``.
         lazy: target name -> opened values of targets that are too large for memory, such as masks; their rows are in
             ``rows``.
+        memory: Memory of the device on which batches are made; None: the CPU.
     """
 
     inputs: Mapping[str, Inputs]
@@ -178,6 +178,7 @@ class Samples:
     classes: Mapping[str, tuple[str, ...]]
     matches: Int64[Tensor, " n"] = _ITEMS
     lazy: Mapping[str, Inputs] = field(default_factory=dict)
+    memory: DeviceMemory | None = None
 
     def __post_init__(self) -> None:
         if self.matches is _ITEMS:
@@ -191,61 +192,84 @@ class Samples:
         """Names of the modalities that these samples have."""
         return tuple(self.inputs)
 
-    def batch(
-        self,
-        index: Int64[Tensor, " b"],
-        generator: torch.Generator | None = None,
-        modalities: Sequence[str] | None = None,
-    ) -> Batch:
+    def batch(self, index: Rows, generator: Stream = None, modalities: Sequence[str] | None = None) -> Batch:
         """The samples at ``index``: training view with a generator, evaluation view without.
 
         Only ``modalities`` (default: all) are loaded.
         """
+        columns = self._gathered(index, generator, modalities)
+        return Batch(**(columns if self.memory is None else self.memory.send(columns)()))
+
+    def _gathered(self, index: Rows, generator: Stream, modalities: Sequence[str] | None = None) -> dict[str, Any]:
+        """Columns of a batch, some of which a device has yet to compute."""
         names = self.modalities if modalities is None else modalities
         rows = {name: self.rows[name].index_select(0, index) for name in (*names, *self.lazy)}
-        inputs, streams = dict[str, Tensor](), dict[str, torch.Generator | None]()
+        inputs, streams = dict[str, Tensor | Pending](), dict[str, Stream]()
         for name in names:
             streams[name] = generator.clone_state() if generator is not None and self.lazy else None
-            inputs[name] = self.load(name, rows[name], generator)
+            inputs[name] = self._input(name, rows[name], generator)
         lazy = {name: self._lazily(name, rows, streams, generator) for name in self.lazy}
         there = {name: rows[name] >= 0 for name in names if name not in self._complete}
         items = self.items.index_select(0, index)
-        return Batch(
-            inputs=inputs,
-            targets=_each(self.targets, lambda column: column.index_select(0, index)) | lazy,
-            index=index,
-            items=items,
-            matches=items if self.matches is self.items else self.matches.index_select(0, index),
-            present={name: mask for name, mask in there.items() if not bool(mask.all())},
-        )
+        return {
+            "inputs": inputs,
+            "targets": each(self.targets, lambda column: column.index_select(0, index)) | lazy,
+            "index": index,
+            "items": items,
+            "matches": items if self.matches is self.items else self.matches.index_select(0, index),
+            "present": {name: mask for name, mask in there.items() if not bool(mask.all())},
+        }
 
     def _lazily(
-        self,
-        name: str,
-        rows: Mapping[str, Int64[Tensor, " b"]],
-        streams: Mapping[str, torch.Generator | None],
-        generator: torch.Generator | None,
-    ) -> Tensor:
+        self, name: str, rows: Mapping[str, Rows], streams: Mapping[str, Stream], generator: Stream
+    ) -> Tensor | Pending:
         """Values of a target; with ``of`` it shares that modality's draws, for the samples that have the modality."""
         of = str(getattr(self.lazy[name], "of", ""))
         shown = rows[of if of in streams else name] >= 0
-        return with_gaps(self.lazy[name], rows[name], shown, streams.get(of, generator))
+        return self._loaded(self.lazy[name], rows[name], streams.get(of, generator), shown)
 
-    def load(self, modality: str, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+    def load(self, modality: str, rows: Rows, generator: Stream = None) -> Tensor:
         """Encoder input of rows of a modality, as ``Inputs``; zeros for a row of -1."""
-        if modality in self._complete:
-            return self.inputs[modality](rows, generator)
-        return with_gaps(self.inputs[modality], rows, rows >= 0, generator)
+        return next(self.loads(modality, (rows,), generator))
 
-    def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+    def loads(self, modality: str, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Tensor]:
+        """``load`` of each of the parts, one ahead on a device."""
+        inputs = (self._input(modality, rows, generator) for rows in parts)
+        if self.memory is None:
+            return inputs
+        return (columns[modality] for columns in self.memory.ahead({modality: x} for x in inputs))
+
+    def _input(self, modality: str, rows: Rows, generator: Stream) -> Tensor | Pending:
+        there = None if modality in self._complete else rows >= 0
+        return self._loaded(self.inputs[modality], rows, generator, there)
+
+    def _loaded(self, inputs: Inputs, rows: Rows, generator: Stream, there: Tensor | None) -> Tensor | Pending:
+        """Values of the rows that are there (None: all), zeros for the others."""
+        load = inputs if self.memory is None else partial(self.memory.column, inputs)
+        if there is None or bool(there.all()):
+            return load(rows, generator)
+        if not bool(there.any()):
+            return _Blank(inputs)(rows)
+        n, loaded, positions = len(rows), load(rows[there], generator), there.nonzero()[:, 0]
+        if isinstance(loaded, Tensor):
+            return _spread(loaded, positions, n)
+        parts, compute = loaded
+        return Pending((*parts, positions), lambda *parts: _spread(compute(*parts[:-1]), parts[-1], n))
+
+    def batches(self, size: int, generator: Stream = None) -> Iterator[Batch]:
         """One pass over all samples.
 
         With a generator: shuffled and in the training view; without: in order and in the evaluation view.
         """
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        for start in range(0, n, size):
-            yield self.batch(order[start : start + size] if size < n else order, generator)
+        return self.batches_of(order.split(size) if n else (), generator)
+
+    def batches_of(self, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Batch]:
+        """``batch`` of each of the parts, one ahead on a device."""
+        if self.memory is None:
+            return (self.batch(index, generator) for index in parts)
+        return (Batch(**columns) for columns in self.memory.ahead(self._gathered(index, generator) for index in parts))
 
     def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
         """The distinct rows of a modality, ascending, and the inverse index: the position among them of each sample."""
@@ -265,7 +289,7 @@ class Samples:
     def subset(self, index: Int64[Tensor, " m"]) -> Samples:
         """The samples at ``index``, in that order; item numbers keep their meaning."""
         columns = {name: getattr(self, name) for name in ("rows", "items", "targets", "matches")}
-        return replace(self, **_each(columns, lambda column: column[index]))
+        return replace(self, **each(columns, lambda column: column[index]))
 
     @property
     def still_bytes(self) -> float:
@@ -312,7 +336,7 @@ class Samples:
         return replace(
             self,
             inputs={name: _Blank(inputs) for name, inputs in self.inputs.items()},
-            targets=_each(self.targets, torch.zeros_like),
+            targets=each(self.targets, torch.zeros_like),
             lazy={name: _Blank(inputs) for name, inputs in self.lazy.items()},
         )
 
@@ -339,7 +363,7 @@ class _Chained:
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def __call__(self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, rows: Rows, generator: Stream = None) -> Tensor:
         starts = list(_starts(len(part) for part in self.parts))
         which = torch.bucketize(rows, torch.tensor(starts), right=True) - 1
         # each part loads all of its rows at once
@@ -417,6 +441,7 @@ def union(sets: Sequence[Samples]) -> Samples:
         classes={name: classes for name, classes in first.classes.items() if name in targets},
         matches=apart([part.matches for part in sets], matches),
         lazy={name: opened[name] for name in first.lazy},
+        memory=first.memory,
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import ConfigError, DataError, PayloadError, RefusedError
 from polyfed.core.randomness import isolated
+from polyfed.data.device_memory import memory_of
 from polyfed.data.samples import Samples
 from polyfed.engines.outgoing import Encoded, Noised, Performing, SiteTerms, detach_reply, failure_of, new_memory
 from polyfed.engines.run_spec import RunSpec
@@ -142,7 +143,10 @@ class Site:
         if spec.attackers and not cls.may_attack:
             raise ConfigError("run.attackers is for simulations; clients of this site do not attack: leave it out")
         sections = settings.data, settings.public, None, settings.clients
+        device = resolve_device(settings.run.device)
         opened = federation or Population(*sections, spec.seed, vocabulary, spec.algorithm.add_modules, spec.salt)
+        if federation is None:
+            opened.data.memory = memory_of(device, settings.run.data_memory)
         if spec.public_order and opened.public_order != spec.public_order:
             raise DataError(
                 f"the public set here differs ({opened.public_order or 'none'}, expected {spec.public_order}): "
@@ -158,7 +162,7 @@ class Site:
             spec=spec,
             # on the site's disk: Flower's own context silently loses anything beyond some 100 MB
             store=StateStore(folder, settings.run.state_memory, late=spec.late_replies),
-            device=resolve_device(settings.run.device),
+            device=device,
             evaluation_batch=settings.run.evaluation_batch,
             limits=limits or Limits(),
             terms=terms,

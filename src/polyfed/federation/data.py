@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.arrow import lacking
 from polyfed.data.assembly import assemble, mentioning, of_column, of_items, order_of
 from polyfed.data.cache import content_digests
+from polyfed.data.device_memory import DeviceMemory
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
@@ -80,6 +81,7 @@ class OpenedData:
     ) -> None:
         self.settings, self._seed, self._bundles, self._public_columns = settings, seed, bundles, public_columns
         self.ahead = self.hub = True  # see ``DataContext``; who needs others sets them before anything is opened
+        self.memory: DeviceMemory | None = None  # see ``Samples``; likewise
         self._splits: dict[tuple[str, str], Split] = {}
         self._samples: dict[tuple[str, str, str], Samples] = {}
 
@@ -120,7 +122,8 @@ class OpenedData:
         key = (split.source, split.name, str((layout, written)))
         if key not in self._samples:
             preparing(f"preparing {split.source} {split.name} ({', '.join(views) or 'who holds what'})")
-            self._samples[key] = assemble(split, views, self.context, layout=layout, lazy=lazy)
+            opened = assemble(split, views, self.context, layout=layout, lazy=lazy)
+            self._samples[key] = replace(opened, memory=self.memory)
         return self._samples[key]
 
 

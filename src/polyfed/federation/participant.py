@@ -200,8 +200,7 @@ class Participant:
         n, names = len(samples), [f"{purpose}-{epoch}" for epoch in range(epochs)]
         if epochs < 2 or not 1 < n <= self.training.batch_size or n * samples.still_bytes > _AHEAD:
             return lambda epoch: self.batches(samples, f"{purpose}-{epoch}")
-        every = samples.batch(torch.arange(n))
-        every = every if self.device.type == "cpu" else every.to(self.device)
+        every = samples.batch(torch.arange(n)).to(self.device)
         orders = torch.stack([torch.randperm(n, generator=self.generator(name)) for name in names]).to(self.device)
 
         def batches(epoch: int) -> Iterable[Batch]:
@@ -247,11 +246,11 @@ class Participant:
         unless ``augment``; no batch of one sample."""
         chosen, stream = samples or self.public_set, self.generator(purpose)
         order = torch.randperm(len(chosen), generator=stream)
-        starts = range(0, len(order), size)[:wanted]
-        for start in self._reported(starts, purpose, len(starts)):
-            index = order[start : start + size]
-            if len(index) > 1:
-                yield chosen.batch(index, stream if augment else None).to(self.device)
+        parts = order.split(size)[:wanted]
+        batches = chosen.batches_of(parts, stream if augment else None)
+        for batch in self._reported(batches, purpose, len(parts)):
+            if len(batch) > 1:
+                yield batch.to(self.device)
 
     def task_loss(self, batch: Batch, model: Embedder | None = None) -> Tensor:
         """The participant's own objective on a batch; ``model`` embeds it where other losses share that."""
@@ -358,10 +357,10 @@ class Participant:
         else:
             rows, inverse_index = samples.distinct(modality)
         parts, chunks = [], torch.split(rows, self.setup.evaluation_batch)
-        for chunk in passed(self.name, f"encoding {modality}", chunks, len(chunks)):
-            inputs = samples.load(modality, chunk, stream).to(self.device, non_blocking=True)
+        loaded = samples.loads(modality, chunks, stream)
+        for inputs in passed(self.name, f"encoding {modality}", loaded, len(chunks)):
             with self.autocast():
-                parts.append(self.model.represent(modality, inputs))
+                parts.append(self.model.represent(modality, inputs.to(self.device)))
         return torch.cat(parts), inverse_index.to(self.device)
 
     def evaluate(self, samples: Samples) -> dict[str, float]:

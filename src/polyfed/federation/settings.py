@@ -314,6 +314,7 @@ class HostSettings(Settings):
     )
     evaluation_batch: int = Field(default=256, ge=1, description="samples per batch when no gradient is needed")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+    data_memory: int = Field(default=1 << 30, ge=0, description="bytes of data sets held on a GPU at most")
 
 
 class SiteSettings(Settings):

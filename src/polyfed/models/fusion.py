@@ -310,7 +310,7 @@ class FusionGuidance:
     @torch.no_grad()
     def encoded(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
         # without a generator: the evaluation view
-        x = self.samples.load(modality, rows.cpu()).to(self.model.device, non_blocking=True)
+        x = self.samples.load(modality, rows.cpu()).to(self.model.device)
         return features_of(self.model, modality, x, maps=self.maps)
 
     def _distinct(self, modality: str) -> Int64[Tensor, " r"]:

@@ -91,7 +91,7 @@ def require_readable(federation: Population) -> None:
     for model, samples in read:
         with torch.inference_mode():
             for modality, x in samples.batch(torch.arange(1)).inputs.items():
-                model.eval().embed(modality, x)
+                model.eval().embed(modality, x.to(model.device))
 
 
 def preflight_clients(experiment: ExperimentSettings, plan: FederationPlan, clients: tuple[ClientInfo, ...]) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.activity import heard_by, preparing
-from polyfed.core.device import cpu_threads
+from polyfed.core.device import cpu_threads, resolve_device
+from polyfed.data.device_memory import memory_of
 from polyfed.engines.engine import Hosting
 from polyfed.federation.cohort import Cohort, Engine
 from polyfed.federation.population import Population
@@ -122,7 +123,8 @@ class Session:
     @cached_property
     def federation(self) -> Population:
         federation = build_federation(self.experiment, self.folder)
-        federation.data.hub = self.hub
+        federation.data.hub, run = self.hub, self.experiment.run
+        federation.data.memory = memory_of(resolve_device(run.device), run.data_memory)
         return federation
 
     @cached_property

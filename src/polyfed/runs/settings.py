@@ -151,6 +151,7 @@ class RunSettings(Settings):
     )
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
+    data_memory: int = Field(default=1 << 30, ge=0, description="bytes of data sets held on a GPU at most")
     output: OutputSettings = Field(default_factory=OutputSettings)
 
     @property
@@ -235,9 +236,7 @@ class ExperimentSettings(Settings):
     def site(self) -> SiteSettings:
         """All its clients as one place that hosts them."""
         run = self.run
-        host = HostSettings(
-            device=run.device, threads=run.threads, evaluation_batch=run.evaluation_batch, state_memory=run.state_memory
-        )
+        host = HostSettings(**{name: getattr(run, name) for name in HostSettings.model_fields})
         # a simulation hosts its clients as an institution hosts its own: one code path for both
         secret = self.privacy and self.privacy.secret
         return SiteSettings(data=self.data, public=self.public, clients=self.clients, run=host, secret=secret)

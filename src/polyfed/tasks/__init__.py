@@ -43,5 +43,5 @@ def encoded_rows(
     """
     rows, inverse_index = samples.distinct(modality)
     present = rows[rows >= 0]
-    blocks = (samples.load(modality, part).to(device, non_blocking=True) for part in torch.split(present, batch_size))
-    return torch.cat([encode(modality, block) for block in blocks]), inverse_index.to(device)
+    blocks = samples.loads(modality, torch.split(present, batch_size))
+    return torch.cat([encode(modality, block.to(device)) for block in blocks]), inverse_index.to(device)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.settings import require_default
 from polyfed.data.cache import Decoding, Undecoded, decoded
+from polyfed.data.device_memory import TableInputs
 from polyfed.data.images import Augment, ImageFit, MeanStd, Normalisation, Resampling, normalised
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
@@ -48,8 +49,8 @@ def images_of(column: Column, how: Decoding, context: DataContext) -> Images:
 
 
 @dataclass(frozen=True)
-class PixelRows:
-    """Opened images.
+class PixelRows(TableInputs):
+    """Opened images; encoder input is float32 [b, 3, size, size], normalised.
 
     Attributes:
         images: all images, usually a memory map.
@@ -71,14 +72,15 @@ class PixelRows:
             return None
         return 4 * int(np.prod(self.images.shape[1:]))
 
-    def __call__(
-        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "b 3 size size"]:
-        """Normalised images of ``rows``, augmented if there is a generator."""
-        x = torch.from_numpy(self.images[rows.numpy()])
-        if generator is None:
-            return normalised(x, self.normalise)
-        return self.augment.normalised(normalised(self.augment.moved(x, generator), self.normalise), generator)
+    @property
+    def table(self) -> Images:
+        return self.images
+
+    def draws(self, shape: Sequence[int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        return self.augment.draws(shape, generator)
+
+    def computed(self, x: Tensor, *draws: Tensor) -> Tensor:
+        return self.augment.normalised(x, self.normalise, draws) if draws else normalised(x, self.normalise)
 
 
 class Masks(View):

@@ -64,7 +64,7 @@ _GONE: dict[str, dict[str, Any]] = {
     "task segmentation": {"cross_entropy_weight": 1.0, "dice_weight": 1.0},
 }
 _LABELS = ("name", "description", "twin")
-_OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory")
+_OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory", "data_memory")
 # cells share cores one each, and need no plots
 _CELL = {"run.threads": 1, "run.output.plots": False}
 
