@@ -1,15 +1,15 @@
-"""The ray engine: clients stick to workers, which are processes on the cores and GPUs of a machine or a cluster.
+"""The ray engine: workers are processes on the cores and GPUs of a machine or a cluster.
 
-A client runs in the same worker as long as the workers stay the same, so its model, data and state need not move.
-Content for several clients is put into Ray's object store once, and workers read it there without a copy. Replies are
-taken one at a time, in client order; workers are never more than a few clients ahead.
+An idle worker takes the next clients, any of them: all have the data open, and states lie in the run folder. Small
+clients share a call. Content for several clients is put into Ray's object store once, and workers read it there without
+a copy. Replies are consumed one at a time, in client order; bytes of those that come early are bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
+import math
 import os
 import secrets
 import sys
@@ -35,14 +35,20 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Engine
 from polyfed.wire import messages
 from polyfed.wire.limits import Frame
+from polyfed.wire.messages import Request
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _STARTING = 120.0  # seconds that a new worker may take before its clients' time begins to count
 _LOOK = 2.0  # seconds between two checks of the nodes' free resources
+_TICK = 0.1  # seconds between two checks of deadlines
 _SMALL = 1 << 16  # bytes of a frame that travels with each request; putting it into the store takes longer
-_AHEAD = 2  # clients queued at each worker before the reply of the first is taken
+_SHORT, _LONG = 0.01, 0.2  # seconds of a shared call: below the one it does not shrink, above the other it never is
+_SHARED = 1 << 22  # bytes of replies that share a call, which costs as much as to move some of them
+_HELD = 1 << 26  # bytes of replies that are under way or early, of more than two a worker
 Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
+_Done = tuple[str, list[Portable], float, list[float]]
+"""Answer, its frames, the seconds it took, and the losses of its steps."""
 
 
 class Ray(EngineSettings):
@@ -73,7 +79,7 @@ class Ray(EngineSettings):
             wanted = self.workers or max(cores // threads, 1)
             options = {"num_cpus": max(wanted * threads, cores)}
         with ray_here(**options), _Pool(hosting, wanted, self) as pool:
-            return body(RayEngine(hosting.federation.infos, pool, self.retries))
+            return body(RayEngine(hosting.federation.infos, pool))
 
 
 @contextlib.contextmanager
@@ -115,7 +121,7 @@ def _environment(**variables: str) -> dict[str, str]:
 
 
 class Worker:
-    """A process that hosts the clients that stick to it."""
+    """A process that performs steps of all clients."""
 
     def __init__(self, portable: PortableSite, spec: str) -> None:
         self._portable, self._spec = portable, spec
@@ -135,28 +141,29 @@ class Worker:
             return " ".join(str(error).split())
         return ""
 
-    def run(self, client: str, text: str, *frames: Portable) -> tuple[str, list[Portable], float, list[float]]:
-        """Perform a client's request; returns the answer, the seconds it took, and the losses of its steps."""
-        started = time.monotonic()
-        try:
-            request = messages.request_of(text, [_frame(frame) for frame in frames], self.site.limits)
-            answer = self.site.answer(request)
-        except PayloadError as error:
-            answer = messages.Answer.failed(client, messages.Cause.INVALID, str(error))
-        reply, made = messages.envelope_answer(answer)
-        losses = [float(loss) for loss in answer.step_losses]
-        return reply, [_portable(frame) for frame in made], time.monotonic() - started, losses
-
-
-def _living() -> list[dict[str, float]]:
-    """Resources of each living node of the cluster."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    def run(
+        self, asked: Sequence[tuple[str, messages.Envelope]], places: Sequence[int], *frames: Portable
+    ) -> list[_Done]:
+        """Perform requests of clients one after the other, with the frames that are at these places of the exchange."""
+        done, at = list[_Done](), dict(zip(places, frames, strict=True))
+        for client, envelope in asked:
+            started = time.monotonic()
+            try:
+                own = [_frame(at[place]) for place in envelope.places]
+                request = messages.request_of(envelope.text, own, self.site.limits)
+                answer = self.site.answer(request)
+            except PayloadError as error:
+                answer = messages.Answer.failed(client, messages.Cause.INVALID, str(error))
+            reply, made = messages.envelope_answer(answer)
+            # a copy where the memory of this reply may serve the next one's
+            sent = [_portable(frame, copied=len(asked) > 1) for frame in made]
+            losses = [float(loss) for loss in answer.step_losses]
+            done.append((reply, sent, time.monotonic() - started, losses))
+        return done
 
 
 class _Pool:
-    """Workers by number, spread over the living nodes.
+    """Workers, spread over the living nodes.
 
     A worker that died is replaced where a node has room, else its clients move to the others; new room is used from the
     next exchange on.
@@ -168,7 +175,9 @@ class _Pool:
     def __init__(self, hosting: Hosting, wanted: int | None, settings: Ray) -> None:
         import ray
 
+        self.ray: Any = ray
         self._threads, self._gpus = hosting.settings.run.threads, settings.gpus
+        self._needs = {"CPU": self._threads} | ({"GPU": self._gpus} if self._gpus else {})
         options: dict[str, Any] = {
             "num_cpus": self._threads,
             "num_gpus": self._gpus,
@@ -180,10 +189,9 @@ class _Pool:
         self._arguments = hosting.portable, hosting.spec.model_dump_json()
         self._folder, self._token = hosting.folder, secrets.token_hex(8)
         self._mark = hosting.folder / ".seen-by-workers"
-        self.limits = hosting.limits
-        self.workers: dict[int, Any] = {}
-        self._begun: dict[Any, tuple[int, Any]] = {}  # future of a worker's readiness -> its number, and the worker
-        self._numbers = itertools.count()
+        self.limits, self.retries = hosting.limits, settings.retries
+        self.workers: list[Any] = []
+        self._begun: dict[Any, Any] = {}  # future of a worker's readiness -> the worker
         room = self.room()
         if room < (settings.workers or 1):
             asked = f"run.engine.workers is {settings.workers}, and " if settings.workers else ""
@@ -206,36 +214,24 @@ class _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        import ray
-
-        for worker in (*self.workers.values(), *(worker for _, worker in self._begun.values())):
-            ray.kill(worker)
+        for worker in (*self.workers, *self._begun.values()):
+            self.ray.kill(worker)
         self._mark.unlink(missing_ok=True)
 
     def room(self) -> int:
         """Number of workers for which the living nodes have CPUs and GPUs, used or free."""
-        needs = {"CPU": self._threads} | ({"GPU": self._gpus} if self._gpus else {})
-        return sum(
-            min(int(node.get(resource, 0) / need + 1e-6) for resource, need in needs.items()) for node in _living()
-        )
+        needs = self._needs.items()
+        return sum(min(int(node.get(name, 0) / need + 1e-6) for name, need in needs) for node in self._living())
+
+    def _living(self) -> list[dict[str, float]]:
+        """Resources of each living node of the cluster."""
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def _nodes(self) -> str:
-        resources = ("CPU", "GPU") if self._gpus else ("CPU",)
         return "; ".join(
-            f"{resource}s by node: " + ", ".join(f"{node.get(resource, 0):g}" for node in _living())
-            for resource in resources
+            f"{name}s by node: " + ", ".join(f"{node.get(name, 0):g}" for node in self._living())
+            for name in self._needs
         )
-
-    def home(self, position: int) -> int:
-        """The number of the worker that client number ``position`` sticks to.
-
-        Raises:
-            ExchangeError: no worker is left.
-        """
-        numbers = sorted(self.workers)
-        if not numbers:
-            raise ExchangeError("no Ray worker is left, and no node has room for one; bring nodes back and resume")
-        return numbers[position % len(numbers)]
 
     def grow(self) -> None:
         """Use the workers that have become ready; begin more where nodes have joined."""
@@ -245,20 +241,20 @@ class _Pool:
         if self._begun:
             self._settle(patience=0)
 
-    def replace(self, number: int) -> bool:
+    def replace(self, worker: Any) -> None:
         """Start a new process in place of one that died or hangs, if there is room; client states are on disk."""
-        import ray
-
-        ray.kill(self.workers.pop(number))
-        self._begin(1, number)
+        self.workers.remove(worker)
+        self.ray.kill(worker)
+        left = len(self.workers)
+        self._begin(1)
         self._settle()  # its start does not count as its clients' time
-        return number in self.workers
+        if len(self.workers) <= left:
+            _log.warning("no node has room for a new Ray worker: its clients move to the %d that are left", left)
 
-    def _begin(self, count: int, number: int | None = None) -> None:
+    def _begin(self, count: int) -> None:
         for _ in range(count):
             worker: Any = self._kind.remote(*self._arguments)
-            own = next(self._numbers) if number is None else number
-            self._begun[worker.ready.remote(str(self._mark), self._token)] = own, worker
+            self._begun[worker.ready.remote(str(self._mark), self._token)] = worker
 
     def _settle(self, patience: float = _STARTING) -> None:
         """Take workers as they become ready, and give up those without room on a node or that take too long.
@@ -266,190 +262,217 @@ class _Pool:
         Raises:
             ConfigError: a worker does not see the run folder.
         """
-        import ray
-
         end, count = time.monotonic() + patience, len(self._begun)
         while self._begun:
-            ready, _ = ray.wait(list(self._begun), timeout=min(_LOOK, patience))
+            ready, _ = self.ray.wait(list(self._begun), timeout=min(_LOOK, patience))
             for word in ready:
-                self._admit(*self._begun.pop(word), word)
+                self._admit(self._begun.pop(word), word)
             preparing(f"waiting for Ray workers: {count - len(self._begun)} of {count} are ready")
-            if ready:
-                continue
-            if len(self.workers) + len(self._begun) > self.room() or (patience and time.monotonic() >= end):
-                self._give_up(count)
-            if not patience:  # the others are checked again later
+            late = patience and time.monotonic() >= end
+            if not ready and (late or len(self.workers) + len(self._begun) > self.room()):
+                _log.warning("%d of %d Ray workers found no room (%s)", len(self._begun), count, self._nodes())
+                while self._begun:
+                    self.ray.kill(self._begun.popitem()[1])
+            if not (ready or patience):  # the others are checked again later
                 return
 
-    def _give_up(self, count: int) -> None:
-        import ray
-
-        for _, worker in self._begun.values():
-            ray.kill(worker)
-        _log.warning("%d of %d Ray workers found no room (%s)", len(self._begun), count, self._nodes())
-        self._begun = {}
-
-    def _admit(self, number: int, worker: Any, word: Any) -> None:
-        import ray
-
+    def _admit(self, worker: Any, word: Any) -> None:
         try:
-            refused = ray.get(word)
-        except ray.exceptions.RayError as error:
+            refused = self.ray.get(word)
+        except self.ray.exceptions.RayError as error:
             _log.warning("a Ray worker did not start: %s", str(error).strip().splitlines()[-1])
             return
         if not refused:
-            self.workers[number] = worker
+            self.workers.append(worker)
             return
-        ray.kill(worker)
+        self.ray.kill(worker)
         problem = f"a Ray worker cannot use the run folder {self._folder}: {refused}"
-        if self.workers:  # on a node that joined later
-            _log.warning("%s; it is left out", problem)
-            return
-        raise ConfigError(f"{problem}; --out, data and weights must be on storage that all nodes see under one path")
+        if not self.workers:
+            raise ConfigError(
+                f"{problem}; --out, data and weights must be on storage that all nodes see under one path"
+            )
+        _log.warning("%s; it is left out", problem)  # on a node that joined later
 
 
 @dataclass
-class _Pending:
-    """A request under way."""
+class Schedule:
+    """Requests of an exchange, by number, for workers that are idle.
 
-    request: messages.Request
-    envelope: messages.Envelope
-    position: int
-    worker: int
-    reply: Any = None
-    deaths: int = 0
+    The fewer are left, the fewer share a call, so that all workers end together. Those whose answers are not consumed
+    are at most two a worker, or as many as have replies of ``_HELD`` bytes together.
+
+    Attributes:
+        sorts: Step and architecture of each request.
+        paces: Seconds and bytes of the latest replies of a sort.
+        alone: Requests that share no call.
+        waiting: Requests that no worker has taken, in order.
+        ahead: Request that a worker has taken, whose answer is not consumed -> bytes of its reply, infinite if unknown.
+        first: Request whose answer is consumed next.
+    """
+
+    sorts: Sequence[tuple[str, str]]
+    paces: dict[tuple[str, str], tuple[float, float]]
+    alone: set[int]
+    waiting: deque[int]
+    ahead: dict[int, float] = field(default_factory=dict)
+    first: int = 0
+
+    def take(self, workers: int) -> list[int]:
+        """Requests of the next call to one of the workers; none if those that are left have to wait."""
+        batch, share, room = list[int](), -(-len(self.waiting) // workers), _HELD - sum(self.ahead.values())
+        while self.waiting:
+            number, count = self.waiting[0], len(batch) + 1
+            seconds, nbytes = self.paces.get(self.sorts[number], (math.inf, math.inf))
+            if count == 1:
+                joins = nbytes <= room or number == self.first or len(self.ahead) < 2 * workers
+            else:
+                small = nbytes <= room and count * nbytes <= _SHARED and count * seconds <= _LONG
+                few = count <= (share if count * seconds <= _SHORT else share // 2)
+                joins = small and few and self.alone.isdisjoint((number, batch[0]))
+            if not joins:
+                break
+            batch.append(self.waiting.popleft())
+            self.ahead[number] = nbytes
+            room -= nbytes
+        return batch
+
+    def learn(self, number: int, reply: _Done) -> None:
+        """Note the size of a reply, and how long it took."""
+        _, frames, seconds, _ = reply
+        self.ahead[number] = nbytes = sum(array.nbytes for _, arrays in frames for array in arrays)
+        before, _ = self.paces.get(self.sorts[number], (seconds, nbytes))
+        self.paces[self.sorts[number]] = (before + seconds) / 2, nbytes
+
+    def again(self, batch: Sequence[int]) -> None:
+        """Put the requests of a call that failed back, each for a call of its own."""
+        self.alone |= {*batch}
+        self.waiting.extendleft(reversed(batch))
+        for number in batch:
+            del self.ahead[number]
+
+    def consume(self) -> None:
+        """Note that the next answer is consumed."""
+        del self.ahead[self.first]
+        self.first += 1
 
 
 class RayEngine:
     """Executes steps in the workers of a pool; see ``Engine``."""
 
-    def __init__(self, infos: tuple[ClientInfo, ...], pool: _Pool, retries: int) -> None:
-        self._infos, self._pool, self._retries = infos, pool, retries
-        # clients stick to a worker while the pool stays the same, so that their data and states are opened once
-        self._position = {info.id: position for position, info in enumerate(infos)}
+    def __init__(self, infos: tuple[ClientInfo, ...], pool: _Pool) -> None:
+        self._infos, self._pool = infos, pool
+        self._architectures = {info.id: info.architecture for info in infos}
+        self._paces: dict[tuple[str, str], tuple[float, float]] = {}
 
     def clients(self) -> tuple[ClientInfo, ...]:
         return self._infos
 
-    def exchange(self, requests: Sequence[messages.Request], deadline: float | None) -> Iterator[messages.Answer]:
-        """Run the step in the clients' workers; see ``Engine.exchange``. Time in a worker's queue does not count."""
+    def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[messages.Answer]:
+        """Run the step in workers that are idle; see ``Engine.exchange``. Time before that does not count."""
         self._pool.grow()
-        envelopes, frames = messages.envelope_requests(requests)
-        uses = Counter(place for envelope in envelopes for place in envelope.places)
-        round_trip = _RoundTrip(self._pool, frames, uses, deadline, self._retries)
-        for request, envelope in zip(requests, envelopes, strict=True):
-            if round_trip.is_full():
-                yield round_trip.next()
-            position = self._position[request.client]
-            round_trip.submit(_Pending(request, envelope, position, self._pool.home(position)))
-        while round_trip.under_way:
+        sorts, numbers = [(one.step, self._architectures[one.client]) for one in requests], range(len(requests))
+        # one that hangs or kills its worker takes no other along
+        alone = set(numbers) if deadline is not None or not self._pool.retries else set[int]()
+        schedule = Schedule(sorts, self._paces, alone, deque(numbers))
+        round_trip = _RoundTrip(self._pool, schedule, requests, deadline)
+        for _ in numbers:
             yield round_trip.next()
 
 
-@dataclass
 class _RoundTrip:
-    """One exchange: requests under way in the order of submission, and the frames that they share."""
+    """One exchange: calls under way, answers to be consumed, and the frames that requests share."""
 
-    pool: _Pool
-    frames: list[Frame]
-    uses: Counter[int]
-    deadline: float | None
-    retries: int
-    under_way: deque[_Pending] = field(default_factory=deque)
-    _placed: dict[int, Any] = field(default_factory=dict)
-    _free_since: dict[int, float] = field(default_factory=dict)
-
-    def is_full(self) -> bool:
-        return len(self.under_way) >= _AHEAD * len(self.pool.workers)
-
-    def submit(self, pending: _Pending) -> None:
-        self._free_since.setdefault(pending.worker, time.monotonic())
-        if all(other.worker != pending.worker for other in self.under_way):
-            client_started(pending.request.client, pending.request.step)
-        self.under_way.append(pending)
-        self._send(pending)
+    def __init__(self, pool: _Pool, schedule: Schedule, requests: Sequence[Request], deadline: float | None) -> None:
+        self.pool, self.schedule, self.requests, self.deadline = pool, schedule, requests, deadline
+        self.envelopes, self.frames = messages.envelope_requests(requests)
+        self.uses = Counter(place for envelope in self.envelopes for place in envelope.places)
+        self.calls: dict[Any, tuple[Any, list[int], float]] = {}  # future -> worker, requests, begin
+        self.answers: dict[int, messages.Answer | _Done] = {}
+        self.deaths = Counter[int]()
+        self.placed: dict[int, Any] = {}
 
     def next(self) -> messages.Answer:
-        pending = self.under_way[0]
-        answer = None
-        while answer is None:
-            answer = self._wait(pending)
-        self.under_way.popleft()
-        following = next((other for other in self.under_way if other.worker == pending.worker), None)
-        if following is not None:  # now at the head of the worker's queue
-            client_started(following.request.client, following.request.step)
-        self._free_since[pending.worker] = time.monotonic()
-        self.uses.subtract(pending.envelope.places)
-        for place in pending.envelope.places:
-            if not self.uses[place]:
-                self._placed.pop(place, None)
-        return answer
-
-    def _wait(self, pending: _Pending) -> messages.Answer | None:
-        """The answer, or None if the request was given to another worker."""
-        from ray import exceptions, get
-
-        client, patience = pending.request.client, None
-        if self.deadline is not None:
-            patience = max(self._free_since[pending.worker] + self.deadline - time.monotonic(), 0.0)
-        try:
-            text, frames, seconds, losses = get(pending.reply, timeout=patience)
-        except exceptions.GetTimeoutError:
-            self._restart(pending.worker, skip=pending)  # it hangs, or others would wait for it
-            return messages.Answer.late(client, self.deadline)
-        except exceptions.RayActorError as error:
-            return self._died(pending, str(error))
-        except exceptions.RayError as error:
-            # an exception of the worker, or a reply that Ray lost
-            cause = messages.Cause.FAILED if isinstance(error, exceptions.RayTaskError) else messages.Cause.LOST
-            return messages.Answer.failed(client, cause, f"{type(error).__name__} in its worker", str(error))
+        """The next answer in the order of the requests; workers are busy while the caller is."""
+        number = self.schedule.first
+        self._proceed(0)
+        while number not in self.answers:
+            self._proceed(_TICK)
+        answer = self.answers.pop(number)
+        self.schedule.consume()
+        if isinstance(answer, messages.Answer):
+            return answer
+        text, frames, seconds, losses = answer
         if self.deadline is not None and seconds > self.deadline:
-            return messages.Answer.late(client, self.deadline)
-        answer = messages.answer_of(pending.request, text, [_frame(frame) for frame in frames], self.pool.limits)
-        return replace(answer, step_losses=losses)
+            return messages.Answer.late(self.requests[number].client, self.deadline)
+        opened = messages.answer_of(self.requests[number], text, [_frame(frame) for frame in frames], self.pool.limits)
+        return replace(opened, step_losses=losses)
 
-    def _died(self, pending: _Pending, details: str) -> messages.Answer | None:
-        pending.deaths += 1
-        _log.warning("the worker of client %s died", pending.request.client)
-        if pending.deaths <= self.retries:
-            self._restart(pending.worker)
-            return None
-        self._restart(pending.worker, skip=pending)
-        reason = f"its worker died {pending.deaths} times in this step (run.engine.retries is {self.retries})"
-        return messages.Answer.failed(pending.request.client, messages.Cause.LOST, reason, details)
+    def _proceed(self, patience: float) -> None:
+        """Take replies, the first that comes within ``patience`` seconds, or all; give idle workers more to do."""
+        self._feed()
+        count = 1 if patience else max(len(self.calls), 1)
+        ready, pending = self.pool.ray.wait(list(self.calls), num_returns=count, timeout=patience)
+        now = time.monotonic()  # what follows may start workers, which takes long
+        for future in ready:
+            self._take(future, *self.calls.pop(future))
+        for future in pending:
+            worker, (late, *_), began = self.calls[future]
+            if self.deadline is not None and now - began > self.deadline:
+                del self.calls[future]
+                self.answers[late] = messages.Answer.late(self.requests[late].client, self.deadline)
+                self.pool.replace(worker)  # it hangs, or others would wait for it
+        self._feed()
 
-    def _restart(self, number: int, skip: _Pending | None = None) -> None:
-        """Send the requests of a worker to a new one in its place, or to the remaining ones."""
-        waiting = [pending for pending in self.under_way if pending.worker == number and pending is not skip]
-        if not self.pool.replace(number):
-            left = len(self.pool.workers)
-            _log.warning("no node has room for a new Ray worker: its clients move to the %d that are left", left)
-            for pending in waiting:
-                pending.worker = self.pool.home(pending.position)
-        self._free_since[number] = time.monotonic()
-        for pending in waiting:
-            self._free_since.setdefault(pending.worker, time.monotonic())
-            self._send(pending)
+    def _feed(self) -> None:
+        if not self.pool.workers:
+            raise ExchangeError("no Ray worker is left, and no node has room for one; bring nodes back and resume")
+        busy = [worker for worker, _, _ in self.calls.values()]
+        for worker in [worker for worker in self.pool.workers if worker not in busy]:
+            if batch := self.schedule.take(len(self.pool.workers)):
+                for number in batch:
+                    client_started(self.requests[number].client, self.requests[number].step)
+                asked = [(self.requests[number].client, self.envelopes[number]) for number in batch]
+                places = sorted({place for _, envelope in asked for place in envelope.places})
+                future = worker.run.remote(asked, places, *map(self._place, places))
+                self.calls[future] = worker, batch, time.monotonic()
 
-    def _send(self, pending: _Pending) -> None:
-        frames = [self._place(number) for number in pending.envelope.places]
-        worker = self.pool.workers[pending.worker]
-        pending.reply = worker.run.remote(pending.request.client, pending.envelope.text, *frames)
+    def _take(self, future: Any, worker: Any, batch: list[int], _: float) -> None:
+        """Note the answers of a call; one that failed is done again, request by request, as often as it may be."""
+        exceptions = self.pool.ray.exceptions
+        try:
+            for number, reply in zip(batch, self.pool.ray.get(future), strict=True):
+                self.schedule.learn(number, reply)
+                self.answers[number] = reply
+        except exceptions.RayError as error:
+            died, (number, *others) = isinstance(error, exceptions.RayActorError), batch
+            self.deaths[number] += died and not others
+            if others or (died and self.deaths[number] <= self.pool.retries):
+                self.schedule.again(batch)
+            else:  # an exception of the worker, or a reply that Ray lost
+                cause = messages.Cause.FAILED if isinstance(error, exceptions.RayTaskError) else messages.Cause.LOST
+                reason = f"{type(error).__name__} in its worker"
+                if died:
+                    times = f"{self.deaths[number]} times in this step (run.engine.retries is {self.pool.retries})"
+                    reason = f"its worker died {times}"
+                client = self.requests[number].client
+                self.answers[number] = messages.Answer.failed(client, cause, reason, str(error))
+            if died:
+                _log.warning("the worker of client %s died", ", ".join(self.requests[one].client for one in batch))
+                self.pool.replace(worker)
 
     def _place(self, number: int) -> Any:
-        import ray
+        """A frame as a worker gets it: one that several clients receive is put into the store once."""
+        if number in self.placed:
+            return self.placed[number]
+        portable, small = _portable(self.frames[number]), sum(b.nbytes for b in self.frames[number].buffers) < _SMALL
+        if small or self.uses[number] == 1:
+            return portable
+        return self.placed.setdefault(number, self.pool.ray.put(portable))
 
-        if number not in self._placed:
-            portable = _portable(self.frames[number])
-            small = sum(buffer.nbytes for buffer in self.frames[number].buffers) < _SMALL
-            self._placed[number] = portable if small else ray.put(portable)
-        return self._placed[number]
 
-
-def _portable(frame: Frame) -> Portable:
-    return frame.header, [np.frombuffer(buffer, dtype=np.uint8) for buffer in frame.buffers]
+def _portable(frame: Frame, *, copied: bool = False) -> Portable:
+    return frame.header, [np.array(np.frombuffer(buffer, dtype=np.uint8), copy=copied) for buffer in frame.buffers]
 
 
 def _frame(portable: Portable) -> Frame:
-    header, arrays = portable
-    return Frame(header, [array.data for array in arrays])
+    return Frame(portable[0], [array.data for array in portable[1]])
