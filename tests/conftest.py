@@ -21,6 +21,7 @@ from polyfed.cli.main import main
 from run_folders import write_run
 from small_federations import tiny_experiment
 
+pytest_plugins = ["forked"]
 Cli = Callable[..., tuple[int, str, str]]
 settings.register_profile("few", max_examples=20, deadline=None)
 settings.register_profile("many", max_examples=100, deadline=None)  # of make test-all
