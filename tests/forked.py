@@ -66,12 +66,10 @@ class _Run:
             self.fork(deque())
         while self.workers:
             for worker in wait(list(self.workers)):
-                try:
-                    what, content = worker.recv()
-                except (EOFError, OSError):
-                    self.bury(worker)
-                else:
-                    self.receive(worker, what, content)
+                what = "end", None
+                with suppress(EOFError, OSError):
+                    what = worker.recv()
+                self.receive(worker, *what)
 
     def fork(self, own: deque[int]) -> None:
         ours, theirs = multiprocessing.Pipe()
@@ -103,6 +101,8 @@ class _Run:
             warning = warnings.WarningMessage(message, type(category, (Warning,), {}), *where)
             known = {"warning_message": warning, "when": "runtest", "nodeid": nodeid, "location": None}
             self.hook.pytest_warning_recorded.call_historic(kwargs=known)
+        elif what == "end":
+            self.bury(worker)
         elif what == "stop":
             raise self.session.Interrupted(content)
         elif what == "reports":
@@ -152,7 +152,7 @@ class _Worker:
     """A plugin of the worker: keeps reports from the plugins of the parent, sends them and warnings over the pipe."""
 
     def __init__(self, parent: Connection) -> None:
-        self.parent = parent
+        self.parent, self.begun = parent, False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -161,8 +161,8 @@ class _Worker:
         self.parent.send(("reports", [serialised(config=item.config, report=report) for report in reports]))
         return True
 
-    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str) -> None:
-        if when == "runtest":  # those of collection are known to the parent
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, nodeid: str) -> None:
+        if self.begun:  # a new plugin is shown those of the parent too
             it = warning_message
             self.parent.send(("warning", ((str(it.message), it.category.__name__, it.filename, it.lineno), nodeid)))
 
@@ -176,7 +176,9 @@ def _work(session: pytest.Session, parent: Connection, inherited: list[Connectio
     capture.start_global_capturing()  # with files of its own
     capture.suspend_global_capture()
     plugins.unregister(name="terminalreporter")
-    plugins.register(_Worker(parent))
+    worker = _Worker(parent)
+    plugins.register(worker)
+    worker.begun = True
     try:
         index, following = parent.recv(), parent.recv()
         while index is not None:
