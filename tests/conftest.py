@@ -21,6 +21,8 @@ from polyfed.cli.main import main
 from run_folders import write_run
 from small_federations import tiny_experiment
 
+pytest_plugins = ["forked"]
+gc.disable()  # until all is collected
 Cli = Callable[..., tuple[int, str, str]]
 settings.register_profile("few", max_examples=20, deadline=None)
 settings.register_profile("many", max_examples=100, deadline=None)  # of make test-all
@@ -30,9 +32,9 @@ torch.set_num_threads(1)  # tests run in parallel; threads that wait for each ot
 
 def pytest_collection_finish() -> None:
     """Takes what importing and collecting left out of the garbage collector's sight: a seventh of all time was its."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from study_records import STUDIES
 
-from polyfed.lab.studies.study_files import study_files
-
-STUDIES = study_files(Path(__file__).parents[1] / "papers")
+__all__ = ["ITEMS", "NAMES", "STUDIES"]
 ITEMS = {
     "creamfl": ["t1", "t2", "t3", "t4", "f3", "f4", "f5", "f6"],
     "fedcola": [*(f"t{k}" for k in range(1, 11)), "f4", "f5", "f7", "f8", "shapley"],
