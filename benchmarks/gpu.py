@@ -10,7 +10,10 @@ Without a GPU it prints one line, with exit status 0.
 without dropout and stochastic depth, which each device draws differently. The distance of their models as a share of
 how far training moved them, all models together: at most 2 % (the CPU with another convolution: 0.006 to 1.6 %).
 ``rounds``: FedAvg on a residual network of 11 million weights against a plain loop on the same GPU with the same
-batches, in float32 and with bfloat16 forward passes: time at most 1.05, memory at most 1.25 of the plain loop's.
+batches, in float32 and with bfloat16 forward passes: time at most 1.05, memory at most 1.25 of the plain loop's. Each
+round ends with the evaluation of the mean on 5,000 images and a file of its weights, in both.
+``networks``: two rounds of FedCola and of CreamFL with their papers' networks at 224 pixels, from scratch on generated
+scenes, in float32 and bfloat16.
 ``processes``: a run alone, and two at once on the same GPU: both end in the weights of the one alone.
 """
 
@@ -32,13 +35,13 @@ import engine
 import federations
 import harness
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyfed import Experiment, run
+from polyfed.data.images import normalised
 from polyfed.models.blocks import DropPath
-from polyfed.runs.loop import Loop
-from polyfed.wire.ledger import Ledger
+from polyfed.runs.session import Session
 
 METHODS = {
     "FedAvg": "transfer-fedavg",
@@ -54,14 +57,48 @@ RESNET = {
     "encoders": {"image": {"name": "resnet", "size": "18", "stem": "small", "view": {"name": "pixels", "size": 32}}},
 }
 BATCH = 25
+_PIXELS = "view: {name: pixels, size: 224}"
+_TOKENS = "view: {name: tokens, length: 64, tokenizer: {name: hashing, size: 30522}}"
+_VIT = f"image: {{name: blocks, size: small, {_PIXELS}}}", f"text: {{name: blocks, size: small, {_TOKENS}}}"
+_SMALL = f"image: {{name: resnet, size: '18', {_PIXELS}}}", f"text: {{name: gru, width: 300, hidden: 256, {_TOKENS}}}"
+_LARGE = f"image: {{name: resnet, size: '101', {_PIXELS}}}", f"text: {{name: bert, size: base, {_TOKENS}}}"
 
 
-class InMemory(Loop):
-    """Leaves nothing on disk."""
+def sized(dim: int, clients: tuple[str, str], server: tuple[str, str]) -> tuple[str, ...]:
+    """Overrides with encoders of images and of texts."""
+    parts = {"image": clients[:1], "text": clients[1:], "paired": clients}
+    models = {f"clients.{group}.models": own for group, own in parts.items()} | {"server.model": server}
+    named = {key: f"{{dim: {dim}, encoders: {{{', '.join(own)}}}}}" for key, own in models.items()}
+    return tuple(f"{key}={text if key == 'server.model' else f'[{text}]'}" for key, text in named.items())
 
-    def save(self, number: int, ledger: Ledger, seconds: float | None) -> None:
-        """Forget the round."""
-        self.recorder.take()
+
+NETWORKS = {
+    "FedCola": ("fedcola-flickr8k", sized(384, _VIT, _VIT)),
+    "CreamFL": ("creamfl-flickr8k", sized(512, _SMALL, _LARGE)),
+}
+
+
+class CompleteLoop(engine.PlainLoop):
+    """Plain loop whose rounds end with an evaluation and a file of the weights."""
+
+    def __init__(self, session: Session, precision: torch.dtype) -> None:
+        super().__init__(session, BATCH, precision)
+        self.test = session.federation.test(next(iter(session.federation.members.values())))
+        self.file = session.folder.path / "plain.safetensors"
+
+    def round(self, number: int) -> None:
+        """Broadcast, train, average, evaluate, save."""
+        super().round(number)
+        torch._foreach_copy_(self.live, self.weights)
+        rows, labels = self.test.rows["image"], self.test.targets["label"].to(self.device)
+        images, hits = self.test.inputs["image"].images, list[Tensor]()
+        self.model.eval()
+        with torch.no_grad(), torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            for index in torch.arange(len(rows)).split(256):
+                x = normalised(torch.from_numpy(images[rows[index].numpy()]).to(self.device), "half")
+                hits.append(self.head(self.model.encoders["image"](x)).argmax(-1) == labels[index.to(self.device)])
+        self.accuracy = float(torch.cat(hits).double().mean())
+        save_file(dict(zip(self.model.state_dict(), self.weights, strict=True)), self.file)
 
 
 @dataclass(frozen=True)
@@ -72,12 +109,14 @@ class Setup:
         device: Device in the GPU's place.
         methods: Name -> case of ``bits``; two processes run the first.
         model: Model of the rounds that are timed.
+        networks: Name -> case of ``bits``, and overrides with its paper's networks.
         repeats: Repetitions of these rounds.
     """
 
     device: str = "cuda"
     methods: Mapping[str, str] = field(default_factory=lambda: METHODS)
     model: Mapping[str, Any] = field(default_factory=lambda: RESNET)
+    networks: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=lambda: NETWORKS)
     repeats: int = 7
 
 
@@ -138,10 +177,10 @@ def rounds(setup: Setup) -> None:
     """FedAvg's rounds against a plain loop on the same GPU."""
     for name, precision in {"float32": torch.float32, "bfloat16": torch.bfloat16}.items():
         content = engine.fedavg(dict(setup.model), setup.device, BATCH)
-        content["run"]["precision"] = name
+        content["run"] |= {"precision": name, "eval_every": 1, "evaluate_clients": 1}
+        content["clients"]["client"] |= {"test_split": "test", "test": "all"}
         with federations.prepared(content) as session:
-            plain = engine.PlainLoop(session, BATCH, precision)
-            ours = federations.rounds_of(InMemory(**vars(session.loop())), 1)
+            plain, ours = CompleteLoop(session, precision), federations.rounds_of(session.loop(), 1)
             works: dict[str, harness.Work] = {"ours": ours, "plain": lambda plain=plain: plain.run(1)}
             times = harness.interleaved(works, setup.repeats)
             memory = {key: harness.peak_extra(work, setup.device) for key, work in works.items()}
@@ -155,6 +194,21 @@ def rounds(setup: Setup) -> None:
                 (f"{memory['ours'] / 1e6:,.0f} MB: memory", extra, against, MEMORY),
             ):
                 harness.report(f"{title}, {what}", ratio=ratio, against=rival, limit=limit)
+
+
+def networks(setup: Setup) -> None:
+    """Rounds with the papers' networks, in 16 bits against 32."""
+    for method, (case, more) in setup.networks.items():
+        seconds = {}
+        for precision in ("float32", "bfloat16"):
+            began = perf_counter()
+            trained(case, setup.device, *more, f"run.precision={precision}")
+            seconds[precision] = perf_counter() - began
+        harness.report(
+            f"{method}, its paper's networks, {seconds['bfloat16']:.0f} s: two rounds in bfloat16",
+            ratio=seconds["bfloat16"] / seconds["float32"],
+            against="the same in float32, wall time",
+        )
 
 
 def processes(setup: Setup) -> None:
@@ -182,7 +236,8 @@ def _together(case: str, device: str, count: int) -> tuple[list[dict[str, Tensor
         return [torch.load(file) for file in files], perf_counter() - began
 
 
-PARTS: Mapping[str, Callable[[Setup], None]] = {"equality": equality, "rounds": rounds, "processes": processes}
+_MEASURES = (equality, rounds, networks, processes)
+PARTS: Mapping[str, Callable[[Setup], None]] = {measure.__name__: measure for measure in _MEASURES}
 
 
 def main() -> None:

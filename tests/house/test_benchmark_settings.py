@@ -73,12 +73,14 @@ def test_the_table_marks_figures_outside_their_limits_and_failures(program, monk
 @pytest.mark.slow
 def test_measurements_of_a_gpu_run_on_the_cpu(program, capsys) -> None:
     gpu = program("gpu")
-    setup = gpu.Setup("cpu", {"FedAvg": "transfer-fedavg"}, gpu.federations.image_model(8, 8), 1)
+    setup = gpu.Setup(
+        "cpu", {"FedAvg": "transfer-fedavg"}, gpu.federations.image_model(8, 8), {"FedAvg": ("transfer-fedavg", ())}, 1
+    )
     for measure in gpu.PARTS.values():
         measure(setup)
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [one["ratio"] for one in figures if "apart" in one["name"]] == [0.0, 0.0]
-    assert len(figures) == 7
+    assert len(figures) == 8
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
