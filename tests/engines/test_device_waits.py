@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfed.core.randomness import generator
+from polyfed.models.model import Model
 from polyfed.runs.session import Session
 from polyfed.wire.ledger import Ledger
 from sessions import prepared
@@ -64,17 +65,15 @@ def config(depth: int, algorithm: Config, **sections: Any) -> Config:
     return experiment("waits", data, algorithm, clients={"image": clients}, **sections)
 
 
-def plain_loop(session: Session) -> None:
+def plain_loop(session: Session, model: Model) -> None:
     """FedAvg's clients in a plain loop, with the operators that an optimiser runs on a device."""
-    mean: list[Tensor] = []
+    (head,), mean = model.heads.values(), list[Tensor]()
+    live, start = [*model.exchanged(live=True).values()], [*session.server.weights["image"].values()]
+    floating = [value.data for value in live if value.is_floating_point()]
     for number, member in enumerate(session.federation.members.values()):
         samples = session.federation.train(member)
-        if not mean:
-            model = session.federation.client_model(member)
-            (head,) = model.heads.values()
-            live, start = [*model.exchanged().values()], [*session.server.weights["image"].values()]
-            floating = [value for value in live if value.is_floating_point()]
-        torch._foreach_copy_(live, start)
+        with torch.no_grad():
+            torch._foreach_copy_(live, start)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=True)
         model.train()
         for batch in samples.batches(BATCH, generator(0)):
@@ -97,7 +96,8 @@ def counts(tmp_path: Path, settings: Config) -> tuple[float, float, float, int]:
     cohort = session.cohort(2, Ledger())
     ours = Watch().counted(lambda: method.round(session.server, cohort))
     assert len(cohort.clients) == CLIENTS
-    loop = Watch().counted(lambda: plain_loop(session))
+    model = session.federation.client_model(next(iter(session.federation.members.values())))
+    loop = Watch().counted(lambda: plain_loop(session, model))
     (weights,) = session.server.weights.values()
     return ours.fetches / CLIENTS, ours.operators / CLIENTS, loop.operators / CLIENTS, len(weights)
 
