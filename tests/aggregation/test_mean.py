@@ -108,3 +108,24 @@ def test_a_shape_mismatch_names_the_tensor_and_adds_nothing():
     with pytest.raises(PayloadError, match=r"'head.weight' has shape \(4, 2\), not \(3, 2\)"):
         mean.add({"a": torch.zeros(2), "head.weight": torch.ones(4, 2)}, 1)
     assert torch.equal(mean.result()["a"], torch.ones(2))
+
+
+def test_a_client_is_folded_in_like_each_of_its_tensors_alone_bit_for_bit():
+    def drawn(seed):
+        draw = torch.Generator().manual_seed(seed)
+        shapes = {"a": (5, 3), "b": (7,), "c": (), "d": (2, 2)}
+        floating = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+        return floating | {"half": floating["a"].bfloat16(), "steps": torch.tensor(seed**9), "t": floating["a"].T}
+
+    clients = [(drawn(seed), 3 * seed + 1) for seed in range(5)]
+    clients[2][0].pop("b")  # and counts for the others alone
+    result = fold(*clients)
+    for name, value in result.items():
+        alone = fold(*(({name: tensors[name]}, weight) for tensors, weight in clients if name in tensors))
+        mean, total = None, 0
+        for tensors, weight in clients:
+            if name in tensors:
+                own, total = tensors[name].to(torch.float64 if name == "steps" else torch.float32), total + weight
+                mean = own.clone() if mean is None else mean.lerp_(own, weight / total)
+        assert torch.equal(value, (mean.round() if name == "steps" else mean).to(value.dtype))
+        assert torch.equal(value, alone[name])

@@ -63,7 +63,7 @@ def test_two_rounds_equal_a_plain_loop(
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1e3])
 def test_the_pull_is_finite_and_that_of_the_norm(scale: float) -> None:
     drift = scale * torch.tensor([3.0, -4.0])
-    assert torch.equal(FedProx().pull(drift), drift)
-    pull = FedProx(norm="plain").pull(drift)
+    assert torch.equal(FedProx().pull([drift])[0], drift)
+    (pull,) = FedProx(norm="plain").pull([drift])
     assert torch.isfinite(pull).all()
     assert float(pull.norm()) == pytest.approx(0.0 if scale < 1e-20 else 0.5)

@@ -90,6 +90,18 @@ def test_weights_that_do_not_fit_are_named(session: Session, change: str, messag
     assert "Traceback" in answer.failure.details
 
 
+def test_a_reply_is_not_touched_by_weights_that_do_not_fit(session: Session) -> None:
+    first, second, _ = requests(session)
+    (answer,) = session.engine.exchange([first], None)
+    assert answer.payload is not None
+    reply = answer.payload.bundles["weights"]
+    before = {name: value.clone() for name, value in reply.items()}
+    odd = {name: value + 1 for name, value in second.payload.bundles["weights"].items()} | {"odd": torch.zeros(1)}
+    (refused,) = session.engine.exchange([request(second.client, Payload({"weights": Weights(odd)}))], None)
+    assert refused.failure is not None
+    assert all(torch.equal(reply[name], value) for name, value in before.items())
+
+
 def test_clients_that_are_tested_on_the_same_items_share_them(session: Session) -> None:
     federation = session.federation
     first, second, third, image = federation.members.values()

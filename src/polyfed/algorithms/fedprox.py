@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyfed.algorithms.algorithm import Client, Reply, Weights, client_step
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.wire.payload import grouped
 
 
 class FedProx(FedAvg):
@@ -30,18 +31,22 @@ class FedProx(FedAvg):
     def fit(self, client: Client, weights: Weights) -> Reply:
         """Minimise h_k(w; W) = F_k(w) + (mu / 2) ||w - W||^2 from the received model W (Eq. 2)."""
         client.load_weights(weights)
-        received = {name: value.detach().clone() for name, value in client.model.trained().items()}
+        trained = client.model.trained()
+        with torch.no_grad():
+            received = dict(zip(trained, torch._foreach_clone([*trained.values()]), strict=True))
 
+        @torch.no_grad()
         def correct(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-            for name, gradient in gradients.items():
-                gradient.add_(self.pull(weights[name].detach() - received[name]), alpha=self.mu)
+            for names in grouped(gradients):
+                drifts = torch._foreach_sub([weights[name] for name in names], [received[name] for name in names])
+                torch._foreach_add_([gradients[name] for name in names], self.pull(drifts), alpha=self.mu)
 
         client.fit(client.train, epochs=self.local_epochs, steps=self.local_steps, correct=correct)
         return Reply(weights=client.weights, num_examples=client.num_examples)
 
-    def pull(self, drift: Tensor) -> Tensor:
-        """Gradient of ||w - W||^2 / 2, or of ||w - W|| / 2, by w; 0 at w = W for both."""
+    def pull(self, drifts: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of ||w - W||^2 / 2, or of ||w - W|| / 2, by w; 0 at w = W for both."""
         if self.norm == "squared":
-            return drift
-        norm = torch.linalg.vector_norm(drift)
-        return torch.where(norm > 0, drift / (2 * norm), 0)
+            return [*drifts]
+        norms = torch._foreach_norm(drifts)
+        return [torch.where(norm > 0, drift / (2 * norm), 0) for drift, norm in zip(drifts, norms, strict=True)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -129,36 +130,43 @@ def failure_of(error: Exception, *, in_full: bool, refused: bool = False) -> Fai
     return Failure(cause, f"{type(error).__name__}: {text}", details, *own)
 
 
-@torch.no_grad()
-def detach_reply(payload: Payload, model: Model | None) -> tuple[Payload, dict[str, Tensor]]:
-    """The payload without memory that the model goes on to use, and the model's tensors whose memory it took over.
+_taken: WeakKeyDictionary[Model, dict[str, Tensor]] = WeakKeyDictionary()
+"""A live model -> those of its tensors whose memory a reply has taken over."""
 
-    Those need ``new_memory`` before the model is written to: weights are loaded before its next use, so values that a
-    reply can take over need not be copied. All others that share memory with the model are copied in one operation.
+
+@torch.no_grad()
+def detach_reply(payload: Payload, model: Model | None) -> Payload:
+    """The payload without memory that the model goes on to use.
+
+    Values that are laid out as they cross keep their memory, in place of which the model gets ``new_memory`` before it
+    is written to; all others that share memory with the model are copied in one operation.
     """
+    if model is None:
+        return payload
     owners: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in model.exchanged(live=True).items() if model is not None else ():
+    for name, tensor in model.exchanged(live=True).items():
         owners.setdefault(_memory(tensor), []).append((name, tensor))
-    taken, fields = dict[str, Tensor](), dict(payload.fields)
+    fields = dict(payload.fields)
     for field, bundle in payload.bundles.items():
         shared = []
         for name, value in bundle.items():
-            sharing = owners.get(_memory(value), ())
+            sharing = owners.get(_memory(value), [])
             own = sharing[0][1] if len(sharing) == 1 else value
             if own is not value and own.shape == value.shape and is_laid_out(value):
-                taken.update(sharing)
+                _taken.setdefault(model, {}).update(sharing)
             elif sharing:
                 shared.append(name)
         if shared:
             copies = torch._foreach_clone([bundle[name] for name in shared], memory_format=torch.contiguous_format)
             tensors = {**bundle, **dict(zip(shared, copies, strict=True))}
             fields[field] = type(bundle)(tensors=tensors, **bundle.attributes())
-    return Payload(fields), taken
+    return Payload(fields)
 
 
 @torch.no_grad()
-def new_memory(tensors: Mapping[str, Tensor]) -> None:
-    """Give a model's tensors memory of their own, for values to come; replies that took the old keep it."""
+def new_memory(model: Model) -> None:
+    """Give a live model its own memory for all tensors whose memory replies have taken over, and keep."""
+    tensors = _taken.pop(model, {})
     for names in grouped(tensors):  # what no reply holds any more is free before the next group
         for name, own in zip(names, torch._foreach_clone([tensors[name] for name in names]), strict=True):
             tensors[name].data = own

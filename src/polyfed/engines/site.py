@@ -109,7 +109,6 @@ class Site:
     step_losses: list[Tensor] = field(default_factory=list)
     _idle: set[str] = field(default_factory=set)  # clients that were warned of having made no step
     _models: dict[str, Model] = field(default_factory=dict)
-    _taken: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # memory that replies took over
     _data: dict[str, _Data] = field(default_factory=dict)
     _public: dict[str, PublicSamples] = field(default_factory=dict)
     _outlines: dict[str, Outline] = field(default_factory=dict)
@@ -342,9 +341,7 @@ class Site:
             if not isinstance(reply, Reply):
                 returned = "None" if reply is None else f"a {type(reply).__name__}"
                 raise TypeError(f"{step.schema.title} returned {returned}; return a Reply")
-            architecture = client.info.architecture
-            payload, taken = detach_reply(reply.payload, self._models.get(architecture))
-            self._taken.setdefault(architecture, {}).update(taken)
+            payload = detach_reply(reply.payload, self._models.get(client.info.architecture))
             if step.schema.kind == "step" and self.keeps_states and not blank:
                 payload.require_sound(self.limits)  # the server checks every reply; this guards the state
                 self._keep(client, version, request.after, step.digest)
@@ -407,11 +404,9 @@ class Site:
         if weights is None or key not in self._models:
             # built again for a client without weights: it starts from its own initial ones
             self._models[key] = self.federation.client_model(member).to(self.device)
-            self._taken.pop(key, None)
-        elif taken := self._taken.pop(key, None):
-            new_memory(taken)
         model = self._models[key]
         if weights is not None:
+            new_memory(model)
             model.load(weights)
         return model
 

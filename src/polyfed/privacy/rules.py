@@ -13,6 +13,7 @@ from jaxtyping import Float
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from polyfed.aggregation.mean import accumulator
 from polyfed.core.settings import Settings
 from polyfed.wire.payload import TensorBundle, grouped
 
@@ -79,7 +80,7 @@ def scaled(bundle: TensorBundle, start: Mapping[str, Tensor], factor: float) -> 
 
 def _exact(value: Tensor) -> Tensor:
     """The value in at least fp32: squares of float16 overflow from 256 on."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
+    return value.to(accumulator(value.dtype))
 
 
 # ---- robust rules

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
@@ -39,6 +39,8 @@ class TensorBundle(Mapping[str, Tensor]):
     label: ClassVar[str] = "tensors"
     limit: ClassVar[str] = "tensor_norm"
     """Name of the bound in ``Limits`` of each of ``norms``."""
+    has_variances: ClassVar[bool] = False
+    """True if running variances of a batch normalisation are among the tensors, which must not be negative."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -90,68 +92,68 @@ class TensorBundle(Mapping[str, Tensor]):
         return digest.digest()
 
     @cached_property
-    def _floating(self) -> list[str]:
-        return [name for name, tensor in self.tensors.items() if tensor.is_floating_point()]
-
-    @cached_property
-    def _known(self) -> dict[str, tuple[object, list[float]]]:
-        """Figures that checks have fetched, by name, each with the weights that they compare with."""
+    def _known(self) -> dict[str, list[float]]:
+        """Figures for checks, once they are fetched; ``rises``, which depend on what was sent, until they are used."""
         return {}
 
-    def _figures(self, sent: Mapping[str, Tensor] | None) -> dict[str, tuple[object, Tensor]]:
-        """Those that are not fetched yet, [k], fp32, on their device."""
-        made: dict[str, tuple[object, Tensor]] = {}
+    def _figures(self, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those that are not fetched yet, [k], fp32, on the device."""
+        made = {"rises": _rises(self, sent)} if sent else {}
         if "norms" not in self._known:
-            floating = [self.tensors[name] for name in self._floating]
-            made["norms"] = None, self.norms(floating) if floating else torch.zeros(0)
-        if sent and self._known.get("rises", (None,))[0] is not sent:
-            made["rises"] = sent, _rises(self, sent)
+            made["norms"] = self.norms([value for value in self.values() if value.is_floating_point()])
+            variances = [value.flatten() for value in self._variances.values()]
+            made["variances"] = torch.cat(variances).min()[None].float() if variances else torch.zeros(0)
         return made
+
+    @property
+    def _variances(self) -> dict[str, Tensor]:
+        own = self.items() if self.has_variances else ()
+        return {name: value for name, value in own if name.endswith(_VARIANCE) and value.numel()}
 
     def has_fallen(self, sent: Mapping[str, Tensor]) -> bool:
         """Whether a whole number is less than in ``sent``; training only counts up."""
-        fetch([(self, sent)])
-        # taken out: a reply that is kept does not keep the weights that it started from
-        return any(rise < 0 for rise in self._known.pop("rises", (None, []))[1])
+        if "rises" not in self._known:
+            fetch([(self, sent)])
+        return any(rise < 0 for rise in self._known.pop("rises", ()))
 
-    def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
-        """Raise PayloadError if any value is NaN or infinite or cannot be, or a norm is beyond its limit.
-
-        Args:
-            what: name of the field.
-            limits: bounds of norms.
-            sent: tensors that the sender started from: twice their norm is allowed where that is more than the limit,
-                as no client is to blame for the work of others.
-        """
-        fetch([(self, sent)])
-        for name, norm in zip(self._floating, self._known["norms"][1], strict=True):
+    def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor]) -> None:
+        """``Payload.require_sound`` of the field ``what``, once its figures are fetched."""
+        floating = (name for name, value in self.items() if value.is_floating_point())
+        for name, norm in zip(floating, self._known["norms"], strict=True):
             allowed = getattr(limits, self.limit)
             if norm <= allowed:  # which one that is not finite is not
                 continue
             if not bool(torch.isfinite(self.tensors[name]).all()):
                 raise PayloadError(f"{what}: tensor '{name}' has NaN or infinite values")
-            if sent and name in sent:
+            if name in sent:
                 allowed = max(allowed, 2 * float(self.norms([sent[name]])))
             if not norm <= allowed:
                 raise PayloadError(f"{what}: tensor '{name}' has norm {norm:.3g}, the limit is {allowed:g}")
+        if any(least < 0 for least in self._known["variances"]):
+            name, value = next((name, value) for name, value in self._variances.items() if bool((value < 0).any()))
+            raise PayloadError(f"{what}: tensor '{name}' has a variance of {float(value.min()):.3g}")
 
     def norms(self, tensors: list[Tensor]) -> Tensor:
         """L2 norms of floating tensors, [k], fp32, on the device of the first."""
-        norms = torch._foreach_norm(tensors, 2, _sum_type(*tensors))
-        return torch.stack([norm.to(norms[0].device) for norm in norms]).float()
+        norms = torch._foreach_norm(tensors, 2, _sum_type(*tensors)) if tensors else ()
+        return _stacked(norms)
 
 
-def fetch(checked: Collection[tuple[TensorBundle, Mapping[str, Tensor] | None]]) -> None:
+def fetch(checked: Collection[tuple[TensorBundle, Mapping[str, Tensor]]]) -> None:
     """Make all figures known that checks of bundles need, in one transfer: a device is waited for once.
 
     Args:
-        checked: bundles, and the weights that their senders started from.
+        checked: bundles, and the weights that their senders started from, if any.
     """
     waiting = [(bundle, *item) for bundle, sent in checked for item in bundle._figures(sent).items()]
-    parts = [figures for _, _, (_, figures) in waiting if len(figures)]
+    parts = [figures for _, _, figures in waiting if len(figures)]
     fetched = iter(torch.cat([figures.to(parts[0].device) for figures in parts]).tolist() if parts else ())
-    for bundle, name, (sent, figures) in waiting:
-        bundle._known[name] = sent, list(islice(fetched, len(figures)))
+    for bundle, name, figures in waiting:
+        bundle._known[name] = list(islice(fetched, len(figures)))
+
+
+def _stacked(figures: Sequence[Tensor]) -> Tensor:
+    return torch.stack([one.to(figures[0].device) for one in figures]).float() if figures else torch.zeros(0)
 
 
 def _rises(bundle: TensorBundle, sent: Mapping[str, Tensor]) -> Tensor:
@@ -161,9 +163,8 @@ def _rises(bundle: TensorBundle, sent: Mapping[str, Tensor]) -> Tensor:
         old = None if value.is_floating_point() or not value.numel() else sent.get(name)
         if old is not None and old.shape == value.shape and not old.is_meta:
             alike.setdefault((value.shape, value.device, old.device), []).append((value, old))
-    pairs = [[torch.stack(values) for values in zip(*pairs, strict=True)] for pairs in alike.values()]
-    rises = [(new.double() - old.to(new.device).double()).min() for new, old in pairs]
-    return torch.stack(rises).float() if rises else torch.zeros(0)
+    pairs = [[torch.stack(values).double() for values in zip(*pairs, strict=True)] for pairs in alike.values()]
+    return _stacked([(new - old.to(new.device)).min() for new, old in pairs])
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> list[list[str]]:
@@ -209,30 +210,11 @@ class Weights(TensorBundle):
     """Model parameters and buffers by name."""
 
     label: ClassVar[str] = "weights"
+    has_variances: ClassVar[bool] = True
 
     def part(self, names: Collection[str]) -> Weights:
         """Tensors with these names."""
         return Weights({name: value for name, value in self.tensors.items() if name in names})
-
-    def _figures(self, sent: Mapping[str, Tensor] | None) -> dict[str, tuple[object, Tensor]]:
-        made = super()._figures(sent)
-        if "variances" not in self._known:
-            variances = [value.flatten() for value in self._variances.values()]
-            least = torch.cat(variances).min()[None].float() if variances else torch.zeros(0)
-            made["variances"] = None, least
-        return made
-
-    @property
-    def _variances(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.items() if name.endswith(_VARIANCE) and value.numel()}
-
-    def require_sound(self, what: str, limits: Limits, sent: Mapping[str, Tensor] | None = None) -> None:
-        """Check values as in all bundles; variances of a batch normalisation must not be negative."""
-        super().require_sound(what, limits, sent)
-        if any(least < 0 for least in self._known["variances"][1]):
-            least = {name: float(value.min()) for name, value in self._variances.items()}
-            name = next(name for name, value in least.items() if value < 0)
-            raise PayloadError(f"{what}: tensor '{name}' has a variance of {least[name]:.3g}")
 
 
 @dataclass(frozen=True)
@@ -250,7 +232,7 @@ class PublicRows(TensorBundle):
             if tensor.numel():
                 dim = -1 if tensor.ndim else None
                 largest[k] = torch.linalg.vector_norm(tensor, dim=dim, dtype=_sum_type(tensor)).max()
-        return torch.stack([norm.to(tensors[0].device) for norm in largest]).float()
+        return _stacked(largest)
 
     def require_public(self, order: str) -> None:
         """Raise PayloadError unless these are floating rows of the public set ``order``, or of a draw from it."""
@@ -313,11 +295,12 @@ class Payload:
         return hashlib.sha256(json.dumps([self.scalars, parts], sort_keys=True).encode()).digest()
 
     def require_sound(self, limits: Limits, sent: Callable[[str], Mapping[str, Tensor]] = lambda field: {}) -> None:
-        """Raise PayloadError if any tensor or number is NaN or infinite, or a norm is beyond its limit.
+        """Raise PayloadError if any tensor or number is NaN or infinite or cannot be, or a norm is beyond its limit.
 
         Args:
             limits: bounds of norms.
-            sent: field -> weights that its sender started from.
+            sent: field -> weights that its sender started from: twice their norm is allowed where that is more than the
+                limit, as no client is to blame for the work of others.
         """
         starts = {name: sent(name) for name in self.bundles}
         fetch([(bundle, starts[name]) for name, bundle in self.bundles.items()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -26,21 +26,16 @@ class Moves:
     """
 
     def __init__(self) -> None:
-        self._squares: list[dict[str, Tensor]] = []  # of each client: name and shape -> ||d||^2, on the device
+        self._squares: list[dict[str, Tensor]] = []  # name and shape -> ||d||^2 of a client, on the device
         self._totals: dict[str, Tensor] = {}  # name and shape -> sum d
 
     def add(self, weights: Mapping[str, Tensor], start: Mapping[str, Tensor], *, compared: bool = False) -> None:
         """Add a client's move of its floating tensors; ``compared`` with others' of tensors of one name and shape."""
-        keys = {name: name_and_shape(name, value) for name, value in weights.items()}
-        squares = dict[str, Tensor]()
-        for moves in _moves(weights, start):
-            squares |= _squares(moves)
-            named = {keys[name]: move for name, move in moves.items()} if compared else {}
-            known = [key for key in named if key in self._totals]
-            if known:
-                torch._foreach_add_([self._totals[key] for key in known], [named[key] for key in known])
-            self._totals = named | self._totals
-        self._squares.append({keys[name]: squares[name] for name in weights if name in squares})
+        for moves, squares in _moves(weights, start):
+            self._squares.append(squares)
+            if compared:
+                self._totals |= {key: torch.zeros_like(move) for key, move in moves.items() if key not in self._totals}
+                torch._foreach_add_([self._totals[key] for key in moves], [*moves.values()])
 
     def followed(self, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, float]:
         """``followed``: length of the global model's step in that of a client's move (root mean square).
@@ -48,9 +43,8 @@ class Moves:
         1 where all agree and are averaged, 1 / sqrt(n) where n move in unrelated directions, less where an average is
         scaled down. Nothing where no client moved.
         """
-        squares = {name: square for moves in _moves(new, old) for name, square in _squares(moves).items()}
-        clients, step = self._fetched({name: squares[name] for name in new if name in squares})
-        return _ratio("followed", sum(step.values()), _lengths(clients, 1))
+        clients, step = self._fetched([one for _, squares in _moves(new, old) for one in squares.values()])
+        return _ratio("followed", sum(step), clients, 1)
 
     def disagreement(self) -> dict[str, float]:
         """``disagreement``: distance between two clients' moves in the length of one (root mean squares).
@@ -58,20 +52,21 @@ class Moves:
         0 where all agree, 1.41 where directions are unrelated, 2 where two oppose; nothing of fewer than two. The mean
         square of distances is 2 (n sum ||d||^2 - ||sum d||^2) / (n (n - 1)).
         """
-        clients, totals = self._fetched(_squares(self._totals) if self._totals else {})
+        clients, fetched = self._fetched([total.square().sum() for total in self._totals.values()])
+        totals = dict(zip(self._totals, fetched, strict=True))
         shared = [(n, squares, totals[key]) for key, (n, squares) in clients.items() if n > 1]
         apart = sum(2 * max(n * squares - total, 0.0) / (n * (n - 1)) for n, squares, total in shared)
-        return _ratio("disagreement", apart, _lengths(clients, 2))
+        return _ratio("disagreement", apart, clients, 2)
 
-    def _fetched(self, more: Mapping[str, Tensor]) -> tuple[dict[str, tuple[int, float]], dict[str, float]]:
-        """Name and shape -> n and sum ||d||^2 of its clients; and further figures; in one transfer."""
-        figures = [figure for squares in (*self._squares, more) for figure in squares.values()]
+    def _fetched(self, more: Sequence[Tensor]) -> tuple[dict[str, tuple[int, float]], list[float]]:
+        """Name and shape -> n and sum ||d||^2 of its clients; and the values of further figures; in one transfer."""
+        figures = [*chain.from_iterable(squares.values() for squares in self._squares), *more]
         values = iter(torch.stack([figure.to(figures[0].device) for figure in figures]).tolist() if figures else ())
         clients: dict[str, tuple[int, float]] = {}
         for key in chain.from_iterable(self._squares):
             count, squares = clients.get(key, (0, 0.0))
             clients[key] = count + 1, squares + next(values)
-        return clients, dict(zip(more, values, strict=True))
+        return clients, list(values)
 
 
 class MovesObserver:
@@ -106,24 +101,20 @@ class MovesObserver:
         return map(noted, replies)
 
 
-def _ratio(name: str, square: float, of: float) -> dict[str, float]:
+def _ratio(name: str, square: float, clients: Mapping[str, tuple[int, float]], least: int) -> dict[str, float]:
+    of = sum(squares / n for n, squares in clients.values() if n >= least)
     return {name: math.sqrt(square / of)} if of else {}
 
 
-def _lengths(clients: Mapping[str, tuple[int, float]], least: int) -> float:
-    return sum(squares / n for n, squares in clients.values() if n >= least)
-
-
 @torch.no_grad()
-def _moves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    # in groups: a model's moves are as large as the model
+def _moves(
+    new: Mapping[str, Tensor], old: Mapping[str, Tensor]
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Name and shape -> move, and -> its square, of a group of tensors at a time: moves are as large as the model."""
     floating = {name: value for name, value in new.items() if value.is_floating_point()}
     for names in grouped(floating):
         values = [floating[name].float() for name in names]
         moves = torch._foreach_sub(values, [old[name].to(values[0]) for name in names])
-        yield dict(zip(names, moves, strict=True))
-
-
-def _squares(moves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    values = [*moves.values()]
-    return {name: square.sum() for name, square in zip(moves, torch._foreach_mul(values, values), strict=True)}
+        keys = [name_and_shape(name, floating[name]) for name in names]
+        squares = [square.sum() for square in torch._foreach_mul(moves, moves)]
+        yield dict(zip(keys, moves, strict=True)), dict(zip(keys, squares, strict=True))
