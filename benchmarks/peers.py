@@ -56,7 +56,7 @@ def stated(clients: int, rounds: int) -> Problem:
         session.experiment.algorithm.setup(session.server)
         federation = session.federation
         samples = [federation.train(member) for member in federation.members.values()]
-        images: np.ndarray = samples[0].inputs["image"].pictures
+        images: np.ndarray = samples[0].inputs["image"].images
         x = [normalised(torch.from_numpy(images[own.rows["image"].numpy()]), "half").numpy() for own in samples]
         y = [own.targets["label"].numpy() for own in samples]
         initial = [value.clone().numpy() for value in federations.global_weights(session).values()]

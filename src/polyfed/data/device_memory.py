@@ -51,6 +51,10 @@ class Pending(NamedTuple):
     compute: Callable[..., Tensor] = lambda x: x
 
 
+Column = Tensor | Pending
+"""A column of a batch, or what a device computes it from."""
+
+
 def each(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Columns, some of them in mappings, with a change applied to every column."""
     return {

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.device_memory import DeviceMemory, Pending, each
+from polyfed.data.device_memory import Column, DeviceMemory, Pending, each
 
 _ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
 
@@ -210,7 +210,7 @@ class Samples:
         """Columns of a batch, some of which a device has yet to compute."""
         names = self.modalities if modalities is None else modalities
         rows = {name: self.rows[name].index_select(0, index) for name in (*names, *self.lazy)}
-        inputs, streams = dict[str, Tensor | Pending](), dict[str, Stream]()
+        inputs, streams = dict[str, Column](), dict[str, Stream]()
         for name in names:
             streams[name] = generator.clone_state() if generator is not None and self.lazy else None
             inputs[name] = self._input(name, rows[name], generator)
@@ -226,9 +226,7 @@ class Samples:
             "present": {name: mask for name, mask in there.items() if not bool(mask.all())},
         }
 
-    def _lazily(
-        self, name: str, rows: Mapping[str, Rows], streams: Mapping[str, Stream], generator: Stream
-    ) -> Tensor | Pending:
+    def _lazily(self, name: str, rows: Mapping[str, Rows], streams: Mapping[str, Stream], generator: Stream) -> Column:
         """Values of a target; with ``of`` it shares that modality's draws, for the samples that have the modality."""
         of = str(getattr(self.lazy[name], "of", ""))
         shown = rows[of if of in streams else name] >= 0
@@ -245,11 +243,11 @@ class Samples:
             return inputs
         return (columns[modality] for columns in self.memory.ahead({modality: x} for x in inputs))
 
-    def _input(self, modality: str, rows: Rows, generator: Stream) -> Tensor | Pending:
+    def _input(self, modality: str, rows: Rows, generator: Stream) -> Column:
         there = None if modality in self._complete else rows >= 0
         return self._loaded(self.inputs[modality], rows, generator, there)
 
-    def _loaded(self, inputs: Inputs, rows: Rows, generator: Stream, there: Tensor | None) -> Tensor | Pending:
+    def _loaded(self, inputs: Inputs, rows: Rows, generator: Stream, there: Tensor | None) -> Column:
         """Values of the rows that are there (None: all), zeros for the others."""
         load = inputs if self.memory is None else partial(self.memory.column, inputs)
         if there is None or bool(there.all()):

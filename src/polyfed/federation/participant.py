@@ -348,10 +348,8 @@ class Participant:
         """
         stream = self.generator(f"represent-{modality}") if training else None
         # every sample is augmented in its own way
-        if training:
-            rows, inverse_index = samples.rows[modality], torch.arange(len(samples))
-        else:
-            rows, inverse_index = samples.distinct(modality)
+        each_apart = samples.rows[modality], torch.arange(len(samples))
+        rows, inverse_index = each_apart if training else samples.distinct(modality)
         parts, chunks = [], torch.split(rows, self.setup.evaluation_batch)
         loaded = samples.loads(modality, chunks, stream)
         for inputs in passed(self.name, f"encoding {modality}", loaded, len(chunks)):
