@@ -238,19 +238,18 @@ class Samples:
 
     def loads(self, modality: str, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Tensor]:
         """``load`` of each of the parts, one ahead on a device."""
-        inputs = (self._input(modality, rows, generator) for rows in parts)
-        if self.memory is None:
-            return inputs
-        return (columns[modality] for columns in self.memory.ahead({modality: x} for x in inputs))
+        inputs = ({modality: self._input(modality, rows, generator)} for rows in parts)
+        return (columns[modality] for columns in (inputs if self.memory is None else self.memory.ahead(inputs)))
 
     def _input(self, modality: str, rows: Rows, generator: Stream) -> Column:
-        there = None if modality in self._complete else rows >= 0
-        return self._loaded(self.inputs[modality], rows, generator, there)
+        if self.memory is None and modality in self._complete:
+            return self.inputs[modality](rows, generator)
+        return self._loaded(self.inputs[modality], rows, generator, rows >= 0)
 
-    def _loaded(self, inputs: Inputs, rows: Rows, generator: Stream, there: Tensor | None) -> Column:
-        """Values of the rows that are there (None: all), zeros for the others."""
+    def _loaded(self, inputs: Inputs, rows: Rows, generator: Stream, there: Tensor) -> Column:
+        """Values of the rows that are there, zeros for the others."""
         load = inputs if self.memory is None else partial(self.memory.column, inputs)
-        if there is None or bool(there.all()):
+        if bool(there.all()):
             return load(rows, generator)
         if not bool(there.any()):
             return _Blank(inputs)(rows)
@@ -271,9 +270,8 @@ class Samples:
 
     def batches_of(self, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Batch]:
         """``batch`` of each of the parts, one ahead on a device."""
-        if self.memory is None:
-            return (self.batch(index, generator) for index in parts)
-        return (Batch(**columns) for columns in self.memory.ahead(self._gathered(index, generator) for index in parts))
+        gathered = (self._gathered(index, generator) for index in parts)
+        return (Batch(**columns) for columns in (gathered if self.memory is None else self.memory.ahead(gathered)))
 
     def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
         """The distinct rows of a modality, ascending, and the inverse index: the position among them of each sample."""
