@@ -455,7 +455,8 @@ def enlarged(x: Num[Tensor, "b c h w"], boxes: Int64[Tensor, "b 4"]) -> Num[Tens
 
     top, left, height, width = boxes[..., None].unbind(1)
     rows, columns = positions(x.shape[2], top, height), positions(x.shape[3], left, width)
-    return _sampled(x, torch.stack(torch.broadcast_tensors(columns[:, None], rows[:, :, None]), -1), "bilinear")
+    shape = len(x), *x.shape[2:]
+    return _sampled(x, torch.stack([columns[:, None].expand(shape), rows[..., None].expand(shape)], -1), "bilinear")
 
 
 def _sampled(x: Num[Tensor, "b c h w"], grid: Float[Tensor, "b h w 2"], mode: str) -> Num[Tensor, "b c h w"]:

@@ -238,7 +238,7 @@ class Samples:
 
     def loads(self, modality: str, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Tensor]:
         """``load`` of each of the parts, one ahead on a device."""
-        inputs = ({modality: self._input(modality, rows, generator)} for rows in parts)
+        inputs: Iterator[dict[str, Any]] = ({modality: self._input(modality, rows, generator)} for rows in parts)
         return (columns[modality] for columns in (inputs if self.memory is None else self.memory.ahead(inputs)))
 
     def _input(self, modality: str, rows: Rows, generator: Stream) -> Column:
@@ -266,7 +266,7 @@ class Samples:
         """
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        return self.batches_of(order.split(size) if n else (), generator)
+        return self.batches_of(torch.split(order, size) if n else (), generator)
 
     def batches_of(self, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Batch]:
         """``batch`` of each of the parts, one ahead on a device."""

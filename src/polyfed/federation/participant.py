@@ -242,7 +242,7 @@ class Participant:
         unless ``augment``; no batch of one sample."""
         chosen, stream = samples or self.public_set, self.generator(purpose)
         order = torch.randperm(len(chosen), generator=stream)
-        parts = order.split(size)[:wanted]
+        parts = torch.split(order, size)[:wanted]
         batches = chosen.batches_of(parts, stream if augment else None)
         for batch in self._reported(batches, purpose, len(parts)):
             if len(batch) > 1:
