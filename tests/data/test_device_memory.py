@@ -34,7 +34,7 @@ class Counting(DeviceMemory):
 
     copies = 0
 
-    def _copied(self, flat: Any) -> Callable[[], Tensor]:
+    def _copied(self, flat: list[Tensor]) -> Callable[[], Tensor]:
         self.copies += 1
         return super()._copied(flat)
 
@@ -89,7 +89,7 @@ def test_batches_on_a_device_have_the_values_and_the_order_of_those_on_the_cpu(
 
 def test_inputs_alone_are_loaded_in_order() -> None:
     here, memory = samples(), Counting(CPU, MANY)
-    there, parts = replace(here, memory=memory), here.rows["image"].split(3)
+    there, parts = replace(here, memory=memory), torch.split(here.rows["image"], 3)
     for expected, loaded in zip(here.loads("image", parts), there.loads("image", parts), strict=True):
         assert torch.equal(loaded, expected)
     assert memory.copies == 4

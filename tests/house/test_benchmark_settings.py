@@ -80,7 +80,7 @@ def test_measurements_of_a_gpu_run_on_the_cpu(program, capsys) -> None:
         measure(setup)
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [one["ratio"] for one in figures if "apart" in one["name"]] == [0.0, 0.0]
-    assert len(figures) == 8
+    assert len(figures) == 12
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -51,6 +51,10 @@ class Pending(NamedTuple):
     compute: Callable[..., Tensor] = lambda x: x
 
 
+Column = Tensor | Pending
+"""A column of a batch, or what a device computes it from."""
+
+
 def each(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Columns, some of them in mappings, with a change applied to every column."""
     return {
@@ -86,7 +90,8 @@ class DeviceMemory:
         """A table on the device, copied at its first use; None if it does not fit beside those before it."""
         if not isinstance(table, np.ndarray):
             return None
-        key = getattr(table.base, "filename", id(table))  # views that differ read the same file of decoded images
+        # views that differ in augmentation alone read one file
+        key = getattr(table.base, "filename", id(table)), table.shape
         if key not in self._tables:
             used = sum(known.nbytes for known, there in self._tables.values() if there is not None)
             with torch.inference_mode(False):
@@ -115,13 +120,13 @@ class DeviceMemory:
         copied = self._copied(flat)
 
         def arrived() -> dict[str, Any]:
-            pieces = zip(ordered, copied().split([len(part) for part in flat]), strict=True)
+            pieces = zip(ordered, torch.split(copied(), [len(part) for part in flat]), strict=True)
             there = {id(part): piece.view(part.dtype).view(part.shape) for part, piece in pieces}
             return each(columns, lambda leaf: leaf.compute(*(there[id(part)] for part in leaf.parts)))
 
         return arrived
 
-    def _copied(self, flat: Sequence[UInt8[Tensor, " bytes"]]) -> Callable[[], UInt8[Tensor, " bytes"]]:
+    def _copied(self, flat: list[UInt8[Tensor, " bytes"]]) -> Callable[[], UInt8[Tensor, " bytes"]]:
         """One copy of all bytes; on CUDA from pinned memory, beside the computations that are queued."""
         if self.device.type != "cuda":
             there = torch.cat(flat).to(self.device)
@@ -141,7 +146,7 @@ class DeviceMemory:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
 
 def memory_of(device: torch.device, most: int) -> DeviceMemory | None:

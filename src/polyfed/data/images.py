@@ -412,30 +412,15 @@ class Augment(Settings):
         return None if value is False else value
 
     @property
-    def _moves(self) -> list[Augmentation]:
-        """Changes that move pixels; they draw first, so that a mask moves as its image does."""
-        return [change for change in (self.rotate, self.crop, self.shift, self.flip) if change is not None]
+    def changes(self) -> list[Augmentation]:
+        """The augmentations that are on, in the order in which they draw."""
+        return [change for _, change in self if change is not None]
 
     def moved(self, x: UInt8[Tensor, "b c h w"], generator: torch.Generator) -> UInt8[Tensor, "b c h w"]:
-        """Images with their pixels moved."""
-        for change in self._moves:
-            x = change(x, generator)
+        """Images with their pixels moved; these changes draw first, so that a mask moves as its image does."""
+        for change in self.changes:
+            x = x if change is self.erase else change(x, generator)
         return x
-
-    def draws(self, shape: Sequence[int], generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Random numbers of all changes, for images of a shape [b, 3, h, w]; on the CPU."""
-        changes = self._moves if self.erase is None else [*self._moves, self.erase]
-        return tuple(change.draws(shape, generator) for change in changes)
-
-    def normalised(
-        self, x: UInt8[Tensor, "b 3 h w"], by: Normalisation | MeanStd, drawn: Sequence[Tensor]
-    ) -> Float[Tensor, "b 3 h w"]:
-        """Normalised images with the changes that were drawn, on the device of both."""
-        for change, one in zip(self._moves, drawn, strict=False):
-            x = change.applied(x, one)
-        y = normalised(x, by)
-        # in place, which saves a second batch of floats
-        return y if self.erase is None else y.mul_(self.erase.kept(y, drawn[-1]))
 
 
 def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> Float[Tensor, " n"]:
@@ -470,7 +455,8 @@ def enlarged(x: Num[Tensor, "b c h w"], boxes: Int64[Tensor, "b 4"]) -> Num[Tens
 
     top, left, height, width = boxes[..., None].unbind(1)
     rows, columns = positions(x.shape[2], top, height), positions(x.shape[3], left, width)
-    return _sampled(x, torch.stack(torch.broadcast_tensors(columns[:, None], rows[:, :, None]), -1), "bilinear")
+    shape = len(x), *x.shape[2:]
+    return _sampled(x, torch.stack([columns[:, None].expand(shape), rows[..., None].expand(shape)], -1), "bilinear")
 
 
 def _sampled(x: Num[Tensor, "b c h w"], grid: Float[Tensor, "b h w 2"], mode: str) -> Num[Tensor, "b c h w"]:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.device_memory import DeviceMemory, Pending, each
+from polyfed.data.device_memory import Column, DeviceMemory, Pending, each
 
 _ITEMS = torch.empty(0, dtype=torch.int64)  # stands for: the same as the items
 
@@ -204,7 +204,7 @@ class Samples:
         """Columns of a batch, some of which a device has yet to compute."""
         names = self.modalities if modalities is None else modalities
         rows = {name: self.rows[name].index_select(0, index) for name in (*names, *self.lazy)}
-        inputs, streams = dict[str, Tensor | Pending](), dict[str, Stream]()
+        inputs, streams = dict[str, Column](), dict[str, Stream]()
         for name in names:
             streams[name] = generator.clone_state() if generator is not None and self.lazy else None
             inputs[name] = self._input(name, rows[name], generator)
@@ -220,9 +220,7 @@ class Samples:
             "present": {name: mask for name, mask in there.items() if not bool(mask.all())},
         }
 
-    def _lazily(
-        self, name: str, rows: Mapping[str, Rows], streams: Mapping[str, Stream], generator: Stream
-    ) -> Tensor | Pending:
+    def _lazily(self, name: str, rows: Mapping[str, Rows], streams: Mapping[str, Stream], generator: Stream) -> Column:
         """Values of a target; with ``of`` it shares that modality's draws, for the samples that have the modality."""
         of = str(getattr(self.lazy[name], "of", ""))
         shown = rows[of if of in streams else name] >= 0
@@ -234,19 +232,18 @@ class Samples:
 
     def loads(self, modality: str, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Tensor]:
         """``load`` of each of the parts, one ahead on a device."""
-        inputs = (self._input(modality, rows, generator) for rows in parts)
-        if self.memory is None:
-            return inputs
-        return (columns[modality] for columns in self.memory.ahead({modality: x} for x in inputs))
+        inputs: Iterator[dict[str, Any]] = ({modality: self._input(modality, rows, generator)} for rows in parts)
+        return (columns[modality] for columns in (inputs if self.memory is None else self.memory.ahead(inputs)))
 
-    def _input(self, modality: str, rows: Rows, generator: Stream) -> Tensor | Pending:
-        there = None if modality in self._complete else rows >= 0
-        return self._loaded(self.inputs[modality], rows, generator, there)
+    def _input(self, modality: str, rows: Rows, generator: Stream) -> Column:
+        if self.memory is None and modality in self._complete:
+            return self.inputs[modality](rows, generator)
+        return self._loaded(self.inputs[modality], rows, generator, rows >= 0)
 
-    def _loaded(self, inputs: Inputs, rows: Rows, generator: Stream, there: Tensor | None) -> Tensor | Pending:
-        """Values of the rows that are there (None: all), zeros for the others."""
+    def _loaded(self, inputs: Inputs, rows: Rows, generator: Stream, there: Tensor) -> Column:
+        """Values of the rows that are there, zeros for the others."""
         load = inputs if self.memory is None else partial(self.memory.column, inputs)
-        if there is None or bool(there.all()):
+        if bool(there.all()):
             return load(rows, generator)
         if not bool(there.any()):
             return _Blank(inputs)(rows)
@@ -263,13 +260,12 @@ class Samples:
         """
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        return self.batches_of(order.split(size) if n else (), generator)
+        return self.batches_of(torch.split(order, size) if n else (), generator)
 
     def batches_of(self, parts: Iterable[Rows], generator: Stream = None) -> Iterator[Batch]:
         """``batch`` of each of the parts, one ahead on a device."""
-        if self.memory is None:
-            return (self.batch(index, generator) for index in parts)
-        return (Batch(**columns) for columns in self.memory.ahead(self._gathered(index, generator) for index in parts))
+        gathered = (self._gathered(index, generator) for index in parts)
+        return (Batch(**columns) for columns in (gathered if self.memory is None else self.memory.ahead(gathered)))
 
     def distinct(self, modality: str) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " n"]]:
         """The distinct rows of a modality, ascending, and the inverse index: the position among them of each sample."""

@@ -246,7 +246,7 @@ class Participant:
         unless ``augment``; no batch of one sample."""
         chosen, stream = samples or self.public_set, self.generator(purpose)
         order = torch.randperm(len(chosen), generator=stream)
-        parts = order.split(size)[:wanted]
+        parts = torch.split(order, size)[:wanted]
         batches = chosen.batches_of(parts, stream if augment else None)
         for batch in self._reported(batches, purpose, len(parts)):
             if len(batch) > 1:
@@ -352,10 +352,8 @@ class Participant:
         """
         stream = self.generator(f"represent-{modality}") if training else None
         # every sample is augmented in its own way
-        if training:
-            rows, inverse_index = samples.rows[modality], torch.arange(len(samples))
-        else:
-            rows, inverse_index = samples.distinct(modality)
+        each_apart = samples.rows[modality], torch.arange(len(samples))
+        rows, inverse_index = each_apart if training else samples.distinct(modality)
         parts, chunks = [], torch.split(rows, self.setup.evaluation_batch)
         loaded = samples.loads(modality, chunks, stream)
         for inputs in passed(self.name, f"encoding {modality}", loaded, len(chunks)):

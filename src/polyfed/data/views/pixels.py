@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from typing import ClassVar, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.settings import require_default
 from polyfed.data.cache import Decoding, Undecoded, decoded
 from polyfed.data.device_memory import TableInputs
-from polyfed.data.images import Augment, ImageFit, MeanStd, Normalisation, Resampling, normalised
+from polyfed.data.images import Augment, Augmentation, ImageFit, MeanStd, Normalisation, Resampling, normalised
 from polyfed.data.samples import Inputs
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
@@ -76,11 +77,20 @@ class PixelRows(TableInputs):
     def table(self) -> Images:
         return self.images
 
+    @cached_property
+    def _changes(self) -> list[Augmentation]:
+        return self.augment.changes
+
     def draws(self, shape: Sequence[int], generator: torch.Generator) -> tuple[Tensor, ...]:
-        return self.augment.draws(shape, generator)
+        return tuple(map(methodcaller("draws", shape, generator), self._changes))
 
     def computed(self, x: Tensor, *draws: Tensor) -> Tensor:
-        return self.augment.normalised(x, self.normalise, draws) if draws else normalised(x, self.normalise)
+        erase = self.augment.erase
+        for change, drawn in zip(self._changes, draws, strict=False):
+            x = x if change is erase else change.applied(x, drawn)
+        x = normalised(x, self.normalise)
+        # in place, which saves a second batch of floats
+        return x.mul_(erase.kept(x, draws[-1])) if draws and erase is not None else x
 
 
 class Masks(View):
