@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -47,16 +46,22 @@ def kl(teacher: Iterable[float], student: Iterable[float], tau: float = 1.0) -> 
 
 
 class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
+    """Records the number of elements of the largest tensor that any operation returns, and bytes of new ones in all."""
 
-    elements = 0
+    elements = made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        known = {_address(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
         for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 self.elements = max(self.elements, value.numel())
+                self.made += 0 if _address(value) in known else value.nbytes
         return out
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def averaged(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from naive import cosine, dot, softmax
+from naive import Largest, cosine, dot, softmax
 from polyfed.aggregation.ensemble import Ensemble
 from polyfed.aggregation.weighting import GCA, Evidence, Weighting
 from polyfed.core.errors import ConfigError, PayloadError
@@ -312,3 +312,12 @@ def test_masking_siblings_needs_items(name):
 def test_a_modality_that_the_server_lacks_is_refused(name):
     with pytest.raises(ConfigError, match=r"no representations of 'z'.*\['a', 'b', 'c'\]"):
         choose(name).log_weights(evidence(client(1), output="z"))
+
+
+def test_rows_that_are_all_distinct_are_not_copied():
+    """The largest tensor of the pass is a tile."""
+    sent = client(0, size=4096)
+    sent.values, of = unit(4096, 96).float(), {name: unit(4096, 96, seed=1).float() for name in "ab"}
+    with Largest() as seen:
+        GCA().log_weights(evidence(sent, of=of))
+    assert seen.elements == 256 * 1024

@@ -58,14 +58,12 @@ class Distinct(NamedTuple):
         items: Int64[Tensor, " n"] | None = None,
     ) -> Distinct:
         """Distinct rows among those of all samples; samples that share a row are of one item."""
-        if inverse_index is None:
-            inverse_index = torch.arange(len(values))
-        inverse_index = inverse_index.to(values.device)
         rows = packed(values, inverse_index)
-        counts = torch.bincount(inverse_index, minlength=len(rows)).to(rows.dtype)
-        return cls(
-            rows, inverse_index, counts, None if items is None else packed(items.to(values.device), inverse_index)
-        )
+        items = None if items is None else packed(items.to(values.device), inverse_index)
+        if inverse_index is None:
+            return cls(rows, torch.arange(len(rows), device=rows.device), rows.new_ones(len(rows)), items)
+        inverse_index = inverse_index.to(values.device)
+        return cls(rows, inverse_index, torch.bincount(inverse_index, minlength=len(rows)).to(rows.dtype), items)
 
     def of_samples(self, index: Int64[Tensor, " m"]) -> Float[Tensor, "m w"]:
         """The rows of the samples at ``index``."""

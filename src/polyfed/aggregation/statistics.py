@@ -155,8 +155,9 @@ class _Scan:
             sums = running.of_rows(of)
             sums.add(near.rivals, counts=near.rival_counts)
             statistics["negatives_lse"] = sums.result()
-            sums.add(near.kin, counts=near.kin_counts)  # overwrites them: nothing else needs them from here on
-            statistics["lse"] = sums.result()
+            if {"lse", "entropy"} & self.wanted:
+                sums.add(near.kin, counts=near.kin_counts)  # overwrites them: nothing else needs them from here on
+                statistics["lse"] = sums.result()
             if isinstance(sums, RunningEntropy):
                 statistics["entropy"] = sums.entropy()
         return {name: value if name == "winner" else value * math.log(2) for name, value in statistics.items()}

@@ -9,8 +9,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -64,25 +65,45 @@ def require_plain(folder: Path, *, inside: Container[str] | None = None) -> None
             folders[:] = [name for name in folders if name in inside]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` next to ``path``, flush it to disk and move it into place, and its name with it.
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write bytes, or blocks of them, next to ``path``, flush them to disk and move them into place, name included.
 
     Raises:
         OSError: the disk is full or the folder not writable; the attempt leaves no file.
     """
+    with _moved_to(path) as temporary, temporary.open("wb") as stream:
+        stream.writelines([data] if isinstance(data, bytes) else data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def link_atomically(source: Path, path: Path) -> None:
+    """Give a file that is never changed in place a second name, or a copy where the file system has no hard links.
+
+    Raises:
+        OSError: see ``write_atomically``.
+    """
+    try:
+        with _moved_to(path) as temporary:
+            temporary.hardlink_to(source)
+    except OSError:
+        with source.open("rb") as stream:
+            write_atomically(path, iter(partial(stream.read, 1 << 22), b""))
+
+
+@contextlib.contextmanager
+def _moved_to(path: Path) -> Iterator[Path]:
+    """A free name in the folder of ``path``; the file that has it after the block is moved there."""
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     # in the same folder, since a move is one step only within a file system
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # of a process that was killed; to write into a link would change another file
     try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield temporary
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # a move onto another name of the same file leaves both
     # a new folder is an entry of its parent, which must last as well
     for folder in (path.parent, *(folder.parent for folder in made)):
         sync_folder(folder)

@@ -19,10 +19,11 @@ from operator import attrgetter
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from polyfed.core.errors import RunError
+from polyfed.core.files import write_atomically
+from polyfed.core.tensor_files import tensor_blocks
 from polyfed.export.cards import model_card
 from polyfed.export.inputs import Recipe, identifier, import_lines
 from polyfed.export.model import Exported, export_programs, new_folder
@@ -68,8 +69,8 @@ def _write(exported: Exported, programs: Path, draft: Path) -> None:
         code, own = network_code(torch.export.load(program.path).module(check_guards=False), name)
         functions.append(code)
         types[name] = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in own.items()}
-        tensors |= {f"networks.{name}.{key}": value.detach().clone().contiguous() for key, value in own.items()}
-    save_file(tensors, draft / "model.safetensors", {"format": "pt"})
+        tensors |= {f"networks.{name}.{key}": value for key, value in own.items()}
+    write_atomically(draft / "model.safetensors", tensor_blocks(tensors, {"format": "pt"}))
     config = {
         "architectures": ["PolyfedModel"],
         "auto_map": {"AutoConfig": f"{_CODE}.PolyfedConfig", "AutoModel": f"{_CODE}.PolyfedModel"},

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from polyfed.core.errors import RunError
 from polyfed.core.files import write_atomically
+from polyfed.core.tensor_files import tensor_blocks
 from polyfed.wire.messages import StateVersion
 
 Entry = dict[str, Tensor]
@@ -104,8 +105,8 @@ class StateStore:
         """
         # a copy: the model whose tensors these are serves the next client
         entry = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in entry.items()}
-        blob = safetensors.torch.save(entry, metadata={"after": _text(after) if after else ""})
-        write_atomically(self._path(client, version), blob)
+        metadata = {"after": _text(after) if after else ""}
+        write_atomically(self._path(client, version), tensor_blocks(entry, metadata))
         self._hold(client, version, entry)
         wanted = {version, *self._history(client, version[0], after)}
         for stale in set(self.versions(client)) - wanted:

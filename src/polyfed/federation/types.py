@@ -8,7 +8,7 @@ import json
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -125,8 +125,20 @@ class GlobalModels:
         """Architecture -> initial tensors and their slots; asked for when first needed."""
         return self.blueprint()
 
+    def forget_values(self) -> None:
+        """Keep only shapes and slots of the initial tensors."""
+        if "blueprints" in vars(self):
+            self.blueprints = {
+                name: replace(one, tensors={key: value.to("meta") for key, value in one.tensors.items()})
+                for name, one in self.blueprints.items()
+            }
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        return {own.architecture: name for name, own in self.types.items()}
+
     def type_of(self, client: ClientInfo) -> str:
-        return next(name for name, own in self.types.items() if own.architecture == client.architecture)
+        return self._names[client.architecture]
 
     def samples(self, *clients: ClientInfo) -> int:
         """Samples that clients count for in averages, together."""
@@ -136,11 +148,12 @@ class GlobalModels:
         """Type -> samples that its clients count for."""
         sizes: dict[str, float] = {}
         for client in clients:
-            sizes[self.type_of(client)] = sizes.get(self.type_of(client), 0.0) + self.samples(client)
+            name = self.type_of(client)
+            sizes[name] = sizes.get(name, 0.0) + self.samples(client)
         return sizes
 
     def initial(self, type_name: str) -> Mapping[str, Tensor]:
-        """A type's tensors as its clients start."""
+        """A type's tensors as its clients start; in rounds only their shapes are known."""
         return self.blueprints[self.types[type_name].architecture].tensors
 
     def start(self, own: Mapping[str, Tensor], device: torch.device) -> None:

@@ -28,13 +28,14 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ExchangeError, RunError, StepError
 from polyfed.core.files import cut_last_line, sync_file, sync_folder, write_atomically
+from polyfed.core.tensor_files import tensor_blocks
 from polyfed.core.untrusted import file_json, lines, plain, typed
 from polyfed.runs.config_files import START, way_from
 
@@ -268,17 +269,9 @@ class RunFolder:
 
     # ---- arrays and tensors
 
-    def save_tensors(
-        self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-    ) -> bytes:
-        """Write a safetensors file, completely or not at all; returns its bytes."""
-        import safetensors.torch
-
-        ready = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-        # a file with neither tensors nor metadata can be read only with None
-        blob = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
-        write_atomically(self.path / name, blob)
-        return blob
+    def save_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        """Write a safetensors file, completely or not at all."""
+        write_atomically(self.path / name, tensor_blocks(tensors, metadata))
 
     def tensors(self, name: str) -> dict[str, Tensor] | None:
         """The content of a safetensors file of this folder, or None if it is not there."""
@@ -304,8 +297,9 @@ class RunFolder:
             sync_file(path)
         sync_folder(self.path)
         name = f"checkpoints/round-{checkpoint.round:06d}"
-        blob = self.save_tensors(f"{name}.safetensors", checkpoint.tensors)
-        manifest = _Manifest(checkpoint.round, hashlib.sha256(blob).hexdigest(), checkpoint.facts)
+        digest = hashlib.sha256()
+        write_atomically(self.path / f"{name}.safetensors", _hashed(tensor_blocks(checkpoint.tensors), digest))
+        manifest = _Manifest(checkpoint.round, digest.hexdigest(), checkpoint.facts)
         self.write(f"{name}.json", json.dumps(vars(manifest)) + "\n")
         for old in self._manifests()[:-2]:  # the last but one stays for the case that the last proves damaged
             # tensors first: a manifest without them is skipped, tensors without a manifest would stay forever
@@ -397,6 +391,12 @@ def _locked(stream: IO[str], operation: int, seconds: float) -> bool:
             time.sleep(0.01)
         else:
             return True
+
+
+def _hashed(blocks: Iterable[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    for block in blocks:
+        digest.update(block)
+        yield block
 
 
 def _of_logs(sizes: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Loop:
         experiment, folder, server, cohorts: of the run.
         recorder: has the records of the round that goes on.
         events: Followers of the run.
-        save_model: saves the run's model under a name: ``last``, ``best`` once validation has found a better one.
+        save_models: saves the run's model under names: ``last``, ``best`` once validation has found a better one.
         states: Store of the states of clients that live here, else None.
         stale: clients that may have changed since they were last measured.
         best: round and score of the best server model; empty until validation has given a number.
@@ -48,7 +48,7 @@ class Loop:
     cohorts: Cohorts
     recorder: Recorder
     events: Callback
-    save_model: Callable[[str], None]
+    save_models: Callable[[Sequence[str]], None]
     states: StateStore | None
     stale: set[str] = field(default_factory=set)
     best: dict[str, float] = field(default_factory=dict)
@@ -96,6 +96,7 @@ class Loop:
         """One round, until it is on disk."""
         cfg, started, ledger = self.experiment, time.monotonic(), Ledger()
         self.server.begin(number)
+        self.server.global_models.forget_values()  # rounds go on from the global models
         cohort = self.cohorts.drawn(number, ledger)
         asked = cohort.awaited
         self.events.handle(RoundStarted(number, sorted(asked) if cfg.algorithm.asks_clients else []))
@@ -167,8 +168,8 @@ class Loop:
         for client in self.server.clients:  # groups of one type may be tested on different sources
             groups.setdefault((client.architecture, client.group), []).append(client)
         most = None if wanted is True else wanted  # True is also the number 1
-        chosen = [client for alike in groups.values() for client in alike[:most]]
-        return tuple(client for client in self.server.clients if client.id in self.stale and client in chosen)
+        chosen = {client.id for alike in groups.values() for client in alike[:most]} & self.stale
+        return tuple(client for client in self.server.clients if client.id in chosen)
 
     # ---- what lasts
 
@@ -185,9 +186,8 @@ class Loop:
         for name, (values, clients) in self.server.diagnostics.arrays.items():
             path = f"arrays/{name}/round-{number:04d}.safetensors"
             folder.save_tensors(path, {"values": values}, {"clients": json.dumps(clients)})
-        if self.best.get("round") == number:  # after its metrics, which show it
-            self.save_model("best")
-        self.save_model("last")
+        # after metrics, which show whether it is the best
+        self.save_models(["best", "last"] if self.best.get("round") == number else ["last"])
         tensors = flatten(self.server.snapshot()) | cohorts.tensors()
         facts: dict[str, Any] = {"logs": folder.log_sizes(), "stale": sorted(self.stale), "best": self.best}
         folder.save_checkpoint(Checkpoint(number, tensors, facts | cohorts.facts()))

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from polyfed.core.errors import RunError
-from polyfed.core.files import write_atomically
+from polyfed.core.files import link_atomically, write_atomically
 from polyfed.core.moved import without_gone
 from polyfed.core.randomness import isolated
 from polyfed.core.settings import first_problem
@@ -186,25 +186,34 @@ def _chosen(server: Server, client_type: str, names: Sequence[str]) -> Mapping[s
     return {name: server.weights[client_type][name] for name in names}
 
 
-def save_model(folder: RunFolder, name: str, number: int, kept: KeptModel, vocabularies: Path | None) -> None:
-    """Write a model below a run folder, with its state after round ``number``.
+def save_model(
+    folder: RunFolder, names: Sequence[str], number: int, kept: KeptModel, vocabularies: Path | None
+) -> None:
+    """Write a model below a run folder, with its state after round ``number``; its weights are on the disk once.
 
     Args:
         folder: Folder of the run.
-        name: Path of the model below it.
+        names: Paths of the model below it.
         number: Number of the round.
         kept: The model.
         vocabularies: Folder of what its views learnt.
     """
-    # files that are the same in all rounds are written once
-    for file in sorted(vocabularies.glob("*.json")) if vocabularies else ():
-        target = folder.path / name / "vocabulary" / file.name
-        if not target.exists():  # a vocabulary is named after its content, so what is there is the same
-            write_atomically(target, file.read_bytes())
-    if kept.frozen and not (folder.path / name / _FROZEN).exists():
-        folder.save_tensors(f"{name}/{_FROZEN}", kept.frozen, {"format": "pt"})
-    folder.save_tensors(f"{name}/model.safetensors", kept.weights(), {"format": "pt"})
-    folder.write(f"{name}/config.json", json.dumps({"round": number, **kept.config}, indent=1) + "\n")
+
+    def put(name: str, file: str, tensors: Mapping[str, Tensor]) -> None:
+        if name == names[0]:
+            folder.save_tensors(f"{name}/{file}", tensors, {"format": "pt"})
+        else:
+            link_atomically(folder.path / names[0] / file, folder.path / name / file)
+
+    for name in names:
+        for file in sorted(vocabularies.glob("*.json")) if vocabularies else ():
+            target = folder.path / name / "vocabulary" / file.name
+            if not target.exists():  # a vocabulary is named after its content, so what is there is the same
+                write_atomically(target, file.read_bytes())
+        if kept.frozen and not (folder.path / name / _FROZEN).exists():
+            put(name, _FROZEN, kept.frozen)
+        put(name, "model.safetensors", kept.weights())
+        folder.write(f"{name}/config.json", json.dumps({"round": number, **kept.config}, indent=1) + "\n")
 
 
 # ---- facts that size a head

@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -240,15 +240,15 @@ class Session:
             self.cohorts,
             self.recorder,
             self.events,
-            save_model=self._save_model,
+            save_models=self._save_models,
             states=StateStore(self.hosting.states) if has_states else None,
         )
 
-    def _save_model(self, which: str) -> None:
-        number, rounds = self.server.clock.round, self.experiment.run.output.keep_rounds
-        for name in (which, *([f"{KEPT}{number}"] if which == "last" and number in rounds else [])):
-            for end, kept in self._kept_models.items():
-                save_model(self.folder, f"models/{name}{end}", number, kept, self.federation.data.context.bundles)
+    def _save_models(self, names: Sequence[str]) -> None:
+        number, bundles = self.server.clock.round, self.federation.data.context.bundles
+        names = [*names, *([f"{KEPT}{number}"] if number in self.experiment.run.output.keep_rounds else [])]
+        for end, kept in self._kept_models.items():
+            save_model(self.folder, [f"models/{name}{end}" for name in names], number, kept, bundles)
 
     @cached_property
     def _kept_models(self) -> Mapping[str, KeptModel]:
