@@ -56,7 +56,7 @@ class PlainLoop:
         members = federation.members.values()
         self.ids = [member.id for member in members]
         self.samples = [federation.train(member) for member in members]
-        self.images: np.ndarray = self.samples[0].inputs["image"].pictures
+        self.images: np.ndarray = self.samples[0].inputs["image"].images
         self.model = federation.client_model(next(iter(members))).to(self.device)
         (self.head,) = self.model.heads.values()
         self.live = list(self.model.state_dict().values())  # counters of batches are equal for all clients
