@@ -25,13 +25,13 @@ class Echo(Algorithm):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         size = self.schedule[server.clock.round - 1]
-        bank = Representations({"image": torch.from_numpy(work.bank(size, server.clock.round)).clone()})
+        bank = Representations({"text": torch.from_numpy(work.bank(size, server.clock.round)).clone()})
         numbers = {client.id: number for number, client in enumerate(server.clients)}
         addend = each(lambda client: work.addend(numbers[client.id]))
 
         def exchange() -> Iterator[work.Array]:
             for reply in cohort.ask(self.echo, representations=bank, addend=addend):
-                yield reply.representations["image"].numpy()
+                yield reply.representations["text"].numpy()
 
         result = work.measured(size, exchange)
         server.record(seconds=result.seconds, started=result.started, size=float(size), crc=float(result.crc))
