@@ -75,7 +75,7 @@ test-all: export HYPOTHESIS_PROFILE := many
 test-all: test-docs test-methods test-engines test-deploy test-journeys test-others
 
 # all figures against their limits, in one table and in a record, of which make pages makes docs/reference/speed.md:
-# twenty minutes on two cores; exit status 1 if one lies outside its limit
+# about half an hour on two cores; exit status 1 if one lies outside its limit
 bench: install
 	$(BIN)/python benchmarks/all.py --record benchmarks/record.json
 
@@ -93,7 +93,6 @@ bench-short: install
 .PHONY: bench-deployed
 bench-deployed: install
 	$(BIN)/python benchmarks/all.py --plan deployed
-	$(BIN)/python benchmarks/kills.py --kills 20
 
 lint: install
 	$(BIN)/ruff check src papers tests benchmarks scripts

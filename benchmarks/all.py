@@ -1,19 +1,18 @@
 """All benchmarks with a limit or a rival, then one table of their figures, and a record.
 
-    python benchmarks/all.py                  # the plan: twenty minutes on two cores
+    python benchmarks/all.py                  # all but the GPU's, many at quick sizes: about half an hour
     python benchmarks/all.py --plan short     # memory by clients, averaging, recalls: three minutes
-    python benchmarks/all.py --plan deployed  # a real deployment, and its memory: apart, as it takes long
+    python benchmarks/all.py --plan deployed  # a deployment at all sizes, its memory, and twenty kills
     python benchmarks/all.py --plan gpu       # a GPU against the CPU and plain PyTorch; one line where there is none
     python benchmarks/all.py --plan clients   # cost and memory of 10 to 10,000 clients: a quarter of an hour
-    python benchmarks/all.py --plan rivals    # pfl-research, in an environment that is made the first time
+    python benchmarks/all.py --plan rivals    # pfl-research and Flower, in environments that are made the first time
 
 Each benchmark is a process of its own; its figures and their limits are the lines of ``harness.report``. A failure or a
 missing requirement is a line of the table, and the others go on. Exit status 1 if one fails, or a figure lies outside
 its limit. ``--record FILE`` keeps the figures, in place of those that the file has of the same benchmarks; `make pages`
 makes the tables of docs/reference/speed.md from it.
 
-In no plan: the largest sizes and most repetitions of its benchmarks, kills (``kills.py``), the level of studies'
-verdicts (``verdicts.py``), and leakage of runs (``leakage.py``).
+In no plan: the most repetitions of its benchmarks, and ``bits.py``, which compares two commits.
 """
 
 from __future__ import annotations
@@ -36,14 +35,15 @@ import torch
 HERE = Path(__file__).resolve().parent
 PLANS: Mapping[str, Sequence[str]] = {
     "whole": (
-        *("losses", "weights --quick", "evaluation", "aggregation", "memory", "engine --quick", "gates"),
-        *("secure_sum --quick --samples 2000", "engines --quick --engines local ray flower"),
+        *("losses", "weights --quick", "evaluation --quick", "aggregation --quick", "memory", "engine --quick"),
+        *("gates", "secure_sum --quick --samples 2000", "engines --quick", "kills --kills 4", "leakage --seeds 0"),
+        *("verdicts --studies 300", "peers --rivals pfl_research flower --rounds 4"),
     ),
     "short": ("memory --only 500k --clients 300", "aggregation --quick", "evaluation --quick"),
     "gpu": ("gpu",),
     "clients": ("peers --rivals --clients 10 100 1000 10000 --rounds 2 --repeats 1",),
-    "rivals": ("peers --rivals pfl_research",),
-    "deployed": ("engines --engines deployment", "engines --memory --sizes 100MB"),
+    "rivals": ("peers --rivals pfl_research flower",),
+    "deployed": ("engines --engines deployment", "engines --memory --sizes 100MB", "kills --kills 20"),
 }
 """Plan -> benchmarks with their arguments."""
 
@@ -126,7 +126,7 @@ def commit() -> str:
 
 
 def record(outcomes: Sequence[Outcome], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Content of the record; figures of other benchmarks are kept from the one ``before``."""
+    """Content of the record; figures of other benchmarks of a plan are kept from the one ``before``."""
     kept = ("name", "ratio", "unit", "against", "limit", "better", "within")
     where = {"commit": commit(), "date": datetime.now(UTC).date().isoformat(), "machine": machine()}
     new = [
@@ -140,8 +140,8 @@ def record(outcomes: Sequence[Outcome], before: Mapping[str, Any]) -> dict[str, 
         }
         for outcome in outcomes
     ]
-    names = {each["benchmark"] for each in new}
-    others = [each for each in before.get("benchmarks", ()) if each["benchmark"] not in names]
+    names = {name for plan in PLANS.values() for name in plan} - {each["benchmark"] for each in new}
+    others = [each for each in before.get("benchmarks", ()) if each["benchmark"] in names]
     return {"plan": list(PLANS["whole"]), "benchmarks": [*others, *new]}
 
 

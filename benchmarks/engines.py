@@ -1,7 +1,8 @@
 """Every engine against its bare runtime: an echo of arrays of 10 kB to 100 MB, through polyfed and without it.
 
-Limit: a client and round through polyfed take at most 1.2 x the time on the bare runtime, in the same run, for the same
-arithmetic to the same bits. ``--memory`` measures the processes of a deployment instead.
+Limits: a client and round through polyfed take at most 1.2 x the time on the bare runtime, in the same run, for the
+same arithmetic to the same bits; two workers of Ray at most 0.6 of the time of one, for clients that compute for a
+second each, or sleep. ``--memory`` measures the processes of a deployment instead.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from pathlib import Path
 import harness
 from deployment import Programs, bring_up
 from echo import memory
-from echo.legs import Leg, Rival, experiment, rivals, rivals_deployed
+from echo.legs import Leg, Rival, crew, experiment, rivals, rivals_deployed
 
 from polyfed.core.errors import PolyfedError
 
-LIMIT = 1.2
-ENGINES = ("local", "ray", "flower", "deployment")
-SITES, CLIENTS = 3, 4
+LIMIT, CREW_LIMIT = 1.2, 0.6
+ENGINES = ("ray", "flower", "deployment")
+SITES, CLIENTS, CREW_CLIENTS = 3, 4, 8
 SIZES = ("10kB", "10MB", "100MB")
 _UNITS = {"kB": 1_000, "MB": 1_000_000}
 
 
 def rounds_of(engine: str, size: int, quick: bool) -> int:
     """Rounds that are measured, after one that is not."""
-    few = {"local": 5, "ray": 4, "flower": 3, "deployment": 2}[engine]
+    few = {"ray": 4, "flower": 3, "deployment": 2}[engine]
     if quick:
         return 1 if engine == "deployment" else 2
-    return few * (8 if size < 1_000_000 and engine in ("local", "ray") else 1) + (size < 50_000_000)
+    return few * (8 if size < 1_000_000 and engine == "ray" else 1) + (size < 50_000_000)
 
 
 def measure(engine: str, works: Mapping[str, Rival], sizes: Mapping[str, int], quick: bool) -> None:
@@ -56,8 +57,8 @@ def report(engine: str, name: str, size: int, legs: Mapping[str, Leg]) -> None:
     harness.report(
         f"engine {engine}: echo of {name}",
         ratio=ours / bare,
-        against="a bare call by reference" if engine == "local" else "a bare echo on the same runtime, wall time",
-        limit=None if engine == "local" else LIMIT,
+        against="a bare echo on the same runtime, wall time",
+        limit=LIMIT,
         seconds_per_client=ours,
         rival_seconds_per_client=bare,
         identical_bits=[item.crc for item in rounds["polyfed"]] == [item.crc for item in rounds["bare"]],
@@ -70,10 +71,20 @@ def echoes(engines: Sequence[str], sizes: Mapping[str, int], quick: bool) -> Non
         with programs() as running:
             if engine != "deployment":
                 measure(engine, rivals(engine, running, CLIENTS), sizes, quick)
+                if engine == "ray":
+                    crews(running)
                 continue
             loopback = bring_up(running, experiment(SITES))
             print(f"# server, gate and {SITES} sites connected after {loopback.seconds:.1f} s", flush=True)
             measure(engine, rivals_deployed(loopback), sizes, quick)
+
+
+def crews(running: Programs) -> None:
+    """Two workers against one."""
+    for pastime in ("busy", "idle"):
+        one, two = (crew(running, CREW_CLIENTS, workers, pastime)([1000, 1000]).rounds[1].seconds for workers in (1, 2))
+        name = f"engine ray: two workers, clients that are {pastime} for a second each"
+        harness.report(name, ratio=two / one, against="one worker, wall time", limit=CREW_LIMIT)
 
 
 @contextlib.contextmanager

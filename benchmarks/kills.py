@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import harness
 import psutil
 import yaml
 from deployment import POLYFED, Programs, start_server, start_site
@@ -315,7 +316,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     given = parser.parse_args()
-    began, bad, benches = time.monotonic(), 0, dict[str, Bench]()
+    bad, benches = 0, dict[str, Bench]()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder, contextlib.ExitStack() as stack:
         for engine in given.engines:
             (Path(folder) / engine).mkdir()
@@ -327,8 +328,8 @@ def main() -> int:
             bad += not text.startswith(("same bits", "refused"))
             moment = f"{kill.engine} {kill.method}: {kill.victim} in round {kill.moment + 1:.2f}"
             print(f"kill {kill.number + 1:2d}: {moment}: {text} ({time.monotonic() - started:.0f} s)", flush=True)
-    verdict = "all ended in the bits of the undisturbed run, or named the missing part" if not bad else f"{bad} did NOT"
-    print(f"{given.kills} kills, seed {given.seed}: {verdict}; {time.monotonic() - began:.0f} s")
+    name = f"{given.kills} kills, seed {given.seed}: runs that neither end in the same bits nor name the missing part"
+    harness.report(name, ratio=bad, unit="runs", against="undisturbed runs", limit=0)
     return int(bad > 0)
 
 

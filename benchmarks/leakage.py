@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import federations
+import harness
 
 import polyfed
 from polyfed import open_run
@@ -61,7 +62,8 @@ def measured(settings: Settings, folder: Path, plan: Leakage) -> dict[str, Any]:
     return run_leakage(Simulated(open_run(folder)), plan).figures
 
 
-COLUMNS = ("by a score: AUC", "recognised", "final model: AUC")
+COLUMNS = {"by a score: AUC": 0.5, "recognised": 0.01, "final model: AUC": 0.5}
+"""Figure -> what a guess has."""
 
 
 def row(leakage: dict[str, Any]) -> dict[str, float]:
@@ -78,17 +80,11 @@ def _mean(findings: Sequence[dict[str, Any]], name: str) -> float | None:
     return fmean(values) if values else None
 
 
-def _cell(values: Sequence[float]) -> str:
-    """Mean over seeds, and the range."""
-    return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
-
-
 def main() -> None:
-    """Run all cells and print the table."""
+    """Run all cells; means over seeds, and ranges."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options = parser.parse_args()
-    print(f"| method | protection | {' | '.join(COLUMNS)} |\n|{' --- |' * (len(COLUMNS) + 2)}")
     for protection, changes in PROTECTIONS.items():
         cells: dict[str, list[float]] = {name: [] for name in COLUMNS}
         for seed in options.seeds:
@@ -96,8 +92,10 @@ def main() -> None:
                 leakage = measured(federation(seed) | changes, Path(folder) / "run", Leakage(clients=2))
             for name, value in row(leakage).items():
                 cells[name].append(value)
-        shown = " | ".join(_cell(values) for values in cells.values())
-        print(f"| fedavg (weights) | {protection} | {shown} |", flush=True)
+        for name, values in cells.items():
+            if values:
+                title, guess = f"leakage of FedAvg, protection {protection}: {name}", f"a guess, {COLUMNS[name]:g}"
+                harness.report(title, ratio=fmean(values), against=guess, lowest=min(values), highest=max(values))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""FedAvg in polyfed, in pfl-research and in a plain PyTorch loop: same data, same initial weights, same arithmetic.
+"""FedAvg in polyfed, in other libraries and in a plain PyTorch loop: same data, same initial weights, same arithmetic.
 
-    python benchmarks/peers.py [--rivals pfl_research] [--clients 100 1000] [--rounds 6] [--repeats 3] [--envs FOLDER]
+    python benchmarks/peers.py [--rivals pfl_research flower] [--clients 100 1000] [--rounds 6] [--repeats 3]
+        [--envs FOLDER]
 
 A rival runs in an environment of its own, which is made below FOLDER when it is missing (packages are downloaded then:
 ``RIVALS`` has their versions); polyfed and the plain loop run in this one. All clients take part in every round; each
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +37,9 @@ SAMPLES, EPOCHS, RATE = 20, 5, 0.05
 COST, MEMORY = 2.0, 1.5
 AHEAD_OF = "pfl_research"
 TORCH = "torch==2.13.0"
-RIVALS: Mapping[str, tuple[str, ...]] = {AHEAD_OF: ("pfl[pytorch]==0.6.0",)}
+RIVALS: Mapping[str, tuple[str, ...]] = {AHEAD_OF: ("pfl[pytorch]==0.6.0",), "flower": ("flwr[simulation]==1.41.0",)}
+OWN: Mapping[str, str] = {"plain": "plain", "polyfed": "polyfed_local"}
+"""Row -> script, of those that run in this environment."""
 
 
 def experiment(clients: int, rounds: int) -> dict[str, Any]:
@@ -63,29 +65,15 @@ def stated(clients: int, rounds: int) -> Problem:
     return Problem(np.stack(x), np.stack(y), initial, rounds, EPOCHS, RATE)
 
 
-@dataclass(frozen=True)
-class Rival:
-    """A program that solves the problem.
-
-    Attributes:
-        script: File in ``rivals``, without suffix.
-        python: Interpreter of its environment.
-    """
-
-    script: str
-    python: Path
-
-    def solve(self, problem: Path, folder: Path) -> Any:
-        """Arrays that it stored."""
-        result, log = folder / "result.npz", folder / f"{self.script}.log"
-        result.unlink(missing_ok=True)
-        script = Path(__file__).parent / "rivals" / f"{self.script}.py"
-        with log.open("w") as stream:
-            command = [str(self.python), str(script), str(problem), str(result)]
-            done = subprocess.run(command, stdout=stream, stderr=stream, check=False)
-        if done.returncode or not result.exists():
-            raise RuntimeError(f"{self.script} ended with {done.returncode}:\n{log.read_text()[-2000:]}")
-        return np.load(result)
+def solved(name: str, python: Path, problem: Path) -> Any:
+    """Arrays that a rival in its environment stored next to the problem."""
+    script, result = Path(__file__).parent / "rivals" / f"{OWN.get(name, name)}.py", problem.with_name("result.npz")
+    result.unlink(missing_ok=True)
+    with (log := problem.with_name("log")).open("w") as stream:  # what a rival leaves behind would keep a pipe open
+        done = subprocess.run([python, script, problem, result], stdout=stream, stderr=stream, check=False)
+    if done.returncode or not result.exists():
+        raise RuntimeError(f"{name} ended with {done.returncode}:\n{log.read_text()[-2000:]}")
+    return np.load(result)
 
 
 def environment(name: str, envs: Path) -> Path:
@@ -99,12 +87,12 @@ def environment(name: str, envs: Path) -> Path:
     return python
 
 
-def bench(clients: int, rounds: int, repeats: int, rivals: Mapping[str, Rival]) -> None:
+def bench(clients: int, rounds: int, repeats: int, rivals: Mapping[str, Path]) -> None:
     """All rivals on one problem, in turns."""
     with tempfile.TemporaryDirectory() as path:
         problem = Path(path) / "problem.npz"
         stated(clients, rounds).write(problem)
-        turns = [{name: rival.solve(problem, Path(path)) for name, rival in rivals.items()} for _ in range(repeats)]
+        turns = [{name: solved(name, python, problem) for name, python in rivals.items()} for _ in range(repeats)]
 
     def ratios(name: str, figure: str) -> list[float]:
         return [float(np.median(turn[name][figure]) / np.median(turn["plain"][figure])) for turn in turns]
@@ -140,9 +128,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="the first is not timed")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    here = Path(sys.executable)
-    rivals = {"plain": Rival("plain", here), "polyfed": Rival("polyfed_local", here)}
-    rivals |= {name: Rival(name, environment(name, given.envs)) for name in given.rivals}
+    rivals = dict.fromkeys(OWN, Path(sys.executable))
+    rivals |= {name: environment(name, given.envs) for name in given.rivals}
     for clients in given.clients:
         bench(clients, given.rounds, given.repeats, rivals)
 

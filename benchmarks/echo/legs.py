@@ -90,20 +90,25 @@ def experiment(clients: int) -> dict[str, Any]:
 
 def rivals(engine: str, programs: Programs, clients: int) -> dict[str, Rival]:
     """polyfed and the bare runtime on an engine within one machine."""
-    cores = os.cpu_count() or 1
-    chosen: dict[str, tuple[dict[str, Any], list[str]]] = {
-        "local": ({"name": "local"}, ["echo.plain", "local"]),
-        "ray": ({"name": "ray", "workers": WORKERS}, ["echo.plain", "ray"]),
-        "flower": ({"name": "flower", "nodes": clients}, ["echo.flower_server"]),
+    chosen: dict[str, tuple[dict[str, Any], str, int]] = {
+        "ray": ({"name": "ray", "workers": WORKERS}, "echo.plain", WORKERS),
+        "flower": ({"name": "flower", "nodes": clients}, "echo.flower_server", os.cpu_count() or 1),
     }
-    settings, module = chosen[engine]
-    processes = cores if engine == "flower" else WORKERS  # as many as the engine makes
+    settings, module, processes = chosen[engine]  # as many as the engine makes
     source = programs.folder / f"{engine}.yaml"
     source.write_text(json.dumps(experiment(clients)))  # which is YAML, too
     return {
         "polyfed": partial(_through_polyfed, programs, engine, source, [f"run.engine={json.dumps(settings)}"]),
         "bare": partial(_bare, programs, engine, module, [str(clients), str(processes)]),
     }
+
+
+def crew(programs: Programs, clients: int, workers: int, pastime: str) -> Rival:
+    """polyfed on so many workers of Ray, with clients of a second each, ``busy`` or ``idle``."""
+    source = programs.folder / "crew.yaml"
+    source.write_text(json.dumps(experiment(clients)))
+    settings = json.dumps({"name": "ray", "workers": workers})
+    return partial(_through_polyfed, programs, "ray", source, [f"run.engine={settings}", f"algorithm.{pastime}=1.0"])
 
 
 def rivals_deployed(loopback: Loopback) -> dict[str, Rival]:
@@ -125,12 +130,10 @@ def _through_polyfed(
     return _leg(work.rounds_of_run(out), began)
 
 
-def _bare(
-    programs: Programs, engine: str, module: Sequence[str], counts: Sequence[str], schedule: Sequence[int]
-) -> Leg:
-    out, (name, *first) = programs.folder / f"{engine}-bare.json", module
+def _bare(programs: Programs, engine: str, module: str, counts: Sequence[str], schedule: Sequence[int]) -> Leg:
+    out = programs.folder / f"{engine}-bare.json"
     began = time.time()
-    programs.run(f"{engine}-bare", [sys.executable, "-m", name, *first, str(out), _text(schedule), *counts])
+    programs.run(f"{engine}-bare", [sys.executable, "-m", module, str(out), _text(schedule), *counts])
     return _leg(work.read_rounds(out), began)
 
 

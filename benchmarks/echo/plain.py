@@ -1,33 +1,16 @@
-"""The echo without polyfed: a call in this process, or actors of Ray.
+"""The echo without polyfed over actors of Ray.
 
-python -m echo.plain local|ray OUT SCHEDULE CLIENTS WORKERS
+python -m echo.plain OUT SCHEDULE CLIENTS WORKERS
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from echo import work
-
-
-def local(schedule: Sequence[int], clients: int, workers: int) -> list[work.Round]:
-    """Every client is a call: the limit of what an engine in this process can be."""
-    import torch
-
-    torch.set_num_threads(1)
-    rounds = []
-    for number, size in enumerate(schedule, 1):
-        bank = torch.from_numpy(work.bank(size, number)).clone()
-
-        def exchange(bank: torch.Tensor = bank) -> Iterator[work.Array]:
-            for client in range(clients):
-                yield (bank + work.addend(client)).numpy()
-
-        rounds.append(work.measured(size, exchange))
-    return rounds
 
 
 class Actor:
@@ -37,8 +20,8 @@ class Actor:
         return values + addend
 
 
-def ray(schedule: Sequence[int], clients: int, workers: int) -> list[work.Round]:
-    """Actors of Ray: the bank is put once, replies are taken one by one."""
+def echo(schedule: Sequence[int], clients: int, workers: int) -> list[work.Round]:
+    """The bank is put once, replies are taken one by one."""
     import logging
 
     import ray
@@ -63,13 +46,10 @@ def ray(schedule: Sequence[int], clients: int, workers: int) -> list[work.Round]
         ray.shutdown()
 
 
-RIVALS: dict[str, Callable[[Sequence[int], int, int], list[work.Round]]] = {"local": local, "ray": ray}
-
-
-def main(name: str, out: str, schedule: str, clients: str, workers: str) -> None:
-    """Measure one rival."""
+def main(out: str, schedule: str, clients: str, workers: str) -> None:
+    """Measure it."""
     sizes = [int(size) for size in schedule.split(",")]
-    work.write_rounds(Path(out), RIVALS[name](sizes, int(clients), int(workers)))
+    work.write_rounds(Path(out), echo(sizes, int(clients), int(workers)))
 
 
 if __name__ == "__main__":

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import torch
 from problem import Problem
-from torch.nn import functional as F
 
 problem = Problem.read()
 model = problem.network()
 live = list(model.parameters())
-x, y = torch.from_numpy(problem.x), torch.from_numpy(problem.y)
 start = [value.detach().clone() for value in live]
 for _ in range(problem.rounds):
     total = [torch.zeros_like(value) for value in start]
     for client in range(problem.clients):
         with torch.no_grad():
             torch._foreach_copy_(live, start)
-        optimizer = torch.optim.SGD(live, lr=problem.rate, fused=True)
-        for _ in range(problem.epochs):
-            loss = F.cross_entropy(model(x[client]), y[client])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+        problem.train(model, client)
         torch._foreach_add_(total, [value.detach() for value in live])
     start = [value / problem.clients for value in total]
     problem.clock.lap()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import numpy as np
 import psutil
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Problem:
         rounds: Rounds, the first of which is not timed.
         epochs: Steps of a client per round.
         rate: Learning rate of plain SGD.
+        clock: Times of the rounds.
+        peak: Bytes at the peak, for a rival whose processes end before ``finish``.
     """
 
     x: np.ndarray
@@ -62,12 +66,14 @@ class Problem:
     epochs: int
     rate: float
     clock: Clock = field(default_factory=Clock)
+    peak: int = 0
 
     @classmethod
-    def read(cls, *, data: bool = True) -> Problem:
+    @cache
+    def read(cls, path: str = sys.argv[1], *, data: bool = True) -> Problem:
         """The problem of the command line, on one thread; without ``data`` for a rival that has its own."""
         torch.set_num_threads(1)
-        with np.load(sys.argv[1]) as stored:
+        with np.load(path) as stored:
             settings = json.loads(str(stored["settings"]))
             initial = [stored[f"w{k}"] for k in range(settings.pop("weights"))]
             y = stored["y"]
@@ -93,12 +99,22 @@ class Problem:
                 value.copy_(torch.from_numpy(start))
         return model
 
+    def train(self, network: nn.Module, client: int) -> None:
+        """A client's steps of plain SGD."""
+        x, y = torch.from_numpy(self.x[client]), torch.from_numpy(self.y[client])
+        optimizer = torch.optim.SGD(network.parameters(), lr=self.rate, fused=True)
+        for _ in range(self.epochs):
+            loss = F.cross_entropy(network(x), y)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
     def finish(self, weights: Iterable[np.ndarray], *packages: str) -> None:
         """Store how long it took, what came out, and with which versions."""
         cpu, wall = self.clock.seconds()
         versions = json.dumps({name: version(name) for name in ("torch", *packages)})
         arrays = {f"w{k}": np.asarray(value) for k, value in enumerate(weights)}
-        np.savez(sys.argv[2], cpu=cpu, wall=wall, peak=_peak(), versions=versions, **arrays)
+        np.savez(sys.argv[2], cpu=cpu, wall=wall, peak=self.peak or peak(), versions=versions, **arrays)
         sys.stdout.flush()
         os._exit(0)  # some rivals leave servers and queues behind
 
@@ -110,10 +126,11 @@ def perceptron(weights: list[np.ndarray]) -> nn.Sequential:
     return nn.Sequential(*body, nn.Linear(embedding, classes))
 
 
-def _peak() -> int:
-    """Most bytes that this process had resident; a process that it came from would be in its ``ru_maxrss``."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+def peak() -> int:
+    """Most bytes that this process and each that it began had resident; ``ru_maxrss`` would have its parent's."""
+    members = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    texts = [Path(f"/proc/{member.pid}/status").read_text() for member in members]
+    return sum(int(text.split("VmHWM:")[1].split()[0]) * 1024 for text in texts)
 
 
 def _cpu(process: psutil.Process) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,8 @@ LOST = (ConnectionError, KeyError)
 class Handle(SimpleNamespace):
     """A worker or a call, equal to itself alone."""
 
-    __eq__, __hash__ = object.__eq__, object.__hash__
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 @dataclass(eq=False)
@@ -44,22 +46,28 @@ class Made:
     ahead: int = 0
     most: int = 0
     retries: int = 2
+    workers: list[Any] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        self.ray = self.run = self
+        self.ray = self
         errors = {"RayActorError": LOST[0], "RayTaskError": LOST[1]}
         self.exceptions = SimpleNamespace(RayError=LOST, **errors)
-        self.workers: list[Any] = [Handle(run=SimpleNamespace(remote=self.remote)) for _ in range(2)]
 
-    def remote(self, asked: Sequence[tuple[str, messages.Envelope]], *_: Any) -> Any:
-        """Begin a call."""
+    def begun(self) -> Any:
+        """A worker that does its calls one after the other."""
+        worker = Handle(free=0.0)
+        worker.run = SimpleNamespace(remote=partial(self.remote, worker))
+        return worker
+
+    def remote(self, worker: Any, asked: Sequence[tuple[str, messages.Envelope]], *_: Any) -> Any:
+        """Begin a call, or let it wait."""
         self.calls.append([client for client, _ in asked])
         taken = [self.seconds(client) for client, _ in asked]
         self.ahead += len(asked)
         self.most = max(self.most, self.ahead)
-        end = self.now + sum(each or 0 for each in taken)
-        return Handle(end=end, taken=taken, clients=self.calls[-1])
+        worker.free = max(worker.free, self.now) + sum(each or 0 for each in taken)
+        return Handle(end=worker.free, taken=taken, clients=self.calls[-1])
 
     def wait(self, futures: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         """Let time pass until the first call ends."""
@@ -83,7 +91,7 @@ class Made:
 
     def replace(self, worker: Any) -> None:
         """A worker in place of one that died."""
-        self.workers[self.workers.index(worker)] = Handle(run=worker.run)
+        self.workers[self.workers.index(worker)] = self.begun()
 
 
 @pytest.fixture
@@ -96,6 +104,7 @@ def exchanged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[messages.An
         there, answers = engine.RayEngine(infos, pool), list[messages.Answer]()  # type: ignore[arg-type]
         for number in range(rounds):
             pool.now, pool.calls, pool.most, answers = 0.0, [], 0, []
+            pool.workers = [pool.begun() for _ in range(2)]
             requests = [messages.Request(info.id, "fit", number, 0, None, Payload({"n": 1})) for info in infos]
             for answer in there.exchange(requests, deadline):
                 pool.ahead -= 1

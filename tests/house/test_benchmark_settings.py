@@ -43,6 +43,11 @@ def test_plans_name_benchmarks_that_exist(program) -> None:
         assert not [name for name in plan if not (PROGRAMS / f"{name.split()[0]}.py").is_file()]
 
 
+def test_one_plan_has_every_benchmark_that_needs_no_gpu(program) -> None:
+    measuring = {path.stem for path in PROGRAMS.glob("*.py") if "harness.report(" in path.read_text()} - {"gpu"}
+    assert {name.split()[0] for name in program("all").PLANS["whole"]} == measuring
+
+
 BENCHMARK = """
 import sys, harness
 harness.report("small", ratio=1.1, against="a rival", limit=1.25)

@@ -43,7 +43,7 @@ _STARTING = 120.0  # seconds that a new worker may take before its clients' time
 _LOOK = 2.0  # seconds between two checks of the nodes' free resources
 _TICK = 0.1  # seconds between two checks of deadlines
 _SMALL = 1 << 16  # bytes of a frame that travels with each request; putting it into the store takes longer
-_SHORT, _LONG = 0.01, 0.2  # seconds of a shared call: below the one it does not shrink, above the other it never is
+_SHORT, _LONG = 0.01, 0.2  # seconds: calls below the first do not shrink, and none that clients share is longer
 _SHARED = 1 << 22  # bytes of replies that share a call, which costs as much as to move some of them
 _HELD = 1 << 26  # bytes of replies that are under way or early, of more than two a worker
 Portable = tuple[str, list[np.ndarray[Any, np.dtype[np.uint8]]]]
@@ -336,6 +336,11 @@ class Schedule:
             room -= nbytes
         return batch
 
+    def is_short(self, batch: Sequence[int]) -> bool:
+        """True if a call is known to be done soon."""
+        seconds = sum(self.paces.get(self.sorts[number], (math.inf, 0))[0] for number in batch)
+        return seconds <= _LONG and self.alone.isdisjoint(batch)
+
     def learn(self, number: int, reply: _Done) -> None:
         """Note the size of a reply, and how long it took."""
         _, frames, seconds, _ = reply
@@ -349,11 +354,6 @@ class Schedule:
         self.waiting.extendleft(reversed(batch))
         for number in batch:
             del self.ahead[number]
-
-    def consume(self) -> None:
-        """Note that the next answer is consumed."""
-        del self.ahead[self.first]
-        self.first += 1
 
 
 class RayEngine:
@@ -373,8 +373,7 @@ class RayEngine:
         sorts, numbers = [(one.step, self._architectures[one.client]) for one in requests], range(len(requests))
         # one that hangs or kills its worker takes no other along
         alone = set(numbers) if deadline is not None or not self._pool.retries else set[int]()
-        schedule = Schedule(sorts, self._paces, alone, deque(numbers))
-        round_trip = _RoundTrip(self._pool, schedule, requests, deadline)
+        round_trip = _RoundTrip(self._pool, Schedule(sorts, self._paces, alone, deque(numbers)), requests, deadline)
         for _ in numbers:
             yield round_trip.next()
 
@@ -398,7 +397,8 @@ class _RoundTrip:
         while number not in self.answers:
             self._proceed(_TICK)
         answer = self.answers.pop(number)
-        self.schedule.consume()
+        del self.schedule.ahead[number]
+        self.schedule.first += 1
         if isinstance(answer, messages.Answer):
             return answer
         text, frames, seconds, losses = answer
@@ -426,8 +426,9 @@ class _RoundTrip:
     def _feed(self) -> None:
         if not self.pool.workers:
             raise ExchangeError("no Ray worker is left, and no node has room for one; bring nodes back and resume")
-        busy = [worker for worker, _, _ in self.calls.values()]
-        for worker in [worker for worker in self.pool.workers if worker not in busy]:
+        # a second call waits at a worker whose first is short
+        busy = [worker for worker, batch, _ in self.calls.values() for _ in range(2 - self.schedule.is_short(batch))]
+        for worker in [worker for worker in self.pool.workers if busy.count(worker) < 2]:
             if batch := self.schedule.take(len(self.pool.workers)):
                 for number in batch:
                     client_started(self.requests[number].client, self.requests[number].step)
@@ -456,7 +457,7 @@ class _RoundTrip:
                     reason = f"its worker died {times}"
                 client = self.requests[number].client
                 self.answers[number] = messages.Answer.failed(client, cause, reason, str(error))
-            if died:
+            if died and worker in self.pool.workers:
                 _log.warning("the worker of client %s died", ", ".join(self.requests[one].client for one in batch))
                 self.pool.replace(worker)
 
