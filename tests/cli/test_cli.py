@@ -161,19 +161,21 @@ def test_answers_do_not_wait_for_what_takes_long_to_import() -> None:
         "import sys; from polyfed.cli.main import main\n"
         "asked = '--help', 'list', 'list presets', '--version', 'run --help', 'run scenes-demo --set run.rnds=3'\n"
         "for words in asked: main(words.split())\n"
-        "sys.exit(bool({'torch', 'numpy', 'pandas', 'pyarrow', 'transformers', 'matplotlib'} & set(sys.modules)))"
+        "heavy = {'torch', 'numpy', 'pandas', 'pyarrow', 'transformers', 'matplotlib', 'pydantic'}\n"
+        "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 def test_runs_are_checked_and_compared_with_the_base_alone(config: Path) -> None:
     code = f"""
-import sys
+import gc, sys
 sys.modules |= dict.fromkeys(("scipy", "datasets"))
 from polyfed.cli.main import main
+codes = [main(["run", "{config}", "--dry-run"]), {{"transformers", "matplotlib"}} & set(sys.modules)]
+codes.append(gc.isenabled() and gc.get_freeze_count() > 100_000)
 from polyfed.runs import environment
 environment.PACKAGES += ("absent",)
-codes = [main(["run", "{config}", "--dry-run"]), {{"transformers", "matplotlib"}} & set(sys.modules)]
 codes += [main(["run", "{config}", "--rounds", "1", "--seed", n, "--out", n]) for n in "01"]
 sys.modules["pandas"] = None  # after pyarrow has looked for it, which does not bear this
 print(*codes, main(["compare", "0", "1", "--plot", "compared.png"]))
@@ -181,7 +183,7 @@ from polyfed import open_run
 open_run("0").to_pandas()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=config.parent)
-    assert done.stdout.splitlines()[-1] == "0 set() 0 0 0"
+    assert done.stdout.splitlines()[-1] == "0 set() True 0 0 0"
     assert done.stderr.splitlines()[-1].endswith('pip install "polyfed[frames]"')
 
 

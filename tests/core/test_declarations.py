@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import polyfed
 from polyfed.cli import catalogue
+from polyfed.core import declarations
 from polyfed.core.declarations import components, homes_of
 from polyfed.core.extras import extra_with, how_to_install, is_installed
 from polyfed.core.settings import Settings
@@ -50,6 +55,17 @@ def test_source_has_the_same_components_as_import(component: str) -> None:
     declared = {short: item.name for short, item in components(family.family().home, (module, name)).items()}
     assert declared == imported(family)
     assert {short: component.__name__ for short, component in family.available().items()} == declared
+
+
+def test_bodies_of_functions_change_nothing_that_classes_declare() -> None:
+    modules = [info.name for info in pkgutil.walk_packages(polyfed.__path__, "polyfed.") if not info.ispkg]
+    for module in modules:
+        source = Path(str(importlib.util.find_spec(module).origin)).read_text("utf-8")  # type: ignore[union-attr]
+        classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+        declared = declarations.class_declarations(module)
+        assert list(declared) == [node.name for node in classes], module
+        for node in classes:
+            assert declared[node.name] == declarations._declared(node, module, declared[node.name].imported)
 
 
 def without_extras(code: str) -> str:

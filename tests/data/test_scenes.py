@@ -63,6 +63,18 @@ def test_images_are_drawn_only_when_they_are_read(monkeypatch: pytest.MonkeyPatc
     assert sorted(drawn) == [*range(24)]
 
 
+def test_entries_of_lists_are_read_with_those_of_their_own_items_alone(monkeypatch: pytest.MonkeyPatch):
+    settings = {"seed": 5, "where": {"topic": [0, 1, 2]}, "keep_first": {"captions": 3}}
+    column, other = (opened(**settings).read("captions") for _ in range(2))
+    flat, rows = other.flat_values().to_pylist(), np.array([8, 4, 5, 4, 0])
+    module._kept.cache_clear()
+    drawn = noted(monkeypatch, scenery, "captions", lambda *_: None)
+    assert column.count == len(flat) == 3 * len(other.values)
+    assert column.take(rows).to_pylist() == column.texts(rows) == [flat[row] for row in rows]
+    assert column.of_items(np.array([2, 0])).to_pylist() == [other.values[2].as_py(), other.values[0].as_py()]
+    assert len(drawn) == 3
+
+
 def test_same_settings_give_the_same_bytes_and_fingerprints():
     first, second = opened(), opened()
     module.drawn_scene.cache_clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.cli.console import fail, preparation_shown
-from polyfed.cli.options import AllowCode, ExperimentArgument, ExperimentOptions, RunArgument, numbers_in
+from polyfed.cli.options import AllowCode, ExperimentArgument, ExperimentOptions, RunArgument, loaded, numbers_in
 from polyfed.core.errors import ConfigError, PolyfedError, StepError
 from polyfed.core.untrusted import lines
 from polyfed.runs.opened import open_run
@@ -136,20 +136,19 @@ def demo_command(
 
     Example: polyfed demo
     """
-    from polyfed.reporting.progress import summary_of
-    from polyfed.runs.experiment import Experiment
-
     place = out or free_folder(Path("runs/demo"))
     federation, alone = place / "federation", place / "server-alone"
     again = f"polyfed demo --out {shlex.quote(str(place))}"
     twin = ["twin.kind=server-only", "run.output.plots=false"]
-    runs = {alone: Experiment.load(DEMO, twin), federation: Experiment.load(DEMO)}
+    runs = {alone: loaded(DEMO, twin), federation: loaded(DEMO)}
     for folder, experiment in runs.items():
         if folder.exists() and (name := open_run(folder).experiment.name) != experiment.name:
             raise ConfigError(f"--out: {folder} is a run of '{name}', not of the demo; choose another --out")
     for folder, experiment in runs.items():
         if not (folder / "report.html").is_file():
             _run(experiment, folder, again)
+    from polyfed.reporting.progress import summary_of
+
     typer.echo(f"The server alone: {summary_of(alone).verdict}")
     terminal().print(summary_of(federation))
     configs = " and ".join(f"polyfed run {shlex.quote(str(run / 'config.yaml'))}" for run in (federation, alone))

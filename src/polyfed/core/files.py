@@ -13,9 +13,6 @@ from collections.abc import Container, Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import AfterValidator
 
 from polyfed.core.errors import RunError
 
@@ -192,10 +189,3 @@ def named_in(variable: str) -> Path | None:
 def user_cache() -> Path:
     """Folder of caches unless a setting names another: POLYFED_CACHE, else ``~/.cache/polyfed``."""
     return named_in("POLYFED_CACHE") or Path.home() / ".cache" / "polyfed"
-
-
-Place = Annotated[Path, AfterValidator(whole)]
-"""A path that starts from the working folder, or from the folder of its run."""
-
-PlaceBeside = Annotated[Path, AfterValidator(lambda path: whole(path, _starts.get()[1]))]
-"""A path that starts from the folder of the file that names it."""

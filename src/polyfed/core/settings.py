@@ -15,10 +15,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeGuard, TypeVar, cast
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     ModelWrapValidatorHandler,
@@ -32,7 +34,14 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 from polyfed.core.declarations import SHORT_NAME, ClassDeclaration, components, declared_component, homes_of
 from polyfed.core.errors import ConfigError, nearest, unknown
 from polyfed.core.extras import how_to_install
+from polyfed.core.files import folder_of_file, whole
 from polyfed.core.untrusted import require_own_code
+
+Place = Annotated[Path, AfterValidator(whole)]
+"""A path that starts from the working folder, or from the folder of its run."""
+
+PlaceBeside = Annotated[Path, AfterValidator(lambda path: whole(path, folder_of_file()))]
+"""A path that starts from the folder of the file that names it."""
 
 
 class Settings(BaseModel):

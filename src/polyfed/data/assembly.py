@@ -91,7 +91,7 @@ def _items_of_samples(columns: Sequence[Column], count: int) -> Int64[Tensor, " 
     nested = [column for column in columns if column.nested]
     if not nested:
         return torch.arange(count)
-    own = [torch.from_numpy(list_lengths(column.values)) for column in nested]
+    own = [torch.from_numpy(column.lengths) for column in nested]
     longest = torch.stack(own).amax(0)
     if any(column.gaps for column in columns):  # an item without entries may have another modality
         longest = longest.clamp(min=1)
@@ -169,7 +169,7 @@ def of_column(column: Column, items: Int64[Tensor, " k"]) -> Column:
     """A column restricted to some items; read at first use."""
     rows = items.numpy()
     stamp = fingerprint_of(column.fingerprint, hashlib.sha256(rows.tobytes()).hexdigest())
-    return Column(lambda: column.values.take(pa.array(rows)), stamp, column.where, column.nested, folder=column.folder)
+    return Column(lambda: column.of_items(rows), stamp, column.where, column.nested, folder=column.folder)
 
 
 def order_of(samples: Samples, contents: Sequence[str] = ()) -> str:

@@ -48,7 +48,7 @@ class Column:
         folder: folder of the data set, in which files lie that values may name; None: they name none.
         recipe: identifies the settings of a generated column, on every machine alike; empty: stored data.
         gaps: True if items may lack it: null and blank entries and empty lists then count as missing.
-        take: reads the values of some rows without the others; None: all are read.
+        lengths: number of values of each item.
     """
 
     def __init__(
@@ -62,10 +62,14 @@ class Column:
         recipe: str = "",
         gaps: bool = False,
         take: Take | None = None,
+        lengths: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Column of ``values``, or of those that a call reads; without ``nested`` the values decide."""
-        # nesting shapes samples: given here, it needs no values
-        self._values, self._nested, self._take = values, nested, take
+        """Column of ``values``, or of those that a call reads; without ``nested`` the values decide.
+
+        ``take`` reads those of some items without the others, and needs ``lengths``.
+        """
+        # nesting and lengths shape samples: given here, they need no values
+        self._values, self._nested, self._take, self._lengths = values, nested, take, lengths
         self.fingerprint, self.where, self.encoded = fingerprint, where, encoded
         self.folder, self.recipe, self.gaps = folder, recipe, gaps
 
@@ -78,6 +82,21 @@ class Column:
     def nested(self) -> bool:
         """True if an item holds a list of values, such as the five captions of an image."""
         return is_list(self.values.type) if self._nested is None else self._nested
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        if self._lengths is not None:
+            return self._lengths
+        return list_lengths(self.values) if self.nested else np.ones(len(self.values), np.int64)
+
+    @property
+    def count(self) -> int:
+        """Number of flat values; errors of ``flat_values``."""
+        return len(self.flat_values()) if self._lengths is None else int(self._lengths.sum())
+
+    def of_items(self, items: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+        """One entry for each of some items."""
+        return self.values.take(pa.array(items)) if self._take is None else self._take(items)
 
     def without_gaps(self) -> tuple[Column, Mask]:
         """Flat values that are not missing, as a column of one value per entry, and a mask of those entries."""
@@ -105,15 +124,23 @@ class Column:
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray:
         """Flat values of some rows; errors of ``flat_values``."""
-        return self.flat_values().take(pa.array(rows)) if self._take is None else self._take(rows)
+        if self._take is None:
+            return self.flat_values().take(pa.array(rows))
+        if not self.nested:
+            return self._take(rows)
+        ends = np.cumsum(self.lengths)
+        items, inverse = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
+        # rows of other items are not there
+        skipped = (ends - self.lengths)[items] - np.cumsum(self.lengths[items]) + self.lengths[items]
+        return pc.list_flatten(self._take(items)).take(pa.array(rows - skipped[inverse]))
 
-    def texts(self) -> list[str]:
-        """The flat values of a column of texts.
+    def texts(self, rows: npt.NDArray[np.int64] | None = None) -> list[str]:
+        """The flat values of a column of texts, or some of them.
 
         Raises:
             DataError: a value is missing or not a text.
         """
-        values = self.flat_values()
+        values = self.flat_values() if rows is None else self.take(rows)
         if not is_text(values.type):
             raise DataError(f"{self.where}: holds {values.type}, not texts; name a column of strings")
         texts: list[str] = values.to_pylist()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import sys
 import unicodedata
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -72,7 +73,6 @@ def _bad_label(values: pa.ChunkedArray, classes: int, where: str) -> DataError:
 
 _Value = StrictBool | StrictInt | StrictStr
 _Plain = bool | int | str
-_Take = Callable[[str, npt.NDArray[np.int64]], pa.ChunkedArray]
 _USUAL = ("train", "validation", "test")  # splits that may be named even if a source lacks them
 _KEYS = 2  # raise when the content of cache keys changes
 _SPARSE = 10  # classes per class that occurs, above which labels are codes
@@ -98,7 +98,8 @@ class SplitTable:
         filled: column -> True if it certainly has no null, without reading it.
         folder: folder of the files that rows may name; None: rows do not name files.
         recipe: identifies the settings of a generated table, on every machine alike; empty: stored data.
-        take: column -> its values in some rows, if the others need not be read.
+        sizes: column -> number of values in each row, for columns of which ``take`` reads some rows without the others.
+        take: column -> its values in some rows.
         scope: where ids are unique; empty: everywhere.
     """
 
@@ -113,7 +114,8 @@ class SplitTable:
     filled: Callable[[str], bool] = lambda column: False
     folder: Path | None = None
     recipe: str = ""
-    take: _Take | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    take: Callable[[str, npt.NDArray[np.int64]], pa.ChunkedArray] = lambda column, rows: NotImplemented
     scope: str = ""
 
     @property
@@ -359,7 +361,7 @@ def _with_rows(table: SplitTable, rows: arrow.Mask) -> SplitTable:
         read=lambda column: table.read(column).filter(mask),
         count=lambda: int(rows.sum()),
         key=lambda column: arrow.fingerprint_of(table.key(column), arrow.mask_key(rows)),
-        take=None,
+        sizes={},
     )
 
 
@@ -449,8 +451,8 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         values = _entries(table, source, column)
         return values if rows is None else values.filter(pa.array(rows))
 
-    def take(of_table: _Take, column: str, chosen: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-        return of_table(column, chosen if rows is None else np.flatnonzero(rows)[chosen])
+    def take(column: str, chosen: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+        return _entries(table, source, column, chosen if rows is None else np.flatnonzero(rows)[chosen])
 
     @cache  # labels are small, and every participant needs them
     def labels(column: str, stamp: str, here: str) -> Column:
@@ -469,10 +471,10 @@ def split_of_table(table: SplitTable, source: TableSource, name: str) -> Split:
         recipe = table.recipe and arrow.fingerprint_of(table.recipe, column, *choice)
         nested = arrow.is_list(table.type_of(column))
         gaps = column in with_gaps and not _is_known_full(table, column)
-        taken = None if nested or table.take is None else partial(take, table.take, column)
-        return Column(
-            lambda: kept(column), stamp, here, nested, folder=table.folder, recipe=recipe, gaps=gaps, take=taken
-        )
+        size = min(table.sizes.get(column, 0), source.keep_first.get(column, sys.maxsize))
+        taken = partial(take, column) if size else None
+        lengths = np.full(counted.read, size) if size else None
+        return Column(lambda: kept(column), stamp, here, nested, False, table.folder, recipe, gaps, taken, lengths)
 
     return Split(
         source=name,
@@ -584,9 +586,11 @@ def _require_columns(table: SplitTable, source: TableSource, name: str) -> None:
         raise DataError(f"{table.place}, matches: column '{column}' holds {dtype}; name one of texts or integers")
 
 
-def _entries(table: SplitTable, source: TableSource, column: str) -> pa.ChunkedArray:
-    """A column of all rows, with the kept entries of its lists."""
-    values, entries = table.read(column), source.keep_first.get(column)
+def _entries(
+    table: SplitTable, source: TableSource, column: str, rows: npt.NDArray[np.int64] | None = None
+) -> pa.ChunkedArray:
+    """A column of some rows, by default of all, with the kept entries of its lists."""
+    values, entries = table.read(column) if rows is None else table.take(column, rows), source.keep_first.get(column)
     return values if entries is None else pc.list_slice(values, 0, entries)
 
 

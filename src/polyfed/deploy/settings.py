@@ -11,8 +11,8 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.files import Place, PlaceBeside, paths_from
-from polyfed.core.settings import Settings, parse_settings
+from polyfed.core.files import paths_from
+from polyfed.core.settings import Place, PlaceBeside, Settings, parse_settings
 from polyfed.federation.settings import DataSettings, SiteSettings
 from polyfed.privacy.accounting import Neighbours
 from polyfed.runs.config_files import read_config

@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from torch import Tensor
 
 from polyfed.core.device import Threads
-from polyfed.core.files import Place, PlaceBeside, folder_of_file, named_in, user_cache
-from polyfed.core.settings import Settings
+from polyfed.core.files import folder_of_file, named_in, user_cache
+from polyfed.core.settings import Place, PlaceBeside, Settings
 from polyfed.data.images import MOST_PIXELS, PIXELS
 from polyfed.data.source import Source
 from polyfed.models.model import ModelSettings

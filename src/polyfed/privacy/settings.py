@@ -11,8 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SerializeAsAny, model_validator
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.files import Place
-from polyfed.core.settings import Settings, require_default
+from polyfed.core.settings import Place, Settings, require_default
 from polyfed.privacy.accounting import Neighbours, PrivacyCost, noise_for
 from polyfed.privacy.rules import Clipping, RobustRule
 from polyfed.privacy.secure_sum import SecureSum

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import PayloadError
-from polyfed.data.source import Count, LeftOut, Split
+from polyfed.data.assembly import of_column
+from polyfed.data.source import Column, Count, LeftOut, Split
+from polyfed.data.view import DataContext, View
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import sample_views
 from polyfed.federation.filters import counted
@@ -24,6 +27,8 @@ from polyfed.models.slots import decode_slots, encode_slots
 from polyfed.runs.events import Metrics
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
+
+_LOOKED_AT = 500  # items of which a dry run counts what is cut off
 
 
 def build_federation(experiment: Experiment, folder: RunFolder) -> Population:
@@ -114,9 +119,17 @@ def accounts_of(experiment: Experiment, federation: Population) -> dict[str, tup
             key = f"{split.name} {modality} {view.model_dump_json()}"
             if split.source == source and modality in split.columns and key not in seen:
                 seen.add(key)
-                counts += filter(None, [view.cut(split.modality(modality), modality, context)])
+                counts += filter(None, [_cut(split.modality(modality), modality, view, context)])
         accounts[source] = (*counts, *_held(federation, source))
     return accounts
+
+
+def _cut(column: Column, modality: str, view: View, context: DataContext) -> Count | None:
+    """Count of what a view cuts off; where nothing is computed ahead, of a column's first items."""
+    if context.ahead or len(column.lengths) <= _LOOKED_AT:
+        return view.cut(column, modality, context)
+    cut = view.cut(of_column(column, torch.arange(_LOOKED_AT)), modality, context)
+    return cut and replace(cut, unit=f"{cut.unit} of the first {_LOOKED_AT} items")
 
 
 def _held(federation: Population, source: str) -> Iterator[Count]:

@@ -12,7 +12,7 @@ import yaml
 from grids import mostly_slow
 from masked_runs import federation
 from polyfed import run
-from polyfed.data.scenery import png
+from polyfed.data.scenery import captions, png
 from polyfed.data.sources import scenes
 from polyfed.lab.analysis.dry_run import DryRun
 from polyfed.runs.config_files import merged
@@ -80,10 +80,14 @@ def test_only_what_is_trained_on_is_drawn_and_nothing_is_cached(
 ) -> None:
     tiny["data"]["cache_dir"] = str(tmp_path / "cache")
     tiny["data"]["sources"]["scenes"]["train"] = 3000
-    drawn: list[int] = []
+    tiny["data"]["sources"]["scenes"]["seed"] = 77  # columns of texts outlive other tests
+    drawn, captioned = list[int](), list[int]()
     monkeypatch.setattr(scenes.scenery, "png", lambda pixels: drawn.append(1) or png(pixels))
-    DryRun.of(Experiment.parse(tiny))
+    monkeypatch.setattr(scenes.scenery, "captions", lambda *scene: captioned.append(1) or captions(*scene))
+    rows = {one.unit: one for counts in DryRun.of(Experiment.parse(tiny)).accounts.values() for one in counts}
     assert 0 < len(drawn) < 100
+    assert "tokens (text) of the first 500 items" in rows
+    assert 500 <= len(captioned) < 700, "public, counted, and of the batches"
     assert not (tmp_path / "cache").exists()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Scenes(TableSource):
         recipe = self.recipe(split, name)
         stamp = fingerprint_of("scenes", scenery.VERSION, recipe)
         return SplitTable(
-            read=lambda column: (_kept if _is_light(recipe, column) else _generated)(recipe, column),
+            read=lambda column: _generated(recipe, column),
             count=lambda: recipe.count,
             schema=SCHEMA,
             where="scenes",
@@ -63,6 +63,7 @@ class Scenes(TableSource):
             key=lambda column: stamp,
             ids="id",
             recipe=stamp,
+            sizes=_SIZES,
             take=lambda column, rows: _generated(recipe, column, rows.tolist()),
         )
 
@@ -85,15 +86,13 @@ def _generated(recipe: scenery.SceneRecipe, column: str, rows: Sequence[int] | N
     what = f"generating scenes: {column} ({recipe.split})"
     chosen = range(recipe.count) if rows is None else rows
     numbers = prepared(what, chosen, len(chosen))
+    if dtype != IMAGE:
+        make = _kept(make)
     return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), dtype)])
 
 
-def _is_light(recipe: scenery.SceneRecipe, column: str) -> bool:
-    return recipe.count <= 5000 and column not in ("image", "mask", "audio")
-
-
-# texts and labels of a split are read again for each view of it, and by every experiment that has the split
-_kept = lru_cache(maxsize=64)(_generated)
+# texts and labels are read again for each view of a split, and by every experiment that has the split
+_kept = cache(lru_cache(maxsize=10_000))
 
 
 # all columns are made of the same scenes; so many bound memory
@@ -178,6 +177,9 @@ _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[scenery.SceneRecipe, int],
     },
 }
 
+_SIZES = {
+    name: scenery.CAPTIONS if name == "captions" else 1 for name in _COLUMNS if name not in ("questions", "answers")
+}
 _FEATURES = {"info": {"features": {name: feature for name, (_, feature, _) in _COLUMNS.items()}}}
 SCHEMA = pa.schema(
     [(name, dtype) for name, (dtype, _, _) in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}

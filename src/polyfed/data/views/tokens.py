@@ -10,6 +10,7 @@ from functools import cached_property
 from importlib import metadata
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Int32, Int64
 from pydantic import Field, SerializeAsAny
@@ -117,16 +118,18 @@ class _Untokenised:
     length: int
 
     @cached_property
-    def texts(self) -> list[str]:
-        texts = self.column.texts()
-        _log_unknown(matrix_of(self.vocabulary, texts[:_LOOKED_AT], self.length), self.vocabulary, self.column)
-        return texts
+    def noted(self) -> None:
+        _log_unknown(self._ids(np.arange(min(_LOOKED_AT, len(self)))), self.vocabulary, self.column)
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return self.column.count
 
     def __getitem__(self, rows: Int64[Tensor, " b"]) -> Int32[Tensor, "b longest"]:
-        return matrix_of(self.vocabulary, [self.texts[row] for row in rows.tolist()], self.length)
+        _ = self.noted
+        return self._ids(rows.numpy())
+
+    def _ids(self, rows: npt.NDArray[np.int64]) -> Int32[Tensor, "b longest"]:
+        return matrix_of(self.vocabulary, self.column.texts(rows), self.length)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from polyfed.core.errors import ConfigError, ExchangeError
 from polyfed.core.extras import how_to_install
-from polyfed.core.files import PlaceBeside
+from polyfed.core.settings import PlaceBeside
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.quiet import be_quiet
 from polyfed.engines.ray import ray_here

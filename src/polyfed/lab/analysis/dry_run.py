@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.core.activity import preparing
-from polyfed.core.device import cpu_threads
+from polyfed.core.device import cpu_threads, resolve_device
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Samples
@@ -37,6 +38,7 @@ from polyfed.runs.session import Session
 from polyfed.wire.payload import Logits, Representations
 
 _TRIED = 3  # rounds, as clients of some methods begin alone
+_ENOUGH = 16  # samples of a batch on a CPU; a GPU's memory must hold all
 _DRAWN = 200  # rounds whose cohorts are drawn at most; a mean over more would be the same
 _LENGTHS = ("epochs", "steps", "batches_per_epoch")  # ends of names of training lengths
 _ROWS = (Representations.label, Logits.label)  # bundles with a row for each public sample
@@ -177,16 +179,19 @@ class _FewPublic:
     Attributes:
         index: Positions in the public set.
         share: Share of the samples that are exchanged in a round.
+        most: Largest number of samples of a batch.
     """
 
     index: Int64[Tensor, " k"]
     share: float = 1.0
+    most: int = _ENOUGH
 
     @classmethod
     def of(cls, session: Session) -> _FewPublic:
         public, experiment = session.federation.public_samples({}), session.experiment
+        most = _ENOUGH if resolve_device(experiment.run.device).type == "cpu" else sys.maxsize
         if public is None:
-            return _NOTHING
+            return replace(_NOTHING, most=most)
         exchange = getattr(experiment.algorithm, "public", None)
         wanted = exchange.samples if isinstance(exchange, PublicExchange) else None
         drawn = torch.randperm(len(public), generator=generator(experiment.run.seed, "dry run"))[:wanted].sort().values
@@ -194,8 +199,8 @@ class _FewPublic:
         trainings += [experiment.server.training] if experiment.server else []
         size = max(training.batch_size for training in trainings)
         items = public.items[drawn]
-        few = drawn[items <= items[:size][-1]]
-        return cls(few, len(few) / len(drawn))
+        few = drawn[items <= items[: min(size, most)][-1]]
+        return cls(few, len(few) / len(drawn), most)
 
     def cut(self, participant: Participant) -> None:
         """Reduce a participant's public set to these, and its other parts by the same share."""
@@ -224,7 +229,7 @@ class _FewSamples(Site):
 
     def build_client(self, *given: Any, **named: Any) -> Client:
         client = super().build_client(*given, **named)
-        size = client.training.batch_size
+        size = min(client.training.batch_size, self.few.most)
         client.train = _first(client.train, size)
         client.server_encoders = client.server_encoders and _FewGuided(client.server_encoders, size)
         self.few.cut(client)
