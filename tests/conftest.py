@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from polyfed.cli.main import main
 from run_folders import write_run
 from small_federations import tiny_experiment
 
+_numbers = itertools.count()
 pytest_plugins = ["forked"]
 gc.disable()  # until all is collected
 Cli = Callable[..., tuple[int, str, str]]
@@ -46,6 +48,15 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def shapes_are_checked_anew() -> None:
     checked_shapes.calls.clear()
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A new folder; pytest's own fixture reads the names of those of all earlier tests for the next number."""
+    common = tmp_path_factory.getbasetemp() / "tests"
+    folder = common / f"{os.getpid()}-{next(_numbers)}-{request.node.originalname[:40]}"
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
 
 
 @pytest.fixture
