@@ -20,21 +20,24 @@ SILENT = {"local", "server_only", "centralised"}
 """Methods whose clients send nothing, or are one."""
 
 
-@functools.cache
-def preset_optimizers() -> dict[str, list[Config]]:
-    """Method -> the optimizers of clients in its presets."""
-    result: dict[str, list[Config]] = {method: [] for method in METHODS}
-    for name in preset_names():
-        experiment = Experiment.read(name)
-        known = result[experiment.algorithm.component_name()]
-        optimizers = [group.training.optimizer.model_dump(mode="json") for group in experiment.clients.values()]
-        known += [one for k, one in enumerate(optimizers) if one not in known + optimizers[:k]]
-    return result
+_preset = functools.cache(Experiment.read)
+
+
+def preset_optimizers(method: str) -> Iterator[Config]:
+    """The different optimizers of clients in the presets of a method."""
+    known: list[Config] = []
+    for experiment in map(_preset, preset_names()):
+        groups = experiment.clients.values() if experiment.algorithm.component_name() == method else ()
+        for optimizer in (group.training.optimizer.model_dump(mode="json") for group in groups):
+            if optimizer not in known:
+                known.append(optimizer)
+                yield optimizer
 
 
 def federations(method: str) -> Iterator[Config]:
     """Four clients of each group, with every optimizer of the method's presets, or the small federation's own."""
-    for optimizer in preset_optimizers()[method] or [{}]:
+    optimizers = preset_optimizers(method)
+    for optimizer in itertools.chain([next(optimizers, {})], optimizers):
         config = sized(federation_for(method), 64)
         for clients in config["clients"].values():
             clients["count"] = 4
