@@ -79,7 +79,7 @@ def test_only_what_is_trained_on_is_drawn_and_nothing_is_cached(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny["data"]["cache_dir"] = str(tmp_path / "cache")
-    tiny["data"]["sources"]["scenes"]["train"] = 3000
+    tiny["data"]["sources"]["scenes"]["train"] = 600
     drawn: list[int] = []
     monkeypatch.setattr(scenes.scenery, "png", lambda pixels: drawn.append(1) or png(pixels))
     DryRun.of(Experiment.parse(tiny))
