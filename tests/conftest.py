@@ -75,8 +75,8 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for all tests of a worker: training the default tokenizer alone takes longer than most runs here."""
-    folder = tmp_path_factory.mktemp("shared") / "cache"
+    """One cache for all tests: training the default tokenizer alone takes longer than most runs here."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYFED_CACHE", str(folder))
         yield folder
