@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import itertools
 import os
 import shutil
@@ -67,9 +69,13 @@ def unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
-    """Skips fsync: written files can be read without it; tests of a loss of power put their own in its place."""
+    """Skips fsync: written files can be read without it; tests of a loss of power put their own in its place.
+
+    Each run reads the versions of all packages, which stay as they are.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
+        patch.setattr("importlib.metadata.version", functools.cache(importlib.metadata.version))
         yield
 
 
