@@ -21,6 +21,9 @@ help:
 	@echo "make gpu       a GPU against the CPU and plain PyTorch"
 	@echo "make docs      the site          make dist       wheel and source archive, tested"
 
+# two processes run the tests: forked after one has collected them; where a fork of torch is unsafe, each collects its own
+WORKERS := $(if $(filter Linux,$(shell uname)),--workers 2,-n 2 --dist worksteal)
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'polyfed needs Python 3.11 or newer; try: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
@@ -33,11 +36,11 @@ demo: install
 	$(BIN)/polyfed demo
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --ignore=$(HOUSE)
+	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow" --ignore=$(HOUSE)
 
 # promises of pages and counts of tools, slow ones too; the wheel is among the journeys
 test-docs: install
-	$(BIN)/python -m pytest -q -n 2 $(HOUSE)
+	$(BIN)/python -m pytest -q $(WORKERS) $(HOUSE)
 
 # all tests, slow ones too, in parts that can run side by side: make -j 6 test-all
 METHODS := $(addprefix tests/,algorithms aggregation losses models optim presets tasks)
@@ -45,7 +48,7 @@ ENGINES := $(addprefix tests/,engines faults runs)
 HOUSE := tests/house
 
 test-methods: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(METHODS)
+	$(BIN)/python -m pytest -q $(WORKERS) $(METHODS)
 
 test-engines: install
 	$(BIN)/python -m pytest -q $(ENGINES)
@@ -69,7 +72,7 @@ test-studies: install
 	$(BIN)/python -m pytest -q -rs tests/papers/test_smoke.py
 
 test-others: install
-	$(BIN)/python -m pytest -q -n 2 tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(HOUSE) tests/deploy tests/journeys)
+	$(BIN)/python -m pytest -q $(WORKERS) tests $(addprefix --ignore=,$(METHODS) $(ENGINES) $(HOUSE) tests/deploy tests/journeys)
 
 test-all: export HYPOTHESIS_PROFILE := many
 test-all: test-docs test-methods test-engines test-deploy test-journeys test-others

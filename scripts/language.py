@@ -65,7 +65,8 @@ def _in_code(text: str) -> Iterator[Place]:
         name = node.arg if isinstance(node, ast.arg) else getattr(node, "id", "")
         if name in BANNED and (isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store)):  # type: ignore[attr-defined]
             yield node.lineno, "banned name", name  # type: ignore[attr-defined]
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    occurs = any(pattern.search(text) for pattern in PROSE.values())  # in most files not; reading tokens takes long
+    for token in tokenize.generate_tokens(io.StringIO(text).readline) if occurs else ():
         if token.type in _TEXTS:
             for number, part in enumerate(token.string.split("\n")):
                 yield from _in_prose(token.start[0] + number, part)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from polyfed.cli.main import main
 from run_folders import write_run
 from small_federations import tiny_experiment
 
+_numbers = itertools.count()
 pytest_plugins = ["forked"]
 gc.disable()  # until all is collected
 Cli = Callable[..., tuple[int, str, str]]
@@ -49,6 +53,15 @@ def shapes_are_checked_anew() -> None:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A new folder; pytest's own fixture reads the names of those of all earlier tests for the next number."""
+    common = tmp_path_factory.getbasetemp() / "tests"
+    folder = common / f"{os.getpid()}-{next(_numbers)}-{request.node.originalname[:40]}"
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
+@pytest.fixture
 def unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong shapes reach the function, as they do outside the tests, for what it says of them itself."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
@@ -56,16 +69,20 @@ def unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
-    """Skips fsync: written files can be read without it; tests of a loss of power put their own in its place."""
+    """Skips fsync: written files can be read without it; tests of a loss of power put their own in its place.
+
+    Each run reads the versions of all packages, which stay as they are.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
+        patch.setattr("importlib.metadata.version", functools.cache(importlib.metadata.version))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for all tests of a worker: training the default tokenizer alone takes longer than most runs here."""
-    folder = tmp_path_factory.mktemp("shared") / "cache"
+    """One cache for all tests: training the default tokenizer alone takes longer than most runs here."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYFED_CACHE", str(folder))
         yield folder

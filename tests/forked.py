@@ -12,16 +12,13 @@ import os
 import resource
 import signal
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol  # the reports of a test, not yet handed to the plugins that count and print
-
-PATIENCE = 10.0
-"""Seconds that a worker has for the end of its fixtures when the run is broken off."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,9 +40,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = [usage.ru_utime + usage.ru_stime for usage in used]
-    terminalreporter.write_line(f"CPU seconds: {sum(seconds):.0f}, {seconds[1]:.0f} of them in processes that ended")
+    usages = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    terminalreporter.write_line(f"CPU seconds: {sum(one.ru_utime + one.ru_stime for one in usages):.0f}")
 
 
 class _Run:
@@ -53,9 +49,9 @@ class _Run:
 
     def __init__(self, session: pytest.Session) -> None:
         self.session, self.hook = session, session.config.hook
-        modules: dict[str, deque[int]] = {}
+        modules: dict[str, deque[int]] = defaultdict(deque)
         for index, item in enumerate(session.items):
-            modules.setdefault(item.location[0], deque()).append(index)
+            modules[item.location[0]].append(index)
         self.modules = deque(modules.values())
         self.workers: dict[Connection, multiprocessing.process.BaseProcess] = {}
         self.own: dict[Connection, deque[int]] = {}  # of the module at hand, not yet handed out
@@ -66,10 +62,19 @@ class _Run:
             self.fork(deque())
         while self.workers:
             for worker in wait(list(self.workers)):
-                what = "end", None
+                reports, caught = None, []
                 with suppress(EOFError, OSError):
-                    what = worker.recv()
-                self.receive(worker, *what)
+                    reports, caught = worker.recv()
+                for nodeid, category, *parts in caught:
+                    warning = warnings.WarningMessage(parts[0], type(category, (Warning,), {}), *parts[1:])
+                    known = {"warning_message": warning, "when": "runtest", "nodeid": nodeid, "location": None}
+                    self.hook.pytest_warning_recorded.call_historic(kwargs=known)
+                if reports is None:
+                    self.bury(worker)
+                else:
+                    self.hand(worker)
+                    restored = self.hook.pytest_report_from_serializable
+                    self.report(worker, [restored(config=self.session.config, data=report) for report in reports])
 
     def fork(self, own: deque[int]) -> None:
         ours, theirs = multiprocessing.Pipe()
@@ -89,35 +94,12 @@ class _Run:
         elif not own:
             longest = max(self.own.values(), key=len)
             own.extendleft(longest.pop() for _ in range((len(longest) + 1) // 2))
-        index = own.popleft() if own else None
-        if index is not None:
-            self.handed[worker].append(index)
+        self.handed[worker].extend(own and [own[0]])
         with suppress(OSError):  # it has ended: its last reports, or the lack of them, come next
-            worker.send(index)
-
-    def receive(self, worker: Connection, what: str, content: Any) -> None:
-        if what == "warning":
-            (message, category, *where), nodeid = content
-            warning = warnings.WarningMessage(message, type(category, (Warning,), {}), *where)
-            known = {"warning_message": warning, "when": "runtest", "nodeid": nodeid, "location": None}
-            self.hook.pytest_warning_recorded.call_historic(kwargs=known)
-        elif what == "end":
-            self.bury(worker)
-        elif what == "stop":
-            raise self.session.Interrupted(content)
-        elif what == "reports":
-            self.hand(worker)
-            config = self.session.config
-            self.report(
-                worker, [self.hook.pytest_report_from_serializable(config=config, data=each) for each in content]
-            )
-
-    def running(self, worker: Connection) -> pytest.Item:
-        return self.session.items[self.handed[worker][0]]
+            worker.send(own.popleft() if own else None)
 
     def report(self, worker: Connection, reports: list[pytest.TestReport]) -> None:
-        item, hook = self.running(worker), self.hook
-        self.handed[worker].popleft()
+        item, hook = self.session.items[self.handed[worker].popleft()], self.hook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in reports:
             hook.pytest_runtest_logreport(report=report)
@@ -129,19 +111,19 @@ class _Run:
 
     def bury(self, worker: Connection) -> None:
         """Reports a worker that died as a failure of its test; another takes over what it had left."""
-        process = self.workers.pop(worker)
+        process, own = self.workers.pop(worker), self.own.pop(worker)
         process.join()
         if self.handed[worker]:
-            item = self.running(worker)
+            item = self.session.items[self.handed[worker][0]]
             text = f"the worker of this test died: exit status {process.exitcode}"
             self.report(worker, [pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")])
-            self.fork(self.handed[worker] + self.own[worker])
-        del self.own[worker], self.handed[worker]
+            self.fork(self.handed[worker] + own)
 
     def end_workers(self) -> None:
+        """Waits for workers that are left as the run was broken off, whose pipes then end, and for their fixtures."""
         for worker in self.workers:
             worker.close()
-        for patience, end in ((1.0, signal.SIGINT), (PATIENCE, signal.SIGKILL)):
+        for patience, end in ((1.0, signal.SIGINT), (10.0, signal.SIGKILL)):
             for process in self.workers.values():
                 process.join(patience)
                 if process.is_alive():
@@ -152,42 +134,41 @@ class _Worker:
     """A plugin of the worker: keeps reports from the plugins of the parent, sends them and warnings over the pipe."""
 
     def __init__(self, parent: Connection) -> None:
-        self.parent, self.begun = parent, False
+        self.parent, self.reports, self.caught = parent, list[Any](), list[Any]()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        serialised = item.config.hook.pytest_report_to_serializable
-        self.parent.send(("reports", [serialised(config=item.config, report=report) for report in reports]))
+        self.reports = runtestprotocol(item, log=False, nextitem=nextitem)
         return True
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, nodeid: str) -> None:
-        if self.begun:  # a new plugin is shown those of the parent too
-            it = warning_message
-            self.parent.send(("warning", ((str(it.message), it.category.__name__, it.filename, it.lineno), nodeid)))
+        it = warning_message
+        self.caught.append((nodeid, it.category.__name__, str(it.message), it.filename, it.lineno))
+
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        self.caught = []  # a new plugin is shown those of the parent too
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        serialised = item.config.hook.pytest_report_to_serializable
+        reports = [serialised(config=item.config, report=report) for report in self.reports]
+        self.parent.send((reports, self.caught))
 
 
 def _work(session: pytest.Session, parent: Connection, inherited: list[Connection]) -> None:
     for end in inherited:  # so that the end of the parent ends this process
         end.close()
-    plugins = session.config.pluginmanager
-    capture = plugins.getplugin("capturemanager")
+    capture = session.config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()  # with files of its own
     capture.suspend_global_capture()
-    plugins.unregister(name="terminalreporter")
     worker = _Worker(parent)
-    plugins.register(worker)
-    worker.begun = True
+    session.config.pluginmanager.register(worker)
     try:
         index, following = parent.recv(), parent.recv()
         while index is not None:
-            item, nextitem = session.items[index], None if following is None else session.items[following]
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            worker.run(session.items[index], None if following is None else session.items[following])
             index, following = following, following if following is None else parent.recv()
-    except BaseException as error:  # not of a test: an interrupt, ``pytest.exit``, or the parent has ended the run
-        with suppress(OSError):
-            parent.send(("stop", repr(error)))
+    except (EOFError, OSError, KeyboardInterrupt):  # the parent has ended the run, or the user
+        pass
     finally:
         session._setupstate.teardown_exact(None)
         atexit._run_exitfuncs()  # multiprocessing leaves them out, and with them processes that tests started

@@ -45,11 +45,11 @@ FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "
 """Slow: fewer public samples cross by the same code in all methods, which ``fedmd:few`` runs."""
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
 ALIKE |= {*ADAPTED, *NAMED, "creamfl_averaged", "fed_mae", "fedema", "fediot", "moon", "centralised", "fedafd:few"}
-ALIKE |= {"fedet", "fedgems", "fedmkd", "fedmd:procrustes", "server_only", "feddra"}
+ALIKE |= {"fedet", "fedgems", "fedmd", "fedmkd", "fedmd:procrustes", "server_only", "feddra"}
 ALIKE -= {"flora"}
-"""Slow: they exchange and keep what ``fedavg``, ``fedmd``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
-weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. ``flora`` runs
-what others with adapters do."""
+"""Slow: they exchange and keep what ``fedavg``, ``fedmd:few``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
+weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. ``flora``
+runs what others with adapters do."""
 
 
 def method_of(form: str) -> type[Algorithm]:

@@ -21,8 +21,6 @@ from small_federations import METHODS, Config, federation_for
 
 SLOW: Config = {"name": "drawn", "skew": 10}
 LATE = [name for name in METHODS if Algorithm.named(name).takes_late_replies]
-FAST = {"fedavg", "creamfl"}
-"""Others exchange what these do."""
 
 
 def paced(method: str, pace: Config | str, rounds: int = 4, **run: Any) -> Config:
@@ -103,7 +101,7 @@ def test_who_does_not_reply_in_a_round_that_waits_is_lost(tmp_path: Path, monkey
     assert {*ended.values()} == {("replied", None)}
 
 
-@pytest.mark.parametrize("method", mostly_slow(LATE, *FAST))
+@pytest.mark.parametrize("method", mostly_slow(LATE, "creamfl"))
 def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path: Path) -> None:
     """K = all: the same bits, in figures, bytes and models."""
     equal = {"clients": "drawn"}
@@ -114,7 +112,7 @@ def test_all_replies_at_equal_speed_are_a_round_that_waits(method: str, tmp_path
     assert contents(runs[0]) == contents(runs[1])
 
 
-@pytest.mark.parametrize("method", mostly_slow(LATE, *FAST))
+@pytest.mark.parametrize("method", mostly_slow(LATE, "fedavg"))
 def test_resumed_amid_a_buffer_it_ends_in_the_same_bits(method: str, tmp_path: Path) -> None:
     """Requests at work before the kill are answered after it, to the model that it was sent before."""
     config = paced(method, {"name": "buffered", "replies": 0.33, "clients": SLOW}, 6)

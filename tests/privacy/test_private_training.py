@@ -94,7 +94,7 @@ def batches_of(
     "encoder",
     [
         None,
-        {"name": "resnet", "norm": "group"},
+        {"name": "resnet", "norm": "group", "widths": [8, 8], "depths": [1, 1]},
         {"name": "hf", "weights": "vit", "adapter": "lora"},
         {"name": "hf", "weights": "mobilenet"},  # its batch norms stand still
     ],

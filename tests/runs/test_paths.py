@@ -65,7 +65,7 @@ def with_relative_places(tiny: Config) -> Config:
     return tiny
 
 
-@pytest.mark.parametrize("out", ["runs/one", "../elsewhere/one"])
+@pytest.mark.parametrize("out", [pytest.param("runs/one", marks=pytest.mark.slow), "../elsewhere/one"])
 def test_a_run_goes_on_in_another_folder_to_the_same_bits(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:

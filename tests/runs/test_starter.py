@@ -352,7 +352,10 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "common.model.encoders.image.widths=[8,8,8,8] algorithm.distiller.epochs=1",
         ),
         ("--table patients.csv --label diagnosis --by hospital", "Nord St-Anna Sud", ""),
-        ("--site a=a --site b=b --site c=c", "a b c", "common.model.encoders.image.widths=[8,8,8]"),
+        pytest.param(
+            *("--site a=a --site b=b --site c=c", "a b c", "common.model.encoders.image.widths=[8,8,8]"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_three_hospitals_take_few_lines_that_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ def tiny_study(**more: Any) -> Content:
     rows = {"tiny": {}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}}
     content = {"title": "tiny", "base": "tiny.yaml", "set": {"run.rounds": 1}, "seeds": 2, "rows": rows}
     return content | {"columns": {"r1": "r1_sum", "MiB": {"name": "traffic"}}} | more
+
+
+@pytest.fixture(autouse=True)
+def cells_are_forked_from_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares the process that only imports, which takes seconds; ``test_study_command`` has one."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)
 
 
 @pytest.fixture

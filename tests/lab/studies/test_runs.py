@@ -77,10 +77,10 @@ def test_failures_are_cells_with_a_cause(loaded: Load, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_study_with_its_reason(loaded: Load, tmp_path: Path) -> None:
-    study = loaded(seeds=4, columns={"r1": "r1_sum", "full": {"name": f"{OWN}.FullDisk"}})
+    study = loaded(seeds=2, columns={"r1": "r1_sum", "full": {"name": f"{OWN}.FullDisk"}})
     ended = run_study(study, tmp_path / "out", jobs=1).ended
     assert "no space left on the disk (cell); free some" in ended.stopped
-    assert len(ended.missing) == 8
+    assert len(ended.missing) == 4
 
 
 @pytest.mark.slow

@@ -438,7 +438,7 @@ def outcome(seed: int, folder: Path) -> tuple[bool, int]:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 2_000), marks=pytest.mark.slow)], ids=["few", "many"]
+    "seeds", [range(10), pytest.param(range(10, 2_000), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_no_sum_opens_but_the_honest_one(
     tmp_path: Path, seeds: range, record_property: Callable[[str, object], None]
