@@ -141,7 +141,7 @@ def rounds(setup: Setup) -> None:
     for precision, most in product((torch.float32, torch.bfloat16), (1 << 30, 0)):
         name = str(precision).removeprefix("torch.")
         content = engine.fedavg(dict(setup.model), setup.device, BATCH)
-        content["run"] |= {"precision": name, "data_memory": most}
+        content["run"]["precision"], content["data"]["device_memory"] = name, most
         with federations.prepared(content) as session:
             plain = engine.PlainLoop(session, BATCH, precision)
             ours = federations.rounds_of(InMemory(**vars(session.loop())), 1)
