@@ -180,7 +180,8 @@ def rounds(setup: Setup) -> None:
     for precision, most in product((torch.float32, torch.bfloat16), (1 << 30, 0)):
         name = str(precision).removeprefix("torch.")
         content = engine.fedavg(dict(setup.model), setup.device, BATCH)
-        content["run"] |= {"precision": name, "data_memory": most, "eval_every": 1, "evaluate_clients": 1}
+        content["run"] |= {"precision": name, "eval_every": 1, "evaluate_clients": 1}
+        content["data"]["device_memory"] = most
         content["clients"]["client"] |= {"test_split": "test", "test": "all"}
         with federations.prepared(content) as session:
             plain, ours = CompleteLoop(session, precision), federations.rounds_of(session.loop(), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ from polyfed.data.device_memory import DeviceMemory, memory_of
 from polyfed.data.images import Augment, enlarged
 from polyfed.data.samples import Batch, Samples
 from polyfed.data.views.pixels import MaskRows, Masks, PixelRows
-from polyfed.federation.settings import HostSettings
-from polyfed.runs.settings import RunSettings
+from polyfed.federation.settings import DataSettings
 
 CPU, MANY = torch.device("cpu"), 1 << 20
 CHANGES = Augment.model_validate({"rotate": 20, "crop": 0.4, "shift": 2, "flip": True, "erase": 0.5})
@@ -40,16 +40,16 @@ class Counting(DeviceMemory):
 
 
 def numbers(rows: Tensor, stream: torch.Generator | None = None) -> Tensor:
-    """An input without a table, with an odd number of bytes a row."""
+    """An input without a table, with an odd number of bytes per row."""
     return torch.stack([rows, rows + 1, rows + 2], 1).to(torch.uint8)
 
 
-def pictures() -> np.ndarray[Any, Any]:
-    return torch.randint(0, 256, (11, 3, 8, 8), dtype=torch.uint8, generator=generator("pictures")).numpy()
+def stored_images() -> np.ndarray[Any, Any]:
+    return torch.randint(0, 256, (11, 3, 8, 8), dtype=torch.uint8, generator=generator("stored")).numpy()
 
 
 def samples(table: np.ndarray[Any, Any] | None = None, gaps: bool = True) -> Samples:
-    images, rows = pictures() if table is None else table, torch.arange(11)
+    images, rows = stored_images() if table is None else table, torch.arange(11)
     masks = MaskRows(images, "masks", Masks(of="image", size=8, augment=CHANGES))
     return Samples(
         inputs={"image": PixelRows(images, "half", CHANGES), "text": numbers},  # type: ignore[dict-item]
@@ -78,7 +78,7 @@ def test_batches_on_a_device_have_the_values_and_the_order_of_those_on_the_cpu(
     here, memory = samples(gaps=gaps), Counting(CPU, most)
     there = replace(here, memory=memory)
     passes = [list(one.batches(4, generator(3) if augmented else None)) for one in (here, there)]
-    assert len(passes[0]) == memory.copies == 3, "one copy a batch"
+    assert len(passes[0]) == memory.copies == 3, "one copy per batch"
     for expected, batch in zip(*map(lambda batches: map(columns, batches), passes), strict=True):
         assert batch.keys() == expected.keys()
         for name, column in batch.items():
@@ -97,9 +97,9 @@ def test_inputs_alone_are_loaded_in_order() -> None:
 
 
 @pytest.mark.parametrize(("most", "held"), [(2 * 11 * 192, 2), (2 * 11 * 192 - 1, 1), (0, 0)])
-def test_a_table_is_copied_once_if_it_fits_beside_those_before_it(most: int, held: int) -> None:
+def test_a_table_is_copied_once_if_it_fits_with_those_before_it(most: int, held: int) -> None:
     memory, index, seen = DeviceMemory(CPU, most), torch.arange(11), []
-    tables = [pictures(), pictures()]
+    tables = [stored_images(), stored_images()]
     clients = [replace(samples(table, gaps=False), memory=memory).subset(index) for table in tables for _ in range(2)]
     before = [client.batch(index).inputs["image"] for client in clients]
     for table in tables:
@@ -110,7 +110,7 @@ def test_a_table_is_copied_once_if_it_fits_beside_those_before_it(most: int, hel
 
 
 def test_views_of_one_file_share_its_copy(tmp_path: Path) -> None:
-    np.save(tmp_path / "images.npy", pictures())
+    np.save(tmp_path / "images.npy", stored_images())
     memory, index = DeviceMemory(CPU, 11 * 192), torch.arange(11)
     for _ in range(2):
         table = np.asarray(np.load(tmp_path / "images.npy", mmap_mode="r"))
@@ -157,9 +157,45 @@ def test_one_batch_is_prepared_ahead_and_none_more(fails: bool) -> None:
     assert len(asked) == 2 + fails
 
 
+def test_on_cuda_pinned_bytes_cross_on_a_stream_of_their_own_for_which_the_device_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, empty = list[str](), torch.empty
+
+    class Stream:
+        def __init__(self, device: object) -> None: ...
+
+        def record_event(self) -> str:
+            calls.append("recorded")
+            return "arrival"
+
+        def wait_event(self, event: str) -> None:
+            calls.append(f"waited for {event}")
+
+    def allocated(size: int, *, dtype: torch.dtype, pin_memory: bool) -> Tensor:
+        calls.append(f"pinned: {pin_memory}")
+        return empty(size, dtype=dtype)
+
+    def moved(bytes_: Tensor, device: torch.device, *, non_blocking: bool) -> Tensor:
+        calls.append(f"to {device}, non-blocking: {non_blocking}")
+        return bytes_
+
+    for name, stub in {"Stream": Stream, "current_stream": Stream, "stream": lambda own: nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(torch, "empty", allocated)
+    monkeypatch.setattr(Tensor, "to", moved)
+    monkeypatch.setattr(Tensor, "record_stream", lambda bytes_, stream: calls.append("kept"))
+    memory, crossing = DeviceMemory(torch.device("cuda")), ["pinned: True", "to cuda, non-blocking: True", "recorded"]
+    batches = memory.ahead({"index": torch.full((3,), number), "deep": {"flag": torch.ones(1)}} for number in range(2))
+    assert next(batches)["index"].tolist() == [0, 0, 0]
+    assert calls == [*crossing, *crossing, "waited for arrival", "kept"]
+    assert next(batches)["index"].tolist() == [1, 1, 1]
+    assert calls[8:] == ["waited for arrival", "kept"]
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_boxes_are_enlarged_as_one_by_one(dtype: torch.dtype) -> None:
-    x = torch.from_numpy(pictures())[:4].to(dtype)
+    x = torch.from_numpy(stored_images())[:4].to(dtype)
     boxes = torch.tensor([[0, 0, 8, 8], [3, 1, 5, 7], [2, 5, 1, 3], [4, 0, 3, 2]])
     for image, box, (top, left, h, w) in zip(x, enlarged(x, boxes), boxes.tolist(), strict=True):
         expected = F.interpolate(image[None, :, top : top + h, left : left + w], (8, 8), mode="bilinear")[0]
@@ -192,11 +228,10 @@ def test_a_run_with_data_on_a_device_ends_in_the_same_weights(
         assert torch.equal(value, result[name]), name
 
 
-@pytest.mark.parametrize("settings", [RunSettings, HostSettings])
-def test_the_bound_is_a_number_of_bytes_of_devices_other_than_the_cpu(settings: Any) -> None:
-    with pytest.raises(ConfigError, match=r"data_memory: Input should be greater than or equal to 0 \(got -1\)"):
-        settings(data_memory=-1)
+def test_the_bound_is_a_number_of_bytes_for_devices_other_than_the_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"device_memory: Input should be greater than or equal to 0 \(got -1\)"):
+        DataSettings(sources={}, device_memory=-1)
     assert memory_of(CPU, 5) is None
-    other = memory_of(torch.device("meta"), settings(data_memory=5).data_memory)
+    other = memory_of(torch.device("meta"), DataSettings(sources={}, device_memory=5).device_memory)
     assert other is not None
     assert other.most == 5

@@ -1,4 +1,4 @@
-"""Batches on a device: tables that stay there, and copies of the rest, one a batch and one batch ahead."""
+"""Batches on a device: tables that stay there, and copies of further data, one per batch and one batch ahead."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DeviceMemory:
         return Pending((rows, *draws), lambda rows, *draws: inputs.computed(table.index_select(0, rows), *draws))
 
     def _resident(self, table: object) -> Tensor | None:
-        """A table on the device, copied at its first use; None if it does not fit beside those before it."""
+        """A table on the device, copied at its first use; None if it does not fit with those before it."""
         if not isinstance(table, np.ndarray):
             return None
         # views that differ in augmentation alone read one file
@@ -127,7 +127,7 @@ class DeviceMemory:
         return arrived
 
     def _copied(self, flat: list[UInt8[Tensor, " bytes"]]) -> Callable[[], UInt8[Tensor, " bytes"]]:
-        """One copy of all bytes; on CUDA from pinned memory, beside the computations that are queued."""
+        """One copy of all bytes; on CUDA from pinned memory, during queued computations."""
         if self.device.type != "cuda":
             there = torch.cat(flat).to(self.device)
             return lambda: there

@@ -144,7 +144,7 @@ class Site:
         sections = settings.data, settings.public, None, settings.clients
         device = resolve_device(settings.run.device)
         opened = federation or Population(*sections, spec.seed, vocabulary, spec.algorithm.add_modules, spec.salt)
-        opened.data.memory = opened.data.memory or memory_of(device, settings.run.data_memory)
+        opened.data.memory = opened.data.memory or memory_of(device, settings.data.device_memory)
         if spec.public_order and opened.public_order != spec.public_order:
             raise DataError(
                 f"the public set here differs ({opened.public_order or 'none'}, expected {spec.public_order}): "

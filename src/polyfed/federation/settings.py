@@ -84,6 +84,7 @@ class DataSettings(Settings):
     weights_dir: PlaceBeside | None = Field(default=None, description="folder of weights; else POLYFED_WEIGHTS")
     cache_dir: PlaceBeside | None = Field(default=None, description="decoded images and features; or POLYFED_CACHE")
     max_pixels: int = Field(default=PIXELS, ge=1, le=MOST_PIXELS, description="most pixels of a decoded image")
+    device_memory: int = Field(default=1 << 30, ge=0, description="bytes of data that stay on a GPU at most")
     sources: dict[str, SerializeAsAny[Source]] = Field(description="name -> source")
 
     @model_validator(mode="after")
@@ -314,7 +315,6 @@ class HostSettings(Settings):
     )
     evaluation_batch: int = Field(default=256, ge=1, description="samples per batch when no gradient is needed")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
-    data_memory: int = Field(default=1 << 30, ge=0, description="bytes of data sets held on a GPU at most")
 
 
 class SiteSettings(Settings):

@@ -123,8 +123,8 @@ class Session:
     @cached_property
     def federation(self) -> Population:
         federation = build_federation(self.experiment, self.folder)
-        federation.data.hub, run = self.hub, self.experiment.run
-        federation.data.memory = memory_of(resolve_device(run.device), run.data_memory)
+        federation.data.hub, device = self.hub, resolve_device(self.experiment.run.device)
+        federation.data.memory = memory_of(device, self.experiment.data.device_memory)
         return federation
 
     @cached_property

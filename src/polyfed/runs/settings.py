@@ -151,7 +151,6 @@ class RunSettings(Settings):
     )
     precision: Precision = Field(default="float32", description="autocast type of forward passes")
     state_memory: int = Field(default=1 << 30, ge=0, description="bytes of client state held in memory at most")
-    data_memory: int = Field(default=1 << 30, ge=0, description="bytes of data sets held on a GPU at most")
     output: OutputSettings = Field(default_factory=OutputSettings)
 
     @property

@@ -58,7 +58,7 @@ def test_wrong_rows_are_named(loaded: Load, row: dict[str, Any], message: str) -
 
 
 def test_equal_runs_share_a_cell_whatever_their_names_and_places(loaded: Load, tmp_path: Path) -> None:
-    same = {"set": {"description": "x", "run.state_memory": 5}}
+    same = {"set": {"description": "x", "run.state_memory": 5, "data.device_memory": 6}}
     rows = {"one": {}, "same": same, "other": {"set": {"run.rounds": 2}}}
     study = loaded(rows=rows)
     plans = [planned(study, tmp_path, positions) for positions in (Places(), Places(data_dir=tmp_path, engine="ray"))]

@@ -31,7 +31,7 @@ FIGURES = "figures.json"
 RECORDS, MODELS = "records", "models"
 """Parts of a cell that may stay."""
 
-_PLACES = ("dir", "weights_dir", "cache_dir")
+_PLACES = ("dir", "weights_dir", "cache_dir", "device_memory")
 # settings that came later, and what they were until then: cells of before keep their names
 _ADDED = {("public", "reserve"): 0}
 # sections, of a component by its name, with settings that are gone, where each changed nothing: likewise
@@ -64,7 +64,7 @@ _GONE: dict[str, dict[str, Any]] = {
     "task segmentation": {"cross_entropy_weight": 1.0, "dice_weight": 1.0},
 }
 _LABELS = ("name", "description", "twin")
-_OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory", "data_memory")
+_OF_RUN = ("engine", "on_error", "plots", "sinks", "state_memory")
 # cells share cores one each, and need no plots
 _CELL = {"run.threads": 1, "run.output.plots": False}
 
