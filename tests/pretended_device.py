@@ -8,19 +8,18 @@ device; ``numpy()``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor
-from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-DEVICE = torch.device("privateuseone", 0)
+DEVICE = torch.device("lazy", 0)  # over which backward passes run in the thread of the CPU
 _ATEN = torch.ops.aten
 _MOVES = {_ATEN.copy_.default, _ATEN._foreach_copy_.default}
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
@@ -107,24 +106,23 @@ def _require_one_device(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]
         )
 
 
-class _Module(backend_registration._DummyBackendModule):
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
-
-
-@cache
-def _registered() -> None:
-    backend_registration._setup_privateuseone_for_python_backend(rename="pretended", backend_module=_Module())
-
-
 @contextmanager
 def pretended_device() -> Iterator[torch.device]:
     """Within the block the device can be used."""
-    _registered()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor would fill memory of the device without a mode's notice
     try:
-        # tensors of inference mode have no views of tensors that are not over others
-        with _Factories(), patch("torch.inference_mode", torch.no_grad):
+        with _Factories(), MonkeyPatch.context() as patch:
+            # tensors of inference mode have no views of others, and precision is full
+            patch.setattr("torch.inference_mode", torch.no_grad)
+            patch.setattr("torch.is_autocast_enabled", lambda *_: False)
+            patch.setattr("torch.autocast", _autocast)
+            module = sys.modules[torch.optim.Optimizer.__module__]
+            patch.setattr(module, "_get_fused_kernels_supported_devices", lambda: ["cpu", DEVICE.type])
             yield DEVICE
     finally:
         torch._C._set_only_lift_cpu_tensors(False)
+
+
+def _autocast(device: str, *_: Any, enabled: bool = True, **__: Any) -> AbstractContextManager[None]:
+    assert not enabled
+    return nullcontext()
