@@ -113,7 +113,7 @@ def bench(clients: int, rounds: int, repeats: int, rivals: Mapping[str, Path]) -
         harness.report(
             f"FedAvg, perceptron, {clients:,} clients: memory of {name}",
             ratio=median(ratios(name, "peak")),
-            against="a plain PyTorch loop, peak of the process",
+            against="a plain PyTorch loop, peak of all processes",
             limit=MEMORY if name == "polyfed" else None,
         )
 

@@ -34,9 +34,11 @@ class Made:
 
     Attributes:
         seconds: Time that a client's step takes; an exception for a worker that dies of it.
+        nbytes: Bytes of a reply.
         now: Time of the clock.
         calls: Clients of each call, in order.
-        ahead: Requests sent whose answers are not consumed, and the most that there were.
+        ahead, most: Requests sent whose answers are not consumed, and the most that there were.
+        queued: Calls to a worker that was busy.
     """
 
     seconds: Callable[[str], float | None]
@@ -45,6 +47,7 @@ class Made:
     calls: list[list[str]] = field(default_factory=list)
     ahead: int = 0
     most: int = 0
+    queued: int = 0
     retries: int = 2
     workers: list[Any] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
@@ -66,6 +69,7 @@ class Made:
         taken = [self.seconds(client) for client, _ in asked]
         self.ahead += len(asked)
         self.most = max(self.most, self.ahead)
+        self.queued += worker.free > self.now
         worker.free = max(worker.free, self.now) + sum(each or 0 for each in taken)
         return Handle(end=worker.free, taken=taken, clients=self.calls[-1])
 
@@ -131,6 +135,15 @@ def test_small_clients_share_calls_that_shrink(exchanged: Any) -> None:
     assert sizes[-1] <= 3
     assert len(sizes) < 40
     assert pool.now == pytest.approx(2.0, abs=0.05)  # both workers end together
+
+
+def test_a_second_call_waits_where_the_first_is_known_to_be_short(exchanged: Any) -> None:
+    pool = Made(lambda client: 0.15)
+    exchanged(pool, 20)
+    assert pool.queued >= 16
+    pool = Made(lambda client: 0.25)
+    exchanged(pool, 20)
+    assert pool.queued == 0
 
 
 def test_early_replies_are_bounded_in_bytes_or_two_a_worker(exchanged: Any) -> None:

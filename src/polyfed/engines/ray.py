@@ -368,7 +368,7 @@ class RayEngine:
         return self._infos
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[messages.Answer]:
-        """Run the step in workers that are idle; see ``Engine.exchange``. Time before that does not count."""
+        """Run the step in the workers, as they are idle; see ``Engine.exchange``. Time in a queue does not count."""
         self._pool.grow()
         sorts, numbers = [(one.step, self._architectures[one.client]) for one in requests], range(len(requests))
         # one that hangs or kills its worker takes no other along
