@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.arrow import fingerprint_of, innermost, is_text, lacking, list_lengths
+from polyfed.data.arrow import fingerprint_of, innermost, is_text, lacking
 from polyfed.data.samples import Inputs, Samples
 from polyfed.data.source import Column, Split
 from polyfed.data.view import DataContext, View
@@ -121,7 +121,7 @@ def _without_gaps(column: Column, items: Int64[Tensor, " n"]) -> tuple[Column, I
     row = F.pad((entries.cumsum(0) - 1).masked_fill(~entries, -1), (0, 1), value=-1)
     if not column.nested:
         return known, row[items]
-    lengths = torch.from_numpy(list_lengths(column.values))
+    lengths = torch.from_numpy(column.lengths)
     starts = lengths.cumsum(0) - lengths
     among = torch.arange(len(items)) - torch.searchsorted(items, items)  # place of a sample among its item's
     # the last row is that of no entry

@@ -89,11 +89,6 @@ class Column:
             return self._lengths
         return list_lengths(self.values) if self.nested else np.ones(len(self.values), np.int64)
 
-    @property
-    def count(self) -> int:
-        """Number of flat values; errors of ``flat_values``."""
-        return len(self.flat_values()) if self._lengths is None else int(self._lengths.sum())
-
     def of_items(self, items: npt.NDArray[np.int64]) -> pa.ChunkedArray:
         """One entry for each of some items."""
         return self.values.take(pa.array(items)) if self._take is None else self._take(items)
@@ -126,13 +121,12 @@ class Column:
         """Flat values of some rows; errors of ``flat_values``."""
         if self._take is None:
             return self.flat_values().take(pa.array(rows))
-        if not self.nested:
-            return self._take(rows)
         ends = np.cumsum(self.lengths)
         items, inverse = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
         # rows of other items are not there
         skipped = (ends - self.lengths)[items] - np.cumsum(self.lengths[items]) + self.lengths[items]
-        return pc.list_flatten(self._take(items)).take(pa.array(rows - skipped[inverse]))
+        read = self._take(items)
+        return (pc.list_flatten(read) if self.nested else read).take(pa.array(rows - skipped[inverse]))
 
     def texts(self, rows: npt.NDArray[np.int64] | None = None) -> list[str]:
         """The flat values of a column of texts, or some of them.
@@ -150,7 +144,7 @@ class Column:
         """Position of flat value ``row`` in the data, for error messages."""
         if not self.nested:
             return f"{self.where}, row {row}"
-        ends = np.cumsum(list_lengths(self.values))
+        ends = np.cumsum(self.lengths)
         item = int(np.searchsorted(ends, row, side="right"))
         return f"{self.where}, row {item}, entry {row - (int(ends[item - 1]) if item else 0)}"
 

@@ -12,7 +12,7 @@ import torch
 from polyfed.core.device import resolve_device
 from polyfed.core.errors import PayloadError
 from polyfed.data.assembly import of_column
-from polyfed.data.source import Column, Count, LeftOut, Split
+from polyfed.data.source import Count, LeftOut, Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import sample_views
@@ -119,14 +119,15 @@ def accounts_of(experiment: Experiment, federation: Population) -> dict[str, tup
             key = f"{split.name} {modality} {view.model_dump_json()}"
             if split.source == source and modality in split.columns and key not in seen:
                 seen.add(key)
-                counts += filter(None, [_cut(split.modality(modality), modality, view, context)])
+                counts += filter(None, [_cut(split, modality, view, context)])
         accounts[source] = (*counts, *_held(federation, source))
     return accounts
 
 
-def _cut(column: Column, modality: str, view: View, context: DataContext) -> Count | None:
-    """Count of what a view cuts off; where nothing is computed ahead, of a column's first items."""
-    if context.ahead or len(column.lengths) <= _LOOKED_AT:
+def _cut(split: Split, modality: str, view: View, context: DataContext) -> Count | None:
+    """Count of what a view cuts off; where nothing is computed ahead, of the first items."""
+    column = split.modality(modality)
+    if context.ahead or len(split) <= _LOOKED_AT:
         return view.cut(column, modality, context)
     cut = view.cut(of_column(column, torch.arange(_LOOKED_AT)), modality, context)
     return cut and replace(cut, unit=f"{cut.unit} of the first {_LOOKED_AT} items")

@@ -177,9 +177,8 @@ _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[scenery.SceneRecipe, int],
     },
 }
 
-_SIZES = {
-    name: scenery.CAPTIONS if name == "captions" else 1 for name in _COLUMNS if name not in ("questions", "answers")
-}
+# of columns without gaps whose values are as many in every scene
+_SIZES = {"image": 1, "mask": 1, "audio": 1, "text": 1, "captions": scenery.CAPTIONS}
 _FEATURES = {"info": {"features": {name: feature for name, (_, feature, _) in _COLUMNS.items()}}}
 SCHEMA = pa.schema(
     [(name, dtype) for name, (dtype, _, _) in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}

@@ -122,7 +122,7 @@ class _Untokenised:
         _log_unknown(self._ids(np.arange(min(_LOOKED_AT, len(self)))), self.vocabulary, self.column)
 
     def __len__(self) -> int:
-        return self.column.count
+        return int(self.column.lengths.sum())
 
     def __getitem__(self, rows: Int64[Tensor, " b"]) -> Int32[Tensor, "b longest"]:
         _ = self.noted
