@@ -7,6 +7,7 @@ queue, and an operator costs a launch. ``numpy`` is not among the fetches, as it
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,5 +152,5 @@ def test_no_batch_of_an_evaluation_waits_for_the_device(tmp_path: Path) -> None:
         settings["run"]["evaluation_batch"] = size
         session = prepared(settings, tmp_path / str(size))
         cohort, method = session.cohort(1, Ledger()), session.experiment.algorithm
-        fetches.append(Watch().counted(lambda m=method, s=session, c=cohort: m.evaluate_clients(s.server, c)).fetches)
+        fetches.append(Watch().counted(partial(method.evaluate_clients, session.server, cohort)).fetches)
     assert fetches[0] == fetches[1]

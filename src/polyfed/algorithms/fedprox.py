@@ -48,5 +48,5 @@ class FedProx(FedAvg):
         """Gradients of ||w - W||^2 / 2, or of ||w - W|| / 2, by w; 0 at w = W for both."""
         if self.norm == "squared":
             return [*drifts]
-        norms = torch._foreach_norm(drifts)
+        norms = torch._foreach_norm([*drifts])
         return [torch.where(norm > 0, drift / (2 * norm), 0) for drift, norm in zip(drifts, norms, strict=True)]

@@ -61,7 +61,7 @@ def update_norm(bundle: TensorBundle, start: Mapping[str, Tensor]) -> float:
         changes = [_exact(floating[name]) for name in names]
         if start:
             zero = changes[0].new_zeros(())  # where a tensor that is not in ``start`` begins
-            changes = torch._foreach_sub(changes, [start.get(name, zero).to(changes[0]) for name in names])
+            changes = [*torch._foreach_sub(changes, [start.get(name, zero).to(changes[0]) for name in names])]
         norms |= zip(names, torch._foreach_norm(changes), strict=True)
     return float(torch.stack([norms[name].float() for name in floating]).norm()) if norms else 0.0
 
