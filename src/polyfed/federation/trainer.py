@@ -16,13 +16,7 @@ from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings
 from polyfed.models.blocks import undecayed
 from polyfed.models.model import CachedModel, Layout, trained_in
-from polyfed.optim.settings import (
-    OptimizerSettings,
-    clip_gradients,
-    fresh,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
+from polyfed.optim.settings import OptimizerSettings, clip_gradients, fresh, load_optimizer_tensors, optimizer_tensors
 
 Regulariser = Callable[[CachedModel, Batch], Tensor]
 """A loss that a method adds to the task's: from the model and a batch."""
