@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import pytest
 import torch
-from pytest import MonkeyPatch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
@@ -47,6 +47,14 @@ class OnDevice(Tensor):
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> OnDevice:
         return OnDevice(inner["inner"])
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: OnDevice) -> None:
+        self.inner = value.inner
 
     def tolist(self) -> Any:
         return self.inner.tolist()
@@ -111,7 +119,7 @@ def pretended_device() -> Iterator[torch.device]:
     """Within the block the device can be used."""
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor would fill memory of the device without a mode's notice
     try:
-        with _Factories(), MonkeyPatch.context() as patch:
+        with _Factories(), pytest.MonkeyPatch.context() as patch:
             # tensors of inference mode have no views of others, and precision is full
             patch.setattr("torch.inference_mode", torch.no_grad)
             patch.setattr("torch.is_autocast_enabled", lambda *_: False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from torch.nn.functional import cross_entropy
 from grids import mostly_slow
 from polyfed.federation.state import flatten
 from pretended_device import DEVICE, OnDevice, pretended_device
-from sessions import metrics, prepared
+from sessions import prepared
 from small_federations import METHODS, Config, federation_for, participants
 
 FAST = ("fedavg", "fedcola", "creamfl", "fedafd", "fedaid", "change_distillation")
 
 
-def round_on(config: Config, folder: Path, device: str) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """State of the server after a round with evaluation and checkpoint, and the round's metrics."""
+def round_on(config: Config, folder: Path, device: str) -> tuple[dict[str, Tensor], dict[tuple[str, str], float]]:
+    """State of the server after a round with evaluation and checkpoint, and all metrics."""
     config["run"] |= {"device": device, "eval_every": 1}
     for participant in participants(config):  # Adam would turn rounding of gradients that are zero into steps
         participant["training"]["optimizer"] = {"kind": "sgd", "lr": 0.05}
@@ -29,7 +30,10 @@ def round_on(config: Config, folder: Path, device: str) -> tuple[dict[str, Tenso
     session.loop().round(1)
     state = flatten(session.server.snapshot())
     assert not state or device == "cpu" or any(isinstance(value, OnDevice) for value in state.values())
-    return {name: value.cpu() for name, value in state.items()}, metrics(session)
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    measured = [(line["participant"], *metric) for line in lines for metric in line.get("metrics", {}).items()]
+    assert measured
+    return {name: value.cpu() for name, value in state.items()}, {(who, name): value for who, name, value in measured}
 
 
 def products(state: dict[str, Tensor]) -> dict[str, Tensor]:

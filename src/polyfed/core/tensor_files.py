@@ -34,5 +34,5 @@ def tensor_blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | N
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
-        for block in tensors[name].detach().contiguous().view(-1).view(torch.uint8).split(_BLOCK):
+        for block in torch.split(tensors[name].detach().contiguous().view(-1).view(torch.uint8), _BLOCK):
             yield block.cpu().numpy()
