@@ -94,9 +94,8 @@ class DeviceMemory:
         key = getattr(table.base, "filename", id(table)), table.shape
         if key not in self._tables:
             used = sum(known.nbytes for known, there in self._tables.values() if there is not None)
-            with torch.inference_mode(False):
-                fits = used + table.nbytes <= self.most
-                self._tables[key] = table, torch.tensor(table).to(self.device) if fits else None
+            fits = used + table.nbytes <= self.most
+            self._tables[key] = table, torch.tensor(table).to(self.device) if fits else None
         return self._tables[key][1]
 
     def ahead(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
