@@ -121,12 +121,13 @@ class Column:
         """Flat values of some rows; errors of ``flat_values``."""
         if self._take is None:
             return self.flat_values().take(pa.array(rows))
+        if not self.nested:
+            return self._take(rows)
         ends = np.cumsum(self.lengths)
         items, inverse = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
         # rows of other items are not there
         skipped = (ends - self.lengths)[items] - np.cumsum(self.lengths[items]) + self.lengths[items]
-        read = self._take(items)
-        return (pc.list_flatten(read) if self.nested else read).take(pa.array(rows - skipped[inverse]))
+        return pc.list_flatten(self._take(items)).take(pa.array(rows - skipped[inverse]))
 
     def texts(self, rows: npt.NDArray[np.int64] | None = None) -> list[str]:
         """The flat values of a column of texts, or some of them.
