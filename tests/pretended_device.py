@@ -121,7 +121,7 @@ def pretended_device() -> Iterator[torch.device]:
     try:
         with _Factories(), pytest.MonkeyPatch.context() as patch:
             # tensors of inference mode have no views of others, and precision is full
-            patch.setattr("torch.inference_mode", torch.no_grad)
+            patch.setattr("torch.inference_mode", lambda mode=True: torch.no_grad() if mode else nullcontext())
             patch.setattr("torch.is_autocast_enabled", lambda *_: False)
             patch.setattr("torch.autocast", _autocast)
             module = sys.modules[torch.optim.Optimizer.__module__]
