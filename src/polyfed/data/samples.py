@@ -100,12 +100,14 @@ class Batch:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with a change applied to every column."""
-        return Batch(**each(self._columns, change))
 
-    @property
-    def _columns(self) -> dict[str, Any]:
-        """Columns, each once."""
-        return {name: column for name, column in vars(self).items() if name != "matches" or column is not self.items}
+        def changed(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: change(column) for name, column in columns.items()}
+
+        items = change(self.items)
+        matches = items if self.matches is self.items else change(self.matches)
+        columns = changed(self.inputs), changed(self.targets), change(self.index), items, matches
+        return Batch(*columns, changed(self.present))
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; itself if it is there."""

@@ -146,20 +146,21 @@ def detach_reply(payload: Payload, model: Model | None) -> Payload:
     owners: dict[int, list[tuple[str, Tensor]]] = {}
     for name, tensor in model.exchanged(live=True).items():
         owners.setdefault(_memory(tensor), []).append((name, tensor))
-    fields = dict(payload.fields)
+    taken, fields = dict[str, Tensor](), dict(payload.fields)
     for field, bundle in payload.bundles.items():
         shared = []
         for name, value in bundle.items():
             sharing = owners.get(_memory(value), [])
             own = sharing[0][1] if len(sharing) == 1 else value
             if own is not value and own.shape == value.shape and is_laid_out(value):
-                _taken.setdefault(model, {}).update(sharing)
+                taken |= sharing
             elif sharing:
                 shared.append(name)
         if shared:
             copies = torch._foreach_clone([bundle[name] for name in shared], memory_format=torch.contiguous_format)
             tensors = {**bundle, **dict(zip(shared, copies, strict=True))}
             fields[field] = type(bundle)(tensors=tensors, **bundle.attributes())
+    _taken.setdefault(model, {}).update(taken)
     return Payload(fields)
 
 

@@ -205,8 +205,8 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         """Device of the parameters."""
-        # not by ``parameters``, which prepares a walk through all modules
-        return next(value for part in self.modules() for value in part._parameters.values() if value is not None).device
+        # not by ``parameters()``, which prepares a walk through all modules
+        return next(iter(Layout.of(self).parameters.values())).device
 
     def embed(self, modality: str, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding before normalisation, the input of a classifier head."""

@@ -141,7 +141,7 @@ def wire_size(payload: Payload) -> int:
 
 
 def tensor_bytes(bundle: TensorBundle) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in bundle.values())
+    return sum([tensor.nbytes for tensor in bundle.values()])
 
 
 @lru_cache(maxsize=64)  # the messages of a round are of few kinds

@@ -51,7 +51,7 @@ class Ledger:
         else:
             full, full_framing = _sizes(plain)
         for name, item in payload.bundles.items():
-            dtypes = sorted({str(dtype).removeprefix("torch.") for _, dtype, _ in item.specs})
+            dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in {dtype for _, dtype, _ in item.specs})
             line = {"bundle": name, "kind": item.label, "dtype": "+".join(dtypes), "bytes": sizes[name]}
             self.records.append(common | line | {"full": full[name]})
         line = {"bundle": "framing", "kind": "framing", "dtype": "", "bytes": framing, "full": full_framing}

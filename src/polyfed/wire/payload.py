@@ -172,16 +172,17 @@ def grouped(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 
     An operation over a group thus leaves a quarter of a model in memory, and there are few groups in large models too.
     """
-    most = sum(tensor.numel() for tensor in tensors.values()) // 4
+    sizes = [tensor.numel() for tensor in tensors.values()]
+    most = sum(sizes) // 4
     groups: list[list[str]] = []
     last: dict[object, tuple[list[str], int]] = {}
-    for name, tensor in tensors.items():
+    for (name, tensor), own in zip(tensors.items(), sizes, strict=True):
         names, size = last.get((tensor.dtype, tensor.device), ([], most))
-        if not names or size + tensor.numel() > most:
+        if not names or size + own > most:
             groups.append(names := [])
             size = 0
         names.append(name)
-        last[tensor.dtype, tensor.device] = names, size + tensor.numel()
+        last[tensor.dtype, tensor.device] = names, size + own
     return groups
 
 
@@ -202,7 +203,7 @@ def settled(tensor: Tensor) -> Tensor:
 
 def _sum_type(*tensors: Tensor) -> torch.dtype:
     # squares of float16 overflow from 256 on, so sums are taken in fp32
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    return torch.float64 if torch.float64 in {tensor.dtype for tensor in tensors} else torch.float32
 
 
 @dataclass(frozen=True)
