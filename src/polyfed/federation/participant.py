@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Literal, TypeVar
 
@@ -204,8 +204,7 @@ class Participant:
         orders = torch.stack([torch.randperm(n, generator=self.generator(name)) for name in names]).to(self.device)
 
         def batches(epoch: int) -> Iterable[Batch]:
-            order = orders[epoch]
-            batch = every.each(lambda column: column.index_select(0, order))
+            batch = every.each(partial(torch.index_select, dim=0, index=orders[epoch]))
             return self._reported((batch.without_lone(),), names[epoch], 1)
 
         return batches
