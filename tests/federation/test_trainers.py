@@ -35,9 +35,9 @@ def train(trainer: Trainer, part: nn.Module, steps: int = 3) -> list[torch.Tenso
     return [value.detach().clone() for value in part.parameters()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_second_trainer_learns_as_the_first(kind: Kind) -> None:
-    part, settings = model(), OptimizerSettings(kind=kind, lr=0.1, weight_decay=0.1)
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_a_second_trainer_learns_as_the_first(optimizer: Kind) -> None:
+    part, settings = model(), OptimizerSettings(kind=optimizer, lr=0.1, weight_decay=0.1)
     first, second = trainer_of(part, settings), trainer_of(part, settings)
     first.optimizer.register_step_post_hook(lambda *_: pytest.fail("the hook of another"))
     other = model()

@@ -142,10 +142,10 @@ class Worker:
         return ""
 
     def run(
-        self, asked: Sequence[tuple[str, messages.Envelope]], places: Sequence[int], *frames: Portable
+        self, asked: Sequence[tuple[str, messages.Envelope]], numbers: Sequence[int], *frames: Portable
     ) -> list[_Done]:
-        """Perform requests of clients one after the other, with the frames that are at these places of the exchange."""
-        done, at = list[_Done](), dict(zip(places, frames, strict=True))
+        """Perform requests of clients one after the other, with the frames of the exchange that have these numbers."""
+        done, at = list[_Done](), dict(zip(numbers, frames, strict=True))
         for client, envelope in asked:
             started = time.monotonic()
             try:
@@ -433,8 +433,8 @@ class _RoundTrip:
                 for number in batch:
                     client_started(self.requests[number].client, self.requests[number].step)
                 asked = [(self.requests[number].client, self.envelopes[number]) for number in batch]
-                places = sorted({place for _, envelope in asked for place in envelope.places})
-                future = worker.run.remote(asked, places, *map(self._place, places))
+                frames = sorted({place for _, envelope in asked for place in envelope.places})
+                future = worker.run.remote(asked, frames, *map(self._place, frames))
                 self.calls[future] = worker, batch, time.monotonic()
 
     def _take(self, future: Any, worker: Any, batch: list[int], _: float) -> None:

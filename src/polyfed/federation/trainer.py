@@ -187,7 +187,7 @@ def _optimizer(model: nn.Module, settings: OptimizerSettings, parameters: Sequen
         groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
         # an optimiser refuses an empty group
         made = settings.build([group for group in groups if group["params"]])
-        if type(settings) is not OptimizerSettings:  # of others it is not known what they hold beside state and groups
+        if type(settings) is not OptimizerSettings:  # others may hold more than state and groups
             return made
         known[key] = settings, made
     return fresh(known[key][1])

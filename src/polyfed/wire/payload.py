@@ -97,7 +97,7 @@ class TensorBundle(Mapping[str, Tensor]):
         return {}
 
     def _figures(self, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those that are not fetched yet, [k], fp32, on the device."""
+        """Figures that are not fetched yet, [k], fp32, on the device."""
         made = {"rises": _rises(self, sent)} if sent else {}
         if "norms" not in self._known:
             made["norms"] = self.norms([value for value in self.values() if value.is_floating_point()])
