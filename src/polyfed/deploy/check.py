@@ -35,8 +35,7 @@ from polyfed.deploy.folders import (
     read_public,
 )
 from polyfed.deploy.host import Announced, demands_of, read_plan, unlike
-from polyfed.deploy.roster import own_roster
-from polyfed.deploy.settings import Connection, ExpectedData, SiteConfig, load_settings
+from polyfed.deploy.settings import Connection, ExpectedData, SiteConfig, load_settings, own_roster
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData

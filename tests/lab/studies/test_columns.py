@@ -16,8 +16,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.lab.analysis.cost import round_costs
 from polyfed.lab.studies.columns.costs import ClientTraffic, CostTo, CpuSeconds, Holdings, RoundCost
-from polyfed.lab.studies.columns.gauges import Gauge, Recorded
-from polyfed.lab.studies.columns.metrics import Chance, Metric, MetricAt, TimeTo, Together
+from polyfed.lab.studies.columns.metrics import Chance, Gauge, Metric, MetricAt, Recorded, TimeTo, Together
 from polyfed.lab.studies.columns.models import AnalysisColumn
 from polyfed.runs.events import Measured
 from polyfed.runs.experiment import Experiment

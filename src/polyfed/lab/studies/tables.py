@@ -11,7 +11,7 @@ from itertools import product
 
 from polyfed.lab.studies.cells import Chosen
 from polyfed.lab.studies.claims import Claim, Judgement
-from polyfed.lab.studies.columns.gauges import Gauge
+from polyfed.lab.studies.columns.metrics import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.search import choice_label
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
