@@ -25,7 +25,7 @@ from polyfed.core.files import whole, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.deploy.check import check_site, expected_data
 from polyfed.deploy.check_network import FLEET, ask
-from polyfed.deploy.flower_programs import link_to
+from polyfed.deploy.flower_programs import Processes, free_port, link_to
 from polyfed.deploy.folders import (
     Identity,
     ServerFolder,
@@ -38,7 +38,6 @@ from polyfed.deploy.folders import (
     write_new,
 )
 from polyfed.deploy.gate import caddyfile
-from polyfed.deploy.processes import Processes, free_port
 from polyfed.deploy.settings import (
     PUBLIC_PORT,
     SUPERLINK_PORT,
