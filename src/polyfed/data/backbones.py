@@ -616,8 +616,7 @@ class ImagePreparation(Preparation):
             if not ("image_mean" in config and "image_std" in config):
                 raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
             mean, std = tuple(config["image_mean"]), tuple(config["image_std"])
-        key = "crop_size" if config.get("do_center_crop") and "crop_size" in config else "size"
-        side = size or config.get(key)
+        side = size or config.get("crop_size" if config.get("do_center_crop") and "crop_size" in config else "size")
         if isinstance(side, dict):
             side = side.get("height") or side.get("shortest_edge")
         if not isinstance(side, int):
@@ -777,8 +776,7 @@ class SoundPreparation(Preparation):
     ) -> Prepared:
         """Recordings for ``sounds.waveform`` -> float32 spectrograms."""
         each = [recorded_mel(value, self.rate, self.bands, self.frames, folder) for value in values]
-        spectrograms = torch.stack(each)
-        return Prepared((spectrograms - self.mean) / self.std, None)
+        return Prepared((torch.stack(each) - self.mean) / self.std, None)
 
 
 class SubsamplingConv(nn.Conv2d):

@@ -361,8 +361,7 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
 
 def _known(column: Iterable[str | None]) -> list[str]:
     """Distinct texts of a column, in order, without marks of missing cells."""
-    texts = dict.fromkeys(cell.strip() for cell in column if cell)
-    return [text for text in texts if not looks_missing(text)]
+    return [text for text in dict.fromkeys(cell.strip() for cell in column if cell) if not looks_missing(text)]
 
 
 def _odd(texts: Iterable[str], decimal: str) -> list[str]:

@@ -306,8 +306,7 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
     written, shards, size = 0, [folder / f"{split}.0"], 0
     writer = pq.ParquetWriter(shards[0], schema)
     try:
-        starts = range(0, len(rows), BATCH_ITEMS)
-        for start in prepared(f"{split}: items", starts, len(rows), size=BATCH_ITEMS):
+        for start in prepared(f"{split}: items", range(0, len(rows), BATCH_ITEMS), len(rows), size=BATCH_ITEMS):
             batch = pa.Table.from_pylist(sieve.kept(rows.slice(start, BATCH_ITEMS).to_pylist(), split), schema)
             for name in batch.column_names:
                 if not is_file(batch.schema.field(name).type) and (gaps := int(lacking(batch.column(name)).sum())):

@@ -145,8 +145,7 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
         main, second = replace(main, colour=second.colour), replace(second, colour=main.colour)
     rng = recipe.stream("layout", index)
     placed = _related_pair(main, second, RELATIONS[(first_relation + rank) % 4], recipe.difficulty, rng)
-    others = int(rng.integers(2, recipe.most_things + 1)) - 2
-    for _ in range(others):
+    for _ in range(int(rng.integers(2, recipe.most_things + 1)) - 2):
         thing = _thing(_smaller(main.size, rng), int(rng.integers(len(COLOURS))), rng)
         if rng.random() < 1 / 3:  # a shape that is there already
             thing = replace(thing, shape=pick(placed, rng).shape)
@@ -350,8 +349,7 @@ def _coarse(fine: _Points) -> _Floats:
     height, width = fine.shape[0] // _FINER, fine.shape[1]
     # columns are added one by one: numpy sums short last axes slowly
     rows = fine.reshape(height, _FINER, width).sum(axis=1, dtype=np.float32)
-    total = sum((rows[:, k::_FINER] for k in range(1, _FINER)), start=rows[:, 0::_FINER])
-    return _floats(total / _FINER**2)
+    return _floats(sum((rows[:, k::_FINER] for k in range(1, _FINER)), start=rows[:, 0::_FINER]) / _FINER**2)
 
 
 def _floats(values: ArrayLike) -> _Floats:
@@ -456,17 +454,15 @@ def captions(scene: Scene, difficulty: float, rng: np.random.Generator) -> list[
 
 def topic(main: Thing, rng: np.random.Generator) -> int:
     """Class number in TOPICS; every other scene has the topic that goes with the shape of its main thing."""
-    by_shape = SHAPES.index(main.shape)
-    return by_shape if rng.random() < 0.5 else int(rng.integers(len(TOPICS)))
+    return SHAPES.index(main.shape) if rng.random() < 0.5 else int(rng.integers(len(TOPICS)))
 
 
 def text(scene: Scene, topic: int, difficulty: float, rng: np.random.Generator) -> str:
     """Four sentences on the scene with three cue words, each of the topic more often than of any other."""
     # three different ones, whatever the topic: it must not show in the pattern
-    frames = [TABLES["frames"][i] for i in rng.permutation(len(TABLES["frames"]))[:3]]
     sentences = [
         frame.format(cue=_cue(topic, difficulty, rng), a=_phrase(pick(scene.things, rng), difficulty, rng))
-        for frame in frames
+        for frame in [TABLES["frames"][i] for i in rng.permutation(len(TABLES["frames"]))[:3]]
     ]
     sentences.append(_related(scene, difficulty, rng))
     return " ".join(f"{sentences[i]} ." for i in rng.permutation(len(sentences)))

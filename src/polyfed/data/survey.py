@@ -358,8 +358,7 @@ def _values_of(data: bytes) -> MaskFacts:
         elif image.mode not in ("1", "L", "LA") and not image.mode.startswith(("I", "F")):
             channels = np.asarray(image.convert("RGB")).reshape(-1, 3)
             if (channels != channels[:, :1]).any():
-                distinct = np.unique(channels, axis=0)[: _SHOWN + 1]
-                colours = {"": frozenset(map(tuple, distinct.tolist()))}
+                colours = {"": frozenset(map(tuple, np.unique(channels, axis=0)[: _SHOWN + 1].tolist()))}
     try:
         numbers = mask_levels(data, "numbers")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Processes that end with their parent; Flower's programs as such, and the operator's client of SuperLink.
+"""Processes that end with their parent, Flower's programs among them, and the operator's client of SuperLink.
 
 Only Flower's command line is used, which is its public interface, and its store of credentials; see the pinned range of
 the extra ``deploy``.
@@ -31,13 +31,6 @@ from polyfed.deploy.folders import ServerFolder, write_new
 from polyfed.deploy.settings import ServerAddress
 from polyfed.engines.quiet import QUIET, SPEED
 
-FAMILY_VARIABLE = "POLYFED_FAMILY"
-"""Environment variable that marks all descendants of a ``Processes``, whatever session or parent they have."""
-
-_GRACE = 8.0  # seconds: Flower's programs take up to five to end
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
-
-
 AUTHENTICATION = "POLYFED_AUTHENTICATION"
 """Environment variable with the address at which the gate asks whether an admitted key signed a request."""
 
@@ -51,6 +44,12 @@ _SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _TIMEOUT = 120.0  # seconds for a command of ``flwr``
+
+FAMILY_VARIABLE = "POLYFED_FAMILY"
+"""Environment variable that marks all descendants of a ``Processes``, whatever session or parent they have."""
+
+_GRACE = 8.0  # seconds: Flower's programs take up to five to end
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def flower_environment(home: Path) -> dict[str, str]:

@@ -204,8 +204,7 @@ def public_digest(population: Population) -> str | None:
 
 def _create_server(server: ServerFolder, experiment: Experiment, address: ServerAddress) -> bytes:
     authority = create_authority(experiment.name)
-    identity = issue_server(authority, address.hosts)
-    for paths, made in ((server.authority, authority), (server.identity, identity)):
+    for paths, made in ((server.authority, authority), (server.identity, issue_server(authority, address.hosts))):
         write_new(paths[0], made.certificate)
         write_new(paths[1], made.key, secret=True)
     write_new(server.settings, to_yaml(address, _SERVER_COMMENT))

@@ -82,11 +82,10 @@ def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, S
     Raises:
         RunError: a program is missing.
     """
-    gate = [programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
     return {
         "SuperLink": programs.superlink_command(server, address),
         "SuperExec": programs.superexec_command(server, address),
-        "gate": gate,
+        "gate": [programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"],
     }
 
 

@@ -274,8 +274,7 @@ def export_hugging_face(run: Run | Path | str, out: Path | str | None = None, *,
     with new_folder(out) as draft, tempfile.TemporaryDirectory() as place:
         exported = export_programs(on_cpu, Path(place), which)
         _write_code(exported, Path(place), draft)
-        card = model_card(on_cpu.records, exported.config, exported.recipes)
-        (draft / "README.md").write_text(card, "utf-8")
+        (draft / "README.md").write_text(model_card(on_cpu.records, exported.config, exported.recipes), "utf-8")
     return out
 
 
@@ -339,8 +338,7 @@ def _rewritten(line: str, targets: Mapping[str, str]) -> str:
         return f'    {assigned[1]} = tensors["{targets[assigned[1]]}"]'
     if returned := re.match(r"\s+return pytree\.tree_unflatten\(\((\w+),\), self\._out_spec\)", line):
         return f"    return {returned[1]}"
-    is_body = re.match(r" {4}\S", line) is not None
-    return line.replace("device(type='cpu')", "place") if is_body else ""
+    return line.replace("device(type='cpu')", "place") if re.match(r" {4}\S", line) else ""
 
 
 def _modeling(recipes: Mapping[str, Recipe], functions: list[str]) -> str:
@@ -399,15 +397,18 @@ def export_adapters(run: Run | Path | str, out: Path | str | None = None, *, whi
         for modality, encoder in encoders.items():
             write = _write_prompts if isinstance(encoder.adapter, Prompts) else _write_lora
             write(saved, modality, encoder, draft / modality)
-        template = markdown_templates().get_template("adapter.md.j2")
-        card = template.render(
-            name=on_cpu.conditions.name,
-            bases={modality: encoder.weights for modality, encoder in encoders.items()},
-            method=component_name(setting(on_cpu.records.config, "algorithm")),
-            rounds=saved.round,
-            version=__version__,
-            metrics=measured_in(on_cpu.records, saved.round),
-            encoders=[_steps(saved, modality, encoder) for modality, encoder in encoders.items()],
+        card = (
+            markdown_templates()
+            .get_template("adapter.md.j2")
+            .render(
+                name=on_cpu.conditions.name,
+                bases={modality: encoder.weights for modality, encoder in encoders.items()},
+                method=component_name(setting(on_cpu.records.config, "algorithm")),
+                rounds=saved.round,
+                version=__version__,
+                metrics=measured_in(on_cpu.records, saved.round),
+                encoders=[_steps(saved, modality, encoder) for modality, encoder in encoders.items()],
+            )
         )
         (draft / "README.md").write_text(card, "utf-8")
     return out

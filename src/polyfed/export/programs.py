@@ -227,8 +227,7 @@ def on_raw_inputs(model: Model, views: Mapping[str, View], context: DataContext)
         backbone = cast("Backbone", channels_last(frozen_backbone(folder, view.pool, view.tower, view.left)))
         if view.precision != "fp32":
             log.warning("features of '%s' were computed in %s, the export's are in float32", modality, view.precision)
-        spec = own.spec(modality, context)
-        model.encoders[modality] = RawEncoder(view, backbone, model.encoders[modality], spec)
+        model.encoders[modality] = RawEncoder(view, backbone, model.encoders[modality], own.spec(modality, context))
     return raw
 
 
@@ -305,8 +304,7 @@ def _encoder(
     view = View.model_validate(entry["preparation"]["view"])
     if isinstance(view, Features) and weights_dir is None and not Path(view.backbone).is_absolute():
         weights_dir = named_in("POLYFED_WEIGHTS")
-    context = DataContext(cache=folder, weights=weights_dir)
-    opener = _opener(folder, modality, view, entry["preparation"], context)
+    opener = _opener(folder, modality, view, entry["preparation"], DataContext(cache=folder, weights=weights_dir))
     segments = task.get("name") == "segmentation" and entry["classes_program"]
     masks = _program(folder, entry, "classes_program") if segments else None
     return LoadedEncoder(view, opener, _program(folder, entry, "program"), masks)

@@ -176,8 +176,7 @@ def match_positions(
         raise ValueError(f"mask of {mask.shape[1]} positions for a map of {length}; pass the mask of that map")
     if g_mask is not None or mask is not None:
         inputs = torch.ones_like(g[..., 0], dtype=torch.bool) if g_mask is None else g_mask
-        outputs = inputs.new_ones(len(g), length) if mask is None else mask
-        return _windows(inputs, outputs).to(g.dtype) @ g
+        return _windows(inputs, inputs.new_ones(len(g), length) if mask is None else mask).to(g.dtype) @ g
     if g.shape[1] == length:
         return g
     side, wanted = math.isqrt(g.shape[1]), math.isqrt(length)
@@ -304,8 +303,7 @@ class FusionGuidance:
         table = self.tables.get(modality)
         if table is None:
             return self.encoded(modality, rows)
-        index = torch.searchsorted(self._distinct(modality), rows.cpu())
-        return table.at(index.to(table.values.device))
+        return table.at(torch.searchsorted(self._distinct(modality), rows.cpu()).to(table.values.device))
 
     @torch.no_grad()
     def encoded(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:

@@ -214,8 +214,7 @@ class PIE(nn.Module):
         A row without a valid position attends evenly, so it stays finite.
         """
         attention = self.attention(local, mask)
-        attended = (attention.unsqueeze(1) @ local).squeeze(1)
-        embedding: Tensor = self.norm(out + torch.sigmoid(self.fc(attended)))
+        embedding: Tensor = self.norm(out + torch.sigmoid(self.fc((attention.unsqueeze(1) @ local).squeeze(1))))
         return embedding
 
     def attention(self, local: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:

@@ -79,8 +79,7 @@ class Partition(Settings):
             units, members = grouped(groups.numpy(force=True), classes)
         self.require(clients, units.items, units)
         # one number, however many the partition draws: later draws stay the same
-        seed = int(torch.randint(2**63 - 1, (1,), generator=generator))
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=generator)))
         parts = self.assign(units, clients, rng)
         least = min(int(units.sizes[part].sum()) for part in parts)
         if least < self.smallest():  # groups may leave less to a client than single items would
@@ -168,8 +167,7 @@ class Units:
         """
         sizes = self.sizes[order]
         # counted in items before each unit; the smaller of two middles for even sizes
-        middles = np.cumsum(sizes) - sizes + (sizes - 1) // 2
-        return np.split(order, np.searchsorted(middles, ends, side="left"))
+        return np.split(order, np.searchsorted(np.cumsum(sizes) - sizes + (sizes - 1) // 2, ends, side="left"))
 
     def cut_evenly(self, order: Indices, pieces: int) -> list[Indices]:
         quotient, remainder = divmod(int(self.sizes[order].sum()), pieces)

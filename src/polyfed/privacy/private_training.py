@@ -241,8 +241,7 @@ def _without_gaps(batch: Batch, index: Tensor) -> Batch:
     """The samples at ``index``, which lack the same modalities, with the inputs that they have."""
     chosen = batch.each(lambda column: column[index])
     lacking = [name for name, mask in chosen.present.items() if not bool(mask.any())]
-    inputs = {name: x for name, x in chosen.inputs.items() if name not in lacking}
-    return replace(chosen, inputs=inputs, present={})
+    return replace(chosen, inputs={name: x for name, x in chosen.inputs.items() if name not in lacking}, present={})
 
 
 class _LossModule(nn.Module):

@@ -305,8 +305,7 @@ def _row(value: Any) -> str:
 
 def envelope(samples: Float[np.ndarray, " n"]) -> str:
     """A small image of a recording's loudness over time as a data URI."""
-    parts = np.array_split(np.abs(samples), _SIDE)
-    heights = np.array([part.max() if part.size else 0.0 for part in parts])
+    heights = np.array([part.max() if part.size else 0.0 for part in np.array_split(np.abs(samples), _SIDE)])
     rows = np.abs(np.linspace(-1, 1, _SIDE // 2))[:, None]
     pixels = np.where(rows <= heights / max(float(heights.max()), 1e-6), 60, 255).astype(np.uint8)
     return _png(Image.fromarray(pixels))
@@ -385,7 +384,6 @@ def _queries(
 ) -> Iterator[dict[str, object]]:
     """Queries of a modality, spread over the shelf, with the retrievals of each participant."""
     shelf = shelves[modality]
-    indices = np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)
-    for index in map(int, indices):
+    for index in map(int, np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)):
         rows = [row for each in shown for row in each.rows(modality, index)]
         yield {"asked": shelf.entry(index, playable=True), "rows": rows}

@@ -413,8 +413,7 @@ class RunSummary:
         """Main metrics of the server and of each group of clients, or of each site, in a few lines."""
         records, table = self.records, self.site_table
         if not table.rows:
-            cards = self.cards
-            rows = [{"": one.label, "value": one.value, "chance": one.chance, "round": one.round} for one in cards]
+            rows = [{"": one.label, "value": one.value, "chance": one.chance, "round": one.round} for one in self.cards]
             table = TextTable.of("", rows)
         if len(table.rows) > _MOST_ROWS:
             last = ("... more in the report", *[""] * (len(table.columns) - 1))
@@ -576,8 +575,7 @@ def _items(metric: str, metrics: Metrics) -> float:
     """Test items of a metric; for a recall entries of the smaller gallery, such as images with their captions."""
     if (recall := _recall_of(metric, metrics)) is None:
         return metrics.get("items", metrics.get("n", math.nan))
-    sides = recall.direction.split(" to ")
-    galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in sides]
+    galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in recall.direction.split(" to ")]
     return math.nan if recall.protocol else min(galleries)
 
 

@@ -174,8 +174,7 @@ class Classification(Task):
 
     def usable(self, samples: AnySamples) -> AnySamples:
         """Samples with a modality that is classified by."""
-        wanted = [name for name in samples.inputs if self.modality in (None, name)]
-        return samples.having_any(*wanted)
+        return samples.having_any(*[name for name in samples.inputs if self.modality in (None, name)])
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         own = self.classified(model, head, batch)
@@ -204,8 +203,7 @@ class Classification(Task):
                 f"target '{self.target}' has label {int(outside[0])}, but the head has {classes} classes; set classes "
                 "to the number over all splits"
             )
-        modalities = self._modalities(samples.modalities)
-        samples = self.usable(samples.only(modalities))
+        samples = self.usable(samples.only(self._modalities(samples.modalities)))
         labels = labels if len(labels) == len(samples) else self._labels(samples)
         with evaluating(model, head):
             positions, predicted, losses = self._outcomes(model, head, samples, batch_size)

@@ -160,8 +160,7 @@ class _Release:
                 raise DataError(f"{place}, column '{column}', row {row}: no value; fill it or take the row out")
         table = table.filter(pc.is_in(table["split"], value_set=pa.array(self.splits)))
         if self.settings.views is not None:
-            chosen = pa.array(self.settings.views, pa.string())
-            table = table.filter(pc.is_in(self._views(table), value_set=chosen))
+            table = table.filter(pc.is_in(self._views(table), value_set=pa.array(self.settings.views, pa.string())))
         if not table.num_rows:
             raise DataError(f"{place}: no image of split {' or '.join(self.splits)} fits; check views")
         return table
@@ -249,8 +248,7 @@ def _how_to_get(project: str) -> str:
 
 def _looked_up(keys: pa.ChunkedArray, table_keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
     # not a join, which reorders rows
-    rows = pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks())
-    return values.combine_chunks().take(rows)
+    return values.combine_chunks().take(pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks()))
 
 
 def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole", "none"] = "whole") -> str | None:

@@ -283,8 +283,7 @@ def _texts_of(answers: Column) -> Column:
         return answers
     if dtype.get_field_index(_TEXT) < 0:
         raise DataError(f"{answers.where}: holds {dtype}, without a part '{_TEXT}'; name a column of answers")
-    values = struct_part(answers.values, _TEXT)
-    return Column(values, answers.fingerprint, answers.where, is_list(answers.values.type))
+    return Column(struct_part(answers.values, _TEXT), answers.fingerprint, answers.where, is_list(answers.values.type))
 
 
 def _padded(classes: Sequence[Sequence[int]]) -> pa.Array:

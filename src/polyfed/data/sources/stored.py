@@ -239,8 +239,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
     inner = [arrow.innermost(dtype) for dtype in (one, other) if not pa.types.is_null(arrow.innermost(dtype))]
     tests = (pa.types.is_integer, arrow.is_text)
-    same = all(test(dtype) == test(arrow.innermost(both)) for dtype in inner for test in tests)
-    return both if same else None
+    return both if all(test(dtype) == test(arrow.innermost(both)) for dtype in inner for test in tests) else None
 
 
 def _first_line(error: Exception) -> str:

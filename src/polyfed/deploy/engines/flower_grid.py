@@ -109,8 +109,7 @@ class NodeDirectory:
 
     def node(self, client: str) -> int | None:
         """The node of a client, or None if it has been missed for more than ``absence`` seconds."""
-        missed = self._missed.setdefault(client, time.monotonic())
-        end = missed + self.sending.absence
+        end = self._missed.setdefault(client, time.monotonic()) + self.sending.absence
         self._wait(lambda: self.node_of.get(client) in self.sites.online(), end - time.monotonic())
         node = self.node_of.get(client)
         if node not in self.sites.online():

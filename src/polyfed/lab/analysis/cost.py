@@ -261,8 +261,7 @@ def round_costs(experiment: Experiment) -> RoundCosts:
     measured = sum(work.seconds.get(client.id, 0.0) for client in timed.clients)
     own = flops.get(SERVER, 0) - sum(cost.flops for cost in costs), work.seconds[SERVER] - measured
     server = ParticipantCost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
-    name = experiment.algorithm.component_name()
-    return RoundCosts(experiment.name, name, number, str(device), (*costs, server))
+    return RoundCosts(experiment.name, experiment.algorithm.component_name(), number, str(device), (*costs, server))
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,7 @@ class Discrimination:
     @classmethod
     def of(cls, members: Scores, others: Scores, seed: int) -> Discrimination:
         auc = Interval(area(members, others), *bootstrapped(members, others, seed))
-        detected = int((members > threshold(others)).sum())
-        rate = Interval(detected / len(members), *_rates(members, others, seed))
+        rate = Interval(int((members > threshold(others)).sum()) / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
 
     def to_json(self) -> dict[str, Any]:
@@ -350,8 +349,7 @@ def _balanced(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, S
     for side in range(2):
         chosen = [pair[side][:size] for pair, size in zip(by_class, sizes, strict=True)]
         # the k-th of each class, then the next: both sides stop at the same classes
-        turns = torch.cat([torch.arange(len(own)) for own in chosen])
-        positions.append(torch.cat(chosen)[turns.argsort(stable=True)])
+        positions.append(torch.cat(chosen)[torch.cat([torch.arange(len(own)) for own in chosen]).argsort(stable=True)])
     return inside.subset(positions[0]), outside.subset(positions[1])
 
 
@@ -380,8 +378,7 @@ def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Sam
             scores = []
             for part in _parts(samples):
                 batch = task.usable(part.batch(torch.arange(len(part)))).to(model.device)
-                logits = task.scores(model, head, batch).double()
-                scores.append(confidence(logits, batch.targets[task.target].long()))
+                scores.append(confidence(task.scores(model, head, batch).double(), batch.targets[task.target].long()))
             return torch.cat(scores).cpu()
         losses = [
             task.loss(model, head, samples.batch(torch.tensor([position])).to(model.device))
@@ -393,8 +390,7 @@ def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Sam
 def confidence(logits: Float[Tensor, "n c"], labels: Tensor) -> Float[Tensor, " n"]:
     """log p / (1 - p) of the true class: its logit less the logarithmic sum of the others'."""
     true = logits.gather(1, labels[:, None])[:, 0]
-    others = logits.scatter(1, labels[:, None], -torch.inf)
-    return true - others.logsumexp(1)
+    return true - logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
 
 
 def pair_margin(similarities: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:

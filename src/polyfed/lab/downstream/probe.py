@@ -418,8 +418,7 @@ class FewShot(Probe):
     def _names(self, bench: Bench, source: str, split: str) -> list[str]:
         """Names of a source's classes, or their numbers where it has no names."""
         labels = bench.labels(source, split, self.modality, self.target)
-        names = bench.split(source, split).classes.get(self.target)
-        return list(names or map(str, range(int(labels.max()) + 1)))
+        return list(bench.split(source, split).classes.get(self.target) or map(str, range(int(labels.max()) + 1)))
 
     def _data(self, bench: Bench, split: str, level: FeatureLevel, names: list[str]) -> Labelled:
         """Features and classes of a split of all sources.

@@ -315,8 +315,7 @@ class Study(Settings):
 
     def _check_row(self, name: str, row: Row) -> None:
         if row.like is not None:
-            before = list(self.rows)[: list(self.rows).index(name)]
-            require_known(f"rows.{name}.like", [row.like], before)
+            require_known(f"rows.{name}.like", [row.like], list(self.rows)[: list(self.rows).index(name)])
         require_known(f"rows.{name}.columns", row.columns.keys() - {_ALL}, self.columns)
         self.columns_of(name)
         require_known(f"rows.{name}.only", row.only, self.axes)

@@ -194,8 +194,7 @@ class Workers:
         receiver, sender = context.Pipe(duplex=False)
         taken = {slot for *_, slot in self._running.values()}
         slot = next(number for number in range(self.jobs) if number not in taken)
-        gpu = str(slot % self.gpus) if self.gpus else None
-        process = context.Process(target=_work, args=(order, sender, gpu))
+        process = context.Process(target=_work, args=(order, sender, str(slot % self.gpus) if self.gpus else None))
         process.start()
         sender.close()  # a killed process then ends the connection
         self._running[key] = (process, receiver, time.monotonic(), slot)

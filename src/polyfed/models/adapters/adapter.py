@@ -348,8 +348,7 @@ class Prompts(Adapter):
         ids = [one for one in vocabulary.encode([self.start_text], 512)[0] if one not in vocabulary.fixed]
         if not ids:
             raise ConfigError(f"adapter.start_text: '{self.start_text}' has no token; give words, or leave it out")
-        repeated = ids * math.ceil(self.length / len(ids))
-        return words.weight[torch.tensor(repeated[: self.length])].detach().clone()
+        return words.weight[torch.tensor((ids * math.ceil(self.length / len(ids)))[: self.length])].detach().clone()
 
 
 def prompts_of(trunk: NetworkTrunk) -> nn.Parameter:

@@ -249,8 +249,7 @@ class HF(Encoder):
             start_at_last(backbone.body, self.view.before_last)
         else:
             self._require_fitting(backbone, spec, folder)
-        dtype = torch.int64 if spec.vocabulary else torch.float32
-        blank = torch.zeros(1, *spec.shape, dtype=dtype, device="meta")
+        blank = torch.zeros(1, *spec.shape, dtype=torch.int64 if spec.vocabulary else torch.float32, device="meta")
         try:
             output = backbone.output(blank)
             return backbone.features(output, None).shape[1], backbones.pooled(output, "tokens").shape[2]

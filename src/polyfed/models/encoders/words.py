@@ -279,8 +279,7 @@ class _GRUModule(nn.Module):
 
     def _untrimmed(self, states: Tensor, tokens: Tensor) -> towers.Positions:
         # one length for all batches, whatever was trimmed, so that they can be put together
-        padded = F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1]))
-        return padded, towers.valid_positions(tokens, self.pad)
+        return F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), towers.valid_positions(tokens, self.pad)
 
     def _states(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b l h"]:
         states: Tensor = self.forwards(words)[0]
@@ -321,6 +320,5 @@ def final_state(gru: nn.GRU, x: Float[Tensor, "b l c"], lengths: Int64[Tensor, "
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return towers.last_valid(gru(x)[0], lengths)
-    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    state: Tensor = gru(packed)[1]
+    state: Tensor = gru(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1]
     return state[-1]
